@@ -1,0 +1,97 @@
+"""The pytest plugin. Outside the package and free of torch, so that loading it costs nothing until it is used.
+
+    @pytest.mark.retrograd(spec, level="quick")
+    def test_rms_norm(retrograd_stage):
+        retrograd_stage.assert_passes()
+
+gives one test a stage: test_rms_norm[contract], test_rms_norm[mutation], ... For a single comparison use
+`retrograd.assert_backward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+_VERIFIERS = pytest.StashKey[dict]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--retrograd-level and --retrograd-seed."""
+    group = parser.getgroup("retrograd", "verification of backward passes")
+    group.addoption("--retrograd-level", choices=["quick", "full"], help="level of every retrograd mark")
+    group.addoption("--retrograd-seed", type=int, help="seed of every retrograd mark (default 0)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark."""
+    text = "retrograd(spec, **options): verify an op; the test takes the fixture `retrograd_stage`, one test a stage"
+    config.addinivalue_line("markers", text)
+    config.stash[_VERIFIERS] = {}
+
+
+class StageCheck:
+    """One stage of one spec, run when asked.
+
+    `run()` returns the retrograd.record.StageResult; `assert_passes()` raises VerificationError with what,
+    where and repro, and skips the test with the reason if the stage does not apply.
+    """
+
+    def __init__(self, verifier: Any, stage: Any) -> None:
+        self.verifier, self.stage = verifier, stage
+
+    def run(self) -> Any:
+        """Run the stage; UndecidedError if nothing can be concluded."""
+        return self.verifier.run_stage(self.stage)
+
+    def assert_passes(self) -> None:
+        """Fail with the findings, skip with the reason."""
+        from retrograd.errors import VerificationError
+
+        result = self.run()
+        if result.findings:
+            lines = [f"[{f.stage}] {f.what}\n  where: {f.where}\n  repro: {f.repro}" for f in result.findings]
+            raise VerificationError("\n".join(lines))
+        if result.status == "skipped":
+            pytest.skip(result.reason)
+
+
+def _mark(node: Any) -> pytest.Mark:
+    mark = node.get_closest_marker("retrograd")
+    if mark is None or len(mark.args) != 1:
+        raise pytest.UsageError(
+            "the fixture retrograd_stage needs @pytest.mark.retrograd(spec, ...) with what retrograd.op returned"
+        )
+    return mark
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test a stage for tests that take `retrograd_stage`."""
+    if "retrograd_stage" not in metafunc.fixturenames:
+        return
+    from retrograd.check.run import choose
+
+    options = _mark(metafunc.definition).kwargs
+    stages = choose(options.get("only", ()), options.get("skip", ()))
+    metafunc.parametrize("retrograd_stage", stages, ids=[s.id for s in stages], indirect=True)
+
+
+@pytest.fixture
+def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
+    """The stage this test is for; verifiers are shared by the stages of one mark, and with them the truths."""
+    from retrograd.check.run import Verifier
+
+    mark = _mark(request.node)
+    config = request.config
+    options = {k: v for k, v in mark.kwargs.items() if k not in ("only", "skip")}
+    if config.getoption("--retrograd-level"):
+        options["level"] = config.getoption("--retrograd-level")
+    if config.getoption("--retrograd-seed") is not None:
+        options["seed"] = config.getoption("--retrograd-seed")
+    options.setdefault("level", "quick")
+    known = config.stash[_VERIFIERS]
+    key = request.node.nodeid.split("[")[0]
+    if key not in known:
+        known[key] = Verifier(mark.args[0], **options)
+    return StageCheck(known[key], request.param)

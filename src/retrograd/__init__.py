@@ -1,0 +1,45 @@
+"""retrograd: backward passes that are right, fast and the same every time.
+
+Importing this package loads neither torch nor triton: names come when they are first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrograd import ops as ops
+    from retrograd.check.asserts import assert_backward as assert_backward
+    from retrograd.check.run import verify as verify
+    from retrograd.check.spec import op as op
+    from retrograd.check.spec import tensor as tensor
+    from retrograd.record import Report as Report
+    from retrograd.report import write as write
+
+_HOMES = {
+    "op": "retrograd.check.spec",
+    "tensor": "retrograd.check.spec",
+    "verify": "retrograd.check.run",
+    "assert_backward": "retrograd.check.asserts",
+    "Report": "retrograd.record",
+    "write": "retrograd.report",
+}
+
+__all__ = ["Report", "__version__", "assert_backward", "op", "ops", "tensor", "verify", "write"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("retrograd")
+    if name == "ops":
+        return importlib.import_module("retrograd.ops")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'retrograd' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

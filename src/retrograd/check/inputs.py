@@ -1,0 +1,170 @@
+"""From a spec and a case to concrete inputs: sizes, values, layouts; and the cases a spec allows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from retrograd.check.layouts import lay_out, repeat_values
+from retrograd.check.seeds import derive
+from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.errors import SpecError, UsageError
+from retrograd.record import Case, Size
+
+# Base sizes by order of the names: no two equal, none a power of two, so that swapped or padded sizes show.
+_BASE = (7, 48, 5, 12, 3, 9)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch.bfloat16 for "bfloat16"."""
+    return getattr(torch, name)
+
+
+def free_rank(spec: OpSpec) -> frozenset[str]:
+    """Names of the dimensions written with dots ("M...")."""
+    specs = [s for s in (spec.tensor_specs or {}).values() if isinstance(s, TensorSpec)]
+    return frozenset(d[:-3] for s in specs for d in s.dims if isinstance(d, str) and d.endswith("..."))
+
+
+def allows(spec: OpSpec, name: str, size: Size) -> bool:
+    """Whether the spec's size rule for this dimension allows a size."""
+    rule = spec.sizes.get(name)
+    flat = math.prod(size) if isinstance(size, tuple) else size
+    if rule is None:
+        return True
+    if isinstance(rule, tuple):
+        return rule[0] <= flat <= rule[1]
+    return flat in (rule if isinstance(rule, list) else [rule])
+
+
+def base_case(spec: OpSpec, dtype: str) -> Case:
+    """The ordinary case of a spec: middling sizes, first value of each parameter."""
+    free = free_rank(spec)
+    sizes: dict[str, Size] = {}
+    for name, preset in zip(spec.size_names, itertools.cycle(_BASE), strict=False):
+        rule = spec.sizes.get(name)
+        size = preset
+        if isinstance(rule, tuple):
+            size = min(max(preset, rule[0]), rule[1])
+        elif rule is not None:
+            size = rule[-1] if isinstance(rule, list) else rule
+        sizes[name] = (size,) if name in free else size
+    return Case(dtype).but(sizes=sizes, params={k: v[0] for k, v in spec.params.items()})
+
+
+def param_cases(spec: OpSpec, case: Case, most: int = 6) -> list[Case]:
+    """The case with every combination of parameter values, at most `most`."""
+    combos = itertools.product(*spec.params.values())
+    return [case.but(params=dict(zip(spec.params, c, strict=True))) for c in itertools.islice(combos, most)]
+
+
+def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
+    """Read what `Case.text` writes; UsageError names the word that does not fit the spec."""
+    case = base_case(spec, dtype)
+    sizes, params, layouts = dict(case.sizes), dict(case.params), {}
+    draw = 0
+    for word in text.split():
+        key, eq, value = word.partition("=")
+        name, colon, layout = word.partition(":")
+        try:
+            if eq and key in sizes:
+                tuple_size = tuple(int(v) for v in value.strip("()").split("x") if v)
+                sizes[key] = tuple_size if isinstance(sizes[key], tuple) else int(value)
+            elif eq and key in params:
+                params[key] = next(v for v in spec.params[key] if repr(v).replace(" ", "") == value)
+            elif eq and key == "draw":
+                draw = int(value)
+            elif colon and not eq:
+                layouts[name] = layout
+            else:
+                raise ValueError(word)
+        except (ValueError, StopIteration):
+            raise UsageError(
+                f"`--case` has {word!r}, which does not fit {spec.name}; sizes are {list(sizes)}, "
+                f"parameters { {k: list(v) for k, v in spec.params.items()} }, layouts look like x:transposed"
+            ) from None
+    return case.but(sizes=sizes, params=params, layouts=layouts, draw=draw)
+
+
+def _shape(spec: TensorSpec, case: Case) -> tuple[int, ...]:
+    out: list[int] = []
+    for dim in spec.dims:
+        size = dim if isinstance(dim, int) else case.size(dim.removesuffix("..."))
+        out += size if isinstance(size, tuple) else (size,)
+    return tuple(out)
+
+
+def _values(spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
+    shape = _shape(spec, case)
+    gen = torch.Generator().manual_seed(seed)
+    dtype = torch_dtype(spec.dtype or case.dtype)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=gen) < 0.5
+    high = case.size(spec.high) if isinstance(spec.high, str) else spec.high
+    if not dtype.is_floating_point:
+        top = math.prod(high) if isinstance(high, tuple) else int(high or 0)
+        return torch.randint(int(spec.low or 0), max(top, 1), shape, generator=gen).to(dtype)
+    if high is not None:
+        low = float(spec.low or 0.0)
+        values = torch.rand(shape, generator=gen, dtype=torch.float64) * (float(high) - low) + low  # type: ignore[arg-type]
+    else:
+        values = torch.randn(shape, generator=gen, dtype=torch.float64)
+    if isinstance(spec.scale, tuple):
+        low, top = map(math.log, spec.scale)
+        rows = (*shape[:-1], 1) if shape else ()
+        values = values * (torch.rand(rows, generator=gen, dtype=torch.float64) * (top - low) + low).exp()
+    else:
+        values = values * spec.scale
+    return values.to(dtype)
+
+
+def _given(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
+    """Inputs that are concrete or made by the user's callable, by name."""
+    made: Any = spec.inputs
+    if isinstance(made, Callable):  # type: ignore[arg-type]
+        flat = dict(case.sizes)
+        try:
+            made = made(derive(seed, "inputs", case.draw) % 2**31, torch_dtype(case.dtype), flat)  # type: ignore[operator]
+        except Exception as error:
+            raise SpecError(
+                f"`inputs` of {spec.name} raised {type(error).__name__}: {error} at {case.text()}"
+            ) from error
+    if isinstance(made, torch.Tensor):
+        made = (made,)
+    named = made.items() if isinstance(made, Mapping) else ((f"input{i}", v) for i, v in enumerate(made))  # type: ignore[arg-type]
+    out = {}
+    for name, value in named:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        recast = floating and not callable(spec.inputs)
+        out[name] = value.detach().to(torch_dtype(case.dtype)) if recast else value
+    return out
+
+
+def materialise(spec: OpSpec, case: Case, seed: int, device: str) -> dict[str, Any]:
+    """The inputs of a case by name, laid out as it says; tensors are fresh and need no gradient."""
+    described = spec.tensor_specs
+    out: dict[str, Any] = {}
+    for name, value in (described or _given(spec, case, seed)).items():
+        if isinstance(value, TensorSpec):
+            value = _values(value, case, derive(seed, "input", name, case.draw))
+        if isinstance(value, torch.Tensor):
+            layout = case.layout(name)
+            value = lay_out(repeat_values(value.detach().to(device, copy=True), layout), layout)
+        out[name] = value
+    return out
+
+
+def differentiable(spec: OpSpec, inputs: Mapping[str, Any]) -> list[str]:
+    """Names of the inputs a gradient is asked for."""
+    described = spec.tensor_specs or {}
+    names = []
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            rule = described.get(name)
+            if not isinstance(rule, TensorSpec) or rule.differentiable:
+                names.append(name)
+    return names

@@ -1,0 +1,234 @@
+"""Random rounding: a dispatch mode that runs any PyTorch code in float64 and, if asked, perturbs every operator.
+
+Monte-Carlo arithmetic at operator level (Parker 1997; Verificarlo, arXiv 1509.01347): the spread of the results
+is the error that a correct implementation of the same formula in that precision may make. Casts to a
+lower precision inside the code are lifted, so a reference that says `x.float()` still gives a float64 truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+_LOW = (torch.float32, torch.float16, torch.bfloat16)
+_ATEN = torch.ops.aten
+
+# Fused operators hide their inner cancellation from a mode that only sees their result: taken apart.
+_FUSED = (
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "_softmax",
+    "_softmax_backward_data",
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "gelu",
+    "gelu_backward",
+    "silu",
+    "silu_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
+    "native_batch_norm",
+    "native_batch_norm_backward",
+    "_fused_rms_norm",
+    "_fused_rms_norm_backward",
+    "var",
+    "var_mean",
+    "std",
+    "std_mean",
+    "logsumexp",
+    "mse_loss",
+    "mse_loss_backward",
+    "smooth_l1_loss",
+    "smooth_l1_loss_backward",
+    "huber_loss",
+    "huber_loss_backward",
+    "softplus",
+    "softplus_backward",
+    "elu",
+    "elu_backward",
+    "mish",
+    "mish_backward",
+    "sigmoid_backward",
+    "tanh_backward",
+    "hardswish",
+    "hardswish_backward",
+    "binary_cross_entropy",
+    "binary_cross_entropy_backward",
+    "addcmul",
+    "addcdiv",
+)  # Results that are exact whatever the precision: selections, copies, sign changes.
+_EXACT = {
+    "abs",
+    "neg",
+    "relu",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "where",
+    "maximum",
+    "minimum",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "clone",
+    "copy",
+    "copy_",
+    "_to_copy",
+    "zeros",
+    "zeros_like",
+    "ones",
+    "ones_like",
+    "full",
+    "full_like",
+    "empty",
+    "empty_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+    "fill",
+    "fill_",
+    "zero_",
+    "index",
+    "gather",
+    "cat",
+    "stack",
+    "flip",
+    "roll",
+    "constant_pad_nd",
+    "threshold_backward",
+    "sort",
+    "topk",
+    "embedding",
+    "index_select",
+    "masked_fill",
+    "new_empty_strided",
+    "empty_strided",
+    "scalar_tensor",
+    "arange",
+    "detach",
+    "lift_fresh",
+    "sign",
+    "max_pool2d_with_indices",
+    "max_pool2d_with_indices_backward",
+    "tril",
+    "triu",
+    "select_backward",
+    "slice_backward",
+    "eq",
+    "ne",
+    "lt",
+    "gt",
+    "le",
+    "ge",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "repeat",
+    "index_put",
+    "squeeze",
+    "unsqueeze",
+    "view",
+    "expand",
+    "permute",
+}
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    table = {}
+    for name in _FUSED:
+        packet = getattr(_ATEN, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            op = getattr(packet, overload)
+            if op in decomposition_table and not op._schema.is_mutable:
+                table[op] = decomposition_table[op]
+    return table
+
+
+_DECOMPOSE = _decompositions()
+
+
+def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
+    """Spread, in units of rounding, of adding the terms one by one in any order.
+
+    n roundings of partial sums S_k: sqrt(sum S_k^2), whose expectation over orders is
+    sqrt(n S^2 / 3 + n sum(t^2) / 6) (Higham & Mary 2019 give the same sqrt(n) growth).
+    """
+    dims = list(range(x.ndim)) if dim is None or dim == [] else ([dim] if isinstance(dim, int) else list(dim))
+    n = math.prod(x.shape[d] for d in dims) if dims else 1
+    squares = x.square().sum(dims, keepdim) if dims else x.square()
+    return (max(n - 1, 0) * (out.square() / 3 + squares / 6)).sqrt()
+
+
+def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    if name in ("sum", "mean"):
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        keep = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+        n = args[0].numel() / max(out.numel(), 1)
+        scaled = out * n if name == "mean" else out
+        error = _sum_error(scaled, args[0], dim, keep)
+        return error / max(n, 1) if name == "mean" else error
+    if name in ("mm", "bmm"):
+        n = args[0].shape[-1]
+        squares = getattr(_ATEN, name)(args[0].square(), args[1].square())
+        return (max(n - 1, 0) * (out.square() / 3 + squares / 6)).sqrt()
+    if name in ("cumsum", "addmm", "baddbmm", "convolution", "index_add", "scatter_add", "embedding_dense_backward"):
+        widest = max((a.shape[-1] for a in args if isinstance(a, torch.Tensor) and a.ndim), default=1)
+        return math.sqrt(widest / 3) * (out.abs() + out.square().mean().sqrt())
+    return None
+
+
+class Float64(TorchDispatchMode):
+    """Lift everything to float64; with `unit` > 0 perturb each operator's result.
+
+    Args:
+        unit: relative half-width of the noise on each inexact result, e.g. 2**-24 for float32.
+        accumulate: unit roundoff of accumulators inside reductions (16-bit ops add in float32).
+        seed: of the noise.
+    """
+
+    def __init__(self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu") -> None:
+        super().__init__()
+        self.unit, self.accumulate = unit, accumulate
+        self.generator = torch.Generator(device=device).manual_seed(seed) if unit else None
+
+    def noise(self, t: torch.Tensor) -> torch.Tensor:
+        """Uniform in [-1, 1), the shape of `t`."""
+        return torch.rand(t.shape, generator=self.generator, dtype=t.dtype, device=t.device) * 2 - 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in _LOW:
+            kwargs["dtype"] = torch.float64
+        if func in _DECOMPOSE:
+            with self:
+                return _DECOMPOSE[func](*args, **kwargs)
+        out = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        if not self.unit or name in _EXACT or any(r.alias_info for r in func._schema.returns):
+            return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
+        extra = _reduction_error(name, out, args, kwargs)
+        return tree_map_only(torch.Tensor, lambda t: self._perturb(t, extra), out)
+
+    def _in_place(self, out: Any) -> Any:
+        if isinstance(out, torch.Tensor) and out.dtype == torch.float64:
+            out.mul_(1 + self.unit * self.noise(out))
+        return out
+
+    def _perturb(self, t: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
+        if t.dtype != torch.float64 or t.device.type == "meta":
+            return t
+        out = t * (1 + self.unit * self.noise(t))
+        if extra is not None and extra.shape == t.shape:
+            out = out + self.accumulate * extra * self.noise(t)
+        return out

@@ -1,0 +1,290 @@
+"""`verify`: strings the stages together into a Report. No stage's own knowledge lives here."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from retrograd import config, interpreter
+from retrograd.check import inputs as make
+from retrograd.check import shrink, stages
+from retrograd.check.spec import OpSpec, dtype_name, op
+from retrograd.check.stages import Outcome, Stage
+from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
+from retrograd.errors import SpecError, UndecidedError, UsageError
+from retrograd.record import Case, Finding, Report, StageResult
+
+Progress = Callable[[str, str], None]
+
+
+class Verifier:
+    """One op under check: runs stages one at a time, which is what the pytest plugin needs.
+
+    Args and errors as in `verify`.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        level: str = "full",
+        seed: int = 0,
+        dtypes: Sequence[Any] | None = None,
+        device: str = "cpu",
+        case: str | None = None,
+        name: str | None = None,
+        **describe: Any,
+    ) -> None:
+        if describe and isinstance(target, OpSpec):
+            raise UsageError(f"{sorted(describe)} describe an op, but `target` is one already (from retrograd.op)")
+        self.spec = target if isinstance(target, OpSpec) else op(target, **describe)
+        if level not in BUDGETS:
+            raise UsageError(f"`level` is {level!r}, expected one of {', '.join(BUDGETS)}")
+        self.level, self.seed, self.device = level, seed, _device(device)
+        self.target = name or self.spec.name
+        names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
+        if case is not None and (odd := {w.split(":")[0] for w in case.split() if ":" in w} - {"grad_out"}):
+            known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
+            if odd - known:
+                raise UsageError(f"`case` lays out {sorted(odd - known)}, the inputs are {sorted(known)}")
+        interpreter.prepare()
+        self.benches = {
+            d: Workbench(
+                self.spec,
+                d,
+                seed,
+                self.device,
+                BUDGETS[level],
+                level,
+                make.parse_case(self.spec, d, case) if case is not None else None,
+            )
+            for d in names
+        }
+        self.failed: dict[str, set[str]] = {d: set() for d in names}
+
+    def repro(self, finding: Finding) -> str:
+        """The command that runs exactly this finding's stage, case and seed again."""
+        words = ["retrograd", "verify", self.target, "--only", finding.stage, "--dtype", finding.case.dtype]
+        words += ["--seed", str(self.seed), "--level", self.level, "--device", self.device]
+        words += ["--case", finding.case.text()]
+        return shlex.join(words)
+
+    def run_stage(self, stage: Stage) -> StageResult:
+        """Every case of a stage in every dtype, merged into one result."""
+        start = time.perf_counter()
+        before = sum(b.runs for b in self.benches.values())
+        result = StageResult(stage.id, stage.title, "skipped")
+        if stage.needs_reference and self.spec.reference is None:
+            return replace(result, reason="needs a reference; give `reference=` to retrograd.op")
+        outcomes: list[Outcome] = []
+        count, reasons = 0, []
+        for dtype, bench in self.benches.items():
+            if blocked := self.failed[dtype] & set(stage.after):
+                reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
+                continue
+            done, outcome = self._run_dtype(stage, bench)
+            count += done
+            outcomes.append(outcome)
+            if outcome.findings:
+                self.failed[dtype].add(stage.id)
+        return self._merge(stage, result, outcomes, reasons, count, time.perf_counter() - start, before)
+
+    def _merge(
+        self,
+        stage: Stage,
+        result: StageResult,
+        outcomes: list[Outcome],
+        reasons: list[str],
+        count: int,
+        seconds: float,
+        before: int,
+    ) -> StageResult:
+        findings = tuple(replace(f, repro=self.repro(f)) for o in outcomes for f in o.findings)
+        weakest = max((o for o in outcomes if count), key=lambda o: o.power or 0.0, default=None)
+        status = "failed" if findings else "passed" if count else "skipped"
+        return replace(
+            result, status=status, reason="; ".join(reasons) or ("" if count else "no case applies"), cases=count,
+            runs=sum(b.runs for b in self.benches.values()) - before, seconds=round(seconds, 3),
+            power=weakest.power if weakest else None, power_text=weakest.power_text if weakest else "",
+            notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)), findings=findings,
+            profiles=tuple(p for o in outcomes for p in o.profiles),
+        )  # fmt: skip
+
+    def _run_dtype(self, stage: Stage, bench: Workbench) -> tuple[int, Outcome]:
+        merged = Outcome(power=0.0, power_text="")
+        tried: dict[Case, bool] = {}
+        try:
+            wanted = bench.cases(stage.cases(bench))
+        except (OpRaised, NotApplicable) as error:
+            return self._no_base(stage, bench, error)
+        for case in wanted:
+            outcome = self._try(stage, bench, case)
+            if outcome is None:
+                if case == bench.base:
+                    return self._no_base(stage, bench, NotApplicable("the reference raises on the ordinary case"))
+                merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
+                continue
+            tried[case] = tried.get(case, False) or bool(outcome.findings)
+            merged.findings += outcome.findings
+            merged.notes += outcome.notes
+            if not merged.power_text or (outcome.power or 0) > (merged.power or 0):
+                merged.power, merged.power_text = outcome.power, outcome.power_text
+            merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
+        if merged.findings:
+            merged.findings = self._explain(stage, bench, merged.findings, tried)
+        return len(tried), merged
+
+    def _no_base(self, stage: Stage, bench: Workbench, error: Exception) -> tuple[int, Outcome]:
+        if isinstance(error, OpRaised):
+            found = bench.finding(
+                stage.id, "raises", str(error), bench.override or bench.base, where="the ordinary case"
+            )
+            return 1, Outcome([found])
+        at = (bench.override or bench.base).text() or "the given inputs"
+        raise SpecError(
+            f"{self.target}: {error} at {at} in {bench.dtype}; "
+            "mend the reference, or say which sizes and dtypes it takes (`sizes=`, `dtypes=`)"
+        )
+
+    def _try(self, stage: Stage, bench: Workbench, case: Case) -> Outcome | None:
+        """The outcome of one case; None if the case means nothing for the op."""
+        try:
+            return stage.check(bench, case)
+        except NotApplicable:
+            return None
+        except OpRaised as error:
+            if bench.spec.reference is None and case != bench.base:
+                return None  # nobody says that the op must accept it
+            return Outcome([bench.finding(stage.id, "raises", str(error), case)], power_text="")
+
+    def _explain(
+        self, stage: Stage, bench: Workbench, findings: list[Finding], tried: dict[Case, bool]
+    ) -> list[Finding]:
+        """One finding per tensor and kind, the worst, at its smallest failing case, with where it fails."""
+        worst: dict[tuple[str, str], Finding] = {}
+        for f in findings:
+            key = (f.kind, f.tensor)
+            if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
+                worst[key] = f
+        kept = list(worst.values())[:4]
+        small = kept[0].case
+        if bench.override is None and len(bench.spec.size_names):
+            first = kept[0]
+
+            def fails(case: Case) -> bool:
+                # The same fault, and as plain: a tiny case that is out by a hair would explain nothing.
+                outcome = self._try(stage, bench, case)
+                found = (
+                    [f for f in outcome.findings if f.kind == first.kind and f.tensor == first.tensor]
+                    if outcome
+                    else []
+                )
+                return any((f.excess or 0) >= min(100.0, first.excess or 0) for f in found)
+
+            small, more = shrink.shrink(bench.spec, kept[0].case, fails)
+            tried = {**tried, **more}
+        text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
+        again = self._try(stage, bench, small) if small != kept[0].case else None
+        first = again.findings[0] if again and again.findings else kept[0]
+        same = [f for f in kept[1:] if (f.kind, f.tensor) != (first.kind, first.tensor)]
+        return [replace(f, where=text) for f in (first, *same)]
+
+
+def _worst_profiles(profiles: list[Any]) -> list[Any]:
+    """The worst profile of each tensor: enough to draw."""
+    best: dict[str, Any] = {}
+    for p in profiles:
+        if p.tensor not in best or p.worst > best[p.tensor].worst:
+            best[p.tensor] = p
+    return list(best.values())
+
+
+def _device(device: str) -> str:
+    try:
+        kind = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"`device` is {device!r}, expected cpu, cuda or cuda:0") from None
+    if kind.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"`device` is {device!r}, but torch sees no GPU; use cpu")
+    return device
+
+
+def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
+    """The stages to run; UsageError for an unknown id."""
+    every = stages.load()
+    ids = [s.id for s in every]
+    for label, wanted in (("only", only), ("skip", skip)):
+        if odd := [w for w in wanted if w not in ids]:
+            raise UsageError(f"`{label}` names {odd}, expected stages among {', '.join(ids)}")
+    return [s for s in every if (not only or s.id in only) and s.id not in skip]
+
+
+def verify(
+    target: Any, *, level: str = "full", seed: int = 0, only: Sequence[str] = (), skip: Sequence[str] = (),
+    dtypes: Sequence[Any] | None = None, device: str = "cpu", case: str | None = None, name: str | None = None,
+    progress: Progress | None = None, **describe: Any,
+) -> Report:  # fmt: skip
+    """Prove the backward pass of an op right, or say what is wrong, where and how to see it again.
+
+    Args:
+        target: what `retrograd.op` returned; or a callable, with the arguments of `retrograd.op` beside it.
+        level: "quick" (a second or two) or "full".
+        seed: of all data; the same seed gives the same report, races apart.
+        only, skip: stage ids.
+        dtypes: instead of those of the spec.
+        device: "cpu", "cuda" or "cuda:1". On "cpu" Triton kernels need the interpreter (TRITON_INTERPRET=1).
+        case: one case as `Case.text` writes it, instead of the cases of each stage.
+        name: how repro lines call the target.
+        progress: called with a stage id and a line of text as each stage starts and ends.
+
+    Returns:
+        A Report; true if proved.
+
+    Raises:
+        UsageError: an argument is wrong. SpecError: the description does not work (the reference raises on
+        ordinary inputs, the op returns nothing). UndecidedError is not raised but reported as a verdict.
+
+    Numerics: truth in float64 by the reference; tolerance from random rounding (`check.tolerance`).
+    """
+    start = time.perf_counter()
+    chosen = choose(only, skip)
+    verifier = Verifier(target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, **describe)
+    results: list[StageResult] = []
+    for stage in chosen:
+        if progress:
+            progress(stage.id, "running")
+        try:
+            result = verifier.run_stage(stage)
+        except UndecidedError as error:
+            result = StageResult(stage.id, stage.title, "undecided", reason=str(error))
+        results.append(result)
+        if progress:
+            progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
+    ran = [r for r in results if r.status in ("passed", "failed")]
+    undecided = not ran or any(r.status == "undecided" for r in results)
+    verdict = "finding" if any(r.findings for r in results) else "undecided" if undecided else "proved"
+    notes = ("no reference: values were not compared with a truth",) if verifier.spec.reference is None else ()
+    return Report(
+        target=verifier.target, verdict=verdict, level=level, seed=seed, dtypes=tuple(verifier.benches),
+        device=_describe(verifier.device), stages=tuple(results), seconds=round(time.perf_counter() - start, 3),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        environment=_environment(), notes=notes,
+    )  # fmt: skip
+
+
+def _describe(device: str) -> str:
+    if device.startswith("cuda"):
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return "cpu (Triton interpreter)" if config.interpreting() else "cpu"
+
+
+def _environment() -> dict[str, str]:
+    from retrograd import env
+
+    return env.collect()

@@ -1,0 +1,36 @@
+"""layouts: the same numbers at other strides and offsets, as inputs and as grad_out."""
+
+from __future__ import annotations
+
+import torch
+
+from retrograd.check.layouts import applicable
+from retrograd.check.stages._base import Stage
+from retrograd.check.stages.oracle import judged
+from retrograd.check.workbench import Workbench
+from retrograd.record import Case
+
+_ID = "layouts"
+
+
+def cases(bench: Workbench) -> list[Case]:
+    """Each layout of grad_out, then each layout of each input; at level quick one dtype's worth of inputs."""
+    base = bench.base
+    rank = max((g.ndim for g in bench.grad_outs(base)), default=0)
+    out = [base.but(layouts={"grad_out": layout}) for layout in applicable(rank)]
+    for name, value in bench.inputs(base).items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            choices = [c for c in applicable(value.ndim) if c != "scalar"]
+            out += [base.but(layouts={name: c}) for c in choices]
+    return out
+
+
+STAGE = Stage(
+    _ID,
+    "any strides of inputs and grad_out",
+    60,
+    cases,
+    lambda b, c: judged(b, c, _ID),
+    needs_reference=True,
+    after=("oracle", "contract"),
+)

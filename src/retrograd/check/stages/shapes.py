@@ -1,0 +1,60 @@
+"""shapes: 0, 1, block edges, primes, more than two dimensions, tall and wide."""
+
+from __future__ import annotations
+
+from retrograd.check.inputs import allows, free_rank
+from retrograd.check.stages._base import Stage
+from retrograd.check.stages.oracle import judged
+from retrograd.check.workbench import Workbench
+from retrograd.record import Case, Size
+
+_ID = "shapes"
+# In order of how often each finds something: level quick takes the first ones.
+_SIZES = (1, 0, 129, 64, 2, 33, 128, 37, 16, 17, 256, 4, 257, 1000, 8)
+_LEADS: tuple[tuple[int, ...], ...] = ((1,), (0,), (2, 3, 5), (33,), (), (64,), (129,), (1, 1, 4))
+_MOST_ELEMENTS = 1 << 16
+
+
+def _wanted(bench: Workbench) -> list[Case]:
+    base, spec = bench.base, bench.spec
+    rank_free = free_rank(spec)
+    by_name: list[list[Case]] = []
+    for name, size in base.sizes:
+        options: tuple[Size, ...] = _LEADS if name in rank_free else _SIZES
+        rule = spec.sizes.get(name)
+        extra = list(rule) if isinstance(rule, (list, tuple)) else []
+        tried = [o for o in dict.fromkeys((*options, *extra)) if o != size and allows(spec, name, o)]
+        by_name.append([base.with_size(name, o) for o in tried])
+    turns = max(map(len, by_name), default=0)
+    out = [column[i] for i in range(turns) for column in by_name if i < len(column)]
+    corners = [all_sizes(base, rank_free, n) for n in (1, 2, 33)]
+    return [*out[: bench.budget.shapes], *(c for c in corners if all(allows(spec, k, v) for k, v in c.sizes))]
+
+
+def all_sizes(base: Case, rank_free: frozenset[str], n: int) -> Case:
+    """The case with every dimension of size `n`."""
+    return base.but(sizes={k: (n,) if k in rank_free else n for k, _ in base.sizes})
+
+
+def cases(bench: Workbench) -> list[Case]:
+    """The sweep, without shapes too large for a sweep."""
+
+    def elements(case: Case) -> int:
+        total = 1
+        for _, size in case.sizes:
+            for n in size if isinstance(size, tuple) else (size,):
+                total *= max(n, 1)
+        return total
+
+    return [c for c in dict.fromkeys(_wanted(bench)) if elements(c) <= _MOST_ELEMENTS]
+
+
+STAGE = Stage(
+    _ID,
+    "0, 1, block edges, primes, any rank",
+    70,
+    cases,
+    lambda b, c: judged(b, c, _ID),
+    needs_reference=True,
+    after=("oracle", "contract"),
+)

@@ -1,0 +1,50 @@
+"""How far a correct op may be from the truth, element by element. The only home of such numbers.
+
+tol_i = C * sigma_i + u * |want_i| + 3 * E_i + smallest: sigma_i is the spread of random rounding (rounding.py),
+u the unit roundoff of the storage dtype, E_i the error of the reference run in the op's own precision near
+element i, `smallest` four steps of the subnormal grid.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# sigma is estimated from a few runs: 12 = sqrt(2 ln(1e6 / 1e-3)) = 6.4 for a million elements, times about 2
+# for the luck of eight draws. An alarm is confirmed with CONFIRM_RUNS before it is believed.
+C = 12.0
+EAGER = 3.0
+CONFIRM_RUNS = 48
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+_SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+
+
+def units(dtype: str, compute: str | None) -> tuple[float, float]:
+    """Unit roundoff of each operator and of accumulators: 16-bit ops add in float32 as PyTorch does."""
+    accumulate = min(UNIT[dtype], UNIT["float32"])
+    return (min(UNIT[dtype], UNIT[compute]) if compute else UNIT[dtype]), accumulate
+
+
+def _local(t: torch.Tensor, pool: str) -> torch.Tensor:
+    """Largest value (or median) of the slice through each element, the smaller of the slices along each dimension."""
+    if t.ndim == 0 or not t.numel():
+        return t
+    best: torch.Tensor | None = None
+    for dim in range(t.ndim):
+        if t.shape[dim] < 4 and t.ndim > 1:  # too few neighbours to speak for the element
+            continue
+        pooled = t.amax(dim, keepdim=True) if pool == "max" else t.median(dim, keepdim=True).values
+        pooled = pooled.expand_as(t)
+        best = pooled if best is None else torch.minimum(best, pooled)
+    if best is None:
+        best = (t.max() if pool == "max" else t.flatten().median()).expand_as(t)
+    return best
+
+
+def tolerance(want: torch.Tensor, spread: torch.Tensor, eager_error: torch.Tensor | None, dtype: str) -> torch.Tensor:
+    """Attainable error per element, float64, the shape of `want`; `spread` is sigma, `eager_error` |eager - want|."""
+    sigma = torch.maximum(spread, 0.5 * _local(spread, "median"))
+    tol = C * sigma + 1.01 * UNIT[dtype] * want.abs() + 4 * _SMALLEST[dtype]
+    if eager_error is not None:
+        tol = tol + EAGER * _local(eager_error.nan_to_num(0.0, 0.0, 0.0), "max")
+    return tol

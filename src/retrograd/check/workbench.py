@@ -1,0 +1,365 @@
+"""Runs the op and its reference on cases, and keeps what was computed: the one thing every stage works with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from retrograd.check import inputs as make
+from retrograd.check import tolerance
+from retrograd.check.compare import compare, profile
+from retrograd.check.layouts import REPEATING, lay_out, repeat_values
+from retrograd.check.rounding import Float64
+from retrograd.check.seeds import derive
+from retrograd.check.spec import OpSpec
+from retrograd.errors import SpecError, UndecidedError
+from retrograd.record import Case, Finding, Profile
+
+
+class OpRaised(Exception):
+    """The op under test raised, on a case its reference accepts."""
+
+
+class NotApplicable(Exception):
+    """The case means nothing for this op: the reference itself refuses it."""
+
+
+@dataclass
+class Trial:
+    """One forward and backward: results by name ("out" or "out0".., "grad x"), and what went in."""
+
+    outs: dict[str, torch.Tensor]
+    grads: dict[str, torch.Tensor | None]
+    inputs: dict[str, Any]
+    grad_outs: list[torch.Tensor]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        """Outputs and gradients together."""
+        return {**self.outs, **self.grads}
+
+    def same_bits(self, other: Trial) -> str:
+        """Name of the first tensor whose bits differ from the other trial's; "" if none."""
+        return next((k for k, v in self.tensors.items() if not same_bits(v, other.tensors.get(k))), "")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """float64 values and attainable errors by tensor name; None for a gradient the reference has not."""
+
+    want: dict[str, torch.Tensor | None]
+    tol: dict[str, torch.Tensor]
+
+    def power(self) -> float:
+        """Smallest relative error, uniform over a tensor, that would be seen in each of the tensors."""
+        worst = 0.0
+        for name, want in self.want.items():
+            if want is not None and bool((want != 0).any()):
+                worst = max(worst, float((self.tol[name] / want.abs())[want != 0].min()))
+        return worst
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of everything a level does."""
+
+    noise_runs: int
+    repeats: int
+    draws: int
+    shapes: int
+
+
+BUDGETS = {"quick": Budget(6, 20, 1, 9), "full": Budget(8, 60, 3, 40)}
+
+
+def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Whether two tensors are equal bit for bit (NaN equals NaN, +0 is not -0 only where a sign can matter)."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def as_tuple(result: Any, spec: OpSpec, who: str) -> tuple[Any, ...]:
+    """The tensors an op returned; SpecError if it returned something else."""
+    out = result if isinstance(result, (tuple, list)) else (result,)
+    if not out or not all(isinstance(t, torch.Tensor) for t in out):
+        kinds = [type(t).__name__ for t in out]
+        raise SpecError(f"{who} of {spec.name} returned {kinds}; expected a tensor or a tuple of tensors")
+    return tuple(out)
+
+
+def out_names(n: int) -> list[str]:
+    """ "out" for a single output, else "out0", "out1"..."""
+    return ["out"] if n == 1 else [f"out{i}" for i in range(n)]
+
+
+@dataclass
+class Workbench:
+    """The op, its reference and everything known about the cases tried so far, for one dtype."""
+
+    spec: OpSpec
+    dtype: str
+    seed: int
+    device: str
+    budget: Budget
+    level: str
+    override: Case | None = None
+    runs: int = 0
+    _truths: dict[Any, Truth] = field(default_factory=dict)
+    _grad_outs: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
+    _noisy: bool | None = None
+
+    @property
+    def base(self) -> Case:
+        """The ordinary case."""
+        return make.base_case(self.spec, self.dtype)
+
+    def cases(self, wanted: Sequence[Case]) -> list[Case]:
+        """The cases to run: those a stage wants, or the one the user named."""
+        return [self.override] if self.override else list(wanted)
+
+    def inputs(self, case: Case) -> dict[str, Any]:
+        """Fresh inputs of a case, by name."""
+        return make.materialise(self.spec, case, self.seed, self.device)
+
+    def _key(self, case: Case) -> Any:
+        return case.but(layouts=tuple((k, v) for k, v in case.layouts if v in REPEATING))
+
+    def _call(self, fn: Callable[..., Any], inputs: dict[str, Any], case: Case) -> Any:
+        return fn(*inputs.values(), **dict(case.params))
+
+    def reference_grad(
+        self, case: Case, dtype: torch.dtype, mode: Float64 | None = None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Floating outputs and gradients of the reference with inputs in `dtype`."""
+        spec = self.spec
+        assert spec.reference is not None
+        inputs = self.inputs(self._key(case))
+        names = make.differentiable(spec, inputs)
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                value = value.contiguous().to(dtype)
+                if mode is not None and mode.unit:
+                    value = value * (1 + mode.unit * mode.noise(value))
+                inputs[name] = value.detach().requires_grad_(name in names)
+        gs = [g.to(dtype).contiguous() for g in self.grad_outs(case)]
+        # Fused attention hides its softmax from the mode, the composite form does not. The run in the op's own
+        # precision keeps what PyTorch would choose: the fused form cancels differently (one key: dq is not quite 0).
+        backend = contextlib.nullcontext() if mode is None else sdpa_kernel(SDPBackend.MATH)
+        with backend, mode or contextlib.nullcontext():
+            outs = as_tuple(self._call(spec.reference, inputs, case), spec, "`reference`")
+            outs = tuple(o for o in outs if o.is_floating_point())
+            return list(outs), self._grads(outs, [inputs[n] for n in names], gs)
+
+    @staticmethod
+    def _grads(outs: Any, leaves: list[torch.Tensor], gs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        pairs = [(o, g) for o, g in zip(outs, gs, strict=True) if o.requires_grad]
+        if not pairs or not leaves:
+            return [None] * len(leaves)
+        roots, cotangents = zip(*pairs, strict=True)
+        return list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True, retain_graph=True))
+
+    def grad_outs(self, case: Case) -> list[torch.Tensor]:
+        """grad_out per floating output: noise plus half of the normalised output, so that projections count."""
+        key = self._key(case)
+        if key not in self._grad_outs:
+            outs = self._forward_shapes(key)
+            made = []
+            for i, out in enumerate(outs):
+                gen = torch.Generator().manual_seed(derive(self.seed, "grad_out", i, key.draw))
+                wide = out.detach().to("cpu", torch.float64)
+                size = wide.square().mean().sqrt().clamp_min(1e-30) if wide.numel() else 1.0
+                g = torch.randn(out.shape, generator=gen, dtype=torch.float64) + 0.5 * (wide / size)
+                g = g.nan_to_num(0.0, 0.0, 0.0).to(make.torch_dtype(self.dtype)).to(out.device)
+                made.append(repeat_values(g, key.layout("grad_out")))
+            self._grad_outs[key] = made
+        layout = case.layout("grad_out")
+        return [lay_out(g.clone(), layout) for g in self._grad_outs[key]]
+
+    def set_grad_outs(self, case: Case, given: list[torch.Tensor]) -> None:
+        """Use these instead of generated ones for a case."""
+        self._grad_outs[self._key(case)] = [g.detach() for g in given]
+
+    def _forward_shapes(self, case: Case) -> list[torch.Tensor]:
+        inputs = self.inputs(case)
+        if self.spec.reference is None:
+            return [o for o in self.forward(case, inputs) if o.is_floating_point()]
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                inputs[name] = value.double()
+        try:
+            with torch.no_grad(), Float64():
+                outs = as_tuple(self._call(self.spec.reference, inputs, case), self.spec, "`reference`")
+        except SpecError:
+            raise
+        except Exception as error:
+            raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
+        return [o for o in outs if o.is_floating_point()]
+
+    def forward(self, case: Case, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Call the op; OpRaised if it raises."""
+        self.runs += 1
+        try:
+            result = self._call(self.spec.fn, inputs, case)
+        except Exception as error:
+            raise OpRaised(f"the forward raised {type(error).__name__}: {error}") from error
+        return as_tuple(result, self.spec, "`fn`")
+
+    def run(
+        self,
+        case: Case,
+        *,
+        grad_outs: list[torch.Tensor] | None = None,
+        only: Sequence[str] | None = None,
+        between: Callable[[dict[str, Any]], None] | None = None,
+        root: int | None = None,
+    ) -> Trial:
+        """One forward and backward of the op.
+
+        Args:
+            case: what to run.
+            grad_outs: instead of the case's own.
+            only: names of the inputs that require a gradient; None for all differentiable ones.
+            between: called with the inputs after the forward.
+            root: index of the only output that is used; the others get no gradient at all.
+        """
+        gs = self.grad_outs(case) if grad_outs is None else grad_outs
+        inputs = self.inputs(case)
+        names = [n for n in make.differentiable(self.spec, inputs) if only is None or n in only]
+        for name in names:
+            inputs[name].requires_grad_()
+        outs = self.forward(case, inputs)
+        floats = [o for o in outs if o.is_floating_point()]
+        got, want = [tuple(o.shape) for o in floats], [tuple(g.shape) for g in gs]
+        if got != want:
+            raise OpRaised(f"outputs have shapes {got}, the reference gives {want}")
+        gs = [g.to(o.dtype) if o.dtype != g.dtype else g for o, g in zip(floats, gs, strict=True)]
+        if between is not None:
+            between(inputs)
+        try:
+            used = slice(None) if root is None else slice(root, root + 1)
+            grads = self._grads(floats[used], [inputs[n] for n in names], gs[used])
+        except Exception as error:
+            raise OpRaised(f"the backward raised {type(error).__name__}: {error}") from error
+        named = dict(zip(out_names(len(floats)), floats, strict=True))
+        return Trial(
+            {k: v.detach() for k, v in named.items()},
+            {f"grad {n}": g for n, g in zip(names, grads, strict=True)},
+            inputs,
+            gs,
+        )
+
+    def truth(self, case: Case, noise_runs: int | None = None) -> Truth:
+        """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
+        count = noise_runs or self.budget.noise_runs
+        key = (self._key(case), count)
+        if key not in self._truths:
+            self._truths[key] = self._make_truth(case, count)
+        return self._truths[key]
+
+    def _make_truth(self, case: Case, count: int) -> Truth:
+        try:
+            outs, grads = self.reference_grad(case, torch.float64, Float64())
+        except (SpecError, NotApplicable):
+            raise
+        except Exception as error:
+            raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
+        names = make.differentiable(self.spec, self.inputs(self._key(case)))
+        labels = [*out_names(len(outs)), *(f"grad {n}" for n in names)]
+        center = [None if t is None else t.detach() for t in (*outs, *grads)]
+        if any(t is not None and bool(t.isnan().any()) for t in center):
+            bad = next(k for k, t in zip(labels, center, strict=True) if t is not None and bool(t.isnan().any()))
+            raise UndecidedError(
+                f"the reference of {self.spec.name} makes NaN in {bad} at {case.text() or 'the given inputs'}; "
+                "narrow the inputs (low=, high=, sizes=) or mend the reference"
+            )
+        unit, accumulate = tolerance.units(self.dtype, self.spec.compute)
+        squares = [None if t is None else torch.zeros_like(t) for t in center]
+        for k in range(count):
+            mode = Float64(unit, accumulate, derive(self.seed, "noise", k, count), self.device)
+            noisy_outs, noisy_grads = self.reference_grad(case, torch.float64, mode)
+            for total, t, c in zip(squares, (*noisy_outs, *noisy_grads), center, strict=True):
+                if total is not None and t is not None and c is not None:
+                    total += (t.detach() - c).square().nan_to_num(0.0)
+        eager = self._eager(case)
+        want: dict[str, torch.Tensor | None] = {}
+        tol: dict[str, torch.Tensor] = {}
+        for i, label in enumerate(labels):
+            c, total = center[i], squares[i]
+            want[label] = c
+            if c is not None and total is not None:
+                e = eager[i] if eager is not None else None
+                error = None if e is None else (e.detach().double() - c).abs()
+                tol[label] = tolerance.tolerance(c, (total / count).sqrt(), error, self.dtype)
+        return Truth(want, tol)
+
+    def _eager(self, case: Case) -> list[torch.Tensor | None] | None:
+        """The reference in the op's own precision; None where PyTorch has no kernel for it."""
+        width = self.spec.compute if self.spec.compute and self.dtype in ("float16", "bfloat16") else self.dtype
+        try:
+            outs, grads = self.reference_grad(case, make.torch_dtype(width))
+        except Exception:  # "not implemented for 'Half'": the spread alone must do
+            return None
+        return [*outs, *grads]
+
+    def noisy(self, case: Case) -> bool:
+        """Whether the op differs from itself run to run on this case (up to 20 runs, once per verify)."""
+        if self._noisy is None:
+            first = self.run(case)
+            self._noisy = any(self.run(case).same_bits(first) for _ in range(20))
+        return self._noisy
+
+    def finding(self, stage: str, kind: str, what: str, case: Case, **more: Any) -> Finding:
+        """A Finding of this workbench."""
+        return Finding(stage=stage, kind=kind, what=what, case=case, **more)
+
+    def judge(self, stage: str, case: Case, trial: Trial) -> tuple[list[Finding], list[Profile]]:
+        """Compare a trial with the truth; an alarm is confirmed with many more noise runs before it counts."""
+        truth = self.truth(case)
+        findings: list[Finding] = []
+        profiles: list[Profile] = []
+        for name, got in trial.tensors.items():
+            want = truth.want.get(name)
+            if want is None or got is None:
+                wrong = (got is None) != (want is None) and (
+                    bool((want if got is None else got).ne(0).any())  # type: ignore[union-attr]
+                )
+                if wrong:
+                    what = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
+                    findings.append(self.finding(stage, "missing-gradient", what, case, tensor=name))
+                continue
+            if got.shape != want.shape:
+                what = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+                findings.append(self.finding(stage, "shape", what, case, tensor=name))
+                continue
+            found = compare(got, want, truth.tol[name])
+            if 1 < found.worst < 1e4:
+                found = compare(got, want, self.truth(case, tolerance.CONFIRM_RUNS).tol[name])
+            if got.numel():
+                profiles.append(profile(name, got, want, found, case))
+            if found.wrong:
+                what = (
+                    f"{name}{list(found.index)} is {found.got:.6g}, expected {found.want:.6g}: "
+                    f"{found.worst:.3g} times the attainable error ({found.wrong} of {got.numel()} elements are out)"
+                )
+                findings.append(
+                    self.finding(
+                        stage,
+                        "wrong-value",
+                        what,
+                        case,
+                        tensor=name,
+                        index=found.index,
+                        got=found.got,
+                        want=found.want,
+                        excess=found.worst,
+                        wrong=found.wrong,
+                        total=got.numel(),
+                    )
+                )
+        return findings, profiles

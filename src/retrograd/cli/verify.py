@@ -1,0 +1,164 @@
+"""`retrograd verify`: check one op; results on stdout, progress on stderr, the verdict as the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from retrograd import config
+from retrograd.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from retrograd.record import Report
+
+Progress = Callable[[str, str], None]
+
+
+def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+
+
+def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from retrograd.check.stages import load
+
+    stages = load()
+    width = max((len(s.id) for s in stages), default=0)
+    for stage in stages:
+        click.echo(f"{stage.id:<{width}}  {stage.title}")
+    ctx.exit()
+
+
+@click.command()
+@click.argument("target")
+@click.option("--level", type=click.Choice(["quick", "full"]), default="full", show_default=True, help="How much.")
+@click.option("--only", callback=_split, metavar="A,B", help="Run these stages only.")
+@click.option("--skip", callback=_split, metavar="A,B", help="Leave these stages out.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all inputs.")
+@click.option("--dtype", "dtypes", callback=_split, metavar="A,B", help="Dtypes, instead of those of the spec.")
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run.")
+@click.option("--case", metavar="TEXT", help="Check one case only, as a report prints it: 'M=5 N=7 eps=0.01'.")
+@click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt.")
+@click.option("--format", "shape", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@click.option(
+    "--list-stages",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_stages,
+    help="List the stages.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    target: str,
+    level: str,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    seed: int,
+    dtypes: tuple[str, ...],
+    device: str,
+    case: str | None,
+    outputs: tuple[str, ...],
+    shape: str,
+    quiet: bool,
+) -> None:
+    """Check the backward pass of TARGET.
+
+    TARGET is a shipped name (rms_norm), package.module:name or path/file.py:name.
+
+    Exit code: 0 proved, 1 finding, 2 wrong usage, 3 cannot decide.
+    """
+    from retrograd.check.spec import dtype_name
+    from retrograd.report import check_paths, write
+
+    # All that can be wrong with the arguments is told before torch is imported and minutes are spent.
+    check_paths(*outputs)
+    names = tuple(dtype_name(d, "--dtype") for d in dtypes) or None
+    place = _device(device)
+    # An op that prints must not get between a reader and the JSON on stdout.
+    with contextlib.redirect_stdout(sys.stderr), _progress(quiet) as progress:
+        from retrograd.catalog import resolve
+        from retrograd.check.run import verify
+
+        report = verify(
+            resolve(target), level=level, seed=seed, only=only, skip=skip, dtypes=names, device=place,
+            case=case, name=target, progress=progress,
+        )  # fmt: skip
+    _print(report, shape)
+    write(report, *outputs)
+    ctx.exit(report.exit_code)
+
+
+def _device(device: str) -> str:
+    """The device to use; asks for Triton's interpreter if that is the CPU.
+
+    Raises:
+        UsageError: no such device.
+        MissingExtraError: torch is not installed.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise UsageError(f"`--device` is {device!r}, expected auto, cpu, cuda or cuda:N")
+    if device == "cpu":
+        _interpreter()
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError("torch", "torch", "retrograd verify") from None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto" and not count:
+        _interpreter()
+    if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= count:
+        raise UsageError(f"`--device` is {device!r}, but torch sees {count} CUDA device(s); use --device cpu")
+    return device if device != "auto" else "cuda" if count else "cpu"
+
+
+def _interpreter() -> None:
+    if not config.request_interpreter():
+        click.echo(
+            "retrograd: triton was imported before TRITON_INTERPRET=1 could be set, so Triton kernels "
+            "will not run on the CPU; set the variable yourself",
+            err=True,
+        )
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Progress | None]:
+    """Live progress for a person, one plain line a stage for a log, nothing if quiet; always on stderr."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty() and not config.in_ci():
+        from rich.console import Console
+        from rich.text import Text
+
+        # Text, because a case such as `x[0]` must not be read as markup.
+        with Console(stderr=True).status(Text("starting")) as status:
+            yield lambda stage, text: status.update(Text(f"{stage}: {text}"))
+    else:
+
+        def tell(stage: str, text: str) -> None:
+            # A log needs the outcome only; a start is for who watches.
+            if text != "running":
+                click.echo(f"{stage}: {text}", err=True)
+
+        yield tell
+
+
+def _print(report: Report, shape: str) -> None:
+    if shape == "json":
+        click.echo(report.to_json())
+        return
+    from rich.console import Console
+
+    from retrograd.report.text import render
+
+    render(report, Console())

@@ -1,0 +1,41 @@
+"""Every exception of retrograd: one class per cause, each with the exit code of the command line.
+
+Standard library only. A message names the argument, what was given, what was expected and the mend.
+"""
+
+from __future__ import annotations
+
+
+class RetrogradError(Exception):
+    """Base class. `exit_code` is what the command line returns when this error ends a command."""
+
+    exit_code = 2
+
+
+class UsageError(RetrogradError):
+    """An argument is wrong: an unknown target, stage, dtype or device. Nothing was checked."""
+
+
+class SpecError(RetrogradError):
+    """The description of an op does not work: the reference raises, the op returns nothing, a dimension is unknown."""
+
+
+class UndecidedError(RetrogradError):
+    """Nothing can be concluded, as when the reference itself makes NaN at ordinary inputs."""
+
+    exit_code = 3
+
+
+class MissingExtraError(RetrogradError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package '{package}', which is not installed; run: pip install 'retrograd[{extra}]'"
+        )
+
+
+class VerificationError(RetrogradError, AssertionError):
+    """A backward pass was found wrong (raised by `Report.raise_if_failed` and by the pytest helpers)."""
+
+    exit_code = 1

@@ -1,0 +1,235 @@
+"""What a check says, as plain data: cases, findings, stages, reports, and their JSON.
+
+Standard library only, so that a report can be read, compared and rendered without torch.
+No renderer and no check lives here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from retrograd.errors import UndecidedError, UsageError, VerificationError
+
+SCHEMA = "retrograd.report/1"
+
+Status = Literal["passed", "failed", "skipped", "undecided"]
+Size = int | tuple[int, ...]
+
+# Exit codes of the command line, by verdict.
+EXIT_CODES = {"proved": 0, "finding": 1, "undecided": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One concrete input set, up to the verify seed: the same case and seed give the same bits on any machine.
+
+    `sizes` maps a named dimension to its size (a tuple for a rank-free one such as "M..."), `params` a
+    parameter to its value, `layouts` an input name or "grad_out" to a memory layout. `draw` counts
+    independent draws of the same sizes.
+    """
+
+    dtype: str
+    sizes: tuple[tuple[str, Size], ...] = ()
+    params: tuple[tuple[str, Any], ...] = ()
+    layouts: tuple[tuple[str, str], ...] = ()
+    draw: int = 0
+
+    def size(self, name: str) -> Size:
+        """The size of the named dimension; KeyError if the case has none."""
+        return dict(self.sizes)[name]
+
+    def layout(self, name: str) -> str:
+        """The layout of an input or of "grad_out"; "contiguous" unless stated."""
+        return dict(self.layouts).get(name, "contiguous")
+
+    def but(self, **changes: Any) -> Case:
+        """A copy with fields replaced; `sizes`, `params` and `layouts` may be given as dicts."""
+        fixed = {k: tuple(v.items()) if isinstance(v, dict) else v for k, v in changes.items()}
+        return replace(self, **fixed)
+
+    def with_size(self, name: str, size: Size) -> Case:
+        """A copy in which one named dimension has another size."""
+        return replace(self, sizes=tuple((k, size if k == name else v) for k, v in self.sizes))
+
+    def text(self) -> str:
+        """The case on one line, as `--case` reads it: `M=5 N=7 eps=0.01 x:transposed draw=1` (dtype apart)."""
+        words = [f"{k}={'x'.join(map(str, v)) or '()' if isinstance(v, tuple) else v}" for k, v in self.sizes]
+        words += [f"{k}={v!r}".replace(" ", "") for k, v in self.params]
+        words += [f"{k}:{v}" for k, v in self.layouts]
+        if self.draw:
+            words.append(f"draw={self.draw}")
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: what, where, how far, and how to see it again.
+
+    `excess` is |got - want| over the error that a correct op may make at this element. `index` is the
+    element of `tensor` that is furthest out. `case` is the smallest case found that still fails.
+    """
+
+    stage: str
+    kind: str
+    what: str
+    case: Case
+    tensor: str = ""
+    index: tuple[int, ...] | None = None
+    got: float | None = None
+    want: float | None = None
+    excess: float | None = None
+    wrong: int | None = None
+    total: int | None = None
+    where: str = ""
+    repro: str = ""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How far one tensor is from the truth, for pictures.
+
+    `ratio` is err / attainable error on a grid: the tensor seen as rows x last dimension, each cell the
+    maximum of its block. `ulp_edges` and `ulp_counts` are the histogram of distances to the correctly
+    rounded result, in units in the last place; the last bin is open.
+    """
+
+    tensor: str
+    case: Case
+    shape: tuple[int, ...]
+    ratio: tuple[tuple[float, ...], ...]
+    ulp_edges: tuple[float, ...]
+    ulp_counts: tuple[int, ...]
+    worst: float
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What one stage says. `power` is the smallest relative error it would have caught, 0 for an exact stage."""
+
+    id: str
+    title: str
+    status: Status
+    reason: str = ""
+    cases: int = 0
+    runs: int = 0
+    seconds: float = 0.0
+    power: float | None = None
+    power_text: str = ""
+    notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    profiles: tuple[Profile, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole record of one `verify`; true if the backward pass was proved right by every stage that ran.
+
+    `verdict` is "proved" (no finding, at least one stage ran to its end), "finding" or "undecided".
+    """
+
+    target: str
+    verdict: Literal["proved", "finding", "undecided"]
+    level: str
+    seed: int
+    dtypes: tuple[str, ...]
+    device: str
+    stages: tuple[StageResult, ...]
+    seconds: float = 0.0
+    started: str = ""
+    command: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def __bool__(self) -> bool:
+        return self.verdict == "proved"
+
+    @property
+    def exit_code(self) -> int:
+        """0 proved, 1 finding, 3 cannot decide."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every finding, in the order of the stages."""
+        return tuple(f for s in self.stages for f in s.findings)
+
+    def stage(self, stage_id: str) -> StageResult:
+        """The result of one stage; KeyError names the stages there are."""
+        for result in self.stages:
+            if result.id == stage_id:
+                return result
+        raise KeyError(f"no stage {stage_id!r} in this report; it has {[s.id for s in self.stages]}")
+
+    def raise_if_failed(self) -> None:
+        """Raise VerificationError with the findings, UndecidedError if undecided; return None if proved."""
+        if self.verdict == "finding":
+            lines = [f"{self.target}: {len(self.findings)} finding(s)"]
+            for f in self.findings:
+                lines += [f"[{f.stage}] {f.what}", f"  where: {f.where}", f"  repro: {f.repro}"]
+            raise VerificationError("\n".join(lines))
+        if self.verdict == "undecided":
+            reasons = [f"{s.id}: {s.reason}" for s in self.stages if s.status == "undecided"]
+            raise UndecidedError(f"{self.target}: cannot decide; {'; '.join(reasons) or 'no stage ran'}")
+
+    def to_json(self) -> str:
+        """The report as JSON text; numbers that JSON lacks are the strings "nan", "inf" and "-inf"."""
+        return json.dumps(_plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """Read what `to_json` wrote; UsageError if it is not a report or of another schema."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"not a retrograd report: line {error.lineno} is not JSON ({error.msg})") from None
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != SCHEMA:
+            raise UsageError(f"report has schema {schema!r}, this version of retrograd reads {SCHEMA!r}")
+        try:
+            return _report(data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"report is damaged: {type(error).__name__} {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """JSON-ready copy: tuples become lists, odd floats strings, anything else its repr."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return repr(value)
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(v) for v in value) if isinstance(value, list) else _number(value)
+
+
+def _case(data: dict[str, Any]) -> Case:
+    return Case(**{k: _tuple(v) for k, v in data.items()})
+
+
+def _with_case(cls: Any, data: dict[str, Any]) -> Any:
+    return cls(**{k: _case(v) if k == "case" else _tuple(v) for k, v in data.items()})
+
+
+def _stage(data: dict[str, Any]) -> StageResult:
+    rest = {k: _tuple(v) for k, v in data.items() if k not in ("findings", "profiles")}
+    findings = tuple(_with_case(Finding, f) for f in data["findings"])
+    return StageResult(**rest, findings=findings, profiles=tuple(_with_case(Profile, p) for p in data["profiles"]))
+
+
+def _report(data: dict[str, Any]) -> Report:
+    rest = {k: _tuple(v) for k, v in data.items() if k not in ("stages", "environment")}
+    return Report(**rest, stages=tuple(map(_stage, data["stages"])), environment=dict(data["environment"]))

@@ -1,0 +1,69 @@
+"""Renderers of a `Report`, chosen by the suffix of the file to write.
+
+The renderers are imported when they are used: a report can be read and compared without rich, jinja2
+or vl_convert.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from retrograd.errors import UsageError
+from retrograd.record import Report
+
+__all__ = ["check_paths", "write"]
+
+
+def _html(report: Report) -> str:
+    from retrograd.report.html import render
+
+    return render(report)
+
+
+def _text(report: Report) -> str:
+    from retrograd.report.text import to_text
+
+    return to_text(report)
+
+
+def _json(report: Report) -> str:
+    return report.to_json() + "\n"
+
+
+_FORMATS: dict[str, Callable[[Report], str]] = {".html": _html, ".json": _json, ".txt": _text}
+
+
+def check_paths(*paths: str | os.PathLike[str]) -> None:
+    """Complain now about a path that `write` would refuse after minutes of checking.
+
+    Raises:
+        UsageError: the suffix is unknown or the folder does not exist.
+        MissingExtraError: an .html file is asked for and vl-convert-python is not installed.
+    """
+    for path in map(Path, paths):
+        if path.suffix.lower() not in _FORMATS:
+            raise UsageError(f"cannot write {str(path)!r}: the name must end in one of {', '.join(_FORMATS)}")
+        if not path.parent.is_dir():
+            raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+        if path.suffix.lower() == ".html":
+            from retrograd.report.html import require
+
+            require()
+
+
+def write(report: Report, *paths: str | os.PathLike[str]) -> None:
+    """Write the report to every path, as HTML, JSON or text by its suffix.
+
+    Raises:
+        UsageError: the suffix is not .html, .json or .txt, or the file cannot be written.
+        MissingExtraError: an .html file is asked for and vl-convert-python is not installed.
+    """
+    check_paths(*paths)
+    for path in map(Path, paths):
+        content = _FORMATS[path.suffix.lower()](report)
+        try:
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None

@@ -1,0 +1,61 @@
+"""Wording that the text and the HTML report share."""
+
+from __future__ import annotations
+
+import math
+
+from retrograd.record import Case, Finding, StageResult
+
+VERDICTS = {"proved": "PROVED", "finding": "FINDING", "undecided": "CANNOT DECIDE"}
+MARKS = {"passed": "pass", "failed": "FAIL", "skipped": "skip", "undecided": "??"}
+
+
+def verdict(name: str) -> str:
+    """The verdict as a headline."""
+    return VERDICTS.get(name, str(name).upper())
+
+
+def number(value: float) -> str:
+    """A value with the nine digits that tell any two float32 apart."""
+    return f"{value:.9g}"
+
+
+def times(excess: float) -> str:
+    """ "940x attainable": how many times the attainable error was exceeded."""
+    if not math.isfinite(excess):
+        return "infinitely beyond attainable"
+    return f"{excess:.0f}x attainable" if 10 <= excess < 1e6 else f"{excess:.2g}x attainable"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for reading: "0.42 s", "12.3 s", "3 min 05 s"."""
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def case(value: Case) -> str:
+    """The case with its dtype, on one line."""
+    return " ".join(part for part in (value.dtype, value.text()) if part)
+
+
+def evidence(finding: Finding) -> str:
+    """Tensor, index, got, want, excess and the count of wrong elements; what is unknown is left out."""
+    place = finding.tensor
+    if finding.index is not None:
+        place += f"[{', '.join(map(str, finding.index))}]"
+    facts = [] if finding.got is None else [f"got {number(finding.got)}"]
+    facts += [] if finding.want is None else [f"want {number(finding.want)}"]
+    facts += [] if finding.excess is None else [times(finding.excess)]
+    if finding.wrong is not None:
+        of = "" if finding.total is None else f" of {finding.total}"
+        facts.append(f"{finding.wrong}{of} elements wrong")
+    return ": ".join(part for part in (place, ", ".join(facts)) if part)
+
+
+def power(stage: StageResult) -> str:
+    """What the stage would have caught."""
+    if stage.power_text or stage.power is None:
+        return stage.power_text
+    return f"catches relative errors from {stage.power:.1e}" if stage.power else "exact"

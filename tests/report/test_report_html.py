@@ -1,0 +1,116 @@
+import json
+import re
+import sys
+from html.parser import HTMLParser
+
+import fake_report as fake
+import pytest
+
+from retrograd.errors import MissingExtraError
+from retrograd.record import Report
+from retrograd.report import charts, html, write
+
+
+class _Page(HTMLParser):
+    """Collects the attributes and the embedded record of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.scripts: list[str] = []
+        self.inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.inside = tag == "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.scripts.append(data)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    pytest.importorskip("vl_convert", reason="charts need vl-convert-python (extra html)")
+    return html.render(fake.report())
+
+
+def test_page_loads_nothing(page: str) -> None:
+    read = _Page()
+    read.feed(page)
+    assert not [a for a in read.attributes if a[1] in ("src", "href", "xlink:href", "data", "action")]
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert [a[2] for a in read.attributes if a[0] == "script" and a[1] == "type"] == ["application/json"]
+
+
+def test_record_is_embedded_whole(page: str) -> None:
+    read = _Page()
+    read.feed(page)
+    assert len(read.scripts) == 1
+    assert Report.from_json(read.scripts[0]).to_json() == fake.report().to_json()
+    assert json.loads(read.scripts[0])["stages"][1]["findings"][0]["what"] == fake.WHAT
+
+
+def test_page_shows_verdict_findings_stages_and_environment(page: str) -> None:
+    visible = page.split("<script", maxsplit=1)[0]
+    for text in (
+        "FINDING",
+        "my/file.py:rms_norm",
+        fake.WHERE,
+        "--only oracle",
+        "needs a GPU",
+        "&lt;none&gt;",
+    ):
+        assert text in visible, text
+    assert "</script>" not in visible
+    assert visible.count("<svg") == 2
+    assert "prefers-color-scheme: dark" in visible
+
+
+def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(MissingExtraError, match=r"vl-convert-python.*retrograd\[html\]"):
+        write(fake.report(), tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_failed_stages_are_drawn_before_the_oracle() -> None:
+    base = fake.report("proved")
+    stages = (
+        base.stage("oracle"),
+        fake.StageResult("late", "t", "failed", profiles=(fake.profile("grad_b"),)),
+    )
+    chosen = html.profiles(base.__class__(**{**vars(base), "stages": stages}))
+    assert [stage.id for stage, _ in chosen] == ["late", "oracle"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "wrong"), [(0.0, False), (1.0, False), (1.0001, True), (1e9, True), (float("nan"), True)]
+)
+def test_bands_change_at_one(ratio: float, wrong: bool) -> None:
+    assert ("WRONG" in charts.band(ratio)) is wrong
+
+
+def test_heat_map_covers_the_tensor_once() -> None:
+    chart = charts.heat_map(fake.profile())
+    json.dumps(chart, allow_nan=False)
+    cells = chart["data"]["values"]
+    assert sum((c["x1"] - c["x0"]) * (c["y1"] - c["y0"]) for c in cells) == pytest.approx(6 * 7)
+    assert len(cells) == 3 + 3  # equal neighbours are merged
+
+
+def test_histogram_labels_end_open() -> None:
+    values = charts.ulp_histogram(fake.profile())["data"]["values"]
+    assert [v["bin"] for v in values] == ["0 to 1", "1 to 2", "2 to 4", "4 or more"]
+    assert [v["count"] for v in values] == [30, 9, 0, 3]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,)])
+def test_odd_shapes_are_drawn(shape: tuple[int, ...]) -> None:
+    pytest.importorskip("vl_convert", reason="charts need vl-convert-python (extra html)")
+    odd = fake.Profile("g", fake.CASE, shape, ((2.0,),), (0.0,), (1,), 2.0)
+    assert "<svg" in html._svg(charts.heat_map(odd))
+    assert "<svg" in html._svg(charts.ulp_histogram(odd))

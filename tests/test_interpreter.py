@@ -1,0 +1,130 @@
+"""The bfloat16 repair of Triton's interpreter: casts as on a GPU, arithmetic refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from retrograd import config, interpreter
+from retrograd.errors import RetrogradError
+
+pytestmark = pytest.mark.skipif(not config.interpreting(), reason="kernels are compiled in this process")
+
+
+@triton.jit
+def copy_kernel(src_ptr, dst_ptr, CAST: tl.constexpr, N: tl.constexpr):
+    value = tl.load(src_ptr + tl.arange(0, N))
+    if CAST:
+        value = value.to(dst_ptr.dtype.element_ty)
+    tl.store(dst_ptr + tl.arange(0, N), value)
+
+
+@triton.jit
+def arithmetic_kernel(src_ptr, dst_ptr, OP: tl.constexpr, N: tl.constexpr):
+    value = tl.load(src_ptr + tl.arange(0, N))
+    if OP == "add":
+        tl.store(dst_ptr + tl.arange(0, N), value + value)
+    elif OP == "compare":
+        tl.store(dst_ptr + tl.arange(0, N), tl.where(value > value, 1.0, 0.0))
+    elif OP == "sum":
+        tl.store(dst_ptr, tl.sum(value, axis=0))
+    elif OP == "scan":
+        tl.store(dst_ptr + tl.arange(0, N), tl.cumsum(value, axis=0))
+    elif OP == "dot":
+        tile = tl.broadcast_to(value[:, None], (N, N))
+        total = tl.dot(tile, tile)
+        tl.store(dst_ptr + tl.arange(0, N), tl.sum(total, axis=0))
+    else:
+        tl.store(dst_ptr + tl.arange(0, N), value.to(tl.float32) * 2.0)
+
+
+@pytest.fixture(autouse=True)
+def prepared() -> None:
+    interpreter.prepare()
+
+
+def run_copy(src: torch.Tensor, dtype: torch.dtype, *, cast: bool) -> torch.Tensor:
+    dst = torch.empty(src.shape, dtype=dtype)
+    copy_kernel[(1,)](src, dst, CAST=cast, N=src.numel())
+    return dst
+
+
+def hard_values() -> torch.Tensor:
+    """1024 float32 values: random ones, exact ties, carries into the exponent, subnormals, infinities, NaN."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(1024, generator=generator) * 10.0 ** torch.randint(-30, 30, (1024,), generator=generator)
+    tie = 1.0 + 2.0**-8
+    special = [tie, 1.0 + 3 * 2.0**-8, -tie, 1.99999, 3.4028234e38, 1e-40, -1e-45, 0.0, -0.0]
+    special += [float("inf"), float("-inf"), float("nan")]
+    values[: len(special)] = torch.tensor(special)
+    return values
+
+
+@pytest.mark.parametrize("cast", [True, False], ids=["explicit", "implicit-in-store"])
+def test_float32_to_bfloat16_rounds_to_nearest_even(cast: bool) -> None:
+    values = hard_values()
+    got = run_copy(values, torch.bfloat16, cast=cast).view(torch.int16)
+    want = values.to(torch.bfloat16)
+    nan = values.isnan()
+    assert torch.equal(got[~nan], want.view(torch.int16)[~nan])
+    assert got[nan].tolist() == [0x7FC0]
+
+
+def test_bfloat16_to_float32_is_exact() -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    values = bits.view(torch.bfloat16)
+    got = run_copy(values, torch.float32, cast=True)
+    assert torch.equal(got.view(torch.int32), bits.to(torch.int32) << 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float16, torch.float64], ids=str)
+def test_other_types_to_bfloat16_and_back(dtype: torch.dtype) -> None:
+    values = torch.arange(-64, 64).to(dtype)
+    there = run_copy(values, torch.bfloat16, cast=True)
+    assert torch.equal(there, values.to(torch.bfloat16))
+    assert torch.equal(run_copy(there, dtype, cast=True), values)
+
+
+@pytest.mark.parametrize("op", ["add", "compare", "sum", "dot"])
+def test_bfloat16_arithmetic_is_refused(op: str) -> None:
+    src = torch.ones(16, dtype=torch.bfloat16)
+    with pytest.raises(Exception, match=r"cast to float32 right after the load"):
+        arithmetic_kernel[(1,)](src, torch.empty(16), OP=op, N=16)
+
+
+def test_scan_widens_by_itself() -> None:
+    dst = torch.empty(16)
+    arithmetic_kernel[(1,)](torch.full((16,), 1.5, dtype=torch.bfloat16), dst, OP="scan", N=16)
+    assert dst.tolist() == [1.5 * count for count in range(1, 17)]
+
+
+def test_arithmetic_after_a_cast_works() -> None:
+    dst = torch.empty(16)
+    arithmetic_kernel[(1,)](torch.full((16,), 1.5, dtype=torch.bfloat16), dst, OP="cast first", N=16)
+    assert dst.tolist() == [3.0] * 16
+
+
+def test_prepare_patches_once() -> None:
+    from triton.runtime import interpreter as module
+
+    before = module._convert_float, module.InterpreterBuilder.binary_op
+    interpreter.prepare()
+    assert (module._convert_float, module.InterpreterBuilder.binary_op) == before
+    assert interpreter.active()
+
+
+def test_a_missing_private_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter as module
+
+    monkeypatch.setattr(module, "_retrograd_bf16", False)
+    monkeypatch.delattr(module, "_convert_float")
+    with pytest.raises(RetrogradError, match=rf"Triton {triton.__version__} has no _convert_float"):
+        interpreter.prepare()
+
+
+def test_nothing_is_patched_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    interpreter.prepare()
+    assert not interpreter.active()
