@@ -31,9 +31,12 @@ __all__ = ["Report", "__version__", "assert_backward", "op", "ops", "tensor", "v
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("retrograd")
+        try:
+            return version("retrograd")
+        except PackageNotFoundError:  # run from a source tree that is only on PYTHONPATH
+            return "0+uninstalled"
     if name == "ops":
         return importlib.import_module("retrograd.ops")
     if name in _HOMES:
