@@ -37,7 +37,7 @@ def main() -> int:
     module = resolve_module(path)
     module.fixed_tolerance_test()
     console.print("a fixed-tolerance test with weight = ones: passes\n")
-    bad = rg.verify(module.spec, level="quick", name=f"{path}:spec", dtypes=["float32"])
+    bad = rg.verify(module.spec, level="quick", name=f"examples/{path.name}:spec", dtypes=["float32"])
     text.render(bad, console)
     rg.write(bad, OUT / "broken_rms_norm.html", OUT / "broken_rms_norm.json")
 

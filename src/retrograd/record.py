@@ -191,7 +191,7 @@ class Report:
             raise UsageError(f"report has schema {schema!r}, this version of retrograd reads {SCHEMA!r}")
         try:
             return _report(data)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"report is damaged: {type(error).__name__} {error}") from None
 
 
@@ -232,4 +232,6 @@ def _stage(data: dict[str, Any]) -> StageResult:
 
 def _report(data: dict[str, Any]) -> Report:
     rest = {k: _tuple(v) for k, v in data.items() if k not in ("stages", "environment")}
+    if rest["verdict"] not in EXIT_CODES:
+        raise ValueError(f"verdict {rest['verdict']!r} is none of {', '.join(EXIT_CODES)}")
     return Report(**rest, stages=tuple(map(_stage, data["stages"])), environment=dict(data["environment"]))

@@ -1,0 +1,36 @@
+"""Reports as JSON: a damaged file is a usage error with a reason, never a traceback."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from retrograd.errors import UsageError
+from retrograd.record import Case, Finding, Report, StageResult
+
+
+def _report() -> Report:
+    case = Case("float32").but(sizes={"M": (2, 3), "N": 5}, params={"eps": 1e-6})
+    found = Finding("oracle", "wrong-value", "dx is off", case, excess=float("inf"), got=float("nan"))
+    stage = StageResult("oracle", "values", "failed", findings=(found,))
+    return Report("op", "finding", "quick", 0, ("float32",), "cpu", (stage,))
+
+
+def test_round_trip():
+    again = Report.from_json(_report().to_json())
+    assert again.findings[0].case == _report().findings[0].case
+    assert again.findings[0].excess == float("inf")
+    assert again.exit_code == 1
+
+
+@pytest.mark.parametrize("damage", [{"stages": ["x"]}, {"verdict": "fine"}, {"stages": None}], ids=str)
+def test_damaged_report_is_a_usage_error(damage):
+    data = json.loads(_report().to_json()) | damage
+    with pytest.raises(UsageError, match="damaged"):
+        Report.from_json(json.dumps(data))
+
+
+def test_other_schema_is_named():
+    with pytest.raises(UsageError, match="schema 'x/9'"):
+        Report.from_json('{"schema": "x/9"}')
