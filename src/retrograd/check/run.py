@@ -211,7 +211,7 @@ def _worst_profiles(profiles: list[Any]) -> list[Any]:
     for p in profiles:
         if p.tensor not in best or p.worst > best[p.tensor].worst:
             best[p.tensor] = p
-    return list(best.values())
+    return sorted(best.values(), key=lambda p: -p.worst)
 
 
 def _device(device: str) -> str:

@@ -57,7 +57,7 @@ def heat_map(profile: Profile) -> dict[str, Any]:
         "field": "band",
         "type": "ordinal",
         "scale": {"domain": labels, "range": colours},
-        "legend": {"title": "error / attainable error", "symbolType": "square"},
+        "legend": {"title": ["error over", "attainable error"], "symbolType": "square"},
     }
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
