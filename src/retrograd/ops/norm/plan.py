@@ -99,10 +99,9 @@ def plan_backward(
     # Column kernel for grad_weight: narrow column blocks, so that many row groups are not needed to fill the GPU.
     dw_block_n = min(block_n, _INTERPRETER_TILE_ELEMENTS if interpreting else 256)
     dw_block_m = block_m if interpreting else min(next_power_of_2(m), 16)
-    column_blocks = ceil_div(n, dw_block_n)
     if looped:
-        wanted_groups = ceil_div(4 * num_sms, max(column_blocks, 1))
-        row_groups = min(max(wanted_groups, min(num_sms, 2)), ceil_div(m, dw_block_m))
+        wanted = max(ceil_div(4 * num_sms, max(ceil_div(n, dw_block_n), 1)), min(num_sms, 2))
+        row_groups = min(wanted, ceil_div(m, dw_block_m))
         programs = tiles
     else:
         programs = row_groups = min(persistent, tiles)
