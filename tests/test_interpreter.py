@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -128,3 +129,13 @@ def test_nothing_is_patched_without_the_interpreter(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     interpreter.prepare()
     assert not interpreter.active()
+
+
+def test_loops_that_this_pair_of_versions_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter as module
+
+    monkeypatch.delattr(module, interpreter._MARK)
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    monkeypatch.setattr(np, "__version__", "2.4.0")
+    with pytest.raises(RetrogradError, match=r"3\.6\.0.*NumPy 2\.4\.0.*triton>=3\.7"):
+        interpreter.prepare()

@@ -36,8 +36,8 @@ def prepare() -> None:
     """Patch `triton.runtime.interpreter` once per process if this process interprets kernels; else do nothing.
 
     Raises:
-        RetrogradError: Triton was imported before TRITON_INTERPRET was set, or this version of Triton lacks a
-            private name that the patch replaces.
+        RetrogradError: Triton was imported before TRITON_INTERPRET was set, this version of Triton lacks a
+            private name that the patch replaces, or Triton before 3.7 meets NumPy 2.4 or later.
 
     Numerics: float32 to bfloat16 rounds to nearest even, NaN becomes 0x7fc0; float64 goes through float32 first
     (two roundings); bfloat16 to float32 is exact.
@@ -55,6 +55,7 @@ def prepare() -> None:
             "TRITON_INTERPRET=1 was set after triton had been imported, so Triton's own functions are already "
             "bound to the compiler; set it in the environment before the first `import triton`"
         )
+    _refuse_broken_loops(triton.__version__)
     _require(module, _MODULE_NAMES, "triton.runtime.interpreter", triton.__version__)
     _require(module.InterpreterBuilder, _BUILDER_NAMES, "InterpreterBuilder", triton.__version__)
     _require(module.ReduceOps, ("apply_impl",), "ReduceOps", triton.__version__)
@@ -79,6 +80,18 @@ def _require(owner: Any, names: tuple[str, ...], owner_name: str, version: str) 
         raise RetrogradError(
             f"Triton {version} has no {', '.join(gone)} in {owner_name}, which the bfloat16 repair of its "
             "interpreter replaces; use a Triton version that retrograd supports, or report this version"
+        )
+
+
+def _refuse_broken_loops(triton_version: str) -> None:
+    """Triton 3.6 turns a loop bound into an int by way of a 1-element array, which NumPy 2.4 no longer allows."""
+    import numpy as np
+
+    old_triton = tuple(int(part) for part in triton_version.split(".")[:2]) < (3, 7)
+    if old_triton and tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
+        raise RetrogradError(
+            f"Triton {triton_version}'s interpreter cannot loop to a run-time bound with NumPy {np.__version__}; "
+            "install triton>=3.7 or 'numpy<2.4', or run on a GPU without TRITON_INTERPRET"
         )
 
 
