@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retrograd import nn as nn
     from retrograd import ops as ops
+    from retrograd import patch as patch
     from retrograd.check.asserts import assert_backward as assert_backward
     from retrograd.check.run import verify as verify
     from retrograd.check.spec import op as op
@@ -26,7 +28,9 @@ _HOMES = {
     "write": "retrograd.report",
 }
 
-__all__ = ["Report", "__version__", "assert_backward", "op", "ops", "tensor", "verify", "write"]
+_ROOMS = ("nn", "ops", "patch")
+
+__all__ = ["Report", "__version__", "assert_backward", "nn", "op", "ops", "patch", "tensor", "verify", "write"]
 
 
 def __getattr__(name: str) -> Any:
@@ -37,8 +41,8 @@ def __getattr__(name: str) -> Any:
             return version("retrograd")
         except PackageNotFoundError:  # run from a source tree that is only on PYTHONPATH
             return "0+uninstalled"
-    if name == "ops":
-        return importlib.import_module("retrograd.ops")
+    if name in _ROOMS:
+        return importlib.import_module(f"retrograd.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'retrograd' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -1,13 +1,15 @@
 """The only reader of os.environ. Standard library only.
 
-Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter on CPU tensors) and CI
-(set by continuous integration: no live progress).
+Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter on CPU tensors), CI
+(set by continuous integration: no live progress), CXX (the C++ compiler of CPU kernels) and XDG_CACHE_HOME (where the
+compiled ones are kept; ~/.cache by default).
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 
 def interpreting() -> bool:
@@ -31,3 +33,14 @@ def request_interpreter() -> bool:
 def in_ci() -> bool:
     """Whether a continuous-integration system runs this process."""
     return bool(os.environ.get("CI"))
+
+
+def cxx() -> str | None:
+    """The C++ compiler that the user chose, a command line; None leaves the choice to us."""
+    return os.environ.get("CXX") or None
+
+
+def cache_home() -> Path:
+    """The folder that programs keep re-creatable files in."""
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    return Path(chosen) if chosen else Path.home() / ".cache"

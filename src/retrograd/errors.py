@@ -35,6 +35,10 @@ class MissingExtraError(RetrogradError, ImportError):
         )
 
 
+class NativeBuildError(RetrogradError, RuntimeError):
+    """A CPU kernel cannot be built: there is no C++ compiler, or it fails. impl="torch" needs none."""
+
+
 class VerificationError(RetrogradError, AssertionError):
     """A backward pass was found wrong (raised by `Report.raise_if_failed` and by the pytest helpers)."""
 

@@ -19,9 +19,34 @@ from typing import Any
 from retrograd.check.spec import OpSpec
 from retrograd.errors import MissingExtraError, SpecError, UsageError
 
-__all__ = ["SHIPPED", "resolve"]
+__all__ = ["SHIPPED", "norm_names", "resolve"]
 
-SHIPPED = {"rms_norm": "retrograd.catalog.norm:rms_norm"}
+_NORM_VARIANTS = (
+    "",
+    "bias",
+    "residual",
+    "mixed",
+    "no_weight",
+    "bias_alone",
+    "offset",
+    "heads",
+    "float32_out",
+    "parts",
+    "atomic",
+)
+_TRITON_ONLY = ("parts", "atomic")
+
+
+def norm_names() -> dict[str, tuple[str, str, str]]:
+    """(norm, variant, implementation) by shipped name: rms_norm_heads_cpu is ("rms_norm", "heads", "cpu")."""
+    return {
+        "_".join(filter(None, parts)): parts
+        for parts in itertools.product(("rms_norm", "layer_norm"), _NORM_VARIANTS, ("", "cpu", "torch"))
+        if not (parts[1] in _TRITON_ONLY and parts[2])
+    }
+
+
+SHIPPED = {name: f"retrograd.catalog.norm:{name}" for name in norm_names()}
 
 _FORMS = "a shipped name, 'package.module:name' or 'path/file.py:name'"
 _OURS = str(Path(__file__).resolve().parents[1])

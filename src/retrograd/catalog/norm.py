@@ -1,65 +1,96 @@
-"""Specs of the shipped norms: what `retrograd verify rms_norm` proves."""
+"""Specs of the shipped norms: what `retrograd verify rms_norm` proves. One name an option, on GPU kernels and on CPU.
+
+`rms_norm_heads` runs the Triton kernels (in Triton's interpreter without a GPU), `rms_norm_heads_cpu` the native
+code, `rms_norm_heads_torch` the torch operations.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from retrograd.check.spec import op, tensor
-from retrograd.ops.norm.api import rms_norm as kernel
-from retrograd.ops.norm.reference import rms_norm_reference
+from retrograd.catalog import norm_names
+from retrograd.check.spec import OpSpec, TensorSpec, op, tensor
+from retrograd.ops.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 
 # 1e-2 is there to show whether eps is honoured: 1e-6 is below the attainable error at ordinary inputs.
 _EPS = [1e-6, 1e-2]
-_DTYPES = ("float32", "float16", "bfloat16")
+_HALVES = ("float16", "bfloat16")
+
+_X, _VECTOR = tensor("M... N"), tensor("N")
+_WIDE_VECTOR, _STREAM = tensor("N", dtype="float32"), tensor("M... N", dtype="float32")
+_HEADS, _HEAD_VECTOR = tensor("M", "H", "N"), tensor("H", "N")
 
 
-def reference(*args: Any, **kwargs: Any) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Variant:
+    """How a variant differs from x and weight with every option at its default.
+
+    Attributes:
+        inputs: by name.
+        options: of the op and of its reference.
+        kernel: options of the op alone.
+        dtypes: of x.
+        rounds_once: Whether 16-bit inputs are rounded once at the end; not so where s is rounded before.
+        sizes: limits to named dimensions.
+    """
+
+    inputs: Mapping[str, TensorSpec | None] = field(default_factory=lambda: dict(x=_X, weight=_VECTOR))
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kernel: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("float32", *_HALVES)
+    rounds_once: bool = True
+    sizes: Mapping[str, tuple[int, int] | list[int]] = field(default_factory=dict)
+
+
+_VARIANTS = {
+    "": _Variant(),
+    "bias": _Variant(dict(x=_X, weight=_VECTOR, bias=_VECTOR)),
+    "residual": _Variant(
+        dict(x=_X, weight=_VECTOR, bias=_VECTOR, residual=_X), kernel=dict(prenorm=True), rounds_once=False
+    ),
+    "mixed": _Variant(
+        dict(x=_X, weight=_WIDE_VECTOR, bias=_WIDE_VECTOR, residual=_STREAM), kernel=dict(prenorm=True), dtypes=_HALVES
+    ),
+    "no_weight": _Variant(dict(x=_X)),
+    "bias_alone": _Variant(dict(x=_X, weight=None, bias=_VECTOR)),
+    "offset": _Variant(options=dict(weight_offset=1.0)),
+    # M times H rows: few of each, since the interpreter runs them one tile after another.
+    "heads": _Variant(dict(x=_HEADS, weight=_HEAD_VECTOR, bias=_HEAD_VECTOR), sizes=dict(M=(0, 17), H=[0, 1, 2, 8, 3])),
+    "float32_out": _Variant(options=dict(out_dtype=torch.float32), dtypes=_HALVES),
+    "parts": _Variant(kernel=dict(dw_parts=3)),
+    "atomic": _Variant(kernel=dict(deterministic=False)),
+}
+
+_OPS = {"rms_norm": (rms_norm, rms_norm_reference), "layer_norm": (layer_norm, layer_norm_reference)}
+_IMPLS = {"": "triton", "cpu": "native", "torch": "torch"}
+
+
+def _first(reference: Callable[..., tuple[torch.Tensor, ...]], *args: Any, **kwargs: Any) -> torch.Tensor:
     """The reference's y alone."""
-    return rms_norm_reference(*args, **kwargs)[0]
+    return reference(*args, **kwargs)[0]
 
 
-rms_norm = op(
-    partial(kernel, impl="triton"),
-    reference,
-    dict(x=tensor("M... N"), weight=tensor("N")),
-    params=dict(eps=_EPS),
-    dtypes=_DTYPES,
-    compute="float32",
-    deterministic=True,
-    name="rms_norm",
-)
+def _spec(name: str, norm: str, variant: str, impl: str) -> OpSpec:
+    function, reference = _OPS[norm]
+    v = _VARIANTS[variant]
+    kernel = dict(v.kernel)
+    return op(
+        partial(function, impl=_IMPLS[impl], **v.options, **kernel),
+        partial(reference if kernel.get("prenorm") else partial(_first, reference), **v.options),
+        v.inputs,
+        params=dict(eps=_EPS),
+        sizes=v.sizes,
+        dtypes=v.dtypes,
+        compute="float32" if v.rounds_once else None,
+        deterministic=kernel.get("deterministic", True),
+        name=name,
+    )
 
-rms_norm_atomic = op(
-    partial(kernel, impl="triton", deterministic=False),
-    reference,
-    dict(x=tensor("M... N"), weight=tensor("N")),
-    params=dict(eps=_EPS),
-    dtypes=_DTYPES,
-    compute="float32",
-    deterministic=False,
-    name="rms_norm_atomic",
-)
 
-rms_norm_residual = op(
-    partial(kernel, impl="triton", prenorm=True),
-    rms_norm_reference,
-    dict(x=tensor("M... N"), weight=tensor("N"), bias=tensor("N"), residual=tensor("M... N")),
-    params=dict(eps=_EPS),
-    dtypes=_DTYPES,
-    deterministic=True,
-    name="rms_norm_residual",
-)
-
-rms_norm_cpu = op(
-    partial(kernel, impl="torch"),
-    reference,
-    dict(x=tensor("M... N"), weight=tensor("N")),
-    params=dict(eps=_EPS),
-    dtypes=_DTYPES,
-    compute="float32",
-    deterministic=True,
-    name="rms_norm_cpu",
-)
+SPECS = {name: _spec(name, *parts) for name, parts in norm_names().items()}
+globals().update(SPECS)

@@ -8,7 +8,7 @@ import click
 
 from retrograd.errors import RetrogradError
 
-_COMMANDS = ("verify", "report", "env")
+_COMMANDS = ("verify", "report", "bench", "env")
 
 
 class _Lazy(click.Group):

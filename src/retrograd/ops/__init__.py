@@ -6,11 +6,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrograd.ops.norm import rms_norm
+    from retrograd.ops.norm import layer_norm as layer_norm
+    from retrograd.ops.norm import layer_norm_bwd as layer_norm_bwd
+    from retrograd.ops.norm import layer_norm_fwd as layer_norm_fwd
+    from retrograd.ops.norm import rms_norm as rms_norm
+    from retrograd.ops.norm import rms_norm_bwd as rms_norm_bwd
+    from retrograd.ops.norm import rms_norm_fwd as rms_norm_fwd
 
-_HOME = {"rms_norm": "retrograd.ops.norm"}
+_NORM = "retrograd.ops.norm"
+_HOME = {
+    "layer_norm": _NORM,
+    "layer_norm_bwd": _NORM,
+    "layer_norm_fwd": _NORM,
+    "rms_norm": _NORM,
+    "rms_norm_bwd": _NORM,
+    "rms_norm_fwd": _NORM,
+}
 
-__all__ = ["rms_norm"]
+__all__ = ["layer_norm", "layer_norm_bwd", "layer_norm_fwd", "rms_norm", "rms_norm_bwd", "rms_norm_fwd"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Launch plans of RMSNorm: limits, coverage and what they depend on."""
+"""Launch plans of the norms: limits, coverage and what they depend on."""
 
 from __future__ import annotations
 
@@ -6,63 +6,113 @@ import dataclasses
 
 import pytest
 
+from retrograd.ops._triton.gpu import Backend, Gpu
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
     FORWARD_TILE_LIMIT,
+    Kind,
     ceil_div,
     next_power_of_2,
     plan_backward,
     plan_forward,
 )
 
-# Widths on both sides of every threshold: one column, below and above a power of two, both tile limits.
-WIDTHS = [1, 2, 63, 64, 65, 1024, 2000, 16384, 16385, 32768, 32769, 131072]
+H200 = Gpu(Backend.CUDA, 132)
+# A few multiprocessors only (a partition of a GPU), an AMD GPU, the interpreter.
+GPUS = {
+    "H200": H200,
+    "7-sms": Gpu(Backend.CUDA, 7),
+    "MI300X": Gpu(Backend.HIP, 304),
+    "interpreted": Gpu(Backend.INTERPRETER, 2),
+}
+# Widths on both sides of every threshold: one column, below and above a power of two, the tile limits, odd and wide.
+WIDTHS = [1, 2, 63, 64, 65, 1000, 1024, 2000, 8192, 8193, 16384, 16385, 32768, 32769, 33333, 65536, 131072, 262144]
 
 
 @pytest.mark.parametrize("n", WIDTHS, ids=lambda n: f"N{n}")
-@pytest.mark.parametrize("m", [1, 7, 33, 32768], ids=lambda m: f"M{m}")
-@pytest.mark.parametrize("interpreting", [False, True], ids=["compiled", "interpreted"])
-def test_plans_cover_the_input(m: int, n: int, interpreting: bool) -> None:
-    forward = plan_forward(m, n, 2, 132, interpreting)
-    assert forward.programs * forward.block_m >= m
-    assert forward.looped == (next_power_of_2(n) > FORWARD_TILE_LIMIT)
-    assert forward.looped or forward.block_n >= n
-    backward = plan_backward(m, n, 2, 132, True, interpreting)
-    assert backward.looped == (next_power_of_2(n) > BACKWARD_TILE_LIMIT)
-    assert backward.looped or backward.block_n >= n
-    tiles = ceil_div(m, backward.dw_block_m if backward.looped else backward.block_m)
-    # A part without a tile would be a row of the buffer that costs traffic and holds only zeros.
-    assert 1 <= backward.parts <= tiles
-    for plan in (forward, backward):
-        for field, value in dataclasses.asdict(plan).items():
-            if "block" in field or field == "num_warps":
-                assert value & (value - 1) == 0, field
+@pytest.mark.parametrize("rows", [1, 7, 33, 32768], ids=lambda m: f"M{m}")
+@pytest.mark.parametrize("itemsize", [2, 4], ids=["16-bit", "32-bit"])
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
+def test_plans_cover_the_input(gpu: Gpu, itemsize: int, rows: int, n: int) -> None:
+    for centered, heads in ((False, 1), (True, 1), (False, 3)):
+        forward = plan_forward(rows, n, heads, itemsize, gpu, centered=centered)
+        if forward.kind is Kind.SLICES:
+            assert forward.slices * forward.slice_n >= n > (forward.slices - 1) * forward.slice_n
+            assert 1 <= forward.programs // forward.slices <= rows
+        else:
+            assert forward.programs * forward.block_m >= rows
+        assert (forward.kind is Kind.TILE) == (next_power_of_2(n) <= FORWARD_TILE_LIMIT)
+        assert forward.kind is not Kind.TILE or forward.block_n >= n
+        for streams, parts in ((2, None), (3, None), (2, 5)):
+            backward = plan_backward(rows, n, heads, itemsize, gpu, centered=centered, streams=streams, parts=parts)
+            assert (backward.kind is Kind.TILE) == (next_power_of_2(n) <= BACKWARD_TILE_LIMIT[gpu.backend])
+            # A part without rows would be a row of the buffer that costs traffic and holds only zeros.
+            per_part = {Kind.TILE: backward.block_m, Kind.SLICES: 1, Kind.LOOPED: backward.dw_block_m}[backward.kind]
+            assert 1 <= backward.parts <= min(ceil_div(rows, per_part), parts or rows)
+            assert backward.kind is not Kind.SLICES or backward.slices * backward.slice_n >= n
+            for plan in (forward, backward):
+                for field, value in dataclasses.asdict(plan).items():
+                    if "block" in field or field == "num_warps":
+                        assert value & (value - 1) == 0, field
+                assert plan.num_warps * (64 if gpu.backend is Backend.HIP else 32) <= 1024
+
+
+@pytest.mark.parametrize("n", WIDTHS, ids=lambda n: f"N{n}")
+def test_how_a_row_is_added_up_does_not_depend_on_the_number_of_rows(n: int) -> None:
+    for gpu in GPUS.values():
+        shapes = set()
+        for rows in (1, 2, 7, 4096, 1 << 20):
+            forward = plan_forward(rows, n, 1, 2, gpu)
+            backward = plan_backward(rows, n, 1, 2, gpu)
+            shapes.add((dataclasses.replace(forward, programs=0), backward.kind, backward.block_m, backward.block_n,
+                        backward.num_warps, backward.slices, backward.slice_n))  # fmt: skip
+        assert len(shapes) == 1
 
 
 def test_programs_are_capped_by_the_multiprocessors() -> None:
-    one, two = (plan_backward(1 << 20, 4096, 2, sms, True, False) for sms in (132, 264))
+    one, two = (plan_backward(1 << 20, 4096, 1, 2, Gpu(Backend.CUDA, sms)) for sms in (132, 264))
     assert two.programs == 2 * one.programs
     assert one.programs % 132 == 0
 
 
-def test_atomic_plan_differs_only_in_parts() -> None:
-    ordered, atomic = (plan_backward(4096, 2048, 2, 132, flag, False) for flag in (True, False))
-    assert atomic.parts == 0
-    assert dataclasses.replace(ordered, parts=0) == atomic
+def test_slices_of_a_row_are_resident_together() -> None:
+    for n in (16384, 65536, 131072, 262144):
+        for centered, streams in ((False, 2), (False, 3), (True, 2), (True, 3)):
+            plan = plan_backward(4096, n, 1, 2, H200, centered=centered, streams=streams)
+            assert plan.kind is Kind.SLICES
+            assert plan.max_registers is not None
+            resident = 65536 // (plan.max_registers * 32 * plan.num_warps)
+            assert plan.programs <= resident * H200.num_sms
 
 
-def test_a_second_stage_is_asked_for_only_where_it_fits() -> None:
-    assert plan_backward(4096, 2048, 2, 132, True, False).num_stages == 2
-    assert plan_backward(4096, 16384, 4, 132, True, False).num_stages == 1
+def test_a_row_that_the_gpu_cannot_hold_is_walked() -> None:
+    small = Gpu(Backend.CUDA, 7)
+    assert plan_forward(64, 1 << 20, 1, 2, small).kind is Kind.LOOPED
+    assert plan_backward(64, 1 << 20, 1, 2, small).kind is Kind.LOOPED
+
+
+@pytest.mark.parametrize("n", [1024, 8192, 65536], ids=lambda n: f"N{n}")
+def test_fixed_parts_are_the_same_on_every_gpu(n: int) -> None:
+    plans = [plan_backward(4096, n, 1, 2, Gpu(Backend.CUDA, sms), parts=32) for sms in (7, 108, 132)]
+    assert len(set(plans)) == 1
+    assert plans[0].parts == 32
+
+
+def test_stages_fit_shared_memory() -> None:
+    for itemsize, streams in ((2, 2), (2, 3), (4, 2), (4, 3)):
+        for n in (256, 512, 1024, 2048, 4096, 8192):
+            plan = plan_backward(1 << 15, n, 1, itemsize, H200, streams=streams)
+            held = (plan.num_stages - 1) * streams * itemsize * plan.block_m * plan.block_n
+            assert held * (plan.programs // 132) <= 160 * 1024
 
 
 def test_column_loop_can_be_forced() -> None:
-    assert plan_forward(8, 100, 4, 132, False, max_tile_n=32).looped
-    backward = plan_backward(8, 100, 4, 132, True, False, max_tile_n=32)
-    assert backward.looped
+    assert plan_forward(8, 100, 1, 4, H200, max_tile_n=32).kind is Kind.LOOPED
+    backward = plan_backward(8, 100, 1, 4, H200, max_tile_n=32)
+    assert backward.kind is Kind.LOOPED
     assert backward.block_n == backward.dw_block_n == 32
 
 
 def test_plans_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        plan_forward(8, 100, 4, 132, False).block_m = 1
+        plan_forward(8, 100, 1, 4, H200).block_m = 1

@@ -1,15 +1,19 @@
-"""The public function: checks its arguments, makes them 2-D and hands them to the autograd node."""
+"""The public functions: documents and checks arguments and hands them to the autograd node."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from retrograd.ops.norm.autograd import RmsNormFunction
-from retrograd.ops.types import Impl, resolve_impl
+from retrograd.ops.norm import checks, contract
+from retrograd.ops.norm.autograd import NormFunction
+from retrograd.ops.norm.implementations import Options, resolve
+from retrograd.ops.norm.shapes import Tensors, two_dimensional
+from retrograd.ops.types import Impl
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def rms_norm(
@@ -20,129 +24,177 @@ def rms_norm(
     *,
     eps: float = 1e-6,
     prenorm: bool = False,
+    residual_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    weight_offset: float = 0.0,
     deterministic: bool = True,
+    dw_parts: int | None = None,
+    accumulate_main_grad: bool = False,
     impl: str | Impl | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Root-mean-square normalisation over the last dimension, with an optional residual addition before it.
 
-    s = x + residual;  y = s / sqrt(mean(s^2) + eps) * weight + bias
+    s = x + residual;  y = s / sqrt(mean(s^2) + eps) * (weight + weight_offset) + bias
 
     Args:
         x: [..., N], float32, float16 or bfloat16; float64 with impl="torch". Any strides, any leading dimensions
-            or none, and sizes of 0.
-        weight: [N], a floating dtype of its own choice (float64 only with a float64 x). None is ones.
-        bias: [N], as weight. None is zeros.
-        residual: like x in shape and dtype. None adds nothing.
+            or none, and sizes of 0. A DTensor may be sharded over any dimension but the last.
+        weight: [N], or [H, N] for x [..., H, N] of three dimensions or more (one row a head). Any of the narrow
+            dtypes whatever x has, float64 beside float64 only. None is ones.
+        bias: in shape like weight, in dtype free as weight. None is zeros.
+        residual: in shape like x, in dtype free as weight. None adds nothing.
         eps: finite, 0 or more. With 0 a row of zeros gives NaN.
         prenorm: Return s too, for the next residual connection.
+        residual_dtype: dtype of s. None is that of residual, or of x without one.
+        out_dtype: dtype of y. None is that of x.
+        weight_offset: added to weight in float32: 1.0 for weights stored around zero. Needs a weight.
         deterministic: Sum grad_weight and grad_bias over rows in a fixed order. False adds them atomically on
-            impl="triton": last bits differ from run to run. impl="torch" is deterministic anyway.
-        impl: "triton", "torch", or None: triton on CUDA, torch elsewhere. An explicit choice never falls back.
+            impl="triton": last bits differ from run to run. The others are deterministic anyway.
+        dw_parts: partial sums behind grad_weight and grad_bias on impl="triton". None chooses by GPU; a number
+            gives the same bits on every GPU model.
+        accumulate_main_grad: Add grad_weight and grad_bias to the float32 tensors weight.main_grad and
+            bias.main_grad in the backward and set grad_added_to_main_grad on the parameters; their .grad stays as
+            it is. Not inside a torch.compile graph (a call without fullgraph=True breaks the graph there), not for
+            DTensors.
+        impl: "triton", "native" (C on CPU, compiled when first used), "torch", or None: triton on CUDA, native on
+            CPU where a compiler is found and x is not float64, else torch. An explicit choice never falls back.
 
     Returns:
-        y [..., N] in the dtype of x, contiguous; with prenorm (y, s), where s is x itself without a residual.
+        y [..., N], contiguous; with prenorm (y, s), where s is x itself without a residual and of its dtype.
 
     Raises:
-        TypeError: A tensor has a dtype that is not supported, or eps is not a number.
-        ValueError: A shape or a device does not fit x, eps is negative or not finite, impl is unknown.
+        TypeError: A tensor has a dtype that is not supported, or a number is of the wrong type.
+        ValueError: A shape or a device does not fit x, eps is negative or not finite, weight_offset lacks a
+            weight, main_grad is missing, impl is unknown, or a DTensor's placement does not allow local rows.
         RuntimeError: deterministic=False under torch.use_deterministic_algorithms(True), impl="triton" on a
-            CPU tensor without Triton's interpreter, or a second derivative is asked for.
+            CPU tensor without Triton's interpreter, impl="native" without a compiler, or a second derivative is
+            asked for.
 
-    Numerics: statistics, sums and products in float32 (float64 for float64). s is rounded to the dtype of x and
-    that rounded value is normalised. Gradients have the dtypes of their inputs; a weight that needs no gradient
-    costs nothing in the backward.
+    Numerics: statistics, sums and products in float32 (float64 for float64), also under autocast, which changes no
+    dtype here. s is rounded to its dtype and that rounded value is normalised. A row's y and gradient do not depend
+    on the other rows. Gradients have the dtypes of their inputs; a weight that needs no gradient costs nothing in
+    the backward.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
-    n = _check_x(x)
-    chosen = resolve_impl(impl, x.device)
-    _check_vector("weight", weight, x, n)
-    _check_vector("bias", bias, x, n)
-    _check_residual(residual, x)
-    _check_eps(eps)
-    if chosen is Impl.TRITON and x.dtype == torch.float64:
-        raise TypeError(
-            "`x` has dtype torch.float64, expected float32, float16 or bfloat16 for impl='triton' (its kernels "
-            "compute in float32); use impl='torch'"
-        )
-    if not deterministic and torch.are_deterministic_algorithms_enabled():
-        raise RuntimeError(
-            "deterministic=False adds gradients atomically, which torch.use_deterministic_algorithms(True) "
-            "forbids; pass deterministic=True, or turn the torch setting off"
-        )
-    m = math.prod(x.shape[:-1])
-    return_s = prenorm and residual is not None
-    out = RmsNormFunction.apply(
-        x.reshape(m, n),
-        weight,
-        bias,
-        None if residual is None else residual.reshape(m, n),
-        float(eps),
-        return_s,
-        deterministic,
-        chosen,
+    options = Options(False, eps, weight_offset, deterministic, dw_parts, residual_dtype, out_dtype, impl)
+    return _norm((x, weight, bias, residual), options, prenorm, accumulate_main_grad)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    weight_offset: float = 0.0,
+    deterministic: bool = True,
+    dw_parts: int | None = None,
+    accumulate_main_grad: bool = False,
+    impl: str | Impl | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Layer normalisation over the last dimension, with an optional residual addition before it.
+
+    s = x + residual;  y = (s - mean(s)) / sqrt(var(s) + eps) * (weight + weight_offset) + bias
+
+    var is the mean of (s - mean(s))^2, without Bessel's correction. Arguments, errors and the handling of dtypes are
+    those of `rms_norm`.
+
+    Args:
+        x: [..., N].
+        weight: [N], [H, N] or None for ones.
+        bias: like weight, or None for zeros.
+        residual: in shape like x, or None.
+        eps: finite, 0 or more. With 0 a constant row gives NaN.
+        prenorm: Return s too.
+        residual_dtype: dtype of s.
+        out_dtype: dtype of y.
+        weight_offset: added to weight in float32.
+        deterministic: Sum grad_weight and grad_bias in a fixed order.
+        dw_parts: partial sums behind grad_weight and grad_bias.
+        accumulate_main_grad: Add grad_weight and grad_bias to main_grad.
+        impl: "triton", "native", "torch" or None.
+
+    Returns:
+        y [..., N], contiguous; with prenorm (y, s).
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `rms_norm`.
+
+    Numerics: as `rms_norm`; the variance is that of the centred row, so a large mean costs no more than its own
+    rounding to float32.
+
+    Source: Ba, Kiros and Hinton, Layer Normalization, 2016.
+    """
+    options = Options(True, eps, weight_offset, deterministic, dw_parts, residual_dtype, out_dtype, impl)
+    return _norm((x, weight, bias, residual), options, prenorm, accumulate_main_grad)
+
+
+def _norm(
+    tensors: Tensors, options: Options, prenorm: bool, accumulate: bool
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    x, weight, bias, residual = tensors
+    if not (type(x) in _PLAIN and type(weight) in _PLAIN and type(bias) in _PLAIN and type(residual) in _PLAIN):
+        from retrograd.ops.norm import dtensor
+
+        if dtensor.is_needed(tensors):
+            return dtensor.run_locally(_norm, tensors, options, prenorm, accumulate)
+    checks.check_tensors(x, weight, bias, residual)
+    options = checks.check_options(options, x.dtype, weight is not None)
+    own_s = residual is not None or options.residual_dtype not in (None, x.dtype)
+    s_dtype = options.residual_dtype or (x if residual is None else residual).dtype
+    if residual is None and not prenorm and s_dtype == torch.float32:
+        s_dtype = x.dtype  # nobody sees s, and widening it changes no value
+    y, s = _run(tensors, options, s_dtype, prenorm and own_s, (weight, bias) if accumulate else None)
+    if not prenorm:
+        return y
+    return y, s if own_s else x
+
+
+def _run(
+    tensors: Tensors,
+    options: Options,
+    s_dtype: torch.dtype,
+    return_s: bool,
+    parameters: tuple[torch.Tensor | None, torch.Tensor | None] | None,
+) -> tuple[torch.Tensor, Any]:
+    x, weight, bias, residual = tensors
+    if parameters is not None:
+        checks.check_main_grad("weight", weight)
+        checks.check_main_grad("bias", bias)
+    if torch.compiler.is_compiling():
+        if parameters is not None:
+            raise RuntimeError(
+                "accumulate_main_grad=True adds to main_grad while the backward runs, which torch.compile cannot "
+                "trace; pass accumulate_main_grad=False, or keep this call out with torch.compiler.disable"
+            )
+        return contract.norm(tensors, options, s_dtype, return_s)
+    call = resolve(options, x.dtype, s_dtype, x.device)
+    if (torch.is_grad_enabled() and _any_requires_grad(tensors)) or forward_ad._current_level >= 0:
+        out = NormFunction.apply(x, weight, bias, residual, call, return_s, parameters)
+        return out if isinstance(out, tuple) else (out, None)
+    shape = x.shape
+    flat = len(shape) == 2
+    y, s, _, _ = call.forward(
+        *(tensors if flat else two_dimensional(x, weight, bias, residual)),
+        call.spec,
+        out_dtype=call.out_dtype,
+        s_dtype=s_dtype,
+        store_stats=False,
+        store_s=return_s,
     )
-    if return_s:
-        y, s = out
-        return y.reshape(x.shape), s.reshape(x.shape)
-    y = out.reshape(x.shape)
-    return (y, x) if prenorm else y
+    return (y, s) if flat else (y.view(shape), s.view(shape) if return_s else None)
 
 
-def _check_x(x: torch.Tensor) -> int:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"`x` is a {type(x).__name__}, expected a torch.Tensor")
-    if x.dtype not in _DTYPES:
-        raise TypeError(
-            f"`x` has dtype {x.dtype}, expected float32, float16, bfloat16 or float64; cast it with x.float()"
-        )
-    if x.dim() == 0:
-        raise ValueError("`x` has shape (), expected at least one dimension; use x.reshape(1)")
-    return x.shape[-1]
-
-
-def _check_vector(name: str, vector: torch.Tensor | None, x: torch.Tensor, n: int) -> None:
-    if vector is None:
-        return
-    if not isinstance(vector, torch.Tensor):
-        raise TypeError(f"`{name}` is a {type(vector).__name__}, expected a torch.Tensor or None")
-    if tuple(vector.shape) != (n,):
-        hint = "did you pass the residual?" if vector.shape == x.shape else f"reshape or slice it to ({n},)"
-        raise ValueError(f"`{name}` has shape {tuple(vector.shape)}, expected ({n},) to match x.shape[-1]; {hint}")
-    if vector.dtype not in _DTYPES or (vector.dtype == torch.float64 and x.dtype != torch.float64):
-        raise TypeError(
-            f"`{name}` has dtype {vector.dtype}, expected float32, float16 or bfloat16 beside x of {x.dtype}; "
-            f"cast it with {name}.to(x.dtype)"
-        )
-    _check_device(name, vector, x)
-
-
-def _check_residual(residual: torch.Tensor | None, x: torch.Tensor) -> None:
-    if residual is None:
-        return
-    if not isinstance(residual, torch.Tensor):
-        raise TypeError(f"`residual` is a {type(residual).__name__}, expected a torch.Tensor or None")
-    if residual.shape != x.shape:
-        raise ValueError(
-            f"`residual` has shape {tuple(residual.shape)}, expected {tuple(x.shape)} like x; "
-            "expand it with residual.expand_as(x)"
-        )
-    if residual.dtype != x.dtype:
-        raise TypeError(
-            f"`residual` has dtype {residual.dtype}, expected {x.dtype} like x; cast one with .to({x.dtype})"
-        )
-    _check_device("residual", residual, x)
-
-
-def _check_device(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
-    if tensor.device != x.device:
-        raise ValueError(
-            f"`{name}` is on {tensor.device}, expected {x.device} like x; move it with {name}.to(x.device)"
-        )
-
-
-def _check_eps(eps: float) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"`eps` is a {type(eps).__name__}, expected a Python float; a 1-element tensor has .item()")
-    if not math.isfinite(eps) or eps < 0:
-        raise ValueError(f"`eps` is {eps}, expected a finite number of 0 or more; the usual value is 1e-6")
+def _any_requires_grad(tensors: Tensors) -> bool:
+    x, weight, bias, residual = tensors
+    return (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    )

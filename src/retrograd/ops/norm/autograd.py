@@ -1,17 +1,24 @@
-"""The autograd node of RMSNorm: what is saved, which gradients are computed. Shapes are 2-D here."""
+"""The autograd node of the norms: what is saved, which gradients are computed.
+
+The node takes [..., N] tensors and reshapes inside: views outside would be nodes of their own, three a call.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from retrograd.ops.types import Impl
+from retrograd.ops.norm.implementations import NormCall
+from retrograd.ops.norm.shapes import Tensors, heads_of, in_shape, rows_of, two_dimensional, vector_of
+from retrograd.ops.norm.spec import NormSpec
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
-class RmsNormFunction(torch.autograd.Function):
-    """y (or y and s) of x [M, N], weight [N], bias [N] and residual [M, N]; not differentiable twice."""
+class NormFunction(torch.autograd.Function):
+    """(y, s), or y where s is x, of x [..., N], weight, bias and residual; not differentiable twice."""
 
     @staticmethod
     def forward(
@@ -20,57 +27,156 @@ class RmsNormFunction(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
-        eps: float,
+        call: NormCall,
         return_s: bool,
-        deterministic: bool,
-        impl: Impl,
+        parameters: tuple[torch.Tensor | None, torch.Tensor | None] | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Compute y; keep s (or x), weight and rstd if a gradient needs them."""
+        """Compute y; keep what the gradients need. `parameters` own the main_grad to add to, if any."""
         need_x, need_weight, _, need_residual = ctx.needs_input_grad[:4]
         need_stats = need_x or need_weight or need_residual
-        if impl is Impl.TRITON:
-            from retrograd.ops.norm.triton import rms_norm_fwd as fwd
-        else:
-            from retrograd.ops.norm.eager import eager_fwd as fwd
-        y, s, rstd = fwd(x, weight, bias, residual, eps, store_rstd=need_stats, store_s=return_s or need_stats)
-        ctx.set_materialize_grads(False)
-        ctx.deterministic, ctx.impl = deterministic, impl
-        ctx.weight_dtype = None if weight is None else weight.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        if need_stats:
-            # The weight scales grad_out on the way to x; the gradient of the weight itself does not need it.
-            kept_weight = weight if need_x or need_residual else None
-            ctx.save_for_backward(x if residual is None else s, kept_weight, rstd)
-        return (y, s) if return_s else y
+        shape = x.shape
+        flat = len(shape) == 2
+        y, s, mean, rstd = call.forward(
+            *((x, weight, bias, residual) if flat else two_dimensional(x, weight, bias, residual)),
+            call.spec,
+            out_dtype=call.out_dtype,
+            s_dtype=call.s_dtype,
+            store_stats=need_stats,
+            store_s=return_s or need_stats,
+        )
+        if not flat:
+            # Not .view(): a view made in here could not be modified in place by the caller.
+            y = y.resize_(shape)
+            s = None if s is None else s.resize_(shape)
+        ctx.backward_function, ctx.parameters = call.backward, parameters
+        remember(ctx, (x, weight, bias, residual), call.spec, (s, mean, rstd))
+        # As a result, s stays tied to x and residual, so that a second derivative is noticed.
+        return y if s is None else (y, s)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of x, weight, bias and residual; the last equals that of x."""
-        need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
-        grad_out = grads[0]
-        grad_s = grads[1] if len(grads) > 1 else None
-        if grad_out is None:
-            ds = grad_s
-            return (ds if need_x else None, None, None, ds if need_residual else None, *[None] * 4)
-        if not (need_x or need_weight or need_residual):
-            # Only the bias: no statistics were kept, and its gradient needs none.
-            inner = torch.float64 if grad_out.dtype == torch.float64 else torch.float32
-            return (None, None, grad_out.sum(dim=0, dtype=inner).to(ctx.bias_dtype), *[None] * 5)
-        s, weight, rstd = ctx.saved_tensors
-        wanted = {
-            "need_grad_x": need_x or need_residual,
-            "weight_dtype": ctx.weight_dtype if need_weight else None,
-            "bias_dtype": ctx.bias_dtype if need_bias else None,
-        }
-        if ctx.impl is Impl.TRITON:
-            from retrograd.ops.norm.triton import rms_norm_bwd
+    def backward(ctx: Any, grad_y: torch.Tensor | None, grad_s: torch.Tensor | None = None) -> tuple[Any, ...]:
+        """Gradients of x, weight, bias and residual."""
+        if not torch.is_grad_enabled():
+            return (*gradients(ctx, ctx.backward_function, grad_y, grad_s), None, None, None)
+        # create_graph=True: the gradients are handed out behind a node that says why it cannot go on.
+        with torch.no_grad():
+            grads = gradients(ctx, ctx.backward_function, grad_y, grad_s)
+        leaves = [t for t in (grad_y, grad_s, *ctx.saved_tensors) if t is not None]
+        given = [g for g in grads if g is not None]
+        guarded = iter(_OnceOnly.apply(len(given), *given, *leaves))
+        return (*(None if g is None else next(guarded) for g in grads), None, None, None)
 
-            ds, grad_weight, grad_bias = rms_norm_bwd(
-                grad_out, s, weight, rstd, grad_s, deterministic=ctx.deterministic, **wanted
-            )
-        else:
-            from retrograd.ops.norm.eager import eager_bwd
 
-            ds, grad_weight, grad_bias = eager_bwd(grad_out, s, weight, rstd, grad_s, **wanted)
-        return (ds if need_x else None, grad_weight, grad_bias, ds if need_residual else None, *[None] * 4)
+class _OnceOnly(torch.autograd.Function):
+    """Passes gradients on; raises where they are differentiated."""
+
+    @staticmethod
+    def forward(_ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(_ctx: Any, *_grads: Any) -> Any:
+        refuse_second_derivative()
+
+
+def refuse_second_derivative(*_: Any) -> None:
+    """Raise what a person sees who differentiates a gradient of a norm."""
+    raise RuntimeError(
+        "the gradient of rms_norm and layer_norm cannot be differentiated again: their backward is a kernel without "
+        "a derivative; for second derivatives use torch.nn.functional, or rms_norm_reference and "
+        "layer_norm_reference of retrograd.ops.norm"
+    )
+
+
+def remember(ctx: Any, inputs: Tensors, spec: NormSpec, results: tuple[torch.Tensor | None, ...]) -> None:
+    """Keep on `ctx` what `gradients` reads; results are s, mean, rstd."""
+    x, weight, bias, residual = inputs
+    s, mean, rstd = results
+    need_x, need_weight, _, need_residual = ctx.needs_input_grad[:4]
+    ctx.set_materialize_grads(False)
+    ctx.spec = spec
+    ctx.shape = x.shape
+    ctx.heads = heads_of(weight, bias)
+    vector = bias if weight is None else weight
+    ctx.vector_shape = None if vector is None else vector.shape
+    ctx.dtypes = (
+        x.dtype,
+        None if residual is None else residual.dtype,
+        None if weight is None else weight.dtype,
+        None if bias is None else bias.dtype,
+    )
+    if need_x or need_weight or need_residual:
+        # The weight scales grad_out on the way to x; the gradient of the weight itself does not need it.
+        kept = weight if need_x or need_residual else None
+        ctx.save_for_backward(x if s is None else s, kept, mean, rstd)
+
+
+def gradients(
+    ctx: Any, backward: Callable[..., Any], grad_y: torch.Tensor | None, grad_s: torch.Tensor | None
+) -> Gradients:
+    """Gradients of x, weight, bias and residual, in that order; None where none is needed or none arrives."""
+    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    x_dtype, residual_dtype, weight_dtype, bias_dtype = ctx.dtypes
+    if grad_y is None:
+        if grad_s is None:
+            return None, None, None, None
+        grad_x = grad_s.to(x_dtype) if need_x else None
+        return grad_x, None, None, grad_s.to(residual_dtype) if need_residual else None
+    into_weight, into_bias = _main_grads(ctx) if ctx.parameters is not None else (None, None)
+    if not (need_x or need_weight or need_residual):
+        # Only the bias: no statistics were kept, and its gradient needs none.
+        return None, None, _bias_gradient(ctx, grad_y, into_bias), None
+    s, weight, mean, rstd = ctx.saved_tensors
+    flat = len(ctx.shape) == 2
+    if not flat:
+        s, weight, _, grad_s = two_dimensional(s, weight, None, grad_s)
+        grad_y = rows_of(grad_y)
+    grad_x, grad_residual, grad_weight, grad_bias = backward(
+        grad_y,
+        s,
+        weight,
+        mean,
+        rstd,
+        grad_s,
+        ctx.spec,
+        x_dtype=x_dtype if need_x else None,
+        residual_dtype=residual_dtype if need_residual else None,
+        weight_dtype=weight_dtype if need_weight else None,
+        bias_dtype=bias_dtype if need_bias else None,
+        heads=ctx.heads,
+        into_weight=into_weight,
+        into_bias=into_bias,
+    )
+    grad_weight, grad_bias = in_shape(grad_weight, ctx.vector_shape), in_shape(grad_bias, ctx.vector_shape)
+    if flat:
+        return grad_x, grad_weight, grad_bias, grad_residual
+    # One tensor for both stays one: autograd would take two views of a storage for two gradients it may write to.
+    shared = grad_residual is grad_x
+    grad_x = None if grad_x is None else grad_x.view(ctx.shape)
+    if not shared and grad_residual is not None:
+        grad_residual = grad_residual.view(ctx.shape)
+    return grad_x, grad_weight, grad_bias, grad_x if shared else grad_residual
+
+
+def _bias_gradient(ctx: Any, grad_y: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
+    shape, inner = ctx.vector_shape, torch.float64 if grad_y.dtype == torch.float64 else torch.float32
+    if shape.numel():
+        total = grad_y.reshape(-1, *shape).sum(dim=0, dtype=inner)
+    else:
+        total = grad_y.new_zeros(shape, dtype=inner)
+    if into is None:
+        return total.to(ctx.dtypes[3])
+    into.add_(total.view(into.shape))
+    return None
+
+
+def _main_grads(ctx: Any) -> list[torch.Tensor | None]:
+    """The main_grad of weight and bias as [N] or [H, N], where they need a gradient; marks their owners."""
+    found: list[torch.Tensor | None] = []
+    for parameter, needed in zip(ctx.parameters, ctx.needs_input_grad[1:3], strict=True):
+        if parameter is None or not needed:
+            found.append(None)
+            continue
+        parameter.grad_added_to_main_grad = True
+        found.append(vector_of(parameter.main_grad))
+    return found

@@ -1,4 +1,4 @@
-"""RMSNorm by explicit torch operations (impl='torch'): any device, float64 too, closed-form backward."""
+"""The norms by explicit torch operations (impl='torch'): any device, float64 too, closed-form backward."""
 
 from __future__ import annotations
 
@@ -6,130 +6,192 @@ from collections.abc import Iterator
 
 import torch
 
+from retrograd.ops.norm.shapes import heads_of
+from retrograd.ops.norm.spec import NormSpec
+
 # 64 K elements are 256 KiB in float32: a block of rows and its temporaries stay in a core's cache.
 _BLOCK_ELEMENTS = 65536
 
 
-def eager_fwd(
+def norm_fwd(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
-    eps: float,
+    spec: NormSpec,
     *,
-    store_rstd: bool = True,
+    out_dtype: torch.dtype,
+    s_dtype: torch.dtype,
+    store_stats: bool = True,
     store_s: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return (y, s, rstd) of y = s * rstd * weight + bias, with s = x + residual rounded to the dtype of x.
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Return (y, s, mean, rstd) of y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual.
 
     Args:
         x: [M, N].
-        weight: [N] or None.
-        bias: [N] or None.
+        weight: [N], or [H, N] where row r takes weight[r % H], or None for ones.
+        bias: as weight, or None for zeros.
         residual: [M, N] or None.
-        eps: added to the mean square.
-        store_rstd: Whether rstd is kept.
-        store_s: Whether s is kept where residual is given.
+        spec: which norm.
+        out_dtype: dtype of y.
+        s_dtype: dtype of s.
+        store_stats: Whether mean and rstd are kept.
+        store_s: Whether s is kept where it is not x itself.
 
     Returns:
-        y [M, N] in the dtype of x; s likewise, or None if not kept or without residual; rstd [M] float32 (float64
-        for float64), or None.
+        y [M, N]; s [M, N], None if not kept or x itself; mean [M] or None for RMSNorm; rstd [M]. Statistics are
+        float32, float64 for float64.
 
-    Numerics: inside float32, float64 for float64.
+    Numerics: inside float32, float64 for float64. s is rounded to s_dtype before it is normalised. The variance is
+    that of the centred row.
     """
     rows, columns = x.shape
     inner = _inner_dtype(x)
-    y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)  # [M, N]
-    s_out = torch.empty_like(y) if residual is not None and store_s else None  # [M, N]
-    rstd_out = torch.empty(rows, dtype=inner, device=x.device) if store_rstd else None  # [M]
-    scale = None if weight is None else weight.to(inner)  # [N]
-    shift = None if bias is None else bias.to(inner)  # [N]
-    for block in _row_blocks(rows, columns):
-        s = x[block].to(inner)  # [R, N]
+    own_s = residual is not None or s_dtype != x.dtype
+    y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)  # [M, N]
+    s_out = torch.empty((rows, columns), dtype=s_dtype, device=x.device) if own_s and store_s else None  # [M, N]
+    mean_out = torch.empty(rows, dtype=inner, device=x.device) if store_stats and spec.centered else None  # [M]
+    rstd_out = torch.empty(rows, dtype=inner, device=x.device) if store_stats else None  # [M]
+    scale, shift = _scale(weight, spec, inner), None if bias is None else bias.to(inner)  # [N] or [H, N]
+    for block in _row_blocks(rows, columns, heads_of(scale, shift)):
+        # Contiguous rows are summed in one order, whatever the layout and the number of rows.
+        s = x[block].to(inner).contiguous()  # [R, N]
         if residual is not None:
-            s_rounded = (s + residual[block].to(inner)).to(x.dtype)
+            s = (s + residual[block].to(inner)).contiguous()
+        if own_s:
+            rounded = s.to(s_dtype)
+            s = rounded.to(inner)
             if s_out is not None:
-                s_out[block] = s_rounded
-            s = s_rounded.to(inner)
-        mean_square = (s * s).sum(dim=1, keepdim=True) / max(columns, 1)  # [R, 1]
-        rstd = (mean_square + eps).sqrt().reciprocal()
+                s_out[block] = rounded
+        if spec.centered:
+            mean = _row_mean(s)
+            s = s - mean
+            if mean_out is not None:
+                mean_out[block] = mean[:, 0]
+        rstd = (_row_mean(s * s) + spec.eps).sqrt().reciprocal()  # [R, 1]
         if rstd_out is not None:
             rstd_out[block] = rstd[:, 0]
-        normed = s * rstd
-        if scale is not None:
-            normed = normed * scale
-        if shift is not None:
-            normed = normed + shift
-        y[block] = normed.to(x.dtype)
-    return y, s_out, rstd_out
+        y[block] = _affine(s * rstd, scale, shift).to(out_dtype)
+    return y, s_out, mean_out, rstd_out
 
 
-def eager_bwd(
+def norm_bwd(
     grad_out: torch.Tensor,
     s: torch.Tensor,
     weight: torch.Tensor | None,
+    mean: torch.Tensor | None,
     rstd: torch.Tensor,
     grad_s: torch.Tensor | None,
+    spec: NormSpec,
     *,
-    need_grad_x: bool,
+    x_dtype: torch.dtype | None,
+    residual_dtype: torch.dtype | None,
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return (grad_x, grad_weight, grad_bias) in closed form.
+    heads: int = 1,
+    into_weight: torch.Tensor | None = None,
+    into_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Return (grad_x, grad_residual, grad_weight, grad_bias) in closed form.
 
-    With h = s * rstd and g = grad_out * weight: grad_x = rstd * (g - h * mean(g * h)) + grad_s,
-    grad_weight = sum over rows of grad_out * h, grad_bias = sum over rows of grad_out.
+    With h = (s - mean) * rstd and g = grad_out * (weight + offset):
+    ds = rstd * (g - h * mean(g * h) - mean(g)) + grad_s, without mean(g) for RMSNorm; grad_weight = sum over rows of
+    grad_out * h, grad_bias = sum over rows of grad_out.
 
     Args:
         grad_out: [M, N].
         s: [M, N], what was normalised.
-        weight: [N] or None.
+        weight: [N], [H, N] or None.
+        mean: [M], None for RMSNorm.
         rstd: [M].
         grad_s: [M, N] gradient that reached s by another way, or None.
-        need_grad_x: Whether grad_x is computed.
-        weight_dtype: dtype of grad_weight, None to skip it.
-        bias_dtype: dtype of grad_bias, None to skip it.
+        spec: which norm.
+        x_dtype: dtype of grad_x, None to skip it; likewise residual_dtype, weight_dtype, bias_dtype.
+        heads: H of [H, N] vectors.
+        into_weight: float32, shape of the weight: grad_weight is added to it and returned as None.
+        into_bias: the same for grad_bias.
 
     Returns:
-        grad_x [M, N] in the dtype of s, grad_weight [N], grad_bias [N]; None for what was not asked for.
+        grad_x and grad_residual [M, N], one tensor where the dtypes agree; grad_weight and grad_bias [N], or [H, N]
+        with heads > 1. None for what was not asked for.
 
     Numerics: inside float32 (float64 for float64); blocks of rows are added in their order: deterministic.
     """
     rows, columns = s.shape
     inner = _inner_dtype(s)
-    grad_x = torch.empty((rows, columns), dtype=s.dtype, device=s.device) if need_grad_x else None  # [M, N]
-    weight_sum = None if weight_dtype is None else torch.zeros(columns, dtype=inner, device=s.device)  # [N]
-    bias_sum = None if bias_dtype is None else torch.zeros(columns, dtype=inner, device=s.device)  # [N]
-    scale = None if weight is None else weight.to(inner)  # [N]
-    for block in _row_blocks(rows, columns):
-        g = grad_out[block].to(inner)  # [R, N]
+    ds_out = _empty_gradients(s, x_dtype, residual_dtype)
+    shape = (heads, columns) if heads > 1 else (columns,)
+    weight_sum = None if weight_dtype is None else torch.zeros(shape, dtype=inner, device=s.device)
+    bias_sum = None if bias_dtype is None else torch.zeros(shape, dtype=inner, device=s.device)
+    scale = _scale(weight, spec, inner)
+    for block in _row_blocks(rows, columns, heads):
+        g = grad_out[block].to(inner).contiguous()  # [R, N]
         if bias_sum is not None:
-            bias_sum += g.sum(dim=0)
-        if grad_x is None and weight_sum is None:
+            bias_sum += _per_head(g, bias_sum).sum(dim=0)
+        if not ds_out and weight_sum is None:
             continue
         r = rstd[block].unsqueeze(1)  # [R, 1]
-        h = s[block].to(inner) * r  # [R, N]
+        h = s[block].to(inner).contiguous()
+        h = (h if mean is None else h - mean[block].unsqueeze(1)) * r  # [R, N]
         if weight_sum is not None:
-            weight_sum += (g * h).sum(dim=0)
-        if grad_x is None:
+            weight_sum += _per_head(g * h, weight_sum).sum(dim=0)
+        if not ds_out:
             continue
-        if scale is not None:
-            g = g * scale
-        projection = (g * h).sum(dim=1, keepdim=True) / max(columns, 1)  # [R, 1]
-        ds = r * (g - h * projection)
+        ds = _row_gradient(_affine(g, scale, None), h, r, mean is not None)
         if grad_s is not None:
             ds = ds + grad_s[block].to(inner)
-        grad_x[block] = ds.to(s.dtype)
-    grad_weight = None if weight_sum is None else weight_sum.to(weight_dtype)
-    grad_bias = None if bias_sum is None else bias_sum.to(bias_dtype)
-    return grad_x, grad_weight, grad_bias
+        for dtype, out in ds_out.items():
+            out[block] = ds.to(dtype)
+    grad_weight = _deliver(weight_sum, weight_dtype, into_weight)
+    grad_bias = _deliver(bias_sum, bias_dtype, into_bias)
+    return ds_out.get(x_dtype), ds_out.get(residual_dtype), grad_weight, grad_bias
 
 
 def _inner_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _row_blocks(rows: int, columns: int) -> Iterator[slice]:
-    step = max(1, _BLOCK_ELEMENTS // max(columns, 1))
+def _scale(weight: torch.Tensor | None, spec: NormSpec, inner: torch.dtype) -> torch.Tensor | None:
+    if weight is None:
+        return None
+    return weight.to(inner) + spec.weight_offset if spec.weight_offset else weight.to(inner)
+
+
+def _row_mean(rows: torch.Tensor) -> torch.Tensor:
+    """[R, 1]; 0 for rows without elements."""
+    return rows.sum(dim=1, keepdim=True) / max(rows.shape[1], 1)
+
+
+def _affine(rows: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None) -> torch.Tensor:
+    if scale is not None:
+        rows = _per_head(rows, scale).mul(scale).view_as(rows)
+    return rows if shift is None else _per_head(rows, shift).add(shift).view_as(rows)
+
+
+def _row_gradient(g: torch.Tensor, h: torch.Tensor, rstd: torch.Tensor, centered: bool) -> torch.Tensor:
+    """[R, N] gradient of what was normalised, from g = grad_out * scale and h = the normalised rows."""
+    projected = g - h * _row_mean(g * h)
+    return (projected - _row_mean(g) if centered else projected) * rstd
+
+
+def _per_head(rows: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """The rows as [R / H, H, N] for an [H, N] vector, unchanged for an [N] one."""
+    return rows if vector.dim() == 1 else rows.view(-1 if rows.numel() else 0, *vector.shape)
+
+
+def _empty_gradients(s: torch.Tensor, *dtypes: torch.dtype | None) -> dict[torch.dtype | None, torch.Tensor]:
+    return {dtype: torch.empty(s.shape, dtype=dtype, device=s.device) for dtype in dtypes if dtype is not None}
+
+
+def _deliver(total: torch.Tensor | None, dtype: torch.dtype | None, into: torch.Tensor | None) -> torch.Tensor | None:
+    if total is None or into is None:
+        return None if total is None else total.to(dtype)
+    into.add_(total.view(into.shape))
+    return None
+
+
+def _row_blocks(rows: int, columns: int, heads: int) -> Iterator[slice]:
+    # Whole groups of heads, so that a block can be seen as [R / H, H, N].
+    step = max(1, _BLOCK_ELEMENTS // max(columns * heads, 1)) * heads
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))

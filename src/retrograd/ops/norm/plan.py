@@ -1,125 +1,223 @@
-"""Launch plans of RMSNorm: tile sizes, warps and numbers of programs. Pure arithmetic, no torch, no triton."""
+"""Launch plans of the norms: tile sizes, warps and numbers of programs. Pure arithmetic, no torch, no triton.
+
+What decides how a row is added up (tile width, rows a tile, warps, slices) depends on the row's width and dtypes
+alone, never on the number of rows: y and grad_x of a row have the same bits in every batch. The tables are the best
+plans without register spills of `benchmarks/norm_tune.py` on H200 (bfloat16, 2026-11).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 
-# Widest row a forward program holds at once: 0 spills at 32768 columns and 16 warps (Triton 3.6, sm_90).
-FORWARD_TILE_LIMIT = 32768
-# The backward holds x, grad_out, weight and the sum for grad_weight: 16384 columns spill about 100 bytes per
-# thread at 32 warps, 32768 columns more than 600 (Triton 3.6, sm_90).
-BACKWARD_TILE_LIMIT = 16384
-# Columns per step when a row is walked in pieces.
-LOOP_BLOCK_N = 4096
+from retrograd.ops._triton.gpu import Backend, Gpu
 
-_TILE_ELEMENTS = 4096
-# An interpreted operation costs 60-100 us up to about this many elements.
-_INTERPRETER_TILE_ELEMENTS = 32768
-_INTERPRETER_MAX_ROWS = 16
-_PIPELINE_BYTES = 64 * 1024
+
+class Kind(Enum):
+    """How rows are spread over programs."""
+
+    TILE = "tile"  # a program holds whole rows
+    SLICES = "slices"  # a row is shared by programs that exchange their sums; all are resident together
+    LOOPED = "looped"  # a program walks a row's columns several times
 
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """How the forward runs: `programs` programs of [block_m, block_n] tiles; `looped` walks columns twice."""
+    """`programs` programs (a head) of [block_m, block_n] tiles; with SLICES `slices` programs of slice_n columns."""
 
-    looped: bool
+    kind: Kind
     block_m: int
     block_n: int
     num_warps: int
     programs: int
+    num_stages: int = 1
+    slices: int = 1
+    slice_n: int = 0
 
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """How the backward runs.
+    """`programs` programs (a head) compute grad_x and, but for LOOPED, the sums for the vectors.
 
-    Fused (`looped` false): `programs` persistent programs compute grad_x and the sums for grad_weight together.
-    Looped: `programs` programs compute grad_x in two column passes; then grad_weight comes from a grid of
-    (columns / `block_n`, `parts`). `parts` is the number of rows of the float32 partial buffer either way, and
-    0 when sums are added atomically into one row.
+    LOOPED: grad_weight comes from a second grid of (columns / `dw_block_n`, heads, `parts`). `parts` is the number of
+    rows of the float32 buffer of partial sums, which programs of [finalize_block_p, finalize_block_n] tiles add up.
     """
 
-    looped: bool
+    kind: Kind
     block_m: int
     block_n: int
     num_warps: int
-    num_stages: int
     programs: int
-    row_groups: int
-    dw_block_m: int
-    dw_block_n: int
     parts: int
     finalize_block_p: int
     finalize_block_n: int
+    num_stages: int = 1
+    slices: int = 1
+    slice_n: int = 0
+    max_registers: int | None = None
+    dw_block_m: int = 16
+    dw_block_n: int = 256
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Rows a tile, warps, pipeline stages and programs a multiprocessor, for a width."""
+
+    block_m: int
+    num_warps: int
+    num_stages: int = 1
+    resident: int = 1
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Bytes of each tensor that a program of the SLICES backward holds, its warps, programs a multiprocessor."""
+
+    bytes: int
+    num_warps: int
+    resident: int
+
+
+# Columns per step when a row is walked in pieces.
+LOOP_BLOCK_N = 4096
+# Widest row that one program holds; wider rows are sliced (CUDA) or walked. Backward at 16384 columns spills 48 bytes
+# a thread on sm_90 and reaches 72 % of the copy bandwidth where slices reach 93 %; AMD does not spill there.
+FORWARD_TILE_LIMIT = 32768
+BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384, Backend.INTERPRETER: 16384}
+
+# Width -> tile; narrower rows share the first entry's number of elements. 16-bit inputs; wider ones halve block_m.
+_FORWARD_TILES = {
+    256: _Tile(8, 2),
+    512: _Tile(8, 4),
+    1024: _Tile(2, 4),
+    2048: _Tile(1, 4),
+    4096: _Tile(2, 8),
+    8192: _Tile(1, 8),
+    16384: _Tile(1, 16),
+    32768: _Tile(1, 32),
+}
+_BACKWARD_TILES = {
+    256: _Tile(16, 8, 4, 1),
+    512: _Tile(8, 8, 4, 1),
+    1024: _Tile(4, 4, 3, 2),
+    2048: _Tile(1, 4, 4, 2),
+    4096: _Tile(2, 8, 3, 1),
+    8192: _Tile(1, 8, 3, 1),
+    16384: _Tile(1, 16, 1, 1),
+}
+# (LayerNorm, tensors read) -> slice.
+_BACKWARD_SLICES = {
+    (False, 2): _Slice(8192, 8, 2),
+    (False, 3): _Slice(4096, 4, 3),
+    (True, 2): _Slice(8192, 4, 2),
+    (True, 3): _Slice(4096, 4, 3),
+}
+# Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
+_PIPELINE_BYTES = 156 * 1024
+# An interpreted operation costs 60-100 us up to about this many elements.
+_INTERPRETER_TILE_ELEMENTS = 32768
+_INTERPRETER_MAX_ROWS = 16
 
 
 @lru_cache(maxsize=4096)
 def plan_forward(
-    m: int, n: int, itemsize: int, num_sms: int, interpreting: bool, *, max_tile_n: int | None = None
+    rows: int,
+    n: int,
+    heads: int,
+    itemsize: int,
+    gpu: Gpu,
+    *,
+    centered: bool = False,
+    vector_bytes: int = 2,
+    max_tile_n: int | None = None,
 ) -> ForwardPlan:
-    """Plan the forward of an [m, n] input; `max_tile_n` lowers the width above which columns are looped over."""
-    del itemsize, num_sms  # the grid is one program per tile; kept so that both plans are asked alike
+    """Plan the forward of `rows` rows of n columns for each of `heads` heads.
+
+    Args:
+        rows: rows a head.
+        n: columns.
+        heads: rows of the weight.
+        itemsize: bytes of the widest element that is read.
+        gpu: what runs the kernels.
+        centered: LayerNorm, which holds more.
+        vector_bytes: bytes a column of weight and bias together.
+        max_tile_n: lowers the width above which a row is walked in pieces.
+    """
+    width = next_power_of_2(n)
     limit = FORWARD_TILE_LIMIT if max_tile_n is None else max_tile_n
-    looped = next_power_of_2(n) > limit
-    block_n = min(LOOP_BLOCK_N, limit) if looped else next_power_of_2(n)
-    block_m = _rows_per_tile(m, block_n, looped, interpreting)
-    return ForwardPlan(
-        looped=looped,
-        block_m=block_m,
-        block_n=block_n,
-        num_warps=_warps(block_m * block_n, 16),
-        programs=ceil_div(m, block_m),
-    )
+    if width <= limit:
+        tile = _tile(_FORWARD_TILES, width, itemsize, gpu)
+        return ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m))
+    if _may_slice(n, heads, gpu, max_tile_n):
+        # 16 KiB of each tensor a program; 32 KiB do not spill where no mask, no mean and no wide vector is held.
+        wide = 32768 // itemsize
+        fits = n % wide == 0 and not centered and vector_bytes <= 2
+        slices, slice_n = _slices(n, wide if fits else wide // 2)
+        programs = min(rows, gpu.num_sms // slices) * slices
+        if programs:
+            return ForwardPlan(Kind.SLICES, 1, next_power_of_2(slice_n), 16, programs, 3, slices, slice_n)
+    block_m, block_n = _walk(limit, gpu)
+    return ForwardPlan(Kind.LOOPED, block_m, block_n, max(1, block_n // 512), ceil_div(rows, block_m))
 
 
 @lru_cache(maxsize=4096)
 def plan_backward(
-    m: int,
+    rows: int,
     n: int,
+    heads: int,
     itemsize: int,
-    num_sms: int,
-    deterministic: bool,
-    interpreting: bool,
+    gpu: Gpu,
     *,
+    centered: bool = False,
+    streams: int = 2,
+    parts: int | None = None,
     max_tile_n: int | None = None,
 ) -> BackwardPlan:
-    """Plan the backward of an [m, n] input; `max_tile_n` lowers the width above which columns are looped over."""
-    limit = BACKWARD_TILE_LIMIT if max_tile_n is None else max_tile_n
-    looped = next_power_of_2(n) > limit
-    block_n = min(LOOP_BLOCK_N, limit) if looped else next_power_of_2(n)
-    block_m = _rows_per_tile(m, block_n, looped, interpreting)
-    tiles = ceil_div(m, block_m)
-    num_warps = _warps(block_m * block_n, 32)
-    # Registers of the fused kernel (Triton 3.6, sm_90): 64 at 4 warps, 106 at 8, 108 at 16 allow 4-8, 2 and 1
-    # resident programs per multiprocessor.
-    resident = {1: 8, 2: 8, 4: 4, 8: 2}.get(num_warps, 1)
-    persistent = num_sms * (1 if interpreting else resident)
-    # Column kernel for grad_weight: narrow column blocks, so that many row groups are not needed to fill the GPU.
+    """Plan the backward; arguments as of `plan_forward`.
+
+    Args:
+        rows: rows a head.
+        n: columns.
+        heads: rows of the weight.
+        itemsize: bytes of the widest element that is read.
+        gpu: what runs the kernels.
+        centered: LayerNorm, which keeps more sums.
+        streams: [rows, n] tensors that are read.
+        parts: fixes the number of partial sums.
+        max_tile_n: lowers the width above which a row is walked in pieces.
+    """
+    width = next_power_of_2(n)
+    limit = BACKWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
+    if width <= limit:
+        tile = _tile(_BACKWARD_TILES, width, itemsize, gpu)
+        stage_bytes = streams * itemsize * tile.block_m * width
+        stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
+        wanted = parts or ceil_div(gpu.num_sms * tile.resident, heads)
+        programs = min(ceil_div(rows, tile.block_m), wanted)
+        return BackwardPlan(
+            Kind.TILE, tile.block_m, width, tile.num_warps, programs, programs, *_finalizer(programs, gpu), stages
+        )
+    # A fixed number of parts must not depend on how many groups of slices a GPU can hold.
+    if _may_slice(n, heads, gpu, max_tile_n) and parts is None:
+        sliced = _sliced_backward(rows, n, itemsize, _BACKWARD_SLICES[centered, streams], gpu)
+        if sliced is not None:
+            return sliced
+    block_m, block_n = _walk(limit, gpu)
+    interpreting = gpu.backend is Backend.INTERPRETER
     dw_block_n = min(block_n, _INTERPRETER_TILE_ELEMENTS if interpreting else 256)
-    dw_block_m = block_m if interpreting else min(next_power_of_2(m), 16)
-    if looped:
-        wanted = max(ceil_div(4 * num_sms, max(ceil_div(n, dw_block_n), 1)), min(num_sms, 2))
-        row_groups = min(wanted, ceil_div(m, dw_block_m))
-        programs = tiles
-    else:
-        programs = row_groups = min(persistent, tiles)
-    # x and grad_out, two stages: a second stage is only asked for where it fits shared memory with room to spare.
-    pipelined = not looped and 2 * 2 * block_m * block_n * itemsize <= _PIPELINE_BYTES
+    dw_block_m = block_m if interpreting else 16
+    wanted = parts or max(ceil_div(4 * gpu.num_sms, ceil_div(n, dw_block_n) * heads), min(gpu.num_sms, 2))
     return BackwardPlan(
-        looped=looped,
-        block_m=block_m,
-        block_n=block_n,
-        num_warps=num_warps,
-        num_stages=2 if pipelined else 1,
-        programs=programs,
-        row_groups=row_groups,
+        Kind.LOOPED,
+        block_m,
+        block_n,
+        max(1, block_n // 512),
+        ceil_div(rows, block_m),
+        min(wanted, ceil_div(rows, dw_block_m)),
+        *_finalizer(wanted, gpu),
         dw_block_m=dw_block_m,
         dw_block_n=dw_block_n,
-        parts=row_groups if deterministic else 0,
-        finalize_block_p=32,
-        finalize_block_n=4096 if interpreting else 64,
     )
 
 
@@ -133,15 +231,65 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _rows_per_tile(m: int, block_n: int, looped: bool, interpreting: bool) -> int:
-    if interpreting:
-        rows = min(_INTERPRETER_MAX_ROWS, _INTERPRETER_TILE_ELEMENTS // block_n)
-    else:
-        rows = 1 if looped else _TILE_ELEMENTS // block_n
-        # Below 1024 columns the float32 sums of a 4096-element tile crowd the registers (201 at N=512, R=8).
-        rows = rows // 2 if block_n >= 256 else min(rows, 64)
-    return max(1, min(rows, next_power_of_2(m)))
+def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile:
+    if gpu.backend is Backend.INTERPRETER:
+        return _Tile(max(1, min(_INTERPRETER_MAX_ROWS, _INTERPRETER_TILE_ELEMENTS // width)), 4)
+    narrowest = min(table)
+    tile = table[max(width, narrowest)]
+    block_m = tile.block_m
+    if width < narrowest:
+        block_m = min(64, block_m * narrowest // width)
+    block_m = max(1, 2 * block_m // max(itemsize, 2))
+    # Fewer than 8 elements a thread are less than 16 bytes of a 16-bit tensor.
+    lanes = 64 if gpu.backend is Backend.HIP else 32
+    warps = max(1, min(tile.num_warps, block_m * width // (8 * lanes), 1024 // lanes))
+    return _Tile(block_m, warps, tile.num_stages, tile.resident)
 
 
-def _warps(elements: int, most: int) -> int:
-    return max(1, min(most, elements // 512))
+def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -> BackwardPlan | None:
+    slices, slice_n = _slices(n, tile.bytes // itemsize)
+    groups = min(rows, tile.resident * gpu.num_sms // slices)
+    if not groups:
+        return None
+    return BackwardPlan(
+        Kind.SLICES,
+        1,
+        next_power_of_2(slice_n),
+        tile.num_warps,
+        groups * slices,
+        groups,
+        *_finalizer(groups, gpu),
+        num_stages=3,
+        slices=slices,
+        slice_n=slice_n,
+        # All programs have to be resident: 65536 registers a multiprocessor, given out in eights.
+        max_registers=min(255, 65536 // (32 * tile.num_warps * tile.resident) // 8 * 8),
+    )
+
+
+def _may_slice(n: int, heads: int, gpu: Gpu, max_tile_n: int | None) -> bool:
+    # Rows that are not made of 16-byte pieces are loaded element by element, for which the registers do not suffice.
+    return gpu.backend is Backend.CUDA and heads == 1 and n % 8 == 0 and max_tile_n is None
+
+
+def _slices(n: int, most: int) -> tuple[int, int]:
+    """(number of slices, columns a slice) of a row: at most `most` columns each, 128-byte pieces."""
+    slices = ceil_div(n, most)
+    return slices, 64 * ceil_div(n, 64 * slices)
+
+
+def _walk(limit: int, gpu: Gpu) -> tuple[int, int]:
+    """(rows, columns) of a step when a row is walked in pieces."""
+    block_n = min(LOOP_BLOCK_N, limit)
+    if gpu.backend is Backend.INTERPRETER:
+        return max(1, min(_INTERPRETER_MAX_ROWS, _INTERPRETER_TILE_ELEMENTS // block_n)), block_n
+    return 1, block_n
+
+
+def _finalizer(parts: int, gpu: Gpu) -> tuple[int, int]:
+    """(parts, columns) of a finalizer tile: many parts at once, since a program waits 1 us for every step.
+
+    512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200).
+    """
+    block_p = max(16, min(512, next_power_of_2(parts)))
+    return block_p, 4096 if gpu.backend is Backend.INTERPRETER else 4096 // block_p

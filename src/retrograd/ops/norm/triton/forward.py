@@ -1,205 +1,181 @@
-"""Forward kernels of RMSNorm: a tile of whole rows per program, or rows walked in column blocks."""
+"""Forward kernels of the norms: a tile of whole rows per program, or rows walked in column blocks.
+
+Rows too wide for one program on a GPU that can hold all programs at once are in `slices.py`.
+"""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from retrograd import config
-from retrograd.ops._triton.launch import num_sms, on_device_of
-from retrograd.ops.norm.plan import ForwardPlan, plan_forward
-
-
-def rms_norm_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    eps: float,
-    *,
-    store_rstd: bool = True,
-    store_s: bool = True,
-    plan: ForwardPlan | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Launch the forward and return (y, s, rstd).
-
-    Args:
-        x: [M, N] float32, float16 or bfloat16; rows at any distance, 0 included.
-        weight: [N] or None.
-        bias: [N] or None.
-        residual: [M, N] in the dtype of x, or None.
-        eps: added to the mean square; a run-time argument of the kernel.
-        store_rstd: Whether rstd is written.
-        store_s: Whether s = x + residual is written (only with a residual).
-        plan: Launch plan; None asks `plan_forward`.
-
-    Returns:
-        y [M, N] in the dtype of x; s likewise or None; rstd [M] float32 or None.
-
-    Raises:
-        RuntimeError: x is on the CPU and kernels are not interpreted.
-
-    Numerics: float32 inside, correctly rounded square root; s is rounded to the dtype of x before it is used.
-    """
-    rows, columns = x.shape
-    guard = on_device_of(x)
-    x, residual = unit_last_stride(x), unit_last_stride(residual)
-    weight, bias = unit_last_stride(weight), unit_last_stride(bias)
-    y = torch.empty((rows, columns), dtype=x.dtype, device=x.device)  # [M, N]
-    s = torch.empty_like(y) if residual is not None and store_s else None  # [M, N]
-    rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if store_rstd else None  # [M]
-    if y.numel() == 0:
-        return y, s, rstd
-    if plan is None:
-        plan = plan_forward(rows, columns, x.element_size(), num_sms(x.device), config.interpreting())
-    kernel = rms_norm_fwd_kernel_looped if plan.looped else rms_norm_fwd_kernel
-    with guard:
-        kernel[(plan.programs,)](
-            x,
-            residual,
-            weight,
-            bias,
-            y,
-            s,
-            rstd,
-            x.stride(0),
-            0 if residual is None else residual.stride(0),
-            rows,
-            columns,
-            eps,
-            HAS_RESIDUAL=residual is not None,
-            HAS_WEIGHT=weight is not None,
-            HAS_BIAS=bias is not None,
-            STORE_S=s is not None,
-            STORE_RSTD=rstd is not None,
-            BLOCK_M=plan.block_m,
-            BLOCK_N=plan.block_n,
-            num_warps=plan.num_warps,
-        )
-    return y, s, rstd
-
-
-def unit_last_stride(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """`tensor`, copied only if neighbours in its last dimension are not neighbours in memory."""
-    if tensor is None or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
-        return tensor
-    return tensor.contiguous()
-
 
 @triton.jit(do_not_specialize=["M"])
-def rms_norm_fwd_kernel(
-    x_ptr,  # [M, N]
-    residual_ptr,  # [M, N] or None
-    weight_ptr,  # [N] or None
-    bias_ptr,  # [N] or None
-    y_ptr,  # [M, N] contiguous
-    s_ptr,  # [M, N] contiguous, or None
-    rstd_ptr,  # [M] float32, or None
+def norm_fwd_kernel(
+    x_ptr,  # [M * H, N]
+    residual_ptr,  # [M * H, N] or None
+    weight_ptr,  # [H, N] or None
+    bias_ptr,  # [H, N] or None
+    y_ptr,  # [M * H, N] contiguous
+    s_ptr,  # [M * H, N] contiguous, or None
+    mean_ptr,  # [M * H] float32, or None
+    rstd_ptr,  # [M * H] float32, or None
     x_stride,
     residual_stride,
     M,
     N,
+    H,
     eps,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    STORE_S: tl.constexpr,
-    STORE_RSTD: tl.constexpr,
+    UNIT: tl.constexpr,
+    weight_offset: tl.constexpr,
+    CENTERED: tl.constexpr,
+    S_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One program normalises rows [BLOCK_M] whole: BLOCK_N >= N."""
+    """Program (t, h) normalises rows [t * BLOCK_M, + BLOCK_M) of head h whole: BLOCK_N >= N."""
+    N = N * UNIT
+    head = tl.program_id(1)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     cols = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     row_mask = rows < M
     col_mask = cols < N
     mask = row_mask[:, None] & col_mask[None, :]
-    rows64 = rows.to(tl.int64)[:, None]
-    out_offsets = rows64 * N + cols[None, :]
+    all_rows = rows.to(tl.int64) * H + head  # [BLOCK_M]
+    out_offsets = all_rows[:, None] * N + cols[None, :]
 
-    s = tl.load(x_ptr + rows64 * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        residual = tl.load(residual_ptr + rows64 * residual_stride + cols[None, :], mask=mask, other=0.0)
-        # The backward sees s as stored, so the forward has to normalise the stored value.
-        s = (s + residual.to(tl.float32)).to(y_ptr.dtype.element_ty).to(tl.float32)
-        if STORE_S:
-            tl.store(s_ptr + out_offsets, s.to(s_ptr.dtype.element_ty), mask=mask)
+    s = tl.load(x_ptr + all_rows[:, None] * x_stride * UNIT + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        offsets = all_rows[:, None] * residual_stride * UNIT + cols[None, :]
+        s += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    # The backward sees s as stored, so the forward has to normalise the stored value.
+    s_stored = s.to(S_DTYPE)
+    s = s_stored.to(tl.float32)
+    if s_ptr is not None:
+        tl.store(s_ptr + out_offsets, s_stored, mask=mask)
 
-    # rsqrt is approximate on NVIDIA and flushes subnormal mean squares to 0; the rounded root does neither.
-    mean_square = tl.sum(s * s, axis=1) / N + eps  # [BLOCK_M]
+    if CENTERED:
+        mean = tl.sum(s, axis=1) / N  # [BLOCK_M]
+        s = tl.where(mask, s - mean[:, None], 0.0)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + all_rows, mean, mask=row_mask)
     # Rows beyond M are zeros: with eps=0 they would divide by zero.
-    rstd = 1.0 / tl.sqrt_rn(tl.where(row_mask, mean_square, 1.0))  # [BLOCK_M]
-    if STORE_RSTD:
-        tl.store(rstd_ptr + rows, rstd, mask=row_mask)
+    rstd = reciprocal_root(tl.where(row_mask, tl.sum(s * s, axis=1) / N + eps, 1.0))  # [BLOCK_M]
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + all_rows, rstd, mask=row_mask)
+    # Loaded this late, the vectors do not take registers (16384 columns: 64 instead of 84) from a second program.
+    weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, col_mask, weight_offset)
     y = s * rstd[:, None]
-    if HAS_WEIGHT:
-        weight = tl.load(weight_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)  # [BLOCK_N]
+    if weight_ptr is not None:
         y = y * weight[None, :]
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)  # [BLOCK_N]
+    if bias_ptr is not None:
         y = y + bias[None, :]
     tl.store(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["M"])
-def rms_norm_fwd_kernel_looped(
-    x_ptr,  # [M, N]
-    residual_ptr,  # [M, N] or None
-    weight_ptr,  # [N] or None
-    bias_ptr,  # [N] or None
-    y_ptr,  # [M, N] contiguous
-    s_ptr,  # [M, N] contiguous, or None
-    rstd_ptr,  # [M] float32, or None
+def norm_fwd_kernel_looped(
+    x_ptr,  # [M * H, N]
+    residual_ptr,  # [M * H, N] or None
+    weight_ptr,  # [H, N] or None
+    bias_ptr,  # [H, N] or None
+    y_ptr,  # [M * H, N] contiguous
+    s_ptr,  # [M * H, N] contiguous, or None
+    mean_ptr,  # [M * H] float32, or None
+    rstd_ptr,  # [M * H] float32, or None
     x_stride,
     residual_stride,
     M,
     N,
+    H,
     eps,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    STORE_S: tl.constexpr,
-    STORE_RSTD: tl.constexpr,
+    UNIT: tl.constexpr,
+    weight_offset: tl.constexpr,
+    CENTERED: tl.constexpr,
+    S_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One program walks the columns of rows [BLOCK_M] twice: mean square, then y."""
+    """Program (t, h) walks the columns of rows [BLOCK_M] for the mean, for the variance and for y."""
+    N = N * UNIT
+    head = tl.program_id(1)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     row_mask = rows < M
-    rows64 = rows.to(tl.int64)[:, None]
+    all_rows = rows.to(tl.int64) * H + head  # [BLOCK_M]
+    x_rows = x_ptr + all_rows[:, None] * x_stride * UNIT
+    residual_rows = x_rows if residual_ptr is None else residual_ptr + all_rows[:, None] * residual_stride * UNIT
+    HAS_RESIDUAL: tl.constexpr = residual_ptr is not None
 
+    mean = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if CENTERED:
+        total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        for start in range(0, N, BLOCK_N):
+            cols = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+            mask = row_mask[:, None] & (cols < N)[None, :]
+            total += load_s(x_rows, residual_rows, cols[None, :], mask, HAS_RESIDUAL, S_DTYPE).to(tl.float32)
+        mean = tl.sum(total, axis=1) / N
+        if mean_ptr is not None:
+            tl.store(mean_ptr + all_rows, mean, mask=row_mask)
     squares = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for start in range(0, N, BLOCK_N):
         cols = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         mask = row_mask[:, None] & (cols < N)[None, :]
-        s = tl.load(x_ptr + rows64 * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-        if HAS_RESIDUAL:
-            residual = tl.load(residual_ptr + rows64 * residual_stride + cols[None, :], mask=mask, other=0.0)
-            s = (s + residual.to(tl.float32)).to(y_ptr.dtype.element_ty).to(tl.float32)
+        s = load_s(x_rows, residual_rows, cols[None, :], mask, HAS_RESIDUAL, S_DTYPE).to(tl.float32)
+        if CENTERED:
+            s = tl.where(mask, s - mean[:, None], 0.0)
         squares += s * s
-    mean_square = tl.sum(squares, axis=1) / N + eps  # [BLOCK_M]
     # Rows beyond M are zeros: with eps=0 they would divide by zero.
-    rstd = 1.0 / tl.sqrt_rn(tl.where(row_mask, mean_square, 1.0))  # [BLOCK_M]
-    if STORE_RSTD:
-        tl.store(rstd_ptr + rows, rstd, mask=row_mask)
+    rstd = reciprocal_root(tl.where(row_mask, tl.sum(squares, axis=1) / N + eps, 1.0))  # [BLOCK_M]
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + all_rows, rstd, mask=row_mask)
 
     for start in range(0, N, BLOCK_N):
         cols = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         col_mask = cols < N
         mask = row_mask[:, None] & col_mask[None, :]
-        out_offsets = rows64 * N + cols[None, :]
-        s = tl.load(x_ptr + rows64 * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-        if HAS_RESIDUAL:
-            residual = tl.load(residual_ptr + rows64 * residual_stride + cols[None, :], mask=mask, other=0.0)
-            s = (s + residual.to(tl.float32)).to(y_ptr.dtype.element_ty).to(tl.float32)
-            if STORE_S:
-                tl.store(s_ptr + out_offsets, s.to(s_ptr.dtype.element_ty), mask=mask)
-        y = s * rstd[:, None]
-        if HAS_WEIGHT:
-            weight = tl.load(weight_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)  # [BLOCK_N]
+        out_offsets = all_rows[:, None] * N + cols[None, :]
+        s_stored = load_s(x_rows, residual_rows, cols[None, :], mask, HAS_RESIDUAL, S_DTYPE)
+        if s_ptr is not None:
+            tl.store(s_ptr + out_offsets, s_stored, mask=mask)
+        weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, col_mask, weight_offset)
+        y = (s_stored.to(tl.float32) - mean[:, None]) * rstd[:, None]
+        if weight_ptr is not None:
             y = y * weight[None, :]
-        if HAS_BIAS:
-            bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)  # [BLOCK_N]
+        if bias_ptr is not None:
             y = y + bias[None, :]
         tl.store(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_s(x_rows, residual_rows, offsets, mask, HAS_RESIDUAL: tl.constexpr, S_DTYPE: tl.constexpr):
+    """x + residual at `offsets` of the rows, rounded to S_DTYPE."""
+    s = tl.load(x_rows + offsets, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        s += tl.load(residual_rows + offsets, mask=mask, other=0.0).to(tl.float32)
+    return s.to(S_DTYPE)
+
+
+@triton.jit
+def load_affine(weight_ptr, bias_ptr, offsets, mask, weight_offset: tl.constexpr):
+    """(weight + weight_offset, bias) in float32; zeros for what is None."""
+    weight = tl.zeros(offsets.shape, dtype=tl.float32)
+    bias = tl.zeros(offsets.shape, dtype=tl.float32)
+    if weight_ptr is not None:
+        weight = widen_weight(tl.load(weight_ptr + offsets, mask=mask, other=0.0), weight_offset)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    return weight, bias
+
+
+@triton.jit
+def reciprocal_root(value):
+    """1 / sqrt(value), both rounded: rsqrt is approximate on NVIDIA and flushes subnormal values to 0."""
+    return 1.0 / tl.sqrt_rn(value)
+
+
+@triton.jit
+def widen_weight(stored, weight_offset: tl.constexpr):
+    """stored + weight_offset in float32."""
+    weight = stored.to(tl.float32)
+    if weight_offset != 0.0:
+        weight += weight_offset
+    return weight

@@ -1,0 +1,300 @@
+"""Time launch plans of the norm kernels against each other on one GPU: the source of the tables in `ops/norm/plan.py`.
+
+Every plan is compiled beforehand in parallel, checked against float64 on a few rows, and timed by replaying a CUDA
+graph of calls that rotate through inputs larger than the L2 cache.
+
+    python benchmarks/norm_tune.py --what bwd --n 1024,4096 [--op rms|ln|addrms|addln] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrograd.ops._triton.gpu import Backend, Gpu
+from retrograd.ops.norm.plan import Kind, ceil_div, next_power_of_2, plan_backward, plan_forward
+from retrograd.ops.norm.spec import NormSpec
+
+DTYPE = torch.bfloat16
+COLD_BYTES = 512 * 1024**2
+ROWS = {256: 131072, 512: 65536, 2000: 4096}
+
+
+def rows_of(n: int) -> int:
+    """Rows of the shape that stands for width n."""
+    return ROWS.get(n, max(1024, min(32768, 2**28 // n)))
+
+
+def tiles(n: int, elements: list[int], per_thread: list[int]) -> list[tuple[int, int, int]]:
+    """(block_m, block_n, warps) with so many elements a tile and a thread."""
+    width = next_power_of_2(n)
+    found = set()
+    for size, share in itertools.product(elements, per_thread):
+        rows = max(1, size // width)
+        warps = rows * width // (32 * share)
+        if 1 <= warps <= 32:
+            found.add((rows, width, warps))
+    return sorted(found)
+
+
+def sliced(n: int, sms: int, itemsize: int = 2) -> list[dict[str, Any]]:
+    """Settings of the backward SLICES kernel."""
+    found = []
+    widths = [
+        (2048, 4, 2),
+        (2048, 8, 2),
+        (2048, 8, 3),
+        (4096, 16, 1),
+        (4096, 8, 1),
+        (2048, 4, 4),
+        (2048, 2, 4),
+        (2048, 4, 3),
+        (4096, 8, 2),
+        (4096, 4, 2),
+        (8192, 16, 1),
+        (8192, 8, 1),
+    ]
+    for (width, warps, resident), stages in itertools.product(widths, (3, 4)):
+        if n < 2 * width or (stages - 1) * 2 * width * itemsize * resident > 200 * 1024:
+            continue
+        fewest, slots = ceil_div(n, width), sms * resident
+        fullest = max(range(fewest, fewest + 1), key=lambda g: (slots // g * g, -g))
+        for slices in {fewest, fullest}:
+            groups = slots // slices
+            if groups:
+                found.append(dict(kind=Kind.SLICES, block_m=1, block_n=width, num_warps=warps, num_stages=stages,
+                                  slices=slices, slice_n=16 * ceil_div(n, 16 * slices), groups=groups))  # fmt: skip
+    return found
+
+
+def forward_plans(m: int, n: int, sms: int) -> list[Any]:
+    """Plans to try."""
+    base = plan_forward(m, n, 1, 2, Gpu(Backend.CUDA, sms))
+    plans = [base]
+    if next_power_of_2(n) <= 65536:
+        for rows, width, warps in tiles(n, [2048, 4096, 8192, 16384], [8, 16, 32, 64]):
+            plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps,
+                                 programs=ceil_div(m, rows), slices=1, slice_n=0, num_stages=1))  # fmt: skip
+    for (width, warps, resident), stages in itertools.product(
+        [(4096, 4, 3), (8192, 8, 2), (8192, 16, 1), (16384, 16, 1), (16384, 32, 1)], (2, 3, 4, 5)
+    ):
+        slices = ceil_div(n, width)
+        groups = min(m, sms * resident // slices)
+        if n >= 2 * width and groups:
+            plans.append(replace(base, kind=Kind.SLICES, block_m=1, block_n=width, num_warps=warps, num_stages=stages,
+                                 programs=groups * slices, slices=slices,
+                                 slice_n=16 * ceil_div(n, 16 * slices)))  # fmt: skip
+    return list(dict.fromkeys(plans))
+
+
+def backward_plans(m: int, n: int, sms: int) -> list[Any]:
+    """Plans to try."""
+    base = plan_backward(m, n, 1, 2, Gpu(Backend.CUDA, sms))
+    plans = [base]
+    if next_power_of_2(n) <= 16384:
+        for (rows, width, warps), stages, resident in itertools.product(
+            tiles(n, [2048, 4096, 8192, 16384], [16, 32, 64]), (2, 3, 4), (1, 2, 3, 4, 6, 8)
+        ):
+            threads = warps * 32 * resident
+            if threads > 2048 or threads < 256 or stages * 2 * rows * width * 2 * resident > 220 * 1024:
+                continue
+            programs = min(ceil_div(m, rows), sms * resident)
+            plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps, num_stages=stages,
+                                 programs=programs, parts=programs, slices=1, slice_n=0))  # fmt: skip
+    finalizers = [(32, 64, 4), (128, 32, 4), (128, 32, 8), (256, 16, 4), (256, 32, 8), (512, 8, 4), (64, 64, 8)]
+    for (p, cols, warps), early in itertools.product(finalizers if n <= 4096 else [], (False, True)):
+        plans.append(replace(base, finalize_block_p=p, finalize_block_n=cols, finalize_warps=warps, early=early))
+    for setting in sliced(n, sms):
+        groups = min(m, setting.pop("groups"))
+        plans.append(replace(base, **setting, programs=groups * setting["slices"], parts=groups))
+    return list(dict.fromkeys(plans))
+
+
+def call(what: str, op: str, n: int, plan: Any, t: dict[str, Any]) -> Any:
+    """One forward or backward of `op` with a plan."""
+    from retrograd.ops.norm.triton import norm_bwd, norm_fwd
+
+    spec = NormSpec("ln" in op, 1e-6)
+    if what == "fwd":
+        return norm_fwd(t["x"], t["w"], t["b"], t["r"], spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=plan)
+    return norm_bwd(
+        t["g"], t["x"], t["w"], t["mean"], t["rstd"], t["r"], spec, x_dtype=DTYPE,
+        residual_dtype=DTYPE if t["r"] is not None else None, weight_dtype=DTYPE,
+        bias_dtype=None if t["b"] is None else DTYPE, plan=plan,
+    )  # fmt: skip
+
+
+def tensors(op: str, m: int, n: int, device: str) -> dict[str, Any]:
+    """Inputs; random on a GPU, never touched otherwise."""
+    make = torch.randn if device == "cuda" else torch.empty
+    x = make(m, n, device=device, dtype=DTYPE)
+    stats = x.float().pow(2).mean(1).rsqrt() if device == "cuda" else torch.empty(m)
+    mean = (x.float().mean(1) if device == "cuda" else torch.empty(m)) if "ln" in op else None
+    return dict(x=x, g=make(m, n, device=device, dtype=DTYPE), w=make(n, device=device, dtype=DTYPE),
+                b=make(n, device=device, dtype=DTYPE) if "ln" in op else None,
+                r=make(m, n, device=device, dtype=DTYPE) if "add" in op else None, mean=mean, rstd=stats)  # fmt: skip
+
+
+def compile_one(job: tuple[str, str, int, int, Any]) -> str:
+    """Compile what a plan launches, without a GPU; the reason if it cannot be."""
+    what, op, m, n, plan = job
+    from retrograd.codegen import facts_of, recording
+    from retrograd.ops._triton import launch
+
+    try:
+        with launch.dry(132), recording("sm_90") as launches:
+            call(what, op, n, plan, tensors(op, min(m, 4096), n, "cpu"))
+        return "; ".join(f"{f.registers} regs {f.spill_bytes} spill" for f in map(facts_of, launches[:1]))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def graph_ms(run: Any, sets: list[dict[str, Any]]) -> float:
+    """Median time of one call in a replayed graph that goes round the sets at least twice."""
+    calls = max(12, len(sets))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run(sets[0])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            kept = [run(sets[i % len(sets)]) for i in range(calls)]
+    times = []
+    for _ in range(7):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / calls)
+    del kept
+    return statistics.median(times[1:])
+
+
+def events_ms(run: Any) -> float:
+    """Median time of one call between events; a copy inside a graph is another, slower, engine."""
+    times = []
+    for _ in range(21):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop))
+    return statistics.median(times[1:])
+
+
+def wrong(what: str, op: str, n: int, plan: Any, base: dict[str, Any]) -> str:
+    """Results that differ from float64 by more than rounding explains, on the rows at hand."""
+    x, w, r = base["x"].double(), base["w"].double(), base["r"]
+    got = call(what, op, n, plan, base)
+    if what == "fwd":
+        s = (x + (0 if r is None else r.double())).to(DTYPE).double()
+        c = s - s.mean(1, keepdim=True) if "ln" in op else s
+        want = c * (c.pow(2).mean(1, keepdim=True) + 1e-6).rsqrt() * w + (
+            0 if base["b"] is None else base["b"].double()
+        )
+        pairs = [("y", got[0], want)]
+    else:
+        g, rstd = base["g"].double(), base["rstd"].double()[:, None]
+        h = (x - base["mean"].double()[:, None] if "ln" in op else x) * rstd
+        gw = g * w
+        ds = gw - h * (gw * h).mean(1, keepdim=True) - (gw.mean(1, keepdim=True) if "ln" in op else 0)
+        ds = ds * rstd + (0 if r is None else r.double())
+        pairs = [("dx", got[0], ds), ("dw", got[2], (g * h).sum(0))]
+        if "ln" in op:
+            pairs.append(("db", got[3], g.sum(0)))
+    bad = []
+    for name, a, want in pairs:
+        floor = (want.to(DTYPE).double() - want).norm()
+        if not (a.double() - want).norm() <= 1.3 * floor:
+            bad.append(f"{name} {float((a.double() - want).norm() / floor):.2g}x floor")
+    return ", ".join(bad)
+
+
+def main() -> None:
+    """Compile, check, time, print the best plans."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", default="fwd,bwd")
+    parser.add_argument("--op", default="rms")
+    parser.add_argument("--n", default="256,512,1024,2048,4096,8192,16384,32768,65536,131072")
+    parser.add_argument("--only", default="", help="kinds: tile, slices")
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--keep", type=int, default=4, help="best plans printed")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--compile-only", action="store_true")
+    args = parser.parse_args()
+    jobs = []
+    for what, op, n in itertools.product(args.what.split(","), args.op.split(","), map(int, args.n.split(","))):
+        m = args.rows or rows_of(n)
+        jobs += [(what, op, m, n, p) for p in (forward_plans if what == "fwd" else backward_plans)(m, n, 132)
+                 if not args.only or p.kind.value in args.only]  # fmt: skip
+    began = time.monotonic()
+    single = {(j[0], j[1], j[3], replace(j[4], programs=0)): j for j in jobs}
+    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        notes = dict(zip(single, pool.map(compile_one, single.values()), strict=True))
+    print(f"{len(jobs)} plans, {len(single)} compiled in {time.monotonic() - began:.0f} s", flush=True)
+    if args.compile_only:
+        for key, note in notes.items():
+            print(key, note)
+        return
+    size = 1024**3
+    a, b = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+    copy = 2 * size / events_ms(lambda: b.copy_(a)) / 1e6
+    print(f"copy {copy:.0f} GB/s", flush=True)
+    lines = []
+    for shape, group in itertools.groupby(jobs, key=lambda j: j[:4]):
+        torch.cuda.empty_cache()
+        rows = time_plans(*shape, [job[4] for job in group], notes, copy)
+        show(rows, args.keep)
+        lines += rows
+        if args.out:
+            args.out.write_text("".join(json.dumps(r) + "\n" for r in lines))
+
+
+def time_plans(
+    what: str, op: str, m: int, n: int, plans: list[Any], notes: dict[Any, str], copy: float
+) -> list[dict[str, Any]]:
+    """A record for each plan at one shape: the time of a call and its share of the copy bandwidth `copy` in GB/s."""
+    moved = (2 if what == "fwd" else 3) + (2 if "add" in op and what == "fwd" else 1 if "add" in op else 0)
+    gigabytes = moved * m * n * DTYPE.itemsize / 1e9
+    sets = [tensors(op, m, n, "cuda") for _ in range(max(2, min(16, ceil_div(COLD_BYTES, int(1e9 * gigabytes)))))]
+    small = {k: v[:512] if v is not None and v.shape[0] == m and k not in "wb" else v for k, v in sets[0].items()}
+    rows = []
+    for plan in plans:
+        note = notes[what, op, n, replace(plan, programs=0)]
+        row: dict[str, Any] = dict(what=what, op=op, m=m, n=n, note=note, plan=str(plan))
+        try:
+            row["wrong"] = wrong(what, op, n, plan, small)
+            ms = graph_ms(partial(call, what, op, n, plan), sets)
+            row |= dict(us=1e3 * ms, share=gigabytes / ms * 1e3 / copy)
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}"[:150]
+        rows.append(row)
+    return rows
+
+
+def show(rows: list[dict[str, Any]], keep: int) -> None:
+    """Print the best plans of a shape, and the one that the table has now."""
+    good = sorted((r for r in rows if "us" in r), key=lambda r: r["us"])
+    failed = [r["error"] for r in rows if "error" in r]
+    head = "{what} {op} {m}x{n}".format(**rows[0])
+    print(f"== {head}: {len(rows)} plans, {len(failed)} errors {failed[:1]}", flush=True)
+    for r in good[:keep] + [r for r in rows[:1] if r not in good[:keep]]:
+        plan = r["plan"].split("(", 1)[1]
+        print(f"  {r.get('share', 0):.1%} {r.get('us', 0):.1f} us {plan} [{r['note']}] {r.get('wrong')}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Bandwidth against width as a Vega-Lite chart, written as an offline page or a picture. No torch."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from retrograd.bench.rows import OPS, Row
+from retrograd.bench.table import markdown
+from retrograd.errors import MissingExtraError, UsageError
+
+_COLOURS = {
+    "retrograd": "#c8442f",
+    "retrograd-atomic": "#e9a08f",
+    "torch": "#6a6a6a",
+    "compile": "#2f6fb3",
+    "liger": "#3f8f5a",
+    "quack": "#8a5fb0",
+}
+_COPY = "device copy"
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>:root {{ color-scheme: light dark; font-family: system-ui, sans-serif }} body {{ margin: 2rem }}
+pre {{ overflow-x: auto; font-size: 0.8rem }} svg {{ max-width: 100%; height: auto }}</style></head>
+<body><h1>{title}</h1>{picture}<pre>{table}</pre></body></html>
+"""
+
+
+def check_path(path: Path) -> None:
+    """Complain now about what `write` would refuse after minutes of measuring.
+
+    Raises:
+        UsageError: the suffix is neither .html nor .png, or there is no such folder.
+        MissingExtraError: vl-convert-python is not installed.
+    """
+    if path.suffix.lower() not in (".html", ".png"):
+        raise UsageError(f"cannot write {str(path)!r}: a plot's name must end in .html or .png")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+    try:
+        import vl_convert  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("vl-convert-python", "html", "a plot") from None
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Draw `rows` into a self-contained .html page or a .png picture.
+
+    Raises:
+        UsageError: nothing to draw, or see `check_path`.
+        MissingExtraError: vl-convert-python is not installed.
+    """
+    check_path(path)
+    import vl_convert
+
+    if path.suffix.lower() == ".png":
+        path.write_bytes(vl_convert.vegalite_to_png({**chart(rows), "background": "white"}, scale=2))
+        return
+    # HTML needs no namespaces, and a page without any address is easily seen to load nothing.
+    picture = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg(chart(rows)))
+    page = _PAGE.format(title="Useful bandwidth of norms", picture=picture, table=html.escape(markdown(rows)))
+    path.write_text(page, encoding="utf-8")
+
+
+def chart(rows: Sequence[Row]) -> dict[str, Any]:
+    """The Vega-Lite description: GB/s against N, a panel an op and direction, the copy as a dashed line.
+
+    Raises:
+        UsageError: no row has a time at a width that is a power of two.
+    """
+    points = _points(rows)
+    if not points:
+        raise UsageError("there is nothing to draw: no row has a time at a width that is a power of two")
+    names = [name for name in _COLOURS if any(p["provider"] == name for p in points)]
+    names += sorted({p["provider"] for p in points} - set(names) - {_COPY})
+    names += [_COPY] * any(p["provider"] == _COPY for p in points)
+    colours = [_COLOURS.get(name, "#b08a2e" if name != _COPY else "#999999") for name in names]
+    present = [op for op in OPS if any(p["op"] == op for p in points)]
+    ticks = sorted({p["n"] for p in points})
+    x = {"field": "n", "type": "quantitative", "title": "N (columns)", "scale": {"type": "log", "base": 2}}
+    x["axis"] = {"values": ticks, "format": "d", "labelAngle": -40, "grid": False}
+    y = {"field": "gb_per_s", "type": "quantitative", "title": "useful GB/s", "scale": {"zero": True}}
+    dash = {"condition": {"test": f"datum.provider === '{_COPY}'", "value": [5, 4]}, "value": [1, 0]}
+    colour = {"field": "provider", "type": "nominal", "scale": {"domain": names, "range": colours}, "title": None}
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "data": {"values": points},
+        "facet": {
+            "row": {"field": "op", "type": "nominal", "sort": present, "title": None},
+            "column": {"field": "direction", "type": "nominal", "sort": ["forward", "backward"], "title": None},
+        },
+        "spec": {
+            "width": 380,
+            "height": 220,
+            "mark": {"type": "line", "point": {"size": 30}, "strokeWidth": 2},
+            "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash},
+        },
+        "config": {
+            "aria": False,
+            "font": "system-ui, sans-serif",
+            "background": None,
+            "view": {"stroke": "currentColor", "strokeOpacity": 0.3},
+            "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "gridOpacity": 0.3},
+            "legend": {"labelColor": "currentColor", "titleColor": "currentColor"},
+            "header": {"labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 13},
+        },
+    }
+
+
+def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One point a row and direction; of several shapes with one width the one with the most rows is drawn."""
+    tallest: dict[tuple[str, int], int] = {}
+    for row in rows:
+        if row.n & (row.n - 1) == 0:
+            tallest[row.op, row.n] = max(row.m, tallest.get((row.op, row.n), 0))
+    points: list[dict[str, Any]] = []
+    for row in rows:
+        if tallest.get((row.op, row.n)) != row.m:
+            continue
+        for direction, words in (("fwd", "forward"), ("bwd", "backward")):
+            speed = row.gb_per_s(direction)
+            if speed is None:
+                continue
+            at = {"op": row.op, "direction": words, "n": row.n}
+            points.append({**at, "provider": row.provider, "gb_per_s": round(speed, 1)})
+            roof = {**at, "provider": _COPY, "gb_per_s": round(row.copy_gb_per_s or 0.0, 1)}
+            if row.copy_gb_per_s and roof not in points:
+                points.append(roof)
+    return points

@@ -1,0 +1,194 @@
+"""Device time of a call whose inputs are not in the L2 cache, and host time. Knows nothing of norms."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+# Beyond any L2 cache (50 MB on H100 and H200, 126 MB on B200).
+COLD_BYTES = 512 * 1024**2
+# Inputs, results and what autograd keeps of them, of all sets together.
+MOST_BYTES = 20 * 1024**3
+COPY_BYTES = 1024**3
+FEWEST_CALLS, MOST_CALLS = 10, 50
+_REPLAYS = 20
+_WARMUPS = 3
+_REPLAY_ERROR = 0.02
+
+Results = Sequence[torch.Tensor | None]
+Call = Callable[[int], Results]  # works on input set i, returns what it wrote
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call, `how` it was measured ("graph" or "events") and why not by a graph."""
+
+    ms: float
+    how: str
+    note: str = ""
+
+
+class Timer(Protocol):
+    """Where and how calls are timed."""
+
+    device: str
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """What everything that is to be timed must be made in, its autograd graph included."""
+
+    def time(self, call: Call, sets: int, calls: int) -> Timing:
+        """Time of one of `calls` calls that go round `sets` input sets."""
+
+    def copy_gb_per_s(self) -> float:
+        """Bandwidth of a large device copy, bytes read plus bytes written."""
+
+
+def plan_calls(touched_bytes: int) -> tuple[int, int]:
+    """(input sets, calls) so that a call finds nothing of the one before in the cache, where memory allows it."""
+    sets = -(-COLD_BYTES // max(touched_bytes, 1))
+    # Twice: autograd keeps the forward's result while the backward of a set is timed.
+    sets = min(max(sets, 2), MOST_CALLS, max(MOST_BYTES // max(2 * touched_bytes, 1), 1))
+    return sets, sets * -(-FEWEST_CALLS // sets)
+
+
+class CudaTimer:
+    """Replays of a CUDA graph on one side stream; CUDA events around each call where capture fails.
+
+    A graph holds `calls` calls on alternating input sets, so host time does not count and inputs are cold. Results
+    of the last round stay allocated: each call writes to memory of its own, as cold as its inputs.
+    """
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """The side stream; a backward runs on the stream of its forward, and only one stream is captured."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def time(self, call: Call, sets: int, calls: int) -> Timing:
+        """Median over replays of the time of a graph, by call."""
+        for i in range(_WARMUPS):
+            call(i % sets)
+        torch.cuda.synchronize()
+        try:
+            return Timing(self._replayed(call, sets, calls), "graph")
+        except Exception as error:
+            reason = f"not captured: {first_line(_root(error))}"
+        torch.cuda.synchronize()
+        return Timing(self._evented(call, sets, max(calls, _REPLAYS)), "events", reason)
+
+    def copy_gb_per_s(self) -> float:
+        """Median of copies of 1 GiB."""
+        source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        for _ in range(_WARMUPS):
+            target.copy_(source)
+        ms = self._evented(lambda _: (target.copy_(source),), 1, _REPLAYS)
+        return 2 * COPY_BYTES / ms / 1e6
+
+    def _replayed(self, call: Call, sets: int, calls: int) -> float:
+        graph = torch.cuda.CUDAGraph()
+        want = [None if t is None else t.detach().clone() for t in call(0)]
+        ring: list[Results] = [()] * sets
+        # The other modes also forbid what autograd's own thread and unrelated threads do meanwhile.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            for i in range(calls):
+                ring[i % sets] = call(i % sets)
+        _prove_it_computes(graph, ring, want)
+        for _ in range(_WARMUPS):
+            graph.replay()
+        return self._evented(lambda _: graph.replay() or (), 1, _REPLAYS) / calls
+
+    @staticmethod
+    def _evented(call: Call, sets: int, calls: int) -> float:
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
+        for i, (start, stop) in enumerate(pairs):
+            start.record()
+            call(i % sets)
+            stop.record()
+        torch.cuda.synchronize()
+        return statistics.median(start.elapsed_time(stop) for start, stop in pairs)
+
+
+class FakeTimer:
+    """For machines without a GPU: runs each call once and says it took a millisecond, to try the harness itself."""
+
+    device = "cpu"
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """Nothing to enter."""
+        return contextlib.nullcontext()
+
+    def time(self, call: Call, sets: int, calls: int) -> Timing:
+        """One millisecond."""
+        for i in range(sets):
+            call(i)
+        return Timing(1.0, "fake")
+
+    def copy_gb_per_s(self) -> float:
+        """1000 GB/s."""
+        return 1000.0
+
+
+def host_us(call: Callable[[], object], calls: int = 500, repeats: int = 5) -> float:
+    """Microseconds of host time a call, the median of `repeats` loops; the device must be faster than the host."""
+    loops = []
+    for repeat in range(repeats + 1):
+        _synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        taken = time.perf_counter() - began
+        _synchronize()
+        loops += [taken / calls * 1e6] * (repeat > 0)  # the first loop warms up
+    return statistics.median(loops)
+
+
+def first_line(error: BaseException) -> str:
+    """Class and first line of an error, short enough for a table."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:160]
+
+
+def _root(error: BaseException) -> BaseException:
+    """What went wrong first: ending a broken capture raises an error of its own."""
+    return error if error.__context__ is None else _root(error.__context__)
+
+
+def _prove_it_computes(graph: torch.cuda.CUDAGraph, ring: Sequence[Results], want: Results) -> None:
+    """Raise unless each replay fills every result anew, and those of set 0 with what the call gives outside.
+
+    Work that escaped the capture would be timed as nothing, and a kernel that takes a fresh number from the host at
+    each launch may skip its waiting when it meets the old one again.
+    """
+    results = [t.detach() for results in ring for t in results if t is not None]
+    for _ in range(2):
+        for tensor in results:
+            tensor.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        if any(bool(tensor.isnan().any()) for tensor in results):
+            raise RuntimeError("a replay left results unwritten, so part of the work is not in the graph")
+    for got, expected in zip(ring[0], want, strict=True):
+        if got is None or expected is None:
+            continue
+        # Atomic sums differ in their last bits.
+        if not (got.detach().float() - expected.float()).norm() <= _REPLAY_ERROR * expected.float().norm():
+            raise RuntimeError("a replay computes something else than the call it was captured from")
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

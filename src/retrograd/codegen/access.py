@@ -1,0 +1,74 @@
+"""Instructions that touch global memory, told apart by kind, width and source line."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Access:
+    """`count` equal instructions of one source line.
+
+    Attributes:
+        op: "load", "store" or "atomic".
+        bytes: bytes that one thread moves; 0 where the instruction does not say (atomics).
+        kind: of a load "sync" or "async" (straight to shared memory), of an atomic "add.f32", "cas" and so on.
+        count: number of instructions.
+        source: "backward.py:210", the line of the innermost function; "" if unknown.
+        names: the variables that make up the address on that line ("x_ptr", "cols"), () if unknown.
+    """
+
+    op: str
+    bytes: int
+    kind: str
+    count: int
+    source: str
+    names: tuple[str, ...]
+
+
+def gather(found: Iterable[tuple[str, int, str, tuple[str, int] | None]]) -> tuple[Access, ...]:
+    """Sum up (op, bytes, kind, (file, line) or None) instructions."""
+    counts = Counter(found)
+    accesses = [
+        Access(op, width, kind, count, _short(place), () if place is None else names_at(op, *place))
+        for (op, width, kind, place), count in counts.items()
+    ]
+    return tuple(sorted(accesses, key=lambda a: (a.op, a.source, -a.bytes, a.kind)))
+
+
+@cache
+def names_at(op: str, file: str, line: int) -> tuple[str, ...]:
+    """Variables in the address of the load, store or atomic that spans a line of a file.
+
+    () if there is none or several that could be meant.
+    """
+    calls = [call for call in _calls(op, file) if call.lineno <= line <= (call.end_lineno or line)]
+    if len(calls) != 1:
+        return ()
+    # Inline assembly has its address in a later argument.
+    return _variables(calls[0].args[0]) or _variables(calls[0])
+
+
+@cache
+def _calls(op: str, file: str) -> tuple[ast.Call, ...]:
+    """Calls of `tl.<op>...` and of inline assembly in a file."""
+    path = Path(file)
+    if not path.is_file():
+        return ()
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and node.args]
+    return tuple(c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr.startswith((op, "inline_asm")))
+
+
+def _variables(node: ast.AST) -> tuple[str, ...]:
+    """Names used in an expression, without the language's own."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return tuple(sorted(names - {"tl", "triton"}))
+
+
+def _short(place: tuple[str, int] | None) -> str:
+    return "" if place is None else f"{Path(place[0]).name}:{place[1]}"

@@ -1,0 +1,74 @@
+"""The GPUs that code is generated for without having one. No torch, no triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.errors import UsageError
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """One GPU architecture.
+
+    Attributes:
+        name: "sm_90", "gfx942".
+        backend: Triton's name of the backend, "cuda" or "hip".
+        arch: Triton's name of the architecture, 90 or "gfx942".
+        warp_size: threads of a warp.
+        num_sms: multiprocessors (compute units) of the largest GPU on the market.
+        shared_limit_bytes: most shared memory one program may have.
+        registers: 32-bit registers of a multiprocessor (of a compute unit on AMD, vector registers only).
+        max_warps: warps resident on a multiprocessor.
+    """
+
+    name: str
+    backend: str
+    arch: int | str
+    warp_size: int
+    num_sms: int
+    shared_limit_bytes: int
+    registers: int
+    max_warps: int
+
+    @property
+    def nvidia(self) -> bool:
+        """Whether this is a GPU of NVIDIA's."""
+        return self.backend == "cuda"
+
+    def triton(self) -> Any:
+        """Triton's GPUTarget."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget(self.backend, self.arch, self.warp_size)
+
+
+# Limits: CUDA programming guide, table of compute capabilities; AMD CDNA3 and CDNA4 instruction set references
+# (4 SIMDs of 512 registers x 64 lanes, 8 waves each).
+_ALL = (
+    Target("sm_80", "cuda", 80, 32, 108, 163 * KIB, 65536, 64),
+    Target("sm_90", "cuda", 90, 32, 132, 227 * KIB, 65536, 64),
+    Target("sm_100", "cuda", 100, 32, 148, 227 * KIB, 65536, 64),
+    Target("gfx942", "hip", "gfx942", 64, 304, 64 * KIB, 131072, 32),
+    Target("gfx950", "hip", "gfx950", 64, 256, 160 * KIB, 131072, 32),
+)
+
+
+def targets() -> dict[str, Target]:
+    """Every target by name, NVIDIA first."""
+    return {target.name: target for target in _ALL}
+
+
+def target_named(name: str) -> Target:
+    """The target of that name.
+
+    Raises:
+        UsageError: There is no such target.
+    """
+    known = targets()
+    if name not in known:
+        raise UsageError(f"unknown target {name!r}, expected one of: {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,1 @@
+"""Compiling and loading C++ sources at first use, without any formula in it."""

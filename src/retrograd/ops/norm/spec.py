@@ -1,0 +1,26 @@
+"""Which norm is computed, without its tensors: what every implementation of the family is told. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """y = (s - mean) * rstd * (weight + weight_offset) + bias with s = x + residual.
+
+    Attributes:
+        centered: LayerNorm: mean is subtracted and rstd comes from the variance. False is RMSNorm: mean = 0 and rstd
+            comes from the mean square.
+        eps: added to the variance or mean square; finite, 0 or more.
+        weight_offset: added to the weight in float32 (1.0 for weights stored around zero).
+        deterministic: grad_weight and grad_bias are sums in a fixed order, not atomic additions.
+        parts: number of partial sums behind grad_weight and grad_bias; None lets the launch plan choose by GPU. The
+            same number gives the same bits on any GPU.
+    """
+
+    centered: bool
+    eps: float
+    weight_offset: float = 0.0
+    deterministic: bool = True
+    parts: int | None = None

@@ -1,0 +1,331 @@
+"""Launchers of the norm kernels: `norm_fwd` and `norm_bwd` over 2-D tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from retrograd.ops._triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
+from retrograd.ops.norm.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    Kind,
+    ceil_div,
+    next_power_of_2,
+    plan_backward,
+    plan_forward,
+)
+from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.norm.triton.backward import (
+    norm_bwd_kernel,
+    norm_bwd_kernel_dw_columns,
+    norm_bwd_kernel_dx_looped,
+    norm_bwd_kernel_finalize,
+)
+from retrograd.ops.norm.triton.forward import norm_fwd_kernel, norm_fwd_kernel_looped
+from retrograd.ops.norm.triton.slices import norm_bwd_kernel_slices, norm_fwd_kernel_slices
+
+# Launches of the TILE kernels that have been compiled, by all that they depend on.
+_FORWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}
+_BACKWARD: dict[Any, tuple[Handle, tuple[Any, ...], int, Any]] = {}
+_TL_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def norm_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    spec: NormSpec,
+    *,
+    out_dtype: torch.dtype,
+    s_dtype: torch.dtype,
+    store_stats: bool = True,
+    store_s: bool = True,
+    plan: ForwardPlan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Launch the forward and return (y, s, mean, rstd).
+
+    Args:
+        x: [M, N] float32, float16 or bfloat16; rows at any distance, 0 included.
+        weight: [N], [H, N] (row r uses weight[r % H]) or None for ones; any of these dtypes.
+        bias: likewise; None is zeros.
+        residual: [M, N] in any of these dtypes, or None.
+        spec: which norm.
+        out_dtype: dtype of y.
+        s_dtype: dtype of s = x + residual, which is rounded before it is normalised.
+        store_stats: Whether mean and rstd are written.
+        store_s: Whether s is written where it is not x itself.
+        plan: Launch plan; None asks `plan_forward`.
+
+    Returns:
+        y [M, N]; s [M, N], or None if it was not to be stored or is x; mean [M] float32, None for RMSNorm; rstd [M]
+        float32. None for statistics not stored.
+
+    Raises:
+        RuntimeError: x is on the CPU and kernels are not interpreted.
+
+    Numerics: float32 inside; correctly rounded square root and division; two-pass variance.
+    """
+    rows, n = x.shape
+    device = x.device
+    y = torch.empty((rows, n), dtype=out_dtype, device=device)  # [M, N]
+    own_s = store_s and (residual is not None or s_dtype != x.dtype)
+    s = torch.empty((rows, n), dtype=s_dtype, device=device) if own_s else None  # [M, N]
+    rstd = torch.empty(rows, dtype=torch.float32, device=device) if store_stats else None  # [M]
+    mean = torch.empty_like(rstd) if rstd is not None and spec.centered else None  # [M]
+    key = held = None
+    if plan is None and relaunchable(x, residual, weight, bias):
+        given = [None if t is None else (t.dtype, t.shape, t.stride()) for t in (x, residual, weight, bias)]
+        key = (device.index, *given, out_dtype, s_dtype, own_s, store_stats, spec)
+        held = _FORWARD.get(key)
+        if held is not None:
+            relaunch(held[0], (x, residual, weight, bias, y, s, mean, rstd, *held[1]), device.index)
+            return y, s, mean, rstd
+    gpu = gpu_of(x)
+    if rows == 0 or n == 0:
+        return y, s, mean, rstd
+    tensors = (x, residual, weight, bias)
+    x, residual = unit_last_stride(x), unit_last_stride(residual)
+    weight, bias = contiguous(weight), contiguous(bias)
+    if any(new is not old for new, old in zip((x, residual, weight, bias), tensors, strict=True)):
+        key = None  # launched with copies
+    heads = heads_of(weight, bias)
+    if plan is None:
+        itemsize = max(x.element_size(), s_dtype.itemsize)
+        vector_bytes = sum(vector.element_size() for vector in (weight, bias) if vector is not None)
+        plan = plan_forward(rows // heads, n, heads, itemsize, gpu, centered=spec.centered, vector_bytes=vector_bytes)
+    x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
+    unit = _unit(n, x_stride, residual_stride)
+    strides = (x_stride // unit, residual_stride // unit)
+    with on_device_of(x):
+        if plan.kind is Kind.SLICES:
+            norm_fwd_kernel_slices[(plan.programs,)](
+                x, residual, weight, bias, y, s, mean, rstd, _words(rows, plan.slices, device),
+                *strides, rows, n // unit, spec.eps, plan.slice_n, unit, spec.weight_offset,
+                spec.centered, _TL_DTYPES[s_dtype], plan.slices, next_power_of_2(plan.slices), plan.block_n,
+                n == plan.slices * plan.block_n, plan.num_stages,
+                num_warps=plan.num_warps, launch_cooperative_grid=True,
+            )  # fmt: skip
+        else:
+            kernel = norm_fwd_kernel if plan.kind is Kind.TILE else norm_fwd_kernel_looped
+            rest = (
+                *strides, rows // heads, n // unit, heads, spec.eps, unit, spec.weight_offset,
+                spec.centered, _TL_DTYPES[s_dtype], plan.block_m, plan.block_n,
+            )  # fmt: skip
+            tensors = (x, residual, weight, bias, y, s, mean, rstd)
+            handle = launch(kernel, (plan.programs, heads), (*tensors, *rest), num_warps=plan.num_warps)
+            _keep(_FORWARD, key, (handle, rest), handle)
+    return y, s, mean, rstd
+
+
+def norm_bwd(
+    grad_out: torch.Tensor,
+    s: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+    grad_s: torch.Tensor | None,
+    spec: NormSpec,
+    *,
+    x_dtype: torch.dtype | None,
+    residual_dtype: torch.dtype | None,
+    weight_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
+    heads: int = 1,
+    into_weight: torch.Tensor | None = None,
+    into_bias: torch.Tensor | None = None,
+    plan: BackwardPlan | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Launch the backward and return (grad_x, grad_residual, grad_weight, grad_bias).
+
+    With h = (s - mean) * rstd and g = grad_out * (weight + weight_offset): the gradient of s is
+    rstd * (g - h * mean(g * h) - [mean(g)]) + grad_s, and those of the vectors are sums over the rows of
+    grad_out * h and of grad_out.
+
+    Args:
+        grad_out: [M, N]; rows at any distance, 0 included.
+        s: [M, N], what the forward normalised.
+        weight: [N], [H, N] or None.
+        mean: [M] float32 of the forward; None for RMSNorm.
+        rstd: [M] float32 of the forward.
+        grad_s: [M, N] gradient that reached s by another way; or None.
+        spec: which norm.
+        x_dtype: dtype of grad_x; None skips it.
+        residual_dtype: dtype of grad_residual; None skips it.
+        weight_dtype: dtype of grad_weight; None skips it and everything it costs.
+        bias_dtype: dtype of grad_bias; None skips it.
+        heads: H.
+        into_weight: float32 [H, N] or [N] to add grad_weight to; then None is returned for it.
+        into_bias: likewise.
+        plan: Launch plan; None asks `plan_backward`.
+
+    Returns:
+        grad_x [M, N] and grad_residual [M, N], the same tensor where the dtypes are equal; grad_weight and grad_bias
+        [N], or [H, N] if H > 1. None for what was not asked for.
+
+    Raises:
+        RuntimeError: s is on the CPU and kernels are not interpreted.
+
+    Numerics: float32 inside. With spec.deterministic the sums over rows have a fixed order, which depends on
+    spec.parts, or, where that is None, on the number of multiprocessors.
+    """
+    rows, n = s.shape
+    shape = (heads, n) if heads > 1 else (n,)
+    grad_x = torch.empty((rows, n), dtype=x_dtype, device=s.device) if x_dtype is not None else None
+    grad_residual = None
+    if residual_dtype is not None and residual_dtype != x_dtype:
+        grad_residual = torch.empty((rows, n), dtype=residual_dtype, device=s.device)
+    shared = residual_dtype is not None and residual_dtype == x_dtype
+    key = None
+    into = (into_weight, into_bias)
+    if plan is None and spec.deterministic and relaunchable(s, grad_out, weight, grad_s, *into):
+        given = [None if t is None else (t.dtype, t.shape, t.stride()) for t in (s, grad_out, weight, grad_s, *into)]
+        key = (s.device.index, *given, x_dtype, residual_dtype, weight_dtype, bias_dtype, heads, spec)
+        held = _BACKWARD.get(key)
+        if held is not None:
+            handle, rest, parts, finalizer = held
+            weight_parts = None if weight_dtype is None else _parts(parts, heads * n, s.device)
+            bias_parts = None if bias_dtype is None else _parts(parts, heads * n, s.device)
+            tensors = (grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual, weight_parts, bias_parts)
+            relaunch(handle, (*tensors, *rest), s.device.index)
+            vectors = _finalize(weight_parts, bias_parts, (weight_dtype, bias_dtype), into, shape, None, finalizer)[0]
+            return grad_x, grad_x if shared else grad_residual, *vectors
+    gpu = gpu_of(s)
+    if rows == 0 or n == 0:
+        zeros = [
+            None if dtype is None or into is not None else torch.zeros(shape, dtype=dtype, device=s.device)
+            for dtype, into in ((weight_dtype, into_weight), (bias_dtype, into_bias))
+        ]
+        return grad_x, grad_x if shared else grad_residual, zeros[0], zeros[1]
+    tensors = (s, grad_out, grad_s, weight)
+    s, grad_out, grad_s = unit_last_stride(s), unit_last_stride(grad_out), unit_last_stride(grad_s)
+    weight = contiguous(weight)
+    if any(new is not old for new, old in zip((s, grad_out, grad_s, weight), tensors, strict=True)):
+        key = None  # launched with copies
+    if plan is None:
+        itemsize = max(s.element_size(), grad_out.element_size())
+        plan = plan_backward(
+            rows // heads, n, heads, itemsize, gpu,
+            centered=spec.centered, streams=2 if grad_s is None else 3, parts=spec.parts,
+        )  # fmt: skip
+    parts = plan.parts if spec.deterministic or plan.kind is Kind.SLICES else 0
+    weight_parts = None if weight_dtype is None else _parts(parts, heads * n, s.device)
+    bias_parts = None if bias_dtype is None else _parts(parts, heads * n, s.device)
+    strides = (grad_out.stride(0), s.stride(0), 0 if grad_s is None else grad_s.stride(0))
+    unit = _unit(n, *strides)
+    strides = (strides[0] // unit, strides[1] // unit, strides[2] // unit)
+    sizes = (rows // heads, n // unit, heads)
+    with on_device_of(s):
+        if plan.kind is Kind.TILE:
+            rest = (
+                *strides, *sizes, unit, spec.weight_offset, parts == 0, plan.block_m, plan.block_n, plan.num_stages,
+            )  # fmt: skip
+            tensors = (grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual, weight_parts, bias_parts)
+            handle = launch(norm_bwd_kernel, (plan.programs, heads), (*tensors, *rest), num_warps=plan.num_warps)
+        elif plan.kind is Kind.SLICES:
+            norm_bwd_kernel_slices[(plan.programs,)](
+                grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual, weight_parts, bias_parts,
+                _words(rows, plan.slices, s.device), *strides, rows, n // unit, plan.slice_n, unit, spec.weight_offset,
+                plan.slices, next_power_of_2(plan.slices), plan.block_n, n == plan.slices * plan.block_n,
+                plan.num_stages, num_warps=plan.num_warps, launch_cooperative_grid=True, maxnreg=plan.max_registers,
+            )  # fmt: skip
+        else:
+            if grad_x is not None or grad_residual is not None:
+                norm_bwd_kernel_dx_looped[(plan.programs, heads)](
+                    grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual,
+                    *strides, *sizes, unit, spec.weight_offset, plan.block_m, plan.block_n, num_warps=plan.num_warps,
+                )  # fmt: skip
+            if weight_parts is not None or bias_parts is not None:
+                norm_bwd_kernel_dw_columns[(ceil_div(n, plan.dw_block_n), heads, plan.parts)](
+                    grad_out, s, mean, rstd, weight_parts, bias_parts,
+                    *strides[:2], *sizes, unit, parts == 0, plan.dw_block_m, plan.dw_block_n, num_warps=4,
+                )  # fmt: skip
+        vectors, finalizer = _finalize(weight_parts, bias_parts, (weight_dtype, bias_dtype), into, shape, plan, None)
+    if plan.kind is Kind.TILE:
+        _keep(_BACKWARD, key, (handle, rest, parts, finalizer), handle)
+    return grad_x, grad_x if shared else grad_residual, *vectors
+
+
+_Finalizer = tuple[Handle | None, tuple[Any, ...]]
+_Pair = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+def _finalize(
+    weight_parts: torch.Tensor | None,
+    bias_parts: torch.Tensor | None,
+    dtypes: tuple[torch.dtype | None, torch.dtype | None],
+    into: _Pair,
+    shape: tuple[int, ...],
+    plan: BackwardPlan | None,
+    finalizer: _Finalizer | None,
+) -> tuple[_Pair, _Finalizer | None]:
+    """Add up the parts, cast to `dtypes` or add to `into`; the gradients that were not added elsewhere."""
+    some = bias_parts if weight_parts is None else weight_parts
+    if some is None:
+        return (None, None), None
+    outs = [
+        None if held is None else (there if there is not None else torch.empty(shape, dtype=dtype, device=some.device))
+        for held, dtype, there in zip((weight_parts, bias_parts), dtypes, into, strict=True)
+    ]
+    tensors = (weight_parts, bias_parts, outs[0], outs[1])
+    if finalizer is not None and finalizer[0] is not None:
+        relaunch(finalizer[0], (*tensors, *finalizer[1]), some.device.index)
+    elif plan is not None:
+        parts, columns = some.shape
+        unit = _unit(columns)
+        accumulate = into[0] is not None or into[1] is not None
+        rest = (parts, columns // unit, unit, accumulate, plan.finalize_block_p, plan.finalize_block_n)
+        grid = (ceil_div(columns, plan.finalize_block_n),)
+        finalizer = (launch(norm_bwd_kernel_finalize, grid, (*tensors, *rest), num_warps=4), rest)
+    return (None if into[0] is not None else outs[0], None if into[1] is not None else outs[1]), finalizer
+
+
+def _keep(held: dict[Any, Any], key: Any, entry: Any, handle: Handle | None) -> None:
+    """Remember a launch, of not too many."""
+    if key is not None and handle is not None:
+        if len(held) >= 4096:
+            held.clear()
+        held[key] = entry
+
+
+def unit_last_stride(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """`tensor`, copied only if neighbours in its last dimension are not neighbours in memory."""
+    if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1:
+        return tensor
+    return tensor.contiguous()
+
+
+def contiguous(vector: torch.Tensor | None) -> torch.Tensor | None:
+    """`vector`, copied if it is not contiguous."""
+    return vector if vector is None or vector.is_contiguous() else vector.contiguous()
+
+
+def heads_of(weight: torch.Tensor | None, bias: torch.Tensor | None) -> int:
+    """H of a [H, N] weight or bias; 1 without one."""
+    vector = bias if weight is None else weight
+    return 1 if vector is None or vector.dim() == 1 else vector.shape[0]
+
+
+def _unit(*sizes: int) -> int:
+    """8, 4 or 1: what divides every size. Kernels take sizes in this unit.
+
+    Triton itself only learns whether an argument is divisible by 16; 16-byte loads need 8 elements of 16 bits.
+    """
+    together = math.gcd(*sizes)
+    return 8 if together % 8 == 0 else 4 if together % 4 == 0 else 1
+
+
+def _words(rows: int, slices: int, device: torch.device) -> torch.Tensor:
+    """[rows, slices] words that nobody has written yet."""
+    return torch.full((rows, slices), -1, dtype=torch.int64, device=device)
+
+
+def _parts(parts: int, columns: int, device: torch.device) -> torch.Tensor:
+    """The float32 sums over rows: [parts, columns] to be overwritten, or [1, columns] zeros to be added to."""
+    if parts == 0:
+        return torch.zeros((1, columns), dtype=torch.float32, device=device)
+    return torch.empty((parts, columns), dtype=torch.float32, device=device)

@@ -1,0 +1,111 @@
+"""The harness itself on the CPU with a timer that does not measure: checks, order, what is left out and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from retrograd.bench import norm as bench
+from retrograd.bench import timing
+from retrograd.bench.correct import wrong_results
+from retrograd.bench.providers import OPS, PROVIDERS, Provider, UnavailableError
+from retrograd.bench.rows import Row
+from retrograd.errors import UsageError
+
+TINY = ((24, 64),)
+
+
+def run(**what):
+    said = []
+    rows = bench.run(bench.Settings(shapes=TINY, **what), timing.FakeTimer(), said.append)
+    return rows, said
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("provider", ["retrograd", "retrograd-atomic", "torch"])
+def test_right_providers_are_timed(op, provider):
+    (row,), _ = run(ops=(op,), providers=(provider,), dtype="float32")
+    assert (row.skipped, row.fwd_ms, row.bwd_ms) == ("", 1.0, 1.0)
+
+
+def test_compile_is_timed_too_and_comes_last():
+    said = []
+    settings = bench.Settings(("add_layer_norm",), TINY, ("compile", "torch"), "float32")
+    rows = bench.run(settings, timing.FakeTimer(), said.append)
+    assert [row.provider for row in rows] == ["compile", "torch"]
+    assert not any(row.skipped for row in rows)
+    assert "torch" in said[0]
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_definition_passes_its_own_check(op, dtype):
+    inputs, grads = next(bench._data(OPS[op], Row(op, 40, 96, dtype, ""), "cpu"))
+    assert wrong_results(Provider(OPS[op].written_out), OPS[op], inputs, grads) == ""
+
+
+def _no_projection(t):
+    # A classic: the mean square is treated as a constant.
+    x = t["x"]
+    y = x * torch.rsqrt(x.detach().float().square().mean(-1, keepdim=True) + 1e-6) * t["weight"]
+    return (y.to(x.dtype),)
+
+
+def test_a_wrong_provider_is_reported_and_not_timed(monkeypatch):
+    monkeypatch.setitem(PROVIDERS, "torch", lambda op: Provider(_no_projection))
+    (row,), _ = run(ops=("rms_norm",), providers=("torch",))
+    assert "grad_x" in row.skipped
+    assert "grad_weight" not in row.skipped
+    assert row.fwd_ms is None
+
+
+def test_a_provider_that_raises_does_not_end_the_run(monkeypatch):
+    monkeypatch.setitem(PROVIDERS, "liger", lambda op: Provider(lambda t: 1 / 0))
+    rows, _ = run(ops=("rms_norm",), providers=("liger", "torch"))
+    assert rows[0].skipped.startswith("ZeroDivisionError")
+    assert rows[1].fwd_ms == 1.0
+
+
+def test_a_missing_provider_is_said_once(monkeypatch):
+    def gone(op):
+        raise UnavailableError("quack is gone")
+
+    monkeypatch.setitem(PROVIDERS, "quack", gone)
+    said = []
+    settings = bench.Settings(("rms_norm",), ((8, 64), (16, 64)), ("quack",))
+    assert bench.run(settings, timing.FakeTimer(), said.append) == []
+    assert said == ["left out: quack is gone"]
+
+
+def test_forward_only_providers_have_no_backward(monkeypatch):
+    op = OPS["layer_norm"]
+    monkeypatch.setitem(PROVIDERS, "quack", lambda _: Provider(op.written_out, backward=False))
+    (row,), _ = run(ops=("layer_norm",), providers=("quack",))
+    assert (row.fwd_ms, row.bwd_ms, row.note) == (1.0, None, "no backward")
+
+
+def test_nothing_starts_after_max_seconds():
+    rows, _ = run(ops=("rms_norm",), providers=("torch",), max_seconds=-1.0)
+    assert rows[0].skipped == "over --max-seconds"
+
+
+def test_host_time():
+    assert {(job.m, job.n) for job in bench.Settings(host=True).jobs()} == {bench.HOST_SHAPE}
+    (row,), _ = run(ops=("rms_norm",), providers=("torch",), host=True)
+    assert row.host_us > 0
+    assert row.fwd_ms is None
+
+
+@pytest.mark.parametrize("bad", [{"ops": ("rmsnorm",)}, {"providers": ("apex",)}])
+def test_unknown_names_are_usage_errors(bad):
+    with pytest.raises(UsageError, match="expected some of"):
+        bench.Settings(**bad)
+
+
+@pytest.mark.parametrize("touched", [1, 4 * 2**20, 100 * 2**20, 2**31, 2**36])
+def test_calls_go_round_enough_sets(touched):
+    sets, calls = timing.plan_calls(touched)
+    assert calls % sets == 0
+    assert timing.FEWEST_CALLS <= calls <= timing.MOST_CALLS
+    assert sets == timing.MOST_CALLS or sets * touched >= timing.COLD_BYTES
+    assert sets == 1 or 2 * sets * touched <= timing.MOST_BYTES

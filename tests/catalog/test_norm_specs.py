@@ -1,0 +1,24 @@
+"""The shipped specs of the norms: every name resolves, names and specs agree, and each runs once against its truth."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrograd.catalog import SHIPPED, norm, norm_names, resolve
+from retrograd.check.stages.oracle import judged
+from retrograd.check.workbench import BUDGETS, Workbench
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if n in norm_names()])
+def test_spec_runs_and_agrees_with_its_reference(name: str, device: str) -> None:
+    spec = resolve(name)
+    assert spec.name == name
+    if name.endswith(("_cpu", "_torch")):
+        device = "cpu"
+    bench = Workbench(spec, spec.dtypes[-1], 0, device, BUDGETS["quick"], "quick")
+    assert judged(bench, bench.base, "oracle").findings == []
+
+
+def test_names_and_specs_agree() -> None:
+    assert list(norm.SPECS) == list(norm_names())
+    assert {parts[1] for parts in norm_names().values()} == set(norm._VARIANTS)

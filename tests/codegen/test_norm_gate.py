@@ -1,0 +1,40 @@
+"""The machine code of every kernel that the norms' launch plan chooses, for five GPUs, without any of them.
+
+About three minutes on two cores where Triton's cache is cold. `benchmarks/codegen_norm.py --full` covers every width
+with every profile.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from retrograd.codegen import targets
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TARGETS = list(targets())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_kernel_has_a_fault(gate, target):
+    kernels = [row for row in gate["kernels"] if row["facts"]["target"] == target]
+    faults = [f"{row['case']}: {fault}" for row in kernels for fault in row["faults"]]
+    assert not faults, f"{len(faults)} faults in {len(kernels)} kernels\n" + "\n".join(faults)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_gate_covers_the_kernels(gate, target):
+    rows = [row for row in gate["kernels"] if row["facts"]["target"] == target]
+    assert len(rows) >= 50
+    assert sum(row["aligned"] for row in rows) >= 40
+    compiled = {row["facts"]["kernel"] for row in rows}
+    sources = (ROOT / "src/retrograd/ops/norm/triton").glob("*.py")
+    written = {
+        name for source in sources for name in re.findall(r"^def (norm_\w*kernel\w*)\(", source.read_text(), re.M)
+    }
+    # Rows are shared by programs on NVIDIA only, which launches all of them together.
+    expected = {name for name in written if targets()[target].nvidia or not name.endswith("_slices")}
+    assert compiled >= expected
