@@ -87,6 +87,7 @@ COVERING = """
 8192 ln-add-f32 | 12288 rms-f16-no-weight | 16384 ln-add-bf16 | 16384 rms-f32
 20480 ln-add-bf16-parts | 28672 rms-bf16-inference | 32768 ln-add-bf16 | 33333 rms-bf16 | 50008 rms-bf16
 65536 ln-add-f32 | 65536 rms-bf16-heads | 100000 add-bf16-stream32 | 131072 rms-bf16-vectors-only | 262144 ln-add-bf16
+16384 ln-bf16 | 16384 add-bf16 | 65536 rms-bf16 | 65536 add-bf16 | 65536 ln-bf16 | 131072 rms-f32
 """
 
 # Loads of one value a row, of the words that programs exchange, of one value a column of a 64-column block.
@@ -177,7 +178,8 @@ def record(cases: list[Case], targets: list[str]) -> Iterator[tuple[codegen.Laun
     for name in targets:
         target = codegen.target_named(name)
         for case in sorted(cases, key=lambda case: not case.aligned):
-            with device.dry(target.num_sms, hip=not target.nvidia), codegen.recording(name) as launches:
+            arch = target.arch if isinstance(target.arch, int) else 0
+            with device.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
                 launch(case)
             for found in launches:
                 if found.identity not in seen:

@@ -16,7 +16,8 @@ class Backend(Enum):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device to plan for: who runs the kernels, on how many multiprocessors."""
+    """A device to plan for: who runs the kernels, on how many multiprocessors, NVIDIA's compute capability x 10."""
 
     backend: Backend
     num_sms: int
+    arch: int = 90

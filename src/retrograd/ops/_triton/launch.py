@@ -23,12 +23,12 @@ _DRY: ContextVar[Gpu | None] = ContextVar("dry", default=None)
 
 
 @contextmanager
-def dry(num_sms: int, hip: bool = False) -> Iterator[None]:
-    """Plan launches on CPU tensors as if for a GPU of `num_sms` multiprocessors, an AMD one if `hip`.
+def dry(num_sms: int, hip: bool = False, arch: int = 90) -> Iterator[None]:
+    """Plan launches on CPU tensors as if for a GPU of `num_sms` multiprocessors, an AMD one if `hip`, else sm_`arch`.
 
     For whoever records launches instead of executing them; launching for real inside is an error of Triton's.
     """
-    token = _DRY.set(Gpu(Backend.HIP if hip else Backend.CUDA, num_sms))
+    token = _DRY.set(Gpu(Backend.HIP if hip else Backend.CUDA, num_sms, 0 if hip else arch))
     try:
         yield
     finally:
@@ -109,7 +109,9 @@ def relaunchable(*tensors: torch.Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is not None:
             addresses |= tensor.data_ptr()
-    return addresses % 16 == 0 and triton.knobs.runtime.launch_enter_hook is None
+    # None, or from Triton 3.6 on a chain of hooks that may be empty.
+    hook = triton.knobs.runtime.launch_enter_hook
+    return addresses % 16 == 0 and (hook is None or not getattr(hook, "calls", True))
 
 
 def _interpreter() -> Gpu:
@@ -119,5 +121,7 @@ def _interpreter() -> Gpu:
 
 @cache
 def _cuda_gpu(index: int) -> Gpu:
-    backend = Backend.CUDA if torch.version.hip is None else Backend.HIP
-    return Gpu(backend, torch.cuda.get_device_properties(index).multi_processor_count)
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        return Gpu(Backend.HIP, properties.multi_processor_count, 0)
+    return Gpu(Backend.CUDA, properties.multi_processor_count, 10 * properties.major + properties.minor)

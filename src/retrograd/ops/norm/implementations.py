@@ -55,8 +55,10 @@ def resolve(options: Options, x_dtype: torch.dtype, s_dtype: torch.dtype, device
 
 
 def choose(impl: str | Impl | None, x_dtype: torch.dtype, device: torch.device) -> Impl:
-    """`resolve_impl` for the norms; an explicit choice that cannot run raises."""
-    chosen = resolve_impl(impl, device, native=lambda: x_dtype != torch.float64 and _native().available())
+    """`resolve_impl` for the norms, torch for float64; an explicit choice that cannot run raises."""
+    if impl is None and x_dtype == torch.float64:
+        return Impl.TORCH
+    chosen = resolve_impl(impl, device, native=lambda: _native().available())
     if chosen is not Impl.TORCH and x_dtype == torch.float64:
         raise TypeError(
             f"`x` has dtype torch.float64, expected float32, float16 or bfloat16 for impl={chosen.value!r} (its "

@@ -34,6 +34,7 @@ class ForwardPlan:
     num_stages: int = 1
     slices: int = 1
     slice_n: int = 0
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Bytes of each tensor that a program of the SLICES backward holds, its warps, programs a multiprocessor."""
+    """Bytes of each tensor that a SLICES program holds, its warps, programs a multiprocessor."""
 
     bytes: int
     num_warps: int
@@ -129,6 +130,7 @@ def plan_forward(
     gpu: Gpu,
     *,
     centered: bool = False,
+    streams: int = 1,
     vector_bytes: int = 2,
     max_tile_n: int | None = None,
 ) -> ForwardPlan:
@@ -141,6 +143,7 @@ def plan_forward(
         itemsize: bytes of the widest element that is read.
         gpu: what runs the kernels.
         centered: LayerNorm, which holds more.
+        streams: [rows, n] tensors that are read.
         vector_bytes: bytes a column of weight and bias together.
         max_tile_n: lowers the width above which a row is walked in pieces.
     """
@@ -150,13 +153,9 @@ def plan_forward(
         tile = _tile(_FORWARD_TILES, width, itemsize, gpu)
         return ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m))
     if _may_slice(n, heads, gpu, max_tile_n):
-        # 16 KiB of each tensor a program; 32 KiB do not spill where no mask, no mean and no wide vector is held.
-        wide = 32768 // itemsize
-        fits = n % wide == 0 and not centered and vector_bytes <= 2
-        slices, slice_n = _slices(n, wide if fits else wide // 2)
-        programs = min(rows, gpu.num_sms // slices) * slices
-        if programs:
-            return ForwardPlan(Kind.SLICES, 1, next_power_of_2(slice_n), 16, programs, 3, slices, slice_n)
+        sliced = _sliced_forward(rows, n, itemsize, gpu, (centered, streams, vector_bytes))
+        if sliced is not None:
+            return sliced
     block_m, block_n = _walk(limit, gpu)
     return ForwardPlan(Kind.LOOPED, block_m, block_n, max(1, block_n // 512), ceil_div(rows, block_m))
 
@@ -246,6 +245,28 @@ def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile
     return _Tile(block_m, warps, tile.num_stages, tile.resident)
 
 
+def _sliced_forward(rows: int, n: int, itemsize: int, gpu: Gpu, held: tuple[bool, int, int]) -> ForwardPlan | None:
+    centered, streams, vector_bytes = held
+    if centered or vector_bytes > 2 or n % (8192 // itemsize):
+        tile, stages = _Slice(16384, 16, 1), 3
+    # sm_100 needs more registers for the same code: 56 to 150 bytes a thread spill.
+    elif streams == 1 and gpu.arch < 100 and n % (32768 // itemsize) == 0:
+        tile, stages = _Slice(32768, 16, 1), 4
+    else:
+        tile, stages = _Slice(8192, 4, 3), 3
+    slices, slice_n = _slices(n, tile.bytes // itemsize)
+    programs = min(rows, tile.resident * gpu.num_sms // slices) * slices
+    if not programs:
+        return None
+    block_n = next_power_of_2(slice_n)
+    return ForwardPlan(Kind.SLICES, 1, block_n, tile.num_warps, programs, stages, slices, slice_n, _registers(tile))
+
+
+def _registers(tile: _Slice) -> int:
+    """Registers a thread so that `resident` programs fit: 65536 a multiprocessor, given out in eights."""
+    return min(255, 65536 // (32 * tile.num_warps * tile.resident) // 8 * 8)
+
+
 def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -> BackwardPlan | None:
     slices, slice_n = _slices(n, tile.bytes // itemsize)
     groups = min(rows, tile.resident * gpu.num_sms // slices)
@@ -262,8 +283,7 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
         num_stages=3,
         slices=slices,
         slice_n=slice_n,
-        # All programs have to be resident: 65536 registers a multiprocessor, given out in eights.
-        max_registers=min(255, 65536 // (32 * tile.num_warps * tile.resident) // 8 * 8),
+        max_registers=_registers(tile),
     )
 
 

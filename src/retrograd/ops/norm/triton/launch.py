@@ -72,10 +72,10 @@ def norm_fwd(
     """
     rows, n = x.shape
     device = x.device
-    y = torch.empty((rows, n), dtype=out_dtype, device=device)  # [M, N]
+    y = x.new_empty((rows, n), dtype=out_dtype)  # [M, N]
     own_s = store_s and (residual is not None or s_dtype != x.dtype)
-    s = torch.empty((rows, n), dtype=s_dtype, device=device) if own_s else None  # [M, N]
-    rstd = torch.empty(rows, dtype=torch.float32, device=device) if store_stats else None  # [M]
+    s = x.new_empty((rows, n), dtype=s_dtype) if own_s else None  # [M, N]
+    rstd = x.new_empty(rows, dtype=torch.float32) if store_stats else None  # [M]
     mean = torch.empty_like(rstd) if rstd is not None and spec.centered else None  # [M]
     key = held = None
     if plan is None and relaunchable(x, residual, weight, bias):
@@ -97,7 +97,16 @@ def norm_fwd(
     if plan is None:
         itemsize = max(x.element_size(), s_dtype.itemsize)
         vector_bytes = sum(vector.element_size() for vector in (weight, bias) if vector is not None)
-        plan = plan_forward(rows // heads, n, heads, itemsize, gpu, centered=spec.centered, vector_bytes=vector_bytes)
+        plan = plan_forward(
+            rows // heads,
+            n,
+            heads,
+            itemsize,
+            gpu,
+            centered=spec.centered,
+            streams=1 if residual is None else 2,
+            vector_bytes=vector_bytes,
+        )
     x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
     unit = _unit(n, x_stride, residual_stride)
     strides = (x_stride // unit, residual_stride // unit)
@@ -108,7 +117,7 @@ def norm_fwd(
                 *strides, rows, n // unit, spec.eps, plan.slice_n, unit, spec.weight_offset,
                 spec.centered, _TL_DTYPES[s_dtype], plan.slices, next_power_of_2(plan.slices), plan.block_n,
                 n == plan.slices * plan.block_n, plan.num_stages,
-                num_warps=plan.num_warps, launch_cooperative_grid=True,
+                num_warps=plan.num_warps, launch_cooperative_grid=True, maxnreg=plan.max_registers,
             )  # fmt: skip
         else:
             kernel = norm_fwd_kernel if plan.kind is Kind.TILE else norm_fwd_kernel_looped
@@ -175,10 +184,10 @@ def norm_bwd(
     """
     rows, n = s.shape
     shape = (heads, n) if heads > 1 else (n,)
-    grad_x = torch.empty((rows, n), dtype=x_dtype, device=s.device) if x_dtype is not None else None
+    grad_x = s.new_empty((rows, n), dtype=x_dtype) if x_dtype is not None else None
     grad_residual = None
     if residual_dtype is not None and residual_dtype != x_dtype:
-        grad_residual = torch.empty((rows, n), dtype=residual_dtype, device=s.device)
+        grad_residual = s.new_empty((rows, n), dtype=residual_dtype)
     shared = residual_dtype is not None and residual_dtype == x_dtype
     key = None
     into = (into_weight, into_bias)
@@ -188,8 +197,8 @@ def norm_bwd(
         held = _BACKWARD.get(key)
         if held is not None:
             handle, rest, parts, finalizer = held
-            weight_parts = None if weight_dtype is None else _parts(parts, heads * n, s.device)
-            bias_parts = None if bias_dtype is None else _parts(parts, heads * n, s.device)
+            weight_parts = None if weight_dtype is None else _parts(parts, heads * n, rstd)
+            bias_parts = None if bias_dtype is None else _parts(parts, heads * n, rstd)
             tensors = (grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual, weight_parts, bias_parts)
             relaunch(handle, (*tensors, *rest), s.device.index)
             vectors = _finalize(weight_parts, bias_parts, (weight_dtype, bias_dtype), into, shape, None, finalizer)[0]
@@ -213,8 +222,8 @@ def norm_bwd(
             centered=spec.centered, streams=2 if grad_s is None else 3, parts=spec.parts,
         )  # fmt: skip
     parts = plan.parts if spec.deterministic or plan.kind is Kind.SLICES else 0
-    weight_parts = None if weight_dtype is None else _parts(parts, heads * n, s.device)
-    bias_parts = None if bias_dtype is None else _parts(parts, heads * n, s.device)
+    weight_parts = None if weight_dtype is None else _parts(parts, heads * n, rstd)
+    bias_parts = None if bias_dtype is None else _parts(parts, heads * n, rstd)
     strides = (grad_out.stride(0), s.stride(0), 0 if grad_s is None else grad_s.stride(0))
     unit = _unit(n, *strides)
     strides = (strides[0] // unit, strides[1] // unit, strides[2] // unit)
@@ -268,7 +277,7 @@ def _finalize(
     if some is None:
         return (None, None), None
     outs = [
-        None if held is None else (there if there is not None else torch.empty(shape, dtype=dtype, device=some.device))
+        None if held is None else (there if there is not None else some.new_empty(shape, dtype=dtype))
         for held, dtype, there in zip((weight_parts, bias_parts), dtypes, into, strict=True)
     ]
     tensors = (weight_parts, bias_parts, outs[0], outs[1])
@@ -324,8 +333,8 @@ def _words(rows: int, slices: int, device: torch.device) -> torch.Tensor:
     return torch.full((rows, slices), -1, dtype=torch.int64, device=device)
 
 
-def _parts(parts: int, columns: int, device: torch.device) -> torch.Tensor:
+def _parts(parts: int, columns: int, like: torch.Tensor) -> torch.Tensor:
     """The float32 sums over rows: [parts, columns] to be overwritten, or [1, columns] zeros to be added to."""
     if parts == 0:
-        return torch.zeros((1, columns), dtype=torch.float32, device=device)
-    return torch.empty((parts, columns), dtype=torch.float32, device=device)
+        return like.new_zeros((1, columns))
+    return like.new_empty((parts, columns))

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from retrograd.ops.norm.triton.backward import store_both
-from retrograd.ops.norm.triton.forward import reciprocal_root, widen_weight
+from retrograd.ops.norm.triton.forward import over, reciprocal_root, widen_weight
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -81,9 +81,9 @@ def norm_fwd_kernel_slices(
         first, second = collect(seen, word_cols + row * G, slice_exists)  # [BLOCK_G], [BLOCK_G]
         s = s_now.to(tl.float32)
         if CENTERED:
-            mean = tl.sum(first, axis=0) / N
+            mean = over(tl.sum(first, axis=0), N, S_DTYPE)
             off = first / tl.maximum(counts, 1.0) - mean
-            square = tl.sum(second + counts * (off * off), axis=0) / N
+            square = over(tl.sum(second + counts * (off * off), axis=0), N, S_DTYPE)
             s = s - mean
         else:
             square = tl.sum(first, axis=0) / N
