@@ -141,6 +141,9 @@ def _target(name: str, module: torch.nn.Module, also: Mapping[type | str, RmsLik
     return _like_class(kind, like)
 
 
+_OPTIONS = tuple(sorted(NormOptions.__optional_keys__))
+
+
 class _Like(torch.nn.Module):
     """First base of a class that is made for a norm in `also`; the norm's own class is the second."""
 
@@ -149,7 +152,8 @@ class _Like(torch.nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """y, with the options that the patch set on this module."""
         like = self.retrograd_like
-        options: dict[str, Any] = {k: v for k, v in self.__dict__.items() if k in NormOptions.__optional_keys__}
+        # Not through __dict__, whose items torch.compile cannot follow before torch 2.13.
+        options: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS if hasattr(self, name)}
         options["impl"] = impl_for(hidden_states, options.get("impl"))
         if like.promotes:
             options.setdefault("out_dtype", torch.promote_types(hidden_states.dtype, self.weight.dtype))

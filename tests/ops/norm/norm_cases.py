@@ -80,8 +80,10 @@ def truth(
         rstd = ((s64 - mean).square().mean(dim=-1, keepdim=True) + eps).rsqrt()
         ones = torch.ones(n, dtype=torch.float64, device=s.device)
         weight = (vectors["weight"] + weight_offset).abs() if "weight" in vectors else ones
-        # The mean is subtracted after it was rounded: errors scale with both terms, not with their difference.
-        h, g = (s64.abs() + mean.abs()) * rstd, grad.abs() * weight
+        # The mean is subtracted after it was rounded, and a sum is rounded in proportion to the magnitudes added, which
+        # do not cancel as the mean does: errors scale with both terms, not with their difference.
+        mean_size = s64.abs().mean(dim=-1, keepdim=True) if norm == "layer_norm" else 0
+        h, g = (s64.abs() + mean_size) * rstd, grad.abs() * weight
         y_size = h * weight + (vectors["bias"].abs() if "bias" in vectors else 0)
         projection = (g * h).mean(dim=-1, keepdim=True)
         ds_size = rstd * (g + h * projection + (g.mean(dim=-1, keepdim=True) if norm == "layer_norm" else 0))
