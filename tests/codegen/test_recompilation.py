@@ -1,0 +1,38 @@
+"""How many kernels a training run with rows of many lengths compiles: counted, nothing is executed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from conftest import run
+
+COUNT = """
+import json, sys, torch
+from retrograd import codegen
+from retrograd.ops._triton import launch
+from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.norm.triton import norm_bwd, norm_fwd
+
+n, spec = int(sys.argv[1]), NormSpec(True, 1e-5)
+vector, half = torch.empty(n, dtype=torch.bfloat16), torch.bfloat16
+with launch.dry(132), codegen.recording("sm_90") as launches:
+    for rows in [*range(1, 41), *(2**k + 1 for k in range(6, 16))]:
+        x = torch.empty(rows, n, dtype=half)
+        y, s, mean, rstd = norm_fwd(x, vector, vector, None, spec, out_dtype=half, s_dtype=half)
+        norm_bwd(y, x, vector, torch.empty(rows), torch.empty(rows), None, spec, x_dtype=half, residual_dtype=None,
+                 weight_dtype=half, bias_dtype=half)
+print(json.dumps([made.kernel for made in codegen.distinct(launches)]))
+"""
+
+
+# A tile of rows, slices of a row, and a row walked in pieces (an odd width).
+@pytest.mark.parametrize("n", [1024, 65536, 33333], ids=lambda n: f"N{n}")
+def test_fifty_numbers_of_rows_compile_each_kernel_once(n: int) -> None:
+    pytest.importorskip("triton")
+    kernels = Counter(json.loads(run("-c", COUNT, str(n))))
+    # The finalizer's tile follows the number of parts, a power of two from 16 to 512.
+    assert kernels.pop("norm_bwd_kernel_finalize") <= 6
+    assert kernels
+    assert set(kernels.values()) == {1}, kernels
