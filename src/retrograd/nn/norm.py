@@ -39,11 +39,6 @@ def check_options(options: NormOptions) -> None:
             raise TypeError(f"`{name}` is not an option of the norms, expected some of {', '.join(_DEFAULTS)}")
 
 
-def impl_for(x: torch.Tensor, impl: str | None) -> str | None:
-    """`impl`, or "torch" where none is asked for and x is float64, which torch's modules take on every device."""
-    return "torch" if impl is None and x.dtype == torch.float64 else impl
-
-
 class _Options(torch.nn.Module):
     """What both norms add to torch's."""
 
@@ -93,7 +88,6 @@ class _Options(torch.nn.Module):
         if len(shape) > 1:
             flat = [None if t is None else t.flatten(-len(shape)) for t in tensors]
         options = {name: getattr(self, name) for name in _DEFAULTS}
-        options["impl"] = impl_for(x, self.impl)
         out = norm(*flat, eps=eps, prenorm=prenorm, **options)
         if len(shape) == 1:
             return out

@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 
 import torch
 
-from retrograd.nn.norm import LayerNorm, NormOptions, RMSNorm, check_options, impl_for
+from retrograd.nn.norm import LayerNorm, NormOptions, RMSNorm, check_options
 from retrograd.ops import rms_norm
 
 _OURS: dict[type, type] = {torch.nn.RMSNorm: RMSNorm, torch.nn.LayerNorm: LayerNorm}
@@ -154,7 +154,6 @@ class _Like(torch.nn.Module):
         like = self.retrograd_like
         # Not through __dict__, whose items torch.compile cannot follow before torch 2.13.
         options: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS if hasattr(self, name)}
-        options["impl"] = impl_for(hidden_states, options.get("impl"))
         if like.promotes:
             options.setdefault("out_dtype", torch.promote_types(hidden_states.dtype, self.weight.dtype))
         eps = float(getattr(self, like.eps))

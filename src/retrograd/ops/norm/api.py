@@ -37,7 +37,7 @@ def rms_norm(
     s = x + residual;  y = s / sqrt(mean(s^2) + eps) * (weight + weight_offset) + bias
 
     Args:
-        x: [..., N], float32, float16 or bfloat16; float64 with impl="torch". Any strides, any leading dimensions
+        x: [..., N], float32, float16 or bfloat16; float64 by torch. Any strides, any leading dimensions
             or none, and sizes of 0. A DTensor may be sharded over any dimension but the last.
         weight: [N], or [H, N] for x [..., H, N] of three dimensions or more (one row a head). Any of the narrow
             dtypes whatever x has, float64 beside float64 only. None is ones.
@@ -56,8 +56,8 @@ def rms_norm(
             bias.main_grad in the backward and set grad_added_to_main_grad on the parameters; their .grad stays as
             it is. Not inside a torch.compile graph (a call without fullgraph=True breaks the graph there), not for
             DTensors.
-        impl: "triton", "native" (C on CPU, compiled when first used), "torch", or None: triton on CUDA, native on
-            CPU where a compiler is found and x is not float64, else torch. An explicit choice never falls back.
+        impl: "triton", "native" (C on CPU, compiled when first used), "torch", or None: torch for float64; triton
+            on CUDA; native on CPU where a compiler is found, else torch. An explicit choice never falls back.
 
     Returns:
         y [..., N], contiguous; with prenorm (y, s), where s is x itself without a residual and of its dtype.

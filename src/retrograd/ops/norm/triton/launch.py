@@ -18,6 +18,7 @@ from retrograd.ops.norm.plan import (
     plan_backward,
     plan_forward,
 )
+from retrograd.ops.norm.shapes import heads_of
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel,
@@ -68,7 +69,8 @@ def norm_fwd(
     Raises:
         RuntimeError: x is on the CPU and kernels are not interpreted.
 
-    Numerics: float32 inside; correctly rounded square root and division; two-pass variance.
+    Numerics: float32 inside; correctly rounded square root; divisions by N rounded where s is float32, else within
+    2 ulp; two-pass variance.
     """
     rows, n = x.shape
     device = x.device
@@ -191,7 +193,7 @@ def norm_bwd(
     shared = residual_dtype is not None and residual_dtype == x_dtype
     key = None
     into = (into_weight, into_bias)
-    if plan is None and spec.deterministic and relaunchable(s, grad_out, weight, grad_s, *into):
+    if plan is None and spec.deterministic and relaunchable(s, grad_out, weight, grad_s, mean, rstd, *into):
         given = [None if t is None else (t.dtype, t.shape, t.stride()) for t in (s, grad_out, weight, grad_s, *into)]
         key = (s.device.index, *given, x_dtype, residual_dtype, weight_dtype, bias_dtype, heads, spec)
         held = _BACKWARD.get(key)
@@ -254,7 +256,7 @@ def norm_bwd(
                     *strides[:2], *sizes, unit, parts == 0, plan.dw_block_m, plan.dw_block_n, num_warps=4,
                 )  # fmt: skip
         vectors, finalizer = _finalize(weight_parts, bias_parts, (weight_dtype, bias_dtype), into, shape, plan, None)
-    if plan.kind is Kind.TILE:
+    if plan.kind is Kind.TILE and (finalizer is None or finalizer[0] is not None):
         _keep(_BACKWARD, key, (handle, rest, parts, finalizer), handle)
     return grad_x, grad_x if shared else grad_residual, *vectors
 
@@ -311,12 +313,6 @@ def unit_last_stride(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def contiguous(vector: torch.Tensor | None) -> torch.Tensor | None:
     """`vector`, copied if it is not contiguous."""
     return vector if vector is None or vector.is_contiguous() else vector.contiguous()
-
-
-def heads_of(weight: torch.Tensor | None, bias: torch.Tensor | None) -> int:
-    """H of a [H, N] weight or bias; 1 without one."""
-    vector = bias if weight is None else weight
-    return 1 if vector is None or vector.dim() == 1 else vector.shape[0]
 
 
 def _unit(*sizes: int) -> int:
