@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from retrograd import config
+
+if TYPE_CHECKING:
+    from ranks import Ranks
 
 if not torch.cuda.is_available():
     config.request_interpreter()
@@ -16,3 +22,23 @@ torch.set_num_threads(1)  # two cores: small tests lose more to threads than the
 def device() -> str:
     """Where kernels run: "cuda", or "cpu" with Triton's interpreter."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="session")
+def _group() -> Iterator[list[Ranks]]:
+    started: list[Ranks] = []
+    yield started
+    for group in started:
+        group.close()
+
+
+@pytest.fixture
+def ranks(_group: list[Ranks], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Two processes joined by gloo, started by the first test that wants them and after one that broke them."""
+    if not torch.distributed.is_available():
+        pytest.skip("torch is built without distributed")
+    from ranks import Ranks
+
+    if not _group or not _group[-1].alive:
+        _group.append(Ranks(2, tmp_path_factory.mktemp("ranks") / "store"))
+    return _group[-1]

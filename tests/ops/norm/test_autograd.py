@@ -189,6 +189,21 @@ def test_main_grad_of_a_bias_alone(norm: str, impl: str, device: str) -> None:
     torch.testing.assert_close(case["bias"].main_grad, case["grad_y"].sum(dim=0))
 
 
+@pytest.mark.parametrize("heads", [False, True], ids=["shared", "heads"])
+def test_main_grad_of_any_strides(heads: bool, norm: str, impl: str, device: str) -> None:
+    case = make_inputs((5, 3, 16), device=device, given="weight bias", heads=heads)
+    want = run(case, norm, impl=impl)
+    buffers = {}
+    for name in ("weight", "bias"):
+        case[name] = torch.nn.Parameter(case[name])
+        buffers[name] = torch.zeros(*case[name].shape, 2, device=device)
+        case[name].main_grad = buffers[name][..., 0]
+    call(norm, case, accumulate_main_grad=True, eps=1e-6, impl=impl).backward(case["grad_y"])
+    for name, buffer in buffers.items():
+        assert torch.equal(case[name].main_grad, want[name]), name
+        assert not buffer[..., 1].any(), name
+
+
 @pytest.mark.parametrize(
     ("buffer", "message"),
     [(None, r"`weight` has no main_grad"), (torch.zeros(8).half(), r"expected torch\.float32 \(8,\) on cpu")],

@@ -47,6 +47,16 @@ def test_only_what_is_asked_for(norm: str, impl: str, device: str) -> None:
     assert grads == (None, None, None)
 
 
+def test_statistics_of_any_strides(norm: str, impl: str, device: str) -> None:
+    case = make_inputs((2, 3, 65), device=device)
+    forward, backward = getattr(ops, f"{norm}_fwd"), getattr(ops, f"{norm}_bwd")
+    _, s, *stats = forward(case["x"], impl=impl)
+    want = backward(case["grad_y"], s, case["weight"], *stats, impl=impl)
+    for apart in (lambda t: torch.stack([t, t + 1], -1)[..., 0], lambda t: t.t().contiguous().t()):
+        got = backward(case["grad_y"], s, case["weight"], *map(apart, stats), impl=impl)
+        assert all(torch.equal(a, b) for a, b in zip(got[:2], want[:2], strict=True))
+
+
 def test_autograd_does_not_see_them(norm: str, impl: str, device: str) -> None:
     x = torch.randn(3, 8, device=device, requires_grad=True)
     assert not getattr(ops, f"{norm}_fwd")(x, impl=impl)[0].requires_grad
@@ -62,5 +72,11 @@ def test_wrong_arguments_are_refused() -> None:
         ops.rms_norm_bwd(x, x, None, rstd[:1])
     with pytest.raises(ValueError, match=r"`mean` has shape \(1,\)"):
         ops.layer_norm_bwd(x, x, None, rstd[:1], rstd)
+    with pytest.raises(TypeError, match=r"`rstd` has dtype torch\.float64, expected torch\.float32 beside s"):
+        ops.rms_norm_bwd(x, x, None, rstd.double())
+    with pytest.raises(TypeError, match=r"`mean` is a float"):
+        ops.layer_norm_bwd(x, x, None, 0.5, rstd)
+    with pytest.raises(ValueError, match=r"`rstd` is on meta, expected cpu"):
+        ops.rms_norm_bwd(x, x, None, rstd.to("meta"))
     with pytest.raises(TypeError, match=r"`s` is a list"):
         ops.rms_norm_bwd(x, [1.0], None, rstd)

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from retrograd.ops.norm import checks, contract
+from retrograd.ops.norm import checks, contract, subclasses
 from retrograd.ops.norm.autograd import NormFunction
 from retrograd.ops.norm.implementations import Options, resolve
 from retrograd.ops.norm.shapes import Tensors, two_dimensional
+from retrograd.ops.norm.subclasses import PLAIN
 from retrograd.ops.types import Impl
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def rms_norm(
@@ -138,18 +137,22 @@ def _norm(
     tensors: Tensors, options: Options, prenorm: bool, accumulate: bool
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     x, weight, bias, residual = tensors
-    if not (type(x) in _PLAIN and type(weight) in _PLAIN and type(bias) in _PLAIN and type(residual) in _PLAIN):
+    through_operators = False
+    if not (type(x) in PLAIN and type(weight) in PLAIN and type(bias) in PLAIN and type(residual) in PLAIN):
         from retrograd.ops.norm import dtensor
 
         if dtensor.is_needed(tensors):
             return dtensor.run_locally(_norm, tensors, options, prenorm, accumulate)
+        x, weight, bias, residual = tensors = tuple(map(subclasses.finished, tensors))
+        through_operators = subclasses.without_memory(*tensors)
     checks.check_tensors(x, weight, bias, residual)
     options = checks.check_options(options, x.dtype, weight is not None)
     own_s = residual is not None or options.residual_dtype not in (None, x.dtype)
     s_dtype = options.residual_dtype or (x if residual is None else residual).dtype
     if residual is None and not prenorm and s_dtype == torch.float32:
         s_dtype = x.dtype  # nobody sees s, and widening it changes no value
-    y, s = _run(tensors, options, s_dtype, prenorm and own_s, (weight, bias) if accumulate else None)
+    parameters = (weight, bias) if accumulate else None
+    y, s = _run(tensors, options, s_dtype, prenorm and own_s, parameters, through_operators)
     if not prenorm:
         return y
     return y, s if own_s else x
@@ -161,12 +164,13 @@ def _run(
     s_dtype: torch.dtype,
     return_s: bool,
     parameters: tuple[torch.Tensor | None, torch.Tensor | None] | None,
+    through_operators: bool,
 ) -> tuple[torch.Tensor, Any]:
     x, weight, bias, residual = tensors
     if parameters is not None:
         checks.check_main_grad("weight", weight)
         checks.check_main_grad("bias", bias)
-    if torch.compiler.is_compiling():
+    if through_operators or torch.compiler.is_compiling() or (parameters is None and _watched()):
         if parameters is not None:
             raise RuntimeError(
                 "accumulate_main_grad=True adds to main_grad while the backward runs, which torch.compile cannot "
@@ -188,6 +192,11 @@ def _run(
         store_s=return_s,
     )
     return (y, s) if flat else (y.view(shape), s.view(shape) if return_s else None)
+
+
+def _watched() -> bool:
+    """Whether a mode (make_fx, selective checkpointing) sees operators: it would miss kernels launched beside them."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def _any_requires_grad(tensors: Tensors) -> bool:

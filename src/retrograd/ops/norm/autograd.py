@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from retrograd.ops.norm import subclasses
 from retrograd.ops.norm.implementations import NormCall
 from retrograd.ops.norm.shapes import Tensors, heads_of, in_shape, rows_of, two_dimensional, vector_of
 from retrograd.ops.norm.spec import NormSpec
@@ -48,7 +49,8 @@ class NormFunction(torch.autograd.Function):
             # Not .view(): a view made in here could not be modified in place by the caller.
             y = y.resize_(shape)
             s = None if s is None else s.resize_(shape)
-        ctx.backward_function, ctx.parameters = call.backward, parameters
+        ctx.backward_function = call.backward if parameters is None else _adding_anywhere(call.backward)
+        ctx.parameters = parameters
         remember(ctx, (x, weight, bias, residual), call.spec, (s, mean, rstd))
         # As a result, s stays tied to x and residual, so that a second derivative is noticed.
         return y if s is None else (y, s)
@@ -56,6 +58,8 @@ class NormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: torch.Tensor | None, grad_s: torch.Tensor | None = None) -> tuple[Any, ...]:
         """Gradients of x, weight, bias and residual."""
+        if not (type(grad_y) in subclasses.PLAIN and type(grad_s) in subclasses.PLAIN):
+            grad_y, grad_s = subclasses.finished(grad_y), subclasses.finished(grad_s)
         if not torch.is_grad_enabled():
             return (*gradients(ctx, ctx.backward_function, grad_y, grad_s), None, None, None)
         # create_graph=True: the gradients are handed out behind a node that says why it cannot go on.
@@ -168,6 +172,21 @@ def _bias_gradient(ctx: Any, grad_y: torch.Tensor, into: torch.Tensor | None) ->
         return total.to(ctx.dtypes[3])
     into.add_(total.view(into.shape))
     return None
+
+
+def _adding_anywhere(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """`backward` for main_grads of any strides: implementations add to contiguous ones."""
+
+    def added(*args: Any, into_weight: Any, into_bias: Any, **wanted: Any) -> Any:
+        targets = (into_weight, into_bias)
+        dense = [t if t is None or t.is_contiguous() else t.new_zeros(t.shape) for t in targets]
+        results = backward(*args, into_weight=dense[0], into_bias=dense[1], **wanted)
+        for target, sums in zip(targets, dense, strict=True):
+            if target is not sums:
+                target.add_(sums)
+        return results
+
+    return added
 
 
 def _main_grads(ctx: Any) -> list[torch.Tensor | None]:

@@ -91,6 +91,29 @@ def check_shape_and_device(name: str, tensor: Any, x: torch.Tensor) -> None:
     _check_device(name, tensor, x)
 
 
+def check_statistic(name: str, statistic: Any, s: torch.Tensor) -> None:
+    """Check that mean or rstd is one the forward of s may have returned.
+
+    Raises:
+        TypeError: it is no tensor, or of another dtype.
+        ValueError: its shape or device is another.
+    """
+    if not isinstance(statistic, torch.Tensor):
+        raise TypeError(f"`{name}` is a {type(statistic).__name__}, expected a torch.Tensor")
+    if statistic.shape != s.shape[:-1]:
+        raise ValueError(
+            f"`{name}` has shape {tuple(statistic.shape)}, expected {tuple(s.shape[:-1])} like the rows of s; pass "
+            "what the forward returned"
+        )
+    inner = torch.float64 if s.dtype == torch.float64 else torch.float32
+    if statistic.dtype != inner:
+        raise TypeError(
+            f"`{name}` has dtype {statistic.dtype}, expected {inner} beside s of {s.dtype}; pass what the forward "
+            "returned"
+        )
+    _check_device(name, statistic, s)
+
+
 def check_dtype_beside(name: str, dtype: Any, x_dtype: torch.dtype) -> None:
     """float64 goes with float64 only; the three narrower dtypes mix freely.
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from retrograd.ops.norm.subclasses import finished
+
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
@@ -52,10 +54,10 @@ def run_locally(
             "use residual.redistribute(x.device_mesh, x.placements)"
         )
     local = (
-        x.to_local(),
+        finished(x.to_local()),
         None if weight is None else _local_vector(weight, x),
         None if bias is None else _local_vector(bias, x),
-        None if residual is None else residual.to_local(),
+        None if residual is None else finished(residual.to_local()),
     )
     out = norm(local, options, prenorm, accumulate)
     if not prenorm:
@@ -85,7 +87,7 @@ def _local_vector(vector: Any, x: Any) -> torch.Tensor:
         gradient.append(wanted[-1] if head_split or not placement.is_shard() else Partial())
     if vector.device_mesh != x.device_mesh or list(vector.placements) != wanted:
         vector = vector.redistribute(x.device_mesh, wanted)
-    return vector.to_local(grad_placements=gradient)
+    return finished(vector.to_local(grad_placements=gradient))
 
 
 def _placed_as(x: Any, local: torch.Tensor) -> torch.Tensor:

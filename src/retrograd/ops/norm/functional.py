@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from retrograd.ops.norm import checks
+from retrograd.ops.norm import checks, subclasses
 from retrograd.ops.norm.implementations import NormCall, Options, resolve
 from retrograd.ops.norm.shapes import heads_of, in_shape, rows_of, two_dimensional
 from retrograd.ops.types import Impl
@@ -145,7 +145,7 @@ def layer_norm_bwd(
 
 
 def _forward(tensors: tuple[Any, Any, Any, Any], options: Options, store_stats: bool) -> tuple[Any, ...]:
-    x, weight, bias, residual = tensors
+    x, weight, bias, residual = tensors = tuple(map(subclasses.finished, tensors))
     checks.check_tensors(x, weight, bias, residual)
     options = checks.check_options(options, x.dtype, weight is not None)
     s_dtype = options.residual_dtype or (x if residual is None else residual).dtype
@@ -166,17 +166,14 @@ def _forward(tensors: tuple[Any, Any, Any, Any], options: Options, store_stats: 
 def _backward(
     tensors: tuple[Any, ...], options: Options, wanted: tuple[bool, torch.dtype | None, bool, torch.dtype | None]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    grad_out, s, weight, mean, rstd, grad_s = tensors
+    grad_out, s, weight, mean, rstd, grad_s = map(subclasses.finished, tensors)
     checks.check_tensors(s, weight, None, None, name="s")
     checks.check_shape_and_device("grad_out", grad_out, s)
     if grad_s is not None:
         checks.check_shape_and_device("grad_s", grad_s, s)
     for name, statistic in (("mean", mean), ("rstd", rstd)):
-        if statistic is not None and statistic.shape != s.shape[:-1]:
-            raise ValueError(
-                f"`{name}` has shape {tuple(statistic.shape)}, expected {tuple(s.shape[:-1])} like the rows of s; pass "
-                "what the forward returned"
-            )
+        if statistic is not None:
+            checks.check_statistic(name, statistic, s)
     options = checks.check_options(options, s.dtype, weight is not None)
     need_x, x_dtype, need_weight, bias_dtype = wanted
     call: NormCall = resolve(options, s.dtype, s.dtype, s.device)
@@ -186,8 +183,8 @@ def _backward(
             rows_of(grad_out),
             flat,
             vector,
-            None if mean is None else mean.reshape(-1),
-            rstd.reshape(-1),
+            None if mean is None else mean.reshape(-1).contiguous(),
+            rstd.reshape(-1).contiguous(),
             flat_grad_s,
             call.spec,
             x_dtype=(x_dtype or s.dtype) if need_x else None,

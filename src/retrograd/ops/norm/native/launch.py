@@ -128,7 +128,7 @@ def norm_fwd(
     }
     call = _Forward(
         **{"x": _view(x), "residual": _view(residual), "y": _view(y), "s": _view(s, s_dtype)},
-        **{name: None if t is None else t.data_ptr() for name, t in vectors.items()},
+        **{name: _address(t) for name, t in vectors.items()},
         **{"m": m, "n": n, "heads": heads, "threads": threads},
         **{"centered": spec.centered, "in_double": torch.float32 in dtypes, "eps": spec.eps},
     )
@@ -221,7 +221,7 @@ def _run_backward(
         sums["scratch"] = torch.empty((threads, _BACKWARD_SCRATCH_ROWS, n))
     call = _Backward(
         **{name: _view(tensor) for name, tensor in (rows | results).items()},
-        **{name: None if t is None else t.data_ptr() for name, t in (vectors | sums).items()},
+        **{name: _address(t) for name, t in (vectors | sums).items()},
         **{"m": m, "n": n, "heads": heads, "threads": threads, "parts": parts},
         **{"centered": spec.centered, "in_double": in_double, "eps": spec.eps, **added},
     )
@@ -246,7 +246,19 @@ def _view(tensor: _Tensor, dtype: torch.dtype = torch.float32) -> _Rows:
     """What C sees of [M, N] rows or of one vector; `dtype` stands in where there is no tensor."""
     if tensor is None:
         return _Rows(None, 0, _number(dtype))
-    return _Rows(tensor.data_ptr(), tensor.stride(0), _number(tensor.dtype))
+    return _Rows(_address(tensor), tensor.stride(0), _number(tensor.dtype))
+
+
+def _address(tensor: _Tensor) -> int | None:
+    if tensor is None:
+        return None
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise TypeError(
+            f"impl='native' got a {type(tensor).__name__} without memory of its own, expected a torch.Tensor with "
+            "storage; use impl='torch'"
+        )
+    return address
 
 
 def _vector(vector: _Tensor, heads: int, n: int, offset: float = 0.0) -> torch.Tensor:

@@ -1,0 +1,40 @@
+"""Tensors of other classes than torch's own: some wait for a collective, some have no memory for kernels to read."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+
+
+def finished(tensor: Any) -> Any:
+    """What an asynchronous collective put into `tensor`, once it is over; other tensors as they are.
+
+    Tensor parallelism hands such tensors out: their address is null until somebody waits.
+    """
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    # In a traced graph the operator waits.
+    if module is None or torch.compiler.is_compiling() or not isinstance(tensor, module.AsyncCollectiveTensor):
+        return tensor
+    return _Wait.apply(tensor)
+
+
+def without_memory(*tensors: Any) -> bool:
+    """Whether any of the tensors is of a class that implements operators itself, such as FakeTensor."""
+    own = torch.Tensor.__torch_dispatch__
+    return any(getattr(type(t), "__torch_dispatch__", own) is not own for t in tensors)
+
+
+class _Wait(torch.autograd.Function):
+    """The tensor inside an AsyncCollectiveTensor."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: Any) -> torch.Tensor:
+        return tensor.trigger_wait().detach()
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
