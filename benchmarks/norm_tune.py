@@ -49,33 +49,20 @@ def tiles(n: int, elements: list[int], per_thread: list[int]) -> list[tuple[int,
     return sorted(found)
 
 
-def sliced(n: int, sms: int, itemsize: int = 2) -> list[dict[str, Any]]:
-    """Settings of the backward SLICES kernel."""
+def sliced(n: int, sms: int, streams: int, itemsize: int = 2) -> list[dict[str, Any]]:
+    """Settings of the SLICES kernels, of `streams` tensors read."""
     found = []
-    widths = [
-        (2048, 4, 2),
-        (2048, 8, 2),
-        (2048, 8, 3),
-        (4096, 16, 1),
-        (4096, 8, 1),
-        (2048, 4, 4),
-        (2048, 2, 4),
-        (2048, 4, 3),
-        (4096, 8, 2),
-        (4096, 4, 2),
-        (8192, 16, 1),
-        (8192, 8, 1),
-    ]
-    for (width, warps, resident), stages in itertools.product(widths, (3, 4)):
-        if n < 2 * width or (stages - 1) * 2 * width * itemsize * resident > 200 * 1024:
+    widths = [(2048, 4, 4), (2048, 4, 3), (4096, 4, 2), (4096, 4, 3), (4096, 8, 2), (4096, 8, 3),
+              (8192, 8, 1), (8192, 8, 2), (8192, 16, 1), (8192, 16, 2), (16384, 16, 1)]  # fmt: skip
+    for (width, warps, resident), stages, ahead in itertools.product(widths, (3, 4), (2, 3, 4)):
+        if n < 2 * width or (stages - 1) * 2 * streams * width * itemsize * resident > 210 * 1024:
             continue
-        fewest, slots = ceil_div(n, width), sms * resident
-        fullest = max(range(fewest, fewest + 1), key=lambda g: (slots // g * g, -g))
-        for slices in {fewest, fullest}:
-            groups = slots // slices
-            if groups:
-                found.append(dict(kind=Kind.SLICES, block_m=1, block_n=width, num_warps=warps, num_stages=stages,
-                                  slices=slices, slice_n=16 * ceil_div(n, 16 * slices), groups=groups))  # fmt: skip
+        slices, slots = ceil_div(n, width), sms * resident
+        groups = slots // slices
+        if groups:
+            found.append(dict(kind=Kind.SLICES, block_m=1, block_n=width, num_warps=warps, num_stages=stages,
+                              max_registers=min(255, 65536 // (32 * warps * resident) // 8 * 8), ahead=ahead,
+                              slices=slices, slice_n=64 * ceil_div(n, 64 * slices), groups=groups))  # fmt: skip
     return found
 
 
@@ -85,17 +72,11 @@ def forward_plans(m: int, n: int, sms: int) -> list[Any]:
     plans = [base]
     if next_power_of_2(n) <= 65536:
         for rows, width, warps in tiles(n, [2048, 4096, 8192, 16384], [8, 16, 32, 64]):
-            plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps,
+            plans.append(replace(base, kind=Kind.TILE, block_m=1, block_n=width, num_warps=warps,
                                  programs=ceil_div(m, rows), slices=1, slice_n=0, num_stages=1))  # fmt: skip
-    for (width, warps, resident), stages in itertools.product(
-        [(4096, 4, 3), (8192, 8, 2), (8192, 16, 1), (16384, 16, 1), (16384, 32, 1)], (2, 3, 4, 5)
-    ):
-        slices = ceil_div(n, width)
-        groups = min(m, sms * resident // slices)
-        if n >= 2 * width and groups:
-            plans.append(replace(base, kind=Kind.SLICES, block_m=1, block_n=width, num_warps=warps, num_stages=stages,
-                                 programs=groups * slices, slices=slices,
-                                 slice_n=16 * ceil_div(n, 16 * slices)))  # fmt: skip
+    for setting in sliced(n, sms, 1):
+        groups = min(ceil_div(m, setting["block_m"]), setting.pop("groups"))
+        plans.append(replace(base, **setting, programs=groups * setting["slices"]))
     return list(dict.fromkeys(plans))
 
 
@@ -111,13 +92,13 @@ def backward_plans(m: int, n: int, sms: int) -> list[Any]:
             if threads > 2048 or threads < 256 or stages * 2 * rows * width * 2 * resident > 220 * 1024:
                 continue
             programs = min(ceil_div(m, rows), sms * resident)
-            plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps, num_stages=stages,
+            plans.append(replace(base, kind=Kind.TILE, block_m=1, block_n=width, num_warps=warps, num_stages=stages,
                                  programs=programs, parts=programs, slices=1, slice_n=0))  # fmt: skip
-    finalizers = [(32, 64, 4), (128, 32, 4), (128, 32, 8), (256, 16, 4), (256, 32, 8), (512, 8, 4), (64, 64, 8)]
-    for (p, cols, warps), early in itertools.product(finalizers if n <= 4096 else [], (False, True)):
-        plans.append(replace(base, finalize_block_p=p, finalize_block_n=cols, finalize_warps=warps, early=early))
-    for setting in sliced(n, sms):
-        groups = min(m, setting.pop("groups"))
+    finalizers = [(32, 64), (64, 64), (128, 32), (256, 16), (512, 8)]
+    for p, cols in finalizers if n <= 4096 else []:
+        plans.append(replace(base, finalize_block_p=p, finalize_block_n=cols))
+    for setting in sliced(n, sms, 2):
+        groups = min(ceil_div(m, setting["block_m"]), setting.pop("groups"))
         plans.append(replace(base, **setting, programs=groups * setting["slices"], parts=groups))
     return list(dict.fromkeys(plans))
 

@@ -41,7 +41,7 @@ def test_plans_cover_the_input(gpu: Gpu, itemsize: int, rows: int, n: int) -> No
             assert 1 <= forward.programs // forward.slices <= rows
         else:
             assert forward.programs * forward.block_m >= rows
-        assert (forward.kind is Kind.TILE) == (next_power_of_2(n) <= FORWARD_TILE_LIMIT)
+        assert (forward.kind is Kind.TILE) == (next_power_of_2(n) <= FORWARD_TILE_LIMIT[gpu.backend])
         assert forward.kind is not Kind.TILE or forward.block_n >= n
         for streams, parts in ((2, None), (3, None), (2, 5)):
             backward = plan_backward(rows, n, heads, itemsize, gpu, centered=centered, streams=streams, parts=parts)

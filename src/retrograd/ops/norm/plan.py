@@ -24,7 +24,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """`programs` programs (a head) of [block_m, block_n] tiles; with SLICES `slices` programs of slice_n columns."""
+    """`programs` programs (a head) of [block_m, block_n] tiles; with SLICES `slices` programs of slice_n columns.
+
+    `stream`: TILE reads and writes past the caches. `unroll`: steps of a LOOPED walk that are done together. `ahead`:
+    rows by which the sums of SLICES are ahead of their use.
+    """
 
     kind: Kind
     block_m: int
@@ -34,7 +38,10 @@ class ForwardPlan:
     num_stages: int = 1
     slices: int = 1
     slice_n: int = 0
+    ahead: int = 2
     max_registers: int | None = None
+    stream: bool = False
+    unroll: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class BackwardPlan:
     num_stages: int = 1
     slices: int = 1
     slice_n: int = 0
+    ahead: int = 2
     max_registers: int | None = None
     dw_block_m: int = 16
     dw_block_n: int = 256
@@ -73,24 +81,28 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Bytes of each tensor that a SLICES program holds, its warps, programs a multiprocessor."""
+    """Bytes of each tensor that a SLICES program holds, its warps, programs a multiprocessor, rows it is ahead."""
 
     bytes: int
     num_warps: int
     resident: int
+    ahead: int = 2
 
 
 # Columns per step when a row is walked in pieces.
 LOOP_BLOCK_N = 4096
-# Widest row that one program holds; wider rows are sliced (CUDA) or walked. Backward at 16384 columns spills 48 bytes
-# a thread on sm_90 and reaches 72 % of the copy bandwidth where slices reach 93 %; AMD does not spill there.
-FORWARD_TILE_LIMIT = 32768
+# Widest row that one program holds; wider rows are sliced (CUDA) or walked. Forward at 32768 columns: 92 % of the copy
+# bandwidth in one tile, 99 % walked (H200). Backward at 16384 columns spills 48 bytes a thread on sm_90 and reaches
+# 72 % where slices reach 96 %; AMD does not spill there.
+FORWARD_TILE_LIMIT = {Backend.CUDA: 16384, Backend.HIP: 32768, Backend.INTERPRETER: 32768}
+# Widest row whose forward is walked on CUDA: half of a multiprocessor's L1 in 16 bits.
+FORWARD_WALK_LIMIT = 32768
 BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384, Backend.INTERPRETER: 16384}
 
 # Width -> tile; narrower rows share the first entry's number of elements. 16-bit inputs; wider ones halve block_m.
 _FORWARD_TILES = {
     256: _Tile(8, 2),
-    512: _Tile(8, 4),
+    512: _Tile(4, 2),
     1024: _Tile(2, 4),
     2048: _Tile(1, 4),
     4096: _Tile(2, 8),
@@ -107,13 +119,16 @@ _BACKWARD_TILES = {
     8192: _Tile(1, 8, 3, 1),
     16384: _Tile(1, 16, 1, 1),
 }
-# (LayerNorm, tensors read) -> slice.
+# Widest row whose forward bypasses the caches.
+_STREAM_LIMIT = 1024
+# (LayerNorm, tensors read) -> slice, and the slice for rows of more than 65536 bytes.
 _BACKWARD_SLICES = {
-    (False, 2): _Slice(8192, 8, 2),
-    (False, 3): _Slice(4096, 4, 3),
-    (True, 2): _Slice(8192, 4, 2),
-    (True, 3): _Slice(4096, 4, 3),
+    (False, 2): (_Slice(16384, 8, 1), _Slice(16384, 16, 1, 3)),
+    (False, 3): (_Slice(4096, 4, 4), _Slice(4096, 4, 4)),
+    (True, 2): (_Slice(16384, 8, 1), _Slice(16384, 8, 1, 3)),
+    (True, 3): (_Slice(16384, 8, 1), _Slice(16384, 8, 1)),
 }
+_WIDE_BYTES = {False: 131072, True: 65536}
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
 _PIPELINE_BYTES = 156 * 1024
 # An interpreted operation costs 60-100 us up to about this many elements.
@@ -148,16 +163,23 @@ def plan_forward(
         max_tile_n: lowers the width above which a row is walked in pieces.
     """
     width = next_power_of_2(n)
-    limit = FORWARD_TILE_LIMIT if max_tile_n is None else max_tile_n
+    limit = FORWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
     if width <= limit:
         tile = _tile(_FORWARD_TILES, width, itemsize, gpu)
-        return ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m))
-    if _may_slice(n, heads, gpu, max_tile_n):
+        stream = gpu.backend is Backend.CUDA and width <= _STREAM_LIMIT
+        return ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m), stream=stream)
+    if n > FORWARD_WALK_LIMIT and _may_slice(n, heads, gpu, max_tile_n):
         sliced = _sliced_forward(rows, n, itemsize, gpu, (centered, streams, vector_bytes))
         if sliced is not None:
             return sliced
     block_m, block_n = _walk(limit, gpu)
-    return ForwardPlan(Kind.LOOPED, block_m, block_n, max(1, block_n // 512), ceil_div(rows, block_m))
+    if gpu.backend is Backend.INTERPRETER:
+        return ForwardPlan(Kind.LOOPED, block_m, block_n, 4, ceil_div(rows, block_m))
+    # As many bytes asked for at once as the registers of 1024 threads hold.
+    elements = 8192 if streams == 1 and itemsize <= 2 else 16384 if itemsize <= 2 else 4096
+    block_n = min(elements, limit)
+    warps = min(1024 // _lanes(gpu), max(1, block_n // (8 * _lanes(gpu))))
+    return ForwardPlan(Kind.LOOPED, block_m, block_n, warps, ceil_div(rows, block_m), unroll=2 if streams == 1 else 1)
 
 
 @lru_cache(maxsize=4096)
@@ -199,7 +221,9 @@ def plan_backward(
         )
     # A fixed number of parts must not depend on how many groups of slices a GPU can hold.
     if _may_slice(n, heads, gpu, max_tile_n) and parts is None:
-        sliced = _sliced_backward(rows, n, itemsize, _BACKWARD_SLICES[centered, streams], gpu)
+        narrow, wide = _BACKWARD_SLICES[centered, streams]
+        tile = wide if n * itemsize > _WIDE_BYTES[centered] else narrow
+        sliced = _sliced_backward(rows, n, itemsize, tile, gpu)
         if sliced is not None:
             return sliced
     block_m, block_n = _walk(limit, gpu)
@@ -240,26 +264,39 @@ def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile
         block_m = min(64, block_m * narrowest // width)
     block_m = max(1, 2 * block_m // max(itemsize, 2))
     # Fewer than 8 elements a thread are less than 16 bytes of a 16-bit tensor.
-    lanes = 64 if gpu.backend is Backend.HIP else 32
+    lanes = _lanes(gpu)
     warps = max(1, min(tile.num_warps, block_m * width // (8 * lanes), 1024 // lanes))
     return _Tile(block_m, warps, tile.num_stages, tile.resident)
 
 
+def _lanes(gpu: Gpu) -> int:
+    return 64 if gpu.backend is Backend.HIP else 32
+
+
 def _sliced_forward(rows: int, n: int, itemsize: int, gpu: Gpu, held: tuple[bool, int, int]) -> ForwardPlan | None:
     centered, streams, vector_bytes = held
-    if centered or vector_bytes > 2 or n % (8192 // itemsize):
-        tile, stages = _Slice(16384, 16, 1), 3
-    # sm_100 needs more registers for the same code: 56 to 150 bytes a thread spill.
-    elif streams == 1 and gpu.arch < 100 and n % (32768 // itemsize) == 0:
-        tile, stages = _Slice(32768, 16, 1), 4
+    if centered or vector_bytes > 2:
+        tile, stages = _Slice(32768, 16, 1), 3
     else:
-        tile, stages = _Slice(8192, 4, 3), 3
+        tile, stages = _Slice(8192, 4, 3, 3), 4
+    if streams > 1 or itemsize > 2:
+        tile, stages = _Slice(4096, 4, 4), 3
     slices, slice_n = _slices(n, tile.bytes // itemsize)
     programs = min(rows, tile.resident * gpu.num_sms // slices) * slices
     if not programs:
         return None
-    block_n = next_power_of_2(slice_n)
-    return ForwardPlan(Kind.SLICES, 1, block_n, tile.num_warps, programs, stages, slices, slice_n, _registers(tile))
+    return ForwardPlan(
+        Kind.SLICES,
+        1,
+        next_power_of_2(slice_n),
+        tile.num_warps,
+        programs,
+        stages,
+        slices,
+        slice_n,
+        tile.ahead,
+        _registers(tile),
+    )
 
 
 def _registers(tile: _Slice) -> int:
@@ -283,6 +320,7 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
         num_stages=3,
         slices=slices,
         slice_n=slice_n,
+        ahead=tile.ahead,
         max_registers=_registers(tile),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from retrograd.ops.norm.triton.forward import widen_weight
+from retrograd.ops.norm.triton.arithmetic import plus, sum_both, widen
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -37,6 +37,7 @@ def norm_bwd_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    PTX: tl.constexpr,
 ):
     """Program (p, h) of (P, H) takes the row tiles p, p + P, ... of head h: their gradients and its own sums."""
     N = N * UNIT
@@ -44,6 +45,7 @@ def norm_bwd_kernel(
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     col_mask = cols < N
+    per_column = tl.div_rn(1.0, N * 1.0)
     NEED_DS: tl.constexpr = (grad_x_ptr is not None) or (grad_residual_ptr is not None)
     if NEED_DS:
         weight = load_weight(weight_ptr, head * N + cols, col_mask, weight_offset)
@@ -58,14 +60,15 @@ def norm_bwd_kernel(
         mask = row_mask[:, None] & col_mask[None, :]
         all_rows = rows.to(tl.int64) * H + head  # [BLOCK_M]
         row_offsets = all_rows[:, None]
-        g = tl.load(grad_out_ptr + row_offsets * grad_out_stride * UNIT + cols[None, :], mask=mask, other=0.0).to(
-            tl.float32
-        )
-        s = tl.load(s_ptr + row_offsets * s_stride * UNIT + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        # Where a row or a column does not exist g is 0, and with it all that is summed.
+        g = tl.load(grad_out_ptr + row_offsets * grad_out_stride * UNIT + cols[None, :], mask=mask, other=0.0)
+        g = widen(g, PTX)
+        s = tl.load(s_ptr + row_offsets * s_stride * UNIT + cols[None, :], mask=mask, other=0.0)
+        s = widen(s, PTX)
         rstd = tl.load(rstd_ptr + all_rows, mask=row_mask, other=0.0)  # [BLOCK_M]
         if mean_ptr is not None:
             mean = tl.load(mean_ptr + all_rows, mask=row_mask, other=0.0)  # [BLOCK_M]
-            s = tl.where(mask, s - mean[:, None], 0.0)
+            s = s - mean[:, None]
         h = s * rstd[:, None]
         if bias_parts_ptr is not None:
             bias_sum += g
@@ -74,13 +77,16 @@ def norm_bwd_kernel(
         if NEED_DS:
             if weight_ptr is not None:
                 g = g * weight[None, :]
-            ds = g - h * (tl.sum(g * h, axis=1) / N)[:, None]
             if mean_ptr is not None:
-                ds -= (tl.sum(g, axis=1) / N)[:, None]
-            ds *= rstd[:, None]
+                projection, shift = sum_both(g * h, g, 1, PTX)  # [BLOCK_M] twice
+                ds = (g - h * (projection * per_column)[:, None]) * rstd[:, None]
+                ds -= (shift * per_column * rstd)[:, None]
+            else:
+                projection = tl.sum(g * h, axis=1)
+                ds = (g - h * (projection * per_column)[:, None]) * rstd[:, None]
             if grad_s_ptr is not None:
                 offsets = row_offsets * grad_s_stride * UNIT + cols[None, :]
-                ds += tl.load(grad_s_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+                ds += widen(tl.load(grad_s_ptr + offsets, mask=mask, other=0.0), PTX)
             store_both(grad_x_ptr, grad_residual_ptr, row_offsets * N + cols[None, :], ds, mask)
 
     part = (pid.to(tl.int64) * H + head) * N
@@ -283,5 +289,5 @@ def load_weight(weight_ptr, offsets, mask, weight_offset: tl.constexpr):
     """weight + weight_offset in float32; zeros, unused, where weight is None."""
     weight = tl.zeros(offsets.shape, dtype=tl.float32)
     if weight_ptr is not None:
-        weight = widen_weight(tl.load(weight_ptr + offsets, mask=mask, other=0.0), weight_offset)
+        weight = plus(tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32), weight_offset)
     return weight

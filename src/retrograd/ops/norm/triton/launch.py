@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from retrograd.ops._triton.gpu import Backend
 from retrograd.ops._triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 from retrograd.ops.norm.plan import (
     BackwardPlan,
@@ -111,26 +112,28 @@ def norm_fwd(
         )
     x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
     unit = _unit(n, x_stride, residual_stride)
-    strides = (x_stride // unit, residual_stride // unit)
+    outs = (y, s, mean, rstd)
+    sizes = (x_stride // unit, residual_stride // unit, rows // heads, n // unit)
     with on_device_of(x):
         if plan.kind is Kind.SLICES:
             norm_fwd_kernel_slices[(plan.programs,)](
-                x, residual, weight, bias, y, s, mean, rstd, _words(rows, plan.slices, device),
-                *strides, rows, n // unit, spec.eps, plan.slice_n, unit, spec.weight_offset,
-                spec.centered, _TL_DTYPES[s_dtype], plan.slices, next_power_of_2(plan.slices), plan.block_n,
-                n == plan.slices * plan.block_n, plan.num_stages,
+                x, residual, weight, bias, *outs, _words(rows, plan.slices, device),
+                *sizes, spec.eps, plan.slice_n, unit, spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype],
+                plan.slices, next_power_of_2(plan.slices), plan.block_n, n == plan.slices * plan.block_n,
+                plan.num_stages, plan.ahead,
                 num_warps=plan.num_warps, launch_cooperative_grid=True, maxnreg=plan.max_registers,
             )  # fmt: skip
         else:
             kernel = norm_fwd_kernel if plan.kind is Kind.TILE else norm_fwd_kernel_looped
             rest = (
-                *strides, rows // heads, n // unit, heads, spec.eps, unit, spec.weight_offset,
-                spec.centered, _TL_DTYPES[s_dtype], plan.block_m, plan.block_n,
+                *sizes, heads, spec.eps, unit, spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype],
+                plan.block_m, plan.block_n, plan.stream if plan.kind is Kind.TILE else plan.unroll,
+                gpu.backend is Backend.CUDA,
             )  # fmt: skip
-            tensors = (x, residual, weight, bias, y, s, mean, rstd)
+            tensors = (x, residual, weight, bias, *outs)
             handle = launch(kernel, (plan.programs, heads), (*tensors, *rest), num_warps=plan.num_warps)
             _keep(_FORWARD, key, (handle, rest), handle)
-    return y, s, mean, rstd
+    return outs
 
 
 def norm_bwd(
@@ -228,37 +231,53 @@ def norm_bwd(
     bias_parts = None if bias_dtype is None else _parts(parts, heads * n, rstd)
     strides = (grad_out.stride(0), s.stride(0), 0 if grad_s is None else grad_s.stride(0))
     unit = _unit(n, *strides)
-    strides = (strides[0] // unit, strides[1] // unit, strides[2] // unit)
-    sizes = (rows // heads, n // unit, heads)
+    sizes = (*(stride // unit for stride in strides), rows // heads, n // unit)
+    tensors = (grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual, weight_parts, bias_parts)
+    handle, rest = None, ()
     with on_device_of(s):
         if plan.kind is Kind.TILE:
             rest = (
-                *strides, *sizes, unit, spec.weight_offset, parts == 0, plan.block_m, plan.block_n, plan.num_stages,
+                *sizes, heads, unit, spec.weight_offset, parts == 0, plan.block_m, plan.block_n, plan.num_stages,
+                gpu.backend is Backend.CUDA,
             )  # fmt: skip
-            tensors = (grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual, weight_parts, bias_parts)
             handle = launch(norm_bwd_kernel, (plan.programs, heads), (*tensors, *rest), num_warps=plan.num_warps)
         elif plan.kind is Kind.SLICES:
             norm_bwd_kernel_slices[(plan.programs,)](
-                grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual, weight_parts, bias_parts,
-                _words(rows, plan.slices, s.device), *strides, rows, n // unit, plan.slice_n, unit, spec.weight_offset,
+                *tensors, _words(rows, plan.slices, s.device), *sizes, plan.slice_n, unit, spec.weight_offset,
                 plan.slices, next_power_of_2(plan.slices), plan.block_n, n == plan.slices * plan.block_n,
-                plan.num_stages, num_warps=plan.num_warps, launch_cooperative_grid=True, maxnreg=plan.max_registers,
+                plan.num_stages, plan.ahead,
+                num_warps=plan.num_warps, launch_cooperative_grid=True, maxnreg=plan.max_registers,
             )  # fmt: skip
         else:
-            if grad_x is not None or grad_residual is not None:
-                norm_bwd_kernel_dx_looped[(plan.programs, heads)](
-                    grad_out, s, weight, mean, rstd, grad_s, grad_x, grad_residual,
-                    *strides, *sizes, unit, spec.weight_offset, plan.block_m, plan.block_n, num_warps=plan.num_warps,
-                )  # fmt: skip
-            if weight_parts is not None or bias_parts is not None:
-                norm_bwd_kernel_dw_columns[(ceil_div(n, plan.dw_block_n), heads, plan.parts)](
-                    grad_out, s, mean, rstd, weight_parts, bias_parts,
-                    *strides[:2], *sizes, unit, parts == 0, plan.dw_block_m, plan.dw_block_n, num_warps=4,
-                )  # fmt: skip
+            _walk(tensors, sizes, heads, unit, spec, plan, parts == 0)
         vectors, finalizer = _finalize(weight_parts, bias_parts, (weight_dtype, bias_dtype), into, shape, plan, None)
-    if plan.kind is Kind.TILE and (finalizer is None or finalizer[0] is not None):
+    if finalizer is None or finalizer[0] is not None:
         _keep(_BACKWARD, key, (handle, rest, parts, finalizer), handle)
     return grad_x, grad_x if shared else grad_residual, *vectors
+
+
+def _walk(
+    tensors: tuple[torch.Tensor | None, ...],
+    sizes: tuple[int, ...],
+    heads: int,
+    unit: int,
+    spec: NormSpec,
+    plan: BackwardPlan,
+    atomic: bool,
+) -> None:
+    """Launch the two kernels of a LOOPED plan: the gradients of the rows, the sums for the vectors."""
+    grad_out, s, _, mean, rstd, _, grad_x, grad_residual, weight_parts, bias_parts = tensors
+    if grad_x is not None or grad_residual is not None:
+        norm_bwd_kernel_dx_looped[(plan.programs, heads)](
+            *tensors[:8], *sizes, heads, unit, spec.weight_offset, plan.block_m, plan.block_n,
+            num_warps=plan.num_warps,
+        )  # fmt: skip
+    if weight_parts is not None or bias_parts is not None:
+        columns = ceil_div(sizes[4] * unit, plan.dw_block_n)
+        norm_bwd_kernel_dw_columns[(columns, heads, plan.parts)](
+            grad_out, s, mean, rstd, weight_parts, bias_parts, *sizes[:2], *sizes[3:], heads, unit, atomic,
+            plan.dw_block_m, plan.dw_block_n, num_warps=4,
+        )  # fmt: skip
 
 
 _Finalizer = tuple[Handle | None, tuple[Any, ...]]

@@ -15,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from retrograd.ops.norm.triton.arithmetic import over, plus, reciprocal_root, sum_both, widen, widen_here
 from retrograd.ops.norm.triton.backward import store_both
-from retrograd.ops.norm.triton.forward import over, reciprocal_root, widen_weight
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -45,6 +45,7 @@ def norm_fwd_kernel_slices(
     BLOCK_N: tl.constexpr,
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Program p of P * G takes slice p % G of the rows p // G, p // G + P, ...; BLOCK_N >= slice_n, equal if EVEN."""
     N = N * UNIT
@@ -62,31 +63,30 @@ def norm_fwd_kernel_slices(
     word_cols = words_ptr + tl.minimum(slices, G - 1)  # [BLOCK_G]
     counts = tl.minimum(slice_n, tl.maximum(N - slices * slice_n, 0)).to(tl.float32)  # [BLOCK_G], 0 beyond G
 
-    s_now = load_slice(x_ptr, residual_ptr, group, x_stride, residual_stride, cols, col_mask, group < M, S_DTYPE, UNIT)
-    publish_moments(words_ptr + group * G + piece, s_now, col_mask, count, group < M, CENTERED)
-    then = group + groups
-    s_second = load_slice(x_ptr, residual_ptr, then, x_stride, residual_stride, cols, col_mask, then < M, S_DTYPE, UNIT)
-    publish_moments(words_ptr + then * G + piece, s_second, col_mask, count, then < M, CENTERED)
+    for early in tl.range(group, tl.minimum(group + AHEAD * groups, M), groups):
+        s_next = load_slice(x_ptr, residual_ptr, early, x_stride, residual_stride, cols, col_mask, True, S_DTYPE, UNIT)
+        publish_moments(words_ptr + early * G + piece, s_next, col_mask, count, early < M, CENTERED)
     seen = tl.full([BLOCK_G], -1, dtype=tl.int64)
-    for following in tl.range(group + 2 * groups, M + 2 * groups, groups, num_stages=STAGES):
-        # The next row's words, published a row ago, are asked for a row before they are used: 0.7 us of latency.
-        seen_next = peek(word_cols + tl.minimum(following - groups, M - 1).to(tl.int64) * G)
+    for row32 in tl.range(group, M, groups, num_stages=STAGES):
+        row = row32.to(tl.int64)
+        seen_next = peek(word_cols + tl.minimum(row32 + groups, M - 1).to(tl.int64) * G)
+        following = row32 + AHEAD * groups
         exists = following < M
         s_next = load_slice(
             x_ptr, residual_ptr, following, x_stride, residual_stride, cols, col_mask, exists, S_DTYPE, UNIT
         )
+        s_now = load_slice(x_ptr, residual_ptr, row, x_stride, residual_stride, cols, col_mask, True, S_DTYPE, UNIT)
         publish_moments(words_ptr + following * G + piece, s_next, col_mask, count, exists, CENTERED)
 
-        row = (following - 2 * groups).to(tl.int64)
         first, second = collect(seen, word_cols + row * G, slice_exists)  # [BLOCK_G], [BLOCK_G]
-        s = s_now.to(tl.float32)
+        s = widen(s_now, True)
         if CENTERED:
             mean = over(tl.sum(first, axis=0), N, S_DTYPE)
             off = first / tl.maximum(counts, 1.0) - mean
             square = over(tl.sum(second + counts * (off * off), axis=0), N, S_DTYPE)
             s = s - mean
         else:
-            square = tl.sum(first, axis=0) / N
+            square = over(tl.sum(first, axis=0), N, S_DTYPE)
         rstd = reciprocal_root(square + eps)
         if piece == 0:
             if rstd_ptr is not None:
@@ -96,14 +96,12 @@ def norm_fwd_kernel_slices(
         if s_ptr is not None:
             tl.store(s_ptr + row * N + cols, s_now, mask=col_mask)
         y = s * rstd
-        # In 16 bits the vectors take half the registers; the move keeps the compiler from widening them early.
+        # In 16 bits the vectors take half the registers.
         if weight_ptr is not None:
-            y = y * (widen_weight(moved(weight_stored, False), weight_offset))
+            y = y * plus(widen_here(weight_stored), weight_offset)
         if bias_ptr is not None:
-            y = y + moved(bias_stored, False).to(tl.float32)
+            y = y + widen_here(bias_stored)
         tl.store(y_ptr + row * N + cols, y.to(y_ptr.dtype.element_ty), mask=col_mask)
-        s_now = moved(s_second, True)
-        s_second = s_next
         seen = seen_next
 
 
@@ -133,12 +131,14 @@ def norm_bwd_kernel_slices(
     BLOCK_N: tl.constexpr,
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Program p of P * G takes slice p % G of the rows p // G, p // G + P, ...; BLOCK_N >= slice_n, equal if EVEN."""
     N = N * UNIT
     piece = tl.program_id(0) % G
     group = tl.program_id(0) // G
     groups = tl.num_programs(0) // G
+    per_column = tl.div_rn(1.0, N * 1.0)  # a division in the loop is 25 instructions
     local = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     cols = piece * slice_n + local
     col_mask = (local < BLOCK_N) if EVEN else (local < slice_n) & (cols < N)
@@ -153,13 +153,19 @@ def norm_bwd_kernel_slices(
 
     # One-element tensors: the compiler prefetches those, scalars it does not.
     one = tl.arange(0, 1)  # [1]
-    unseen = tl.full([BLOCK_G], -1, dtype=tl.int64)
-    s_now, g_now, mean_now, rstd_now = load_row(
-        s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, group, one, s_stride, grad_out_stride, cols, col_mask, group < M, UNIT
-    )
-    word = words_ptr + group * G + piece
-    publish_projections(word, s_now, g_now, weight, mean_now, rstd_now, group < M, weight_ptr, mean_ptr, weight_offset)
-    for following in tl.range(group + groups, M + groups, groups, num_stages=STAGES):
+    for row in tl.range(group, tl.minimum(group + AHEAD * groups, M), groups):
+        s_next, g_next, mean_next, rstd_next = load_row(
+            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, row, one, s_stride, grad_out_stride, cols, col_mask, True, UNIT
+        )
+        word = words_ptr + row * G + piece
+        publish_projections(
+            word, s_next, g_next, weight, mean_next, rstd_next, row < M, weight_ptr, mean_ptr, weight_offset
+        )
+    seen = tl.full([BLOCK_G], -1, dtype=tl.int64)
+    for row in tl.range(group, M, groups, num_stages=STAGES):
+        # The next row's words are asked for a row before they are used: 0.7 us of latency, more under load.
+        seen_next = peek(word_cols + tl.minimum(row + groups, M - 1).to(tl.int64) * G)
+        following = row + AHEAD * groups
         exists = following < M
         s_next, g_next, mean_next, rstd_next = load_row(
             s_ptr,
@@ -175,31 +181,32 @@ def norm_bwd_kernel_slices(
             exists,
             UNIT,
         )
-        row = (following - groups).to(tl.int64)
+        s_now, g_now, mean_now, rstd_now = load_row(
+            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, row, one, s_stride, grad_out_stride, cols, col_mask, True, UNIT
+        )
         if grad_s_ptr is not None:
-            grad_s = tl.load(grad_s_ptr + row * grad_s_stride * UNIT + cols, mask=col_mask, other=0.0)
+            grad_s = tl.load(grad_s_ptr + row.to(tl.int64) * grad_s_stride * UNIT + cols, mask=col_mask, other=0.0)
         word = words_ptr + following * G + piece
         publish_projections(
             word, s_next, g_next, weight, mean_next, rstd_next, exists, weight_ptr, mean_ptr, weight_offset
         )
-
-        first, second_sums = collect(unseen, word_cols + row * G, slice_exists)  # [BLOCK_G], [BLOCK_G]
-        g = g_now.to(tl.float32)
+        first, second_sums = collect(seen, word_cols + row.to(tl.int64) * G, slice_exists)  # [BLOCK_G], [BLOCK_G]
+        g = widen(g_now, True)
         h = centre(s_now, mean_now, mean_ptr) * rstd_now
         if bias_parts_ptr is not None:
             bias_sum += g
         if weight_parts_ptr is not None:
             weight_sum += g * h
         if weight_ptr is not None:
-            g = g * widen_weight(moved(weight, False), weight_offset)
-        ds = g - h * (tl.sum(first, axis=0) / N)
+            g = g * plus(widen_here(weight), weight_offset)
+        ds = g - h * (tl.sum(first, axis=0) * per_column)
         if mean_ptr is not None:
-            ds -= tl.sum(second_sums, axis=0) / N
+            ds -= tl.sum(second_sums, axis=0) * per_column
         ds *= rstd_now
         if grad_s_ptr is not None:
-            ds += grad_s.to(tl.float32)
-        store_both(grad_x_ptr, grad_residual_ptr, row * N + cols, ds, col_mask)
-        s_now, g_now, mean_now, rstd_now = s_next, g_next, mean_next, rstd_next
+            ds += widen(grad_s, True)
+        store_both(grad_x_ptr, grad_residual_ptr, row.to(tl.int64) * N + cols, ds, col_mask)
+        seen = seen_next
 
     if weight_parts_ptr is not None:
         tl.store(weight_parts_ptr + group.to(tl.int64) * N + cols, weight_sum, mask=col_mask)
@@ -223,16 +230,18 @@ def load_slice(
     """x + residual of one row at `cols`, rounded to S_DTYPE; zeros if the row does not exist."""
     row64 = row.to(tl.int64)
     mask = col_mask & exists
-    s = tl.load(x_ptr + row64 * x_stride * UNIT + cols, mask=mask, other=0.0).to(tl.float32)
+    s = tl.load(x_ptr + row64 * x_stride * UNIT + cols, mask=mask, other=0.0)
     if residual_ptr is not None:
-        s += tl.load(residual_ptr + row64 * residual_stride * UNIT + cols, mask=mask, other=0.0).to(tl.float32)
-    return s.to(S_DTYPE)
+        residual = tl.load(residual_ptr + row64 * residual_stride * UNIT + cols, mask=mask, other=0.0)
+        return (widen(s, True) + widen(residual, True)).to(S_DTYPE)
+    else:
+        return s.to(S_DTYPE)
 
 
 @triton.jit
 def publish_moments(word_ptr, s_stored, col_mask, count, exists, CENTERED: tl.constexpr):
     """Publish a slice's sum of squares; if CENTERED its sum and its squares about its own mean."""
-    s = s_stored.to(tl.float32)
+    s = widen(s_stored, True)
     if CENTERED:
         first = tl.sum(s, axis=0)
         d = tl.where(col_mask, s - first / count, 0.0)
@@ -274,21 +283,22 @@ def publish_projections(
     word_ptr, s_stored, g_stored, weight, mean, rstd, exists, weight_ptr, mean_ptr, weight_offset: tl.constexpr
 ):
     """Publish a slice's sums of grad_out * weight * xhat and, for LayerNorm, of grad_out * weight."""
-    g = g_stored.to(tl.float32)
+    g = widen(g_stored, True)
     if weight_ptr is not None:
-        g = g * widen_weight(moved(weight, False), weight_offset)
+        g = g * plus(widen_here(weight), weight_offset)
     s = centre(s_stored, mean, mean_ptr)
-    first = tl.sum(g * s, axis=0) * tl.sum(rstd, axis=0)
     if mean_ptr is None:
+        first = tl.sum(g * s, axis=0) * tl.sum(rstd, axis=0)
         publish(word_ptr, first, first, exists)
     else:
-        publish(word_ptr, first, tl.sum(g, axis=0), exists)
+        first, second = sum_both(g * s, g, 0, True)
+        publish(word_ptr, first * tl.sum(rstd, axis=0), second, exists)
 
 
 @triton.jit
 def centre(s_stored, mean, mean_ptr):
     """s - mean in float32; s where there is no mean."""
-    s = s_stored.to(tl.float32)
+    s = widen(s_stored, True)
     if mean_ptr is not None:
         s = s - mean
     return s
@@ -300,17 +310,6 @@ def publish(word_ptr, first, second, exists):
     low = tl.where(first == first, first, float("nan")).to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     high = second.to(tl.int32, bitcast=True).to(tl.int64)
     tl.atomic_xchg(word_ptr, (high << 32) | low, mask=exists, sem="relaxed")
-
-
-@triton.jit
-def moved(values, PURE: tl.constexpr):
-    """`values` through a move that the compiler cannot see through; if not PURE it stays where it is written.
-
-    Triton 3.6 and 3.7 do not prefetch in a loop that hands a value on for more than one round.
-    """
-    if values.dtype.primitive_bitwidth == 16:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=PURE, pack=2)
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=PURE, pack=1)
 
 
 @triton.jit

@@ -1,0 +1,82 @@
+"""Arithmetic that the norm kernels share, where what the compiler makes of the plain expression is wrong or slow."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def reciprocal_root(value):
+    """1 / sqrt(value), both rounded: rsqrt is approximate on NVIDIA and flushes subnormal values to 0."""
+    return tl.div_rn(1.0, tl.sqrt_rn(value))
+
+
+@triton.jit
+def over(total, count, S_DTYPE: tl.constexpr):
+    """total / count, correctly rounded where s is float32: a plain division is off by up to 2 ulp on NVIDIA."""
+    if tl.float32 == S_DTYPE:
+        return tl.div_rn(total, count * 1.0)
+    else:
+        return total / count
+
+
+@triton.jit
+def widen(values, PTX: tl.constexpr):
+    """`values` in float32.
+
+    With PTX a pair of bfloat16 takes two instructions; what the compiler makes of the cast on sm_90 takes five.
+    """
+    if PTX and values.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=r,=r,r",
+            [values],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return values.to(tl.float32)
+
+
+@triton.jit
+def widen_here(values):
+    """`values` in float32, on NVIDIA only, at this place: in 16 bits they take half the registers until here."""
+    if values.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=r,=r,r",
+            [values],
+            dtype=tl.float32,
+            is_pure=False,
+            pack=2,
+        )
+    elif values.dtype.primitive_bitwidth == 16:
+        here = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False, pack=2)
+        return here.to(tl.float32)
+    else:
+        return values.to(tl.float32)
+
+
+@triton.jit
+def sum_both(first, second, axis: tl.constexpr, PTX: tl.constexpr):
+    """Sums of two tensors over `axis`: one pass through shared memory for both, where Triton's interpreter is not."""
+    if PTX:
+        return tl.reduce((first, second), axis, add_both)
+    else:
+        return tl.sum(first, axis=axis), tl.sum(second, axis=axis)
+
+
+@triton.jit
+def add_both(a, b, c, d):
+    """(a + c, b + d)."""
+    return a + c, b + d
+
+
+@triton.jit
+def plus(stored, offset: tl.constexpr):
+    """stored + offset; no addition for an offset of 0."""
+    if offset != 0.0:
+        stored += offset
+    return stored
