@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
+import os
 import pickle
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -35,7 +37,9 @@ class Ranks:
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process, (_, theirs) in zip(self.processes, pairs, strict=True):
-            process.start()
+            # FSDP computes on the accelerator that it sees; gloo groups are on the CPU.
+            with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": ""}):
+                process.start()
             theirs.close()  # so that the end of a process is the end of its pipe
         self._answers(START)
 

@@ -24,6 +24,8 @@ from retrograd import ops
 
 ROWS, VECTORS = ("x", "residual", "grad_y", "grad_s"), ("weight", "bias")
 WHOLE = Replicate()
+# torch 2.11 gathers what is split unevenly along a middle dimension where a gradient is first stored; 2.13 does not.
+STORES_UNEVEN_IN_PLACE = torch.__version__ >= torch.torch_version.TorchVersion("2.12")
 
 
 def place(case: Case, mesh: DeviceMesh, rows: Placement, vectors: Placement = WHOLE) -> dict[str, DTensor]:
@@ -90,7 +92,8 @@ def test_rows_are_normalised_where_they_lie(
     want = run(case, norm, prenorm=True)
     parts = [run(half, norm, prenorm=True) for half in halves(case, dim)]
     for rank, got in enumerate(ranks.run(sharded_step, norm, case, Shard(dim), Replicate())):
-        assert (got["forward"], got["backward"]) == ({}, {})
+        assert got["forward"] == {}
+        assert got["backward"] == {} or not (STORES_UNEVEN_IN_PLACE or dim == 0 or shape[dim] % 2 == 0)
         for name, local in got["local"].items():
             assert torch.equal(local, parts[rank][name]), name
             if name in VECTORS:
@@ -136,7 +139,7 @@ def test_heads_of_weights_follow_the_heads_of_x(heads: int, norm: str, ranks: Ra
     case = make_inputs((3, heads, 16), given="weight bias", heads=True)
     want = run(case, norm)
     for got in ranks.run(heads_step, norm, case, Shard(0)):
-        assert got.pop("collectives") == {}
+        assert got.pop("collectives") == {} or not (STORES_UNEVEN_IN_PLACE or heads % 2 == 0)
         for name, (whole, placements) in got.items():
             assert placements == (Shard(1) if name == "x" else Shard(0),)
             assert torch.equal(whole, want[name]), name

@@ -102,10 +102,11 @@ def norm_fwd_kernel_looped(
     S_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EVEN: tl.constexpr,
     UNROLL: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """Program (t, h) walks the columns of rows [BLOCK_M] for the mean, for the variance and for y.
+    """Program (t, h) walks the columns of rows [BLOCK_M] for the mean, for the variance and for y; EVEN: in whole blocks.
 
     All walks but the first find the row in a cache: with 65536 bytes a row, in the multiprocessor's own (H200).
     """
@@ -121,11 +122,13 @@ def norm_fwd_kernel_looped(
     ADDS: tl.constexpr = residual_ptr is not None
     ADDS_AGAIN: tl.constexpr = ADDS and s_ptr is None
 
+    local = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    every_col = tl.full([BLOCK_N], 1, dtype=tl.int1)
     mean = tl.zeros([BLOCK_M], dtype=tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for start in tl.range(0, N, BLOCK_N, loop_unroll_factor=UNROLL):
-        cols = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-        mask = row_mask[:, None] & (cols < N)[None, :]
+        cols = start + local
+        mask = row_mask[:, None] & (every_col if EVEN else cols < N)[None, :]
         s_stored = load_s(x_rows, residual_rows, cols[None, :], mask, ADDS, S_DTYPE, "evict_last", PTX)
         if s_ptr is not None:
             tl.store(s_rows + cols[None, :], s_stored, mask=mask)
@@ -137,10 +140,12 @@ def norm_fwd_kernel_looped(
             tl.store(mean_ptr + all_rows, mean, mask=row_mask)
         total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for start in tl.range(0, N, BLOCK_N, loop_unroll_factor=UNROLL):
-            cols = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-            mask = row_mask[:, None] & (cols < N)[None, :]
+            cols = start + local
+            mask = row_mask[:, None] & (every_col if EVEN else cols < N)[None, :]
             s_stored = load_s(s_rows, residual_rows, cols[None, :], mask, ADDS_AGAIN, S_DTYPE, "evict_last", PTX)
-            d = tl.where(mask, widen(s_stored, PTX) - mean[:, None], 0.0)
+            d = widen(s_stored, PTX) - mean[:, None]
+            if not EVEN:
+                d = tl.where(mask, d, 0.0)
             total += d * d
     # Rows beyond M are zeros: with eps=0 they would divide by zero.
     rstd = reciprocal_root(tl.where(row_mask, over(tl.sum(total, axis=1), N, S_DTYPE) + eps, 1.0))  # [BLOCK_M]
@@ -148,8 +153,8 @@ def norm_fwd_kernel_looped(
         tl.store(rstd_ptr + all_rows, rstd, mask=row_mask)
 
     for start in tl.range(0, N, BLOCK_N, loop_unroll_factor=UNROLL):
-        cols = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-        col_mask = cols < N
+        cols = start + local
+        col_mask = every_col if EVEN else cols < N
         mask = row_mask[:, None] & col_mask[None, :]
         s_stored = load_s(s_rows, residual_rows, cols[None, :], mask, ADDS_AGAIN, S_DTYPE, "evict_first", PTX)
         weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, col_mask, weight_offset, PTX)

@@ -124,11 +124,12 @@ def norm_fwd(
                 num_warps=plan.num_warps, launch_cooperative_grid=True, maxnreg=plan.max_registers,
             )  # fmt: skip
         else:
-            kernel = norm_fwd_kernel if plan.kind is Kind.TILE else norm_fwd_kernel_looped
+            tile = plan.kind is Kind.TILE
+            kernel = norm_fwd_kernel if tile else norm_fwd_kernel_looped
+            how = (plan.stream,) if tile else (n % plan.block_n == 0, plan.unroll)
             rest = (
                 *sizes, heads, spec.eps, unit, spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype],
-                plan.block_m, plan.block_n, plan.stream if plan.kind is Kind.TILE else plan.unroll,
-                gpu.backend is Backend.CUDA,
+                plan.block_m, plan.block_n, *how, gpu.backend is Backend.CUDA,
             )  # fmt: skip
             tensors = (x, residual, weight, bias, *outs)
             handle = launch(kernel, (plan.programs, heads), (*tensors, *rest), num_warps=plan.num_warps)
