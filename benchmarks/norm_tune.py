@@ -49,13 +49,13 @@ def tiles(n: int, elements: list[int], per_thread: list[int]) -> list[tuple[int,
     return sorted(found)
 
 
-def sliced(n: int, sms: int, streams: int, itemsize: int = 2) -> list[dict[str, Any]]:
-    """Settings of the SLICES kernels, of `streams` tensors read."""
+def sliced(n: int, sms: int, itemsize: int = 2) -> list[dict[str, Any]]:
+    """Settings of the backward SLICES kernel."""
     found = []
     widths = [(2048, 4, 4), (2048, 4, 3), (4096, 4, 2), (4096, 4, 3), (4096, 8, 2), (4096, 8, 3),
               (8192, 8, 1), (8192, 8, 2), (8192, 16, 1), (8192, 16, 2), (16384, 16, 1)]  # fmt: skip
     for (width, warps, resident), stages, ahead in itertools.product(widths, (3, 4), (2, 3, 4)):
-        if n < 2 * width or (stages - 1) * 2 * streams * width * itemsize * resident > 210 * 1024:
+        if n < 2 * width or (stages - 1) * 4 * width * itemsize * resident > 210 * 1024:
             continue
         slices, slots = ceil_div(n, width), sms * resident
         groups = slots // slices
@@ -72,11 +72,12 @@ def forward_plans(m: int, n: int, sms: int) -> list[Any]:
     plans = [base]
     if next_power_of_2(n) <= 65536:
         for rows, width, warps in tiles(n, [2048, 4096, 8192, 16384], [8, 16, 32, 64]):
-            plans.append(replace(base, kind=Kind.TILE, block_m=1, block_n=width, num_warps=warps,
-                                 programs=ceil_div(m, rows), slices=1, slice_n=0, num_stages=1))  # fmt: skip
-    for setting in sliced(n, sms, 1):
-        groups = min(ceil_div(m, setting["block_m"]), setting.pop("groups"))
-        plans.append(replace(base, **setting, programs=groups * setting["slices"]))
+            plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps,
+                                 programs=ceil_div(m, rows)))  # fmt: skip
+    for width, warps, unroll in itertools.product((2048, 4096, 8192, 16384), (4, 8, 16, 32), (1, 2)):
+        if n > width and width // (32 * warps) in (8, 16):
+            plans.append(replace(base, kind=Kind.LOOPED, block_m=1, block_n=width, num_warps=warps, programs=m,
+                                 unroll=unroll))  # fmt: skip
     return list(dict.fromkeys(plans))
 
 
@@ -92,12 +93,12 @@ def backward_plans(m: int, n: int, sms: int) -> list[Any]:
             if threads > 2048 or threads < 256 or stages * 2 * rows * width * 2 * resident > 220 * 1024:
                 continue
             programs = min(ceil_div(m, rows), sms * resident)
-            plans.append(replace(base, kind=Kind.TILE, block_m=1, block_n=width, num_warps=warps, num_stages=stages,
+            plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps, num_stages=stages,
                                  programs=programs, parts=programs, slices=1, slice_n=0))  # fmt: skip
     finalizers = [(32, 64), (64, 64), (128, 32), (256, 16), (512, 8)]
     for p, cols in finalizers if n <= 4096 else []:
         plans.append(replace(base, finalize_block_p=p, finalize_block_n=cols))
-    for setting in sliced(n, sms, 2):
+    for setting in sliced(n, sms):
         groups = min(ceil_div(m, setting["block_m"]), setting.pop("groups"))
         plans.append(replace(base, **setting, programs=groups * setting["slices"], parts=groups))
     return list(dict.fromkeys(plans))

@@ -76,6 +76,7 @@ class Handle(NamedTuple):
     function: int
     metadata: Any
     grid: tuple[int, int, int]
+    compiled: Any = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], **options: Any) -> Handle | None:
@@ -84,7 +85,7 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], **options:
     function = getattr(compiled, "function", None)
     if function is None:
         return None
-    return Handle(compiled.run, function, compiled.packed_metadata, (*grid, 1, 1)[:3])
+    return Handle(compiled.run, function, compiled.packed_metadata, (*grid, 1, 1)[:3], compiled)
 
 
 def relaunch(handle: Handle, args: tuple[Any, ...], device_index: int) -> None:

@@ -24,10 +24,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """`programs` programs (a head) of [block_m, block_n] tiles; with SLICES `slices` programs of slice_n columns.
+    """`programs` programs (a head) of [block_m, block_n] tiles.
 
-    `stream`: TILE reads and writes past the caches. `unroll`: steps of a LOOPED walk that are done together. `ahead`:
-    rows by which the sums of SLICES are ahead of their use.
+    `stream`: TILE reads and writes past the caches. `unroll`: steps of a LOOPED walk that are done together.
     """
 
     kind: Kind
@@ -35,11 +34,6 @@ class ForwardPlan:
     block_n: int
     num_warps: int
     programs: int
-    num_stages: int = 1
-    slices: int = 1
-    slice_n: int = 0
-    ahead: int = 2
-    max_registers: int | None = None
     stream: bool = False
     unroll: int = 1
 
@@ -81,7 +75,7 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Bytes of each tensor that a SLICES program holds, its warps, programs a multiprocessor, rows it is ahead, pipeline stages."""
+    """Bytes of each tensor in a SLICES program, its warps, programs a multiprocessor, rows ahead, pipeline stages."""
 
     bytes: int
     num_warps: int
@@ -96,7 +90,7 @@ LOOP_BLOCK_N = 4096
 # bandwidth in one tile, 99 % walked (H200). Backward at 16384 columns spills 48 bytes a thread on sm_90 and reaches
 # 72 % where slices reach 96 %; AMD does not spill there.
 FORWARD_TILE_LIMIT = {Backend.CUDA: 16384, Backend.HIP: 32768, Backend.INTERPRETER: 32768}
-# Widest row whose forward is walked on CUDA: half of a multiprocessor's L1 in 16 bits.
+# Wider rows go to the clustered kernel (`ops/norm/cuda`) where there is one: walked, they no longer fit into L1 twice.
 FORWARD_WALK_LIMIT = 32768
 BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384, Backend.INTERPRETER: 16384}
 
@@ -127,7 +121,7 @@ _WALK_BYTES = {1: 16384, 2: 32768}
 _STREAM_LIMIT = 1024
 # (LayerNorm, tensors read) -> slice, and the slice for rows of more than 65536 bytes.
 _BACKWARD_SLICES = {
-    (False, 2): (_Slice(16384, 8, 1), _Slice(16384, 16, 1, 3)),
+    (False, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3)),
     (False, 3): (_Slice(4096, 4, 4), _Slice(4096, 4, 4)),
     (True, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3, 4)),
     (True, 3): (_Slice(16384, 8, 1), _Slice(16384, 8, 1)),
@@ -148,9 +142,7 @@ def plan_forward(
     itemsize: int,
     gpu: Gpu,
     *,
-    centered: bool = False,
     streams: int = 1,
-    vector_bytes: int = 2,
     max_tile_n: int | None = None,
 ) -> ForwardPlan:
     """Plan the forward of `rows` rows of n columns for each of `heads` heads.
@@ -161,9 +153,7 @@ def plan_forward(
         heads: rows of the weight.
         itemsize: bytes of the widest element that is read.
         gpu: what runs the kernels.
-        centered: LayerNorm, which holds more.
         streams: [rows, n] tensors that are read.
-        vector_bytes: bytes a column of weight and bias together.
         max_tile_n: lowers the width above which a row is walked in pieces.
     """
     width = next_power_of_2(n)
@@ -172,10 +162,6 @@ def plan_forward(
         tile = _tile(_FORWARD_TILES, width, itemsize, gpu)
         stream = gpu.backend is Backend.CUDA and width <= _STREAM_LIMIT
         return ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m), stream=stream)
-    if n > FORWARD_WALK_LIMIT and _may_slice(n, heads, gpu, max_tile_n):
-        sliced = _sliced_forward(rows, n, itemsize, gpu, (centered, streams, vector_bytes))
-        if sliced is not None:
-            return sliced
     block_m, block_n = _walk(limit, gpu)
     if gpu.backend is Backend.INTERPRETER:
         return ForwardPlan(Kind.LOOPED, block_m, block_n, 4, ceil_div(rows, block_m))
@@ -259,32 +245,6 @@ def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile
 
 def _lanes(gpu: Gpu) -> int:
     return 64 if gpu.backend is Backend.HIP else 32
-
-
-def _sliced_forward(rows: int, n: int, itemsize: int, gpu: Gpu, held: tuple[bool, int, int]) -> ForwardPlan | None:
-    centered, streams, vector_bytes = held
-    if centered or vector_bytes > 2:
-        tile = _Slice(32768, 16, 1)
-    else:
-        tile = _Slice(8192, 4, 3, 3, 4)
-    if streams > 1 or itemsize > 2:
-        tile = _Slice(4096, 4, 4)
-    slices, slice_n = _slices(n, tile.bytes // itemsize)
-    programs = min(rows, tile.resident * gpu.num_sms // slices) * slices
-    if not programs:
-        return None
-    return ForwardPlan(
-        Kind.SLICES,
-        1,
-        next_power_of_2(slice_n),
-        tile.num_warps,
-        programs,
-        tile.num_stages,
-        slices,
-        slice_n,
-        tile.ahead,
-        _registers(tile),
-    )
 
 
 def _registers(tile: _Slice) -> int:

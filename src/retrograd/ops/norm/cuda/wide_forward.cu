@@ -24,8 +24,8 @@
 //   words(i), 4 LOOK slots, 2 LOOK are needed. A combiner sends row i after it has received words(i - LOOK) from every
 //     peer, and a peer sends those after it has read its words(i - 2 LOOK): at every receiver the last user of the
 //     slot, row i - 4 LOOK, has been read, and its phase of the barrier is complete and armed again.
-//   x(i), STAGES slots, and residual(i): the empty barriers, on which each warp arrives after its last read. Where s was
-//     written in place, every thread first makes its writes known to the asynchronous proxy.
+//   x(i), STAGES slots, and residual(i): the empty barriers, on which each warp arrives after its last read. Where s
+//     was written in place, every thread first makes its writes known to the asynchronous proxy.
 // In each ring a phase of a barrier cannot complete before all threads that wait for the phase before it have passed,
 // by the same arguments: a parity never means two phases.
 //
@@ -65,9 +65,9 @@ namespace {
 
 enum Type : int { NONE = -1, F32 = 0, BF16 = 1, F16 = 2 };
 
-constexpr int size_of(int type) { return type == NONE ? 0 : type == F32 ? 4 : 2; }
-constexpr int larger(int a, int b) { return a > b ? a : b; }
-constexpr int over(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int size_of(int type) { return type == NONE ? 0 : type == F32 ? 4 : 2; }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+__host__ __device__ constexpr int over(int a, int b) { return (a + b - 1) / b; }
 
 constexpr bool HAS_RESIDUAL = RESIDUAL_TYPE != NONE;
 constexpr bool HAS_WEIGHT = WEIGHT_TYPE != NONE;
@@ -90,8 +90,14 @@ constexpr bool IN_PLACE = HAS_RESIDUAL && S_SIZE <= X_SIZE;
 
 // LayerNorm looks at a row twice; in between it stays in registers if there are enough.
 constexpr int VECTOR_WORDS = VECTORS_SHARED ? 0 : VECS * VEC * (WEIGHT_SIZE + BIAS_SIZE) / 4;
-constexpr int REGISTERS = 65536 / (THREADS + 64) / 8 * 8 > 248 ? 248 : 65536 / (THREADS + 64) / 8 * 8;
-constexpr bool HOLDS = VECS * VEC * S_SIZE / 4 + VECTOR_WORDS <= REGISTERS - 56;
+// Warps get registers by fours.
+constexpr int EVEN_SHARE = 65536 / (over(THREADS + 64, 128) * 128) / 8 * 8;
+constexpr int REGISTERS = EVEN_SHARE > 248 ? 248 : EVEN_SHARE;
+constexpr bool HOLDS = VECS * VEC * S_SIZE / 4 + VECTOR_WORDS <= REGISTERS - 48;
+
+// From a thread's piece to its next.
+constexpr int STEP = THREADS * VEC;
+constexpr int X_STEP = STEP * X_SIZE, RESIDUAL_STEP = STEP * RESIDUAL_SIZE;
 
 constexpr int X_BYTES = SLICE * X_SIZE, RESIDUAL_BYTES = SLICE * RESIDUAL_SIZE;
 constexpr int RESIDUAL_AT = STAGES * X_BYTES;
@@ -113,6 +119,8 @@ struct Shared {
     float2 words[WORD_SLOTS][CLUSTER];   // the same of the cluster's CTAs
     float2 stats[SLOTS];                 // mean, rstd
 };
+
+static_assert(sizeof(Shared) <= 3072, "227 KiB less what launch.py gives to the buffers");
 
 // Place and round in a ring; the parity that the wait for a filled slot takes.
 template <int SIZE>
@@ -140,7 +148,8 @@ __device__ __forceinline__ void arrive(const void* barrier) {
 }
 
 __device__ __forceinline__ void arrive_expecting(const void* barrier, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
+                 "r"(bytes)
                  : "memory");
 }
 
@@ -177,7 +186,8 @@ __device__ __forceinline__ void wait(const void* barrier, unsigned parity, bool&
         if (clock64() - began > 2000000000ll) {
             stuck = true;
             if (threadIdx.x % 32 == 0)
-                printf("wide norm: CTA %d warp %d waits for %s, parity %u\n", int(blockIdx.x), int(threadIdx.x / 32), what, parity);
+                printf("wide norm: CTA %d warp %d waits for %s, parity %u\n", int(blockIdx.x), int(threadIdx.x / 32),
+                       what, parity);
         }
 #else
     while (!is_over<FAR>(at, parity)) {
@@ -206,8 +216,8 @@ __device__ __forceinline__ void copy_in(Address to, const void* from, unsigned b
                                         unsigned long long policy) {
 #if STREAM & 1
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(barrier)), "l"(policy)
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(barrier)), "l"(policy)
         : "memory");
 #else
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -313,6 +323,14 @@ __device__ __forceinline__ Raw<TYPE> rounded(const float (&value)[VEC]) {
     return raw;
 }
 
+// The same, opaque: else the compiler widens weight and bias before the loop, to twice the registers.
+template <int TYPE>
+__device__ __forceinline__ Raw<TYPE> here(Raw<TYPE> raw) {
+#pragma unroll
+    for (int i = 0; i < Raw<TYPE>::WORDS; ++i) asm volatile("" : "+r"(raw.word[i]));
+    return raw;
+}
+
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int far = 16; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
@@ -404,24 +422,25 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) wide_forward(
         const Address mine_weight = address(buffers) + WEIGHT_AT + threadIdx.x * VEC * WEIGHT_SIZE;
         const Address mine_bias = address(buffers) + BIAS_AT + threadIdx.x * VEC * BIAS_SIZE;
         const long long first_column = static_cast<long long>(rank) * SLICE + threadIdx.x * VEC;
-        const auto exists = [&](int j) { return FULL || (j * THREADS + static_cast<int>(threadIdx.x)) * VEC < columns; };
+        const int piece = threadIdx.x;
+        const auto exists = [&](int j) { return FULL || (j * THREADS + piece) * VEC < columns; };
         Raw<WEIGHT_TYPE> weights[VECTORS_SHARED ? 1 : VECS];
         Raw<BIAS_TYPE> biases[VECTORS_SHARED ? 1 : VECS];
 #pragma unroll
         for (int j = 0; j < VECS; ++j) {
             if (!exists(j)) continue;
-            const long long column = first_column + j * THREADS * VEC;
+            const long long column = first_column + j * STEP;
             if constexpr (HAS_WEIGHT) {
                 const Raw<WEIGHT_TYPE> stored = load_global<WEIGHT_TYPE>(weight + column * WEIGHT_SIZE);
-                if constexpr (VECTORS_SHARED)
-                    store_shared<WEIGHT_TYPE>(mine_weight + j * THREADS * VEC * WEIGHT_SIZE, stored);  // read by this thread
+                if constexpr (VECTORS_SHARED)  // read by this thread alone
+                    store_shared<WEIGHT_TYPE>(mine_weight + j * STEP * WEIGHT_SIZE, stored);
                 else
                     weights[j] = stored;
             }
             if constexpr (HAS_BIAS) {
                 const Raw<BIAS_TYPE> stored = load_global<BIAS_TYPE>(bias + column * BIAS_SIZE);
                 if constexpr (VECTORS_SHARED)
-                    store_shared<BIAS_TYPE>(mine_bias + j * THREADS * VEC * BIAS_SIZE, stored);
+                    store_shared<BIAS_TYPE>(mine_bias + j * STEP * BIAS_SIZE, stored);
                 else
                     biases[j] = stored;
             }
@@ -437,20 +456,22 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) wide_forward(
             const Address x_at = mine + x_a.at * X_BYTES, residual_at = mine_residual + residual_a.at * RESIDUAL_BYTES;
             char* const to = s_out + (row * N + first_column) * S_SIZE;
             wait(&shared.x_full[x_a.at], x_a.parity, stuck, "x");
-            if constexpr (HAS_RESIDUAL) wait(&shared.residual_full[residual_a.at], residual_a.parity, stuck, "residual");
+            if constexpr (HAS_RESIDUAL)
+                wait(&shared.residual_full[residual_a.at], residual_a.parity, stuck, "residual");
             float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             Raw<S_TYPE> held[CENTERED && HOLDS ? VECS : 1];
 #pragma unroll
             for (int j = 0; j < VECS; ++j) {
                 if (!exists(j)) continue;
-                const Raw<S_TYPE> stored = load_s(x_at + j * THREADS * VEC * X_SIZE, residual_at + j * THREADS * VEC * RESIDUAL_SIZE);
-                if constexpr (IN_PLACE) store_shared<S_TYPE>(x_at + j * THREADS * VEC * X_SIZE, stored);
-                if constexpr (STORE_S) store_global<S_TYPE>(to + j * THREADS * VEC * S_SIZE, stored);
+                const Raw<S_TYPE> stored = load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP);
+                if constexpr (IN_PLACE) store_shared<S_TYPE>(x_at + j * X_STEP, stored);
+                if constexpr (STORE_S) store_global<S_TYPE>(to + j * STEP * S_SIZE, stored);
                 if constexpr (CENTERED && HOLDS) held[j] = stored;
                 float s[VEC];
                 widen<S_TYPE>(stored, s);
 #pragma unroll
-                for (int e = 0; e < VEC; ++e) lanes[e % 4] = CENTERED ? lanes[e % 4] + s[e] : fmaf(s[e], s[e], lanes[e % 4]);
+                for (int e = 0; e < VEC; ++e)
+                    lanes[e % 4] = CENTERED ? lanes[e % 4] + s[e] : fmaf(s[e], s[e], lanes[e % 4]);
             }
             float2 sums = {warp_sum((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])), 0.0f};
             if constexpr (CENTERED) {
@@ -463,9 +484,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) wide_forward(
                     if constexpr (HOLDS)
                         widen<S_TYPE>(held[j], s);
                     else if constexpr (IN_PLACE)
-                        widen<S_TYPE>(load_shared<S_TYPE>(x_at + j * THREADS * VEC * X_SIZE), s);
+                        widen<S_TYPE>(load_shared<S_TYPE>(x_at + j * X_STEP), s);
                     else
-                        widen<S_TYPE>(load_s(x_at + j * THREADS * VEC * X_SIZE, residual_at + j * THREADS * VEC * RESIDUAL_SIZE), s);
+                        widen<S_TYPE>(load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP), s);
 #pragma unroll
                     for (int e = 0; e < VEC; ++e) squares[e % 4] = fmaf(s[e] - centre, s[e] - centre, squares[e % 4]);
                 }
@@ -492,29 +513,28 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) wide_forward(
                 if (!exists(j)) continue;
                 float value[VEC], scale[VEC], shift[VEC];
                 if constexpr (IN_PLACE)
-                    widen<S_TYPE>(load_shared<S_TYPE>(x_at + j * THREADS * VEC * X_SIZE), value);
+                    widen<S_TYPE>(load_shared<S_TYPE>(x_at + j * X_STEP), value);
                 else
-                    widen<S_TYPE>(load_s(x_at + j * THREADS * VEC * X_SIZE, residual_at + j * THREADS * VEC * RESIDUAL_SIZE), value);
+                    widen<S_TYPE>(load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP), value);
                 if constexpr (HAS_WEIGHT) {
                     if constexpr (VECTORS_SHARED)
-                        widen<WEIGHT_TYPE>(load_shared<WEIGHT_TYPE>(mine_weight + j * THREADS * VEC * WEIGHT_SIZE), scale);
+                        widen<WEIGHT_TYPE>(load_shared<WEIGHT_TYPE>(mine_weight + j * STEP * WEIGHT_SIZE), scale);
                     else
-                        widen<WEIGHT_TYPE>(weights[j], scale);
+                        widen<WEIGHT_TYPE>(here(weights[j]), scale);
                 }
                 if constexpr (HAS_BIAS) {
                     if constexpr (VECTORS_SHARED)
-                        widen<BIAS_TYPE>(load_shared<BIAS_TYPE>(mine_bias + j * THREADS * VEC * BIAS_SIZE), shift);
+                        widen<BIAS_TYPE>(load_shared<BIAS_TYPE>(mine_bias + j * STEP * BIAS_SIZE), shift);
                     else
-                        widen<BIAS_TYPE>(biases[j], shift);
+                        widen<BIAS_TYPE>(here(biases[j]), shift);
                 }
 #pragma unroll
                 for (int e = 0; e < VEC; ++e) {
                     value[e] = (CENTERED ? value[e] - stats.x : value[e]) * stats.y;
                     if constexpr (HAS_WEIGHT) value[e] *= HAS_OFFSET ? scale[e] + weight_offset : scale[e];
-                    if constexpr (!HAS_WEIGHT && HAS_OFFSET) value[e] *= 1.0f + weight_offset;
                     if constexpr (HAS_BIAS) value[e] += shift[e];
                 }
-                store_global<Y_TYPE>(to + j * THREADS * VEC * Y_SIZE, rounded<Y_TYPE>(value));
+                store_global<Y_TYPE>(to + j * STEP * Y_SIZE, rounded<Y_TYPE>(value));
             }
             if constexpr (IN_PLACE) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
@@ -563,6 +583,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) wide_forward(
                 copy_row(&shared.x_full[x_at.at], address(buffers) + x_at.at * X_BYTES,
                          x + (row * x_stride + column) * X_SIZE, columns * X_SIZE);
                 x_at.next();
+                if (stuck) break;
             }
         }
         __syncwarp();

@@ -106,9 +106,10 @@ def norm_fwd_kernel_looped(
     UNROLL: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """Program (t, h) walks the columns of rows [BLOCK_M] for the mean, for the variance and for y; EVEN: in whole blocks.
+    """Program (t, h) walks the columns of rows [BLOCK_M] for the mean, for the variance and for y.
 
-    All walks but the first find the row in a cache: with 65536 bytes a row, in the multiprocessor's own (H200).
+    EVEN: N is a multiple of BLOCK_N. All walks but the first find the row in a cache: with 65536 bytes a row, in the
+    one of the multiprocessor (H200).
     """
     N = N * UNIT
     head = tl.program_id(1)

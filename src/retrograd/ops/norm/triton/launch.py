@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import triton.language as tl
 from retrograd.ops._triton.gpu import Backend
 from retrograd.ops._triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 from retrograd.ops.norm.plan import (
+    FORWARD_WALK_LIMIT,
     BackwardPlan,
     ForwardPlan,
     Kind,
@@ -28,11 +30,13 @@ from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel_finalize,
 )
 from retrograd.ops.norm.triton.forward import norm_fwd_kernel, norm_fwd_kernel_looped
-from retrograd.ops.norm.triton.slices import norm_bwd_kernel_slices, norm_fwd_kernel_slices
+from retrograd.ops.norm.triton.slices import norm_bwd_kernel_slices
 
 # Launches of the TILE kernels that have been compiled, by all that they depend on.
 _FORWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}
 _BACKWARD: dict[Any, tuple[Handle, tuple[Any, ...], int, Any]] = {}
+# Called with the dictionary, the key and the entry of each launch that is held from now on; see norm/host.
+on_keep: Callable[[dict[Any, Any], Any, Any], None] | None = None
 _TL_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -74,6 +78,13 @@ def norm_fwd(
     2 ulp; two-pass variance.
     """
     rows, n = x.shape
+    if n > FORWARD_WALK_LIMIT and plan is None and _clustered(x, weight, bias):
+        from retrograd.ops.norm.cuda import norm_fwd_wide
+
+        return norm_fwd_wide(
+            x, weight, bias, residual, spec,
+            out_dtype=out_dtype, s_dtype=s_dtype, store_stats=store_stats, store_s=store_s,
+        )  # fmt: skip
     device = x.device
     y = x.new_empty((rows, n), dtype=out_dtype)  # [M, N]
     own_s = store_s and (residual is not None or s_dtype != x.dtype)
@@ -99,41 +110,22 @@ def norm_fwd(
     heads = heads_of(weight, bias)
     if plan is None:
         itemsize = max(x.element_size(), s_dtype.itemsize)
-        vector_bytes = sum(vector.element_size() for vector in (weight, bias) if vector is not None)
-        plan = plan_forward(
-            rows // heads,
-            n,
-            heads,
-            itemsize,
-            gpu,
-            centered=spec.centered,
-            streams=1 if residual is None else 2,
-            vector_bytes=vector_bytes,
-        )
+        plan = plan_forward(rows // heads, n, heads, itemsize, gpu, streams=1 if residual is None else 2)
     x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
     unit = _unit(n, x_stride, residual_stride)
     outs = (y, s, mean, rstd)
-    sizes = (x_stride // unit, residual_stride // unit, rows // heads, n // unit)
+    tile = plan.kind is Kind.TILE
+    how = (plan.stream,) if tile else (n % plan.block_n == 0, plan.unroll)
+    rest = (
+        x_stride // unit, residual_stride // unit, rows // heads, n // unit, heads, spec.eps, unit,
+        spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype], plan.block_m, plan.block_n, *how,
+        gpu.backend is Backend.CUDA,
+    )  # fmt: skip
     with on_device_of(x):
-        if plan.kind is Kind.SLICES:
-            norm_fwd_kernel_slices[(plan.programs,)](
-                x, residual, weight, bias, *outs, _words(rows, plan.slices, device),
-                *sizes, spec.eps, plan.slice_n, unit, spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype],
-                plan.slices, next_power_of_2(plan.slices), plan.block_n, n == plan.slices * plan.block_n,
-                plan.num_stages, plan.ahead,
-                num_warps=plan.num_warps, launch_cooperative_grid=True, maxnreg=plan.max_registers,
-            )  # fmt: skip
-        else:
-            tile = plan.kind is Kind.TILE
-            kernel = norm_fwd_kernel if tile else norm_fwd_kernel_looped
-            how = (plan.stream,) if tile else (n % plan.block_n == 0, plan.unroll)
-            rest = (
-                *sizes, heads, spec.eps, unit, spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype],
-                plan.block_m, plan.block_n, *how, gpu.backend is Backend.CUDA,
-            )  # fmt: skip
-            tensors = (x, residual, weight, bias, *outs)
-            handle = launch(kernel, (plan.programs, heads), (*tensors, *rest), num_warps=plan.num_warps)
-            _keep(_FORWARD, key, (handle, rest), handle)
+        kernel = norm_fwd_kernel if tile else norm_fwd_kernel_looped
+        tensors = (x, residual, weight, bias, *outs)
+        handle = launch(kernel, (plan.programs, heads), (*tensors, *rest), num_warps=plan.num_warps)
+        _keep(_FORWARD, key, (handle, rest), handle)
     return outs
 
 
@@ -281,6 +273,13 @@ def _walk(
         )  # fmt: skip
 
 
+def _clustered(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
+    """Whether wide rows of x go to the clustered kernel, which reads them once."""
+    gpu = gpu_of(x)
+    fits = x.is_cuda and x.shape[1] % 8 == 0 and heads_of(weight, bias) == 1
+    return fits and gpu.backend is Backend.CUDA and gpu.arch >= 90
+
+
 _Finalizer = tuple[Handle | None, tuple[Any, ...]]
 _Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -321,6 +320,8 @@ def _keep(held: dict[Any, Any], key: Any, entry: Any, handle: Handle | None) -> 
         if len(held) >= 4096:
             held.clear()
         held[key] = entry
+        if on_keep is not None:
+            on_keep(held, key, entry)
 
 
 def unit_last_stride(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,0 +1,141 @@
+"""Load machine code and launch it with clusters, through the CUDA driver's C interface.
+
+Structs and numbers follow cuda.h of CUDA 12.0, which later versions only add to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_DYNAMIC_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_PORTABLE_CLUSTER = 8
+
+
+class _ClusterAttribute(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_uint * 16),  # a union of 64 bytes
+    )
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_ClusterAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function loaded on one device, to be launched as one-dimensional clusters."""
+
+    function: int
+    device_index: int
+    cluster: int
+    threads: int
+    shared_bytes: int
+    max_clusters: int  # resident at a time
+
+    def launch(self, clusters: int, args: tuple[Any, ...]) -> None:
+        """Run `clusters` clusters on the current stream; the device has to be the current one.
+
+        Args:
+            clusters: 1 or more.
+            args: ctypes values in the order of the kernel's parameters.
+        """
+        stream = torch.cuda.current_stream(self.device_index).cuda_stream
+        config = _config(clusters * self.cluster, self.threads, self.shared_bytes, self.cluster, stream)
+        given = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
+        _check(_library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), given, None))
+
+
+def load(cubin: bytes, name: str, device_index: int, *, cluster: int, threads: int, shared_bytes: int) -> Kernel:
+    """The kernel `name` of `cubin` on a device, which has to be the current one.
+
+    Args:
+        cubin: machine code; it stays loaded.
+        name: as declared extern "C".
+        device_index: the device.
+        cluster: CTAs in a cluster.
+        threads: in a CTA.
+        shared_bytes: of dynamic shared memory in a CTA.
+
+    Raises:
+        RuntimeError: the driver refuses it, or no cluster of that size fits on the device.
+    """
+    driver = _library()
+    _enter_context(device_index)
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(driver.cuModuleLoadData(ctypes.byref(module), cubin))
+    _check(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    _check(driver.cuFuncSetAttribute(function, _DYNAMIC_SHARED_BYTES, shared_bytes))
+    if cluster > _PORTABLE_CLUSTER:
+        _check(driver.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER, 1))
+    config = _config(cluster, threads, shared_bytes, cluster, 0)
+    clusters = ctypes.c_int()
+    _check(driver.cuOccupancyMaxActiveClusters(ctypes.byref(clusters), function, ctypes.byref(config)))
+    if clusters.value < 1:
+        raise RuntimeError(
+            f"no cluster of {cluster} CTAs with {threads} threads and {shared_bytes} bytes of shared memory fits on "
+            f"cuda:{device_index}; ask for a smaller one"
+        )
+    return Kernel(function.value or 0, device_index, cluster, threads, shared_bytes, clusters.value)
+
+
+def _config(ctas: int, threads: int, shared_bytes: int, cluster: int, stream: int) -> _Config:
+    attribute = _ClusterAttribute(id=_CLUSTER_DIMENSION)
+    attribute.value[0], attribute.value[1], attribute.value[2] = cluster, 1, 1
+    # The struct keeps the attribute alive.
+    return _Config(ctas, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.pointer(attribute), 1)
+
+
+def _enter_context(device_index: int) -> None:
+    """Make PyTorch's context current on this thread if none is: a thread that has launched nothing yet has none."""
+    driver = _library()
+    current = ctypes.c_void_p()
+    _check(driver.cuCtxGetCurrent(ctypes.byref(current)))
+    if not current.value:
+        _check(driver.cuCtxSetCurrent(_primary_context(device_index)))
+
+
+@cache
+def _primary_context(device_index: int) -> ctypes.c_void_p:
+    driver = _library()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver.cuDeviceGet(ctypes.byref(device), device_index))
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    return context
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RuntimeError(
+            f"the CUDA driver does not load: {error}; install NVIDIA's driver (libcuda.so.1), or use impl='torch'"
+        ) from error
+    _check_with(driver, driver.cuInit(0))
+    return driver
+
+
+def _check(status: int) -> None:
+    _check_with(_library(), status)
+
+
+def _check_with(driver: ctypes.CDLL, status: int) -> None:
+    if status:
+        said = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(said))
+        raise RuntimeError(f"the CUDA driver fails with {status}: {(said.value or b'unknown error').decode()}")

@@ -1,0 +1,177 @@
+"""The clustered kernel of wide rows: its plans, its machine code where NVRTC is there, its results on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from norm_cases import Case, check, make_inputs, run
+
+from retrograd.errors import NativeBuildError
+from retrograd.ops._cuda import nvrtc
+from retrograd.ops.norm.cuda import launch as wide
+from retrograd.ops.norm.cuda import norm_fwd_wide, plan_wide
+from retrograd.ops.norm.spec import NormSpec
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+# Slices of 8192 and 16384 columns; the last slice shorter than the others, which it is at 32776 by much.
+WIDTHS = (32776, 40960, 50000, 65536, 131072, 262144)
+# x, residual, weight, bias, y, s
+DTYPES = {
+    "rms": (BF16, None, BF16, None, BF16, BF16),
+    "rms-fp16": (F16, None, F16, None, F16, F16),
+    "rms-fp32": (F32, None, F32, None, F32, F32),
+    "ln": (BF16, None, BF16, BF16, BF16, BF16),
+    "rms-residual": (BF16, BF16, BF16, None, BF16, BF16),
+    "ln-residual": (BF16, BF16, BF16, BF16, BF16, BF16),
+    "ln-stream-fp32": (BF16, F32, F32, F32, BF16, F32),
+    "rms-no-weight": (BF16, None, None, None, BF16, BF16),
+}
+SHARED_LIMIT = 227 * 1024  # of a program on sm_90, less what the kernel declares itself
+
+
+def _dtypes(name: str) -> wide._Dtypes:
+    return wide._Dtypes(*DTYPES[name])
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_plan_covers_the_row_and_fits(name: str, n: int) -> None:
+    plan = plan_wide(n, _dtypes(name))
+    slice_n = 64 * -(-n // (64 * plan.cluster))
+    assert plan.cluster * slice_n >= n
+    assert plan.shared_bytes + 3072 <= SHARED_LIMIT
+    assert plan.stages > plan.look
+    assert plan.threads + 64 <= 1024
+
+
+def test_plan_that_does_not_fit_names_the_mend() -> None:
+    with pytest.raises(ValueError, match=r"shared memory, expected at most \d+ .* take a larger cluster"):
+        plan_wide(262144, _dtypes("ln"), cluster=2)
+    with pytest.raises(ValueError, match="threads a multiple of 32"):
+        plan_wide(65536, _dtypes("ln"), threads=100)
+
+
+def _has_nvrtc() -> bool:
+    try:
+        nvrtc.version()
+    except NativeBuildError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: it comes with PyTorch for CUDA")
+@pytest.mark.parametrize(("name", "n"), [*zip(DTYPES, itertools.cycle(WIDTHS[2:]), strict=False)])
+def test_machine_code_does_not_spill(name: str, n: int, tmp_path: Path) -> None:
+    dtypes = _dtypes(name)
+    own_s = dtypes.residual is not None
+    plan = plan_wide(n, dtypes)
+    options = wide.options_of(n, dtypes, plan, name.startswith("ln"), own_s, False, 0, False)
+    cubin = nvrtc.compile_cubin(wide._SOURCE, ("--gpu-architecture=sm_90", "--std=c++17", *options))
+    path = tmp_path / "wide.cubin"
+    path.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    assert "STACK:0" in usage, usage
+    assert "LOCAL:0" in usage, usage
+
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.version.hip is not None or torch.cuda.get_device_capability()[0] < 9,
+        reason="needs an NVIDIA GPU of compute capability 9.0 or more: clusters",
+    ),
+]
+
+
+def gpu_test(function):
+    for mark in needs_gpu:
+        function = mark(function)
+    return function
+
+
+@gpu_test
+@pytest.mark.parametrize("rows", [1, 3, 257])
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_values_and_gradients(norm: str, n: int, rows: int) -> None:
+    check(make_inputs((rows, n), BF16, "cuda"), norm, prenorm=True)
+    check(make_inputs((rows, n), BF16, "cuda", given="weight"), norm)
+
+
+@gpu_test
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (F32, {}),
+        (F16, {}),
+        (BF16, dict(vector_dtype=F32, stream_dtype=F32)),
+        (F32, dict(vector_dtype=BF16, stream_dtype=BF16)),
+    ],
+    ids=["fp32", "fp16", "bf16-with-fp32-stream", "fp32-with-bf16-stream"],
+)
+def test_dtypes(norm: str, dtype: torch.dtype, options: Case) -> None:
+    check(make_inputs((37, 40960), dtype, "cuda", **options), norm, prenorm=True)
+
+
+@gpu_test
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_a_row_has_the_same_bits_in_every_batch_and_every_time(norm: str) -> None:
+    case = make_inputs((301, 65536), BF16, "cuda")
+    whole = run(case, norm, prenorm=True)
+    again = run(case, norm, prenorm=True)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    for row in (0, 17, 300):
+        one = {k: v if k in ("weight", "bias") else v[row : row + 1] for k, v in case.items()}
+        alone = run(one, norm, prenorm=True)
+        assert all(torch.equal(alone[name][0], whole[name][row]) for name in ("y", "s", "x", "residual"))
+
+
+@gpu_test
+def test_rows_at_a_distance_unaligned_rows_and_repeated_rows() -> None:
+    case = make_inputs((33, 40960), BF16, "cuda", given="weight")
+    want = run(case, "rms_norm")["y"]
+    spaced = torch.zeros(33, 2, 40960, dtype=BF16, device="cuda")
+    spaced[:, 1] = case["x"]
+    assert torch.equal(run(case | {"x": spaced[:, 1]}, "rms_norm")["y"], want)
+    shifted = torch.empty(33 * 40960 + 1, dtype=BF16, device="cuda")[1:].view(33, 40960).copy_(case["x"])
+    assert torch.equal(run(case | {"x": shifted}, "rms_norm")["y"], want)
+    same = case["x"][:1].expand(33, -1)
+    assert torch.equal(run(case | {"x": same}, "rms_norm")["y"], want[:1].expand(33, -1))
+
+
+@gpu_test
+def test_on_a_side_stream_and_in_a_graph() -> None:
+    case = make_inputs((65, 65536), BF16, "cuda", given="weight")
+    spec = NormSpec(False, 1e-6)
+    kwargs = dict(out_dtype=BF16, s_dtype=BF16)
+    want = norm_fwd_wide(case["x"], case["weight"], None, None, spec, **kwargs)[0]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        aside = norm_fwd_wide(case["x"], case["weight"], None, None, spec, **kwargs)[0]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = norm_fwd_wide(case["x"], case["weight"], None, None, spec, **kwargs)[0]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(aside, want)
+    assert torch.equal(captured, want)
+
+
+@gpu_test
+def test_what_it_cannot_take_is_said() -> None:
+    x = torch.zeros(2, 40964, dtype=BF16, device="cuda")
+    with pytest.raises(ValueError, match="`x` has 40964 columns, expected a multiple of 8"):
+        norm_fwd_wide(x, None, None, None, NormSpec(False, 1e-6), out_dtype=BF16, s_dtype=BF16)
+
+
+def test_a_cpu_tensor_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"tensor on cpu, expected a GPU of compute capability 9\.0"):
+        norm_fwd_wide(torch.zeros(2, 40960), None, None, None, NormSpec(False, 1e-6), out_dtype=F32, s_dtype=F32)
