@@ -217,7 +217,9 @@ class Float64(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if not self.unit or name in _EXACT or any(r.alias_info for r in func._schema.returns):
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
-        extra = _reduction_error(name, out, args, kwargs)
+        # Sums of whole numbers (offsets, counts) are exact.
+        inexact = isinstance(out, torch.Tensor) and out.is_floating_point()
+        extra = _reduction_error(name, out, args, kwargs) if inexact else None
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, extra), out)
 
     def _in_place(self, out: Any) -> Any:

@@ -1,0 +1,57 @@
+"""The poison stage inside custom operators: memory that only the operator's own kernel sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import retrograd as rg
+from retrograd.check.stages.poison import Fill, deterministic
+
+
+@pytest.fixture
+def scaled():
+    """An operator that adds what it finds in fresh memory, times 0 or 1."""
+    with torch.library._scoped_library("retrograd_test", "FRAGMENT") as library:
+        library.define("scaled(Tensor x, bool reads) -> Tensor")
+
+        def kernel(x: torch.Tensor, reads: bool) -> torch.Tensor:
+            out = torch.empty_like(x)
+            return torch.mul(x, 2) + out * 0 if reads else torch.mul(x, 2, out=out)
+
+        library.impl("scaled", kernel, "CompositeExplicitAutograd")
+        yield torch.ops.retrograd_test.scaled
+
+
+def test_memory_inside_an_operator_is_filled_in_deterministic_mode_only(scaled):
+    x = torch.ones(5)
+    with Fill(float("nan"), 1) as mode:
+        scaled(x, True)
+    assert mode.operators
+    with deterministic(fill=False):
+        assert torch.equal(scaled(x, False), 2 * x)
+    with deterministic(fill=True):
+        assert torch.equal(scaled(x, False), 2 * x)
+        assert scaled(x, True).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class _Reads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, operator, reads=True):
+        ctx.operator, ctx.reads = operator, reads
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.operator(grad, ctx.reads), None, None
+
+
+def test_verify_catches_it(scaled):
+    spec = rg.op(lambda x: _Reads.apply(x, scaled), lambda x: x * 2, dict(x=rg.tensor("M", "N")))
+    assert "poison" in {finding.stage for finding in rg.verify(spec, level="quick").findings}
+
+
+def test_verify_leaves_a_healthy_operator_alone(scaled):
+    spec = rg.op(lambda x: _Reads.apply(x, scaled, False), lambda x: x * 2, dict(x=rg.tensor("M", "N")))
+    assert rg.verify(spec, level="quick")
