@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from retrograd import config
 if TYPE_CHECKING:
     from ranks import Ranks
 
+# A C++ path in the user's cache would change what is tested; its own tests switch it on.
+os.environ.setdefault("RETROGRAD_HOST", "off")
 if not torch.cuda.is_available():
     config.request_interpreter()
 torch.set_num_threads(1)  # two cores: small tests lose more to threads than they gain

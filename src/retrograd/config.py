@@ -1,8 +1,9 @@
 """The only reader of os.environ. Standard library only.
 
 Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter on CPU tensors), CI
-(set by continuous integration: no live progress), CXX (the C++ compiler of CPU kernels) and XDG_CACHE_HOME (where the
-compiled ones are kept; ~/.cache by default).
+(set by continuous integration: no live progress), CXX (the C++ compiler of CPU kernels), XDG_CACHE_HOME (where the
+compiled ones are kept; ~/.cache by default) and RETROGRAD_HOST (the C++ path of eager norms: "auto" takes it where it
+has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone).
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+
+from retrograd.errors import UsageError
+
+_HOST = ("auto", "build", "off")
 
 
 def interpreting() -> bool:
@@ -38,6 +43,18 @@ def in_ci() -> bool:
 def cxx() -> str | None:
     """The C++ compiler that the user chose, a command line; None leaves the choice to us."""
     return os.environ.get("CXX") or None
+
+
+def host() -> str:
+    """What to do about the C++ path of eager norms: "auto", "build" or "off".
+
+    Raises:
+        UsageError: RETROGRAD_HOST is something else.
+    """
+    chosen = os.environ.get("RETROGRAD_HOST") or "auto"
+    if chosen not in _HOST:
+        raise UsageError(f"RETROGRAD_HOST is {chosen!r}, expected one of {', '.join(map(repr, _HOST))}; or unset it")
+    return chosen
 
 
 def cache_home() -> Path:

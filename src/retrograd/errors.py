@@ -36,7 +36,7 @@ class MissingExtraError(RetrogradError, ImportError):
 
 
 class NativeBuildError(RetrogradError, RuntimeError):
-    """A CPU kernel cannot be built: there is no C++ compiler, or it fails. impl="torch" needs none."""
+    """C++ code cannot be built: there is no compiler, or it fails. impl="torch" needs none."""
 
 
 class VerificationError(RetrogradError, AssertionError):

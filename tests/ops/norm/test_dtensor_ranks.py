@@ -24,8 +24,8 @@ from retrograd import ops
 
 ROWS, VECTORS = ("x", "residual", "grad_y", "grad_s"), ("weight", "bias")
 WHOLE = Replicate()
-# torch 2.11 gathers what is split unevenly along a middle dimension where a gradient is first stored; 2.13 does not.
 STORES_UNEVEN_IN_PLACE = torch.__version__ >= torch.torch_version.TorchVersion("2.12")
+GATHERS = "torch 2.11 itself gathers a gradient that is split unevenly along a middle dimension when it stores it"
 
 
 def place(case: Case, mesh: DeviceMesh, rows: Placement, vectors: Placement = WHOLE) -> dict[str, DTensor]:
@@ -88,12 +88,13 @@ def assert_sums(name: str, got: torch.Tensor, parts: list[torch.Tensor], case: C
 def test_rows_are_normalised_where_they_lie(
     dtype: torch.dtype, dim: int, shape: tuple[int, ...], norm: str, ranks: Ranks
 ) -> None:
+    if dim and shape[dim] % 2 and shape[dim] > 1 and not STORES_UNEVEN_IN_PLACE:
+        pytest.skip(GATHERS)
     case = make_inputs(shape, dtype)
     want = run(case, norm, prenorm=True)
     parts = [run(half, norm, prenorm=True) for half in halves(case, dim)]
     for rank, got in enumerate(ranks.run(sharded_step, norm, case, Shard(dim), Replicate())):
-        assert got["forward"] == {}
-        assert got["backward"] == {} or not (STORES_UNEVEN_IN_PLACE or dim == 0 or shape[dim] % 2 == 0)
+        assert (got["forward"], got["backward"]) == ({}, {})
         for name, local in got["local"].items():
             assert torch.equal(local, parts[rank][name]), name
             if name in VECTORS:
@@ -136,10 +137,12 @@ def heads_step(norm: str, case: Case, vectors: Placement) -> dict[str, Any]:
 
 @pytest.mark.parametrize("heads", [4, 3])
 def test_heads_of_weights_follow_the_heads_of_x(heads: int, norm: str, ranks: Ranks) -> None:
+    if heads % 2 and not STORES_UNEVEN_IN_PLACE:
+        pytest.skip(GATHERS)
     case = make_inputs((3, heads, 16), given="weight bias", heads=True)
     want = run(case, norm)
     for got in ranks.run(heads_step, norm, case, Shard(0)):
-        assert got.pop("collectives") == {} or not (STORES_UNEVEN_IN_PLACE or heads % 2 == 0)
+        assert got.pop("collectives") == {}
         for name, (whole, placements) in got.items():
             assert placements == (Shard(1) if name == "x" else Shard(0),)
             assert torch.equal(whole, want[name]), name

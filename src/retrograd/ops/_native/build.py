@@ -43,9 +43,9 @@ def load(source: Path, flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
     """
     compiler = find_compiler()
     name = f"{source.stem}-{_key(source, flags, compiler)}.so"
-    library = _cache_folder() / name
+    library = cache_folder() / name
     if not library.exists():
-        _compile(compiler, source, flags, library)
+        compile_library(compiler, source, flags, library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
@@ -96,7 +96,8 @@ def _spare_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="retrograd-"))
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where libraries are kept; a folder of this process where the user's cache cannot be written."""
     folder = config.cache_home() / "retrograd" / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,7 +106,12 @@ def _cache_folder() -> Path:
     return folder if os.access(folder, os.W_OK) else _spare_folder()
 
 
-def _compile(compiler: list[str], source: Path, flags: tuple[str, ...], library: Path) -> None:
+def compile_library(compiler: list[str], source: Path, flags: tuple[str, ...], library: Path) -> None:
+    """Compile `source` into `library`.
+
+    Raises:
+        NativeBuildError: the compiler fails.
+    """
     # Each process writes a file of its own and renames it: whoever comes last replaces a library by its equal.
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
         made = Path(folder) / library.name

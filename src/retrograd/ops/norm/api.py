@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from retrograd.ops.norm import checks, contract, subclasses
+from retrograd.ops import subclasses
+from retrograd.ops.norm import checks, contract, host
 from retrograd.ops.norm.autograd import NormFunction
 from retrograd.ops.norm.implementations import Options, resolve
 from retrograd.ops.norm.shapes import Tensors, two_dimensional
-from retrograd.ops.norm.subclasses import PLAIN
+from retrograd.ops.subclasses import PLAIN
 from retrograd.ops.types import Impl
 
 
@@ -76,6 +77,13 @@ def rms_norm(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
+    if not torch.compiler.is_compiling() and (entry := host.entry) is not None:
+        done = entry(
+            x, weight, bias, residual, eps, prenorm, residual_dtype, out_dtype, weight_offset, deterministic, dw_parts,
+            accumulate_main_grad, impl, False,
+        )  # fmt: skip
+        if done is not NotImplemented:
+            return done
     options = Options(False, eps, weight_offset, deterministic, dw_parts, residual_dtype, out_dtype, impl)
     return _norm((x, weight, bias, residual), options, prenorm, accumulate_main_grad)
 
@@ -129,6 +137,13 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, Layer Normalization, 2016.
     """
+    if not torch.compiler.is_compiling() and (entry := host.entry) is not None:
+        done = entry(
+            x, weight, bias, residual, eps, prenorm, residual_dtype, out_dtype, weight_offset, deterministic, dw_parts,
+            accumulate_main_grad, impl, True,
+        )  # fmt: skip
+        if done is not NotImplemented:
+            return done
     options = Options(True, eps, weight_offset, deterministic, dw_parts, residual_dtype, out_dtype, impl)
     return _norm((x, weight, bias, residual), options, prenorm, accumulate_main_grad)
 

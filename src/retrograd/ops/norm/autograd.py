@@ -10,11 +10,16 @@ from typing import Any
 
 import torch
 
-from retrograd.ops.norm import subclasses
+from retrograd.ops import subclasses
 from retrograd.ops.norm.implementations import NormCall
 from retrograd.ops.norm.shapes import Tensors, heads_of, in_shape, rows_of, two_dimensional, vector_of
 from retrograd.ops.norm.spec import NormSpec
 
+ONCE_ONLY = (
+    "the gradient of rms_norm and layer_norm cannot be differentiated again: their backward is a kernel without a "
+    "derivative; for second derivatives use torch.nn.functional, or rms_norm_reference and layer_norm_reference of "
+    "retrograd.ops.norm"
+)
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
@@ -85,11 +90,7 @@ class _OnceOnly(torch.autograd.Function):
 
 def refuse_second_derivative(*_: Any) -> None:
     """Raise what a person sees who differentiates a gradient of a norm."""
-    raise RuntimeError(
-        "the gradient of rms_norm and layer_norm cannot be differentiated again: their backward is a kernel without "
-        "a derivative; for second derivatives use torch.nn.functional, or rms_norm_reference and "
-        "layer_norm_reference of retrograd.ops.norm"
-    )
+    raise RuntimeError(ONCE_ONLY)
 
 
 def remember(ctx: Any, inputs: Tensors, spec: NormSpec, results: tuple[torch.Tensor | None, ...]) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from retrograd.ops.norm import checks, subclasses
+from retrograd.ops import subclasses
+from retrograd.ops.norm import checks
 from retrograd.ops.norm.implementations import NormCall, Options, resolve
 from retrograd.ops.norm.shapes import heads_of, in_shape, rows_of, two_dimensional
 from retrograd.ops.types import Impl

@@ -27,7 +27,7 @@ def widen(values, PTX: tl.constexpr):
 
     With PTX a pair of bfloat16 takes two instructions; what the compiler makes of the cast on sm_90 takes five.
     """
-    if PTX and values.dtype == tl.bfloat16:
+    if PTX and values.dtype == tl.bfloat16 and values.numel > 1:
         return tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
             "=r,=r,r",

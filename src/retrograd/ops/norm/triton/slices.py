@@ -45,73 +45,83 @@ def norm_bwd_kernel_slices(
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """Program p of P * G takes slice p % G of the rows p // G, p // G + P, ...; BLOCK_N >= slice_n, equal if EVEN."""
+    """Program p of P * G takes slice p % G of the row tiles p // G, + P, ...; BLOCK_N >= slice_n, equal if EVEN."""
+    # One row a tile: two need 168 registers and more. Written for tiles all the same: as vectors of columns the same
+    # steps compile to code that is 3 to 4 % slower (H200).
+    BLOCK_M: tl.constexpr = 1
     N = N * UNIT
     piece = tl.program_id(0) % G
     group = tl.program_id(0) // G
-    groups = tl.num_programs(0) // G
+    step = tl.num_programs(0) // G * BLOCK_M
     per_column = tl.div_rn(1.0, N * 1.0)  # a division in the loop is 25 instructions
     local = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     cols = piece * slice_n + local
     col_mask = (local < BLOCK_N) if EVEN else (local < slice_n) & (cols < N)
-    slices = tl.arange(0, BLOCK_G)  # [BLOCK_G]
-    slice_exists = slices < G
-    word_cols = words_ptr + tl.minimum(slices, G - 1)  # [BLOCK_G]
+    # The words of a tile's rows, one behind the other: asked for together they cost one latency.
+    slices = tl.arange(0, BLOCK_M * BLOCK_G) % BLOCK_G  # [BLOCK_M * BLOCK_G]
+    slice_rows = tl.arange(0, BLOCK_M * BLOCK_G) // BLOCK_G
+    word_cols = words_ptr + tl.minimum(slices, G - 1)
     weight = local if weight_ptr is None else tl.load(weight_ptr + cols, mask=col_mask, other=0.0)  # as stored
     if weight_parts_ptr is not None:
         weight_sum = tl.zeros([BLOCK_N], dtype=tl.float32)
     if bias_parts_ptr is not None:
         bias_sum = tl.zeros([BLOCK_N], dtype=tl.float32)
 
-    # Rows are tensors [1] and tiles [1, BLOCK_N]: the compiler prefetches one-element tensors, scalars it does not, and
-    # its code for tiles is 1 to 4 % faster than for vectors (H200, LayerNorm).
-    one = tl.arange(0, 1)  # [1]
-    for early in tl.range(group, tl.minimum(group + AHEAD * groups, M), groups):
-        s, g, mean, rstd = load_rows(
-            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, early + one, s_stride, grad_out_stride, cols, col_mask, M, UNIT
+    for early in tl.range(0, AHEAD):
+        rows_early = group * BLOCK_M + early * step + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        s_next, g_next, mean_next, rstd_next = load_rows(
+            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows_early, s_stride, grad_out_stride, cols, col_mask, M, UNIT
         )
+        word = words_ptr + rows_early * G + piece
         publish_projections(
-            words_ptr + (early + one) * G + piece, s, g, weight, mean, rstd, early + one < M,
-            weight_ptr, mean_ptr, weight_offset,
-        )  # fmt: skip
-    seen = tl.full([BLOCK_G], -1, dtype=tl.int64)
-    for row in tl.range(group, M, groups, num_stages=STAGES):
-        # The next row's words are asked for a row before they are used: 0.7 us of latency, more under load.
-        seen_next = peek(word_cols + tl.minimum(row + groups, M - 1).to(tl.int64) * G)
-        later = row + AHEAD * groups + one
-        s_later, g_later, mean_later, rstd_later = load_rows(
-            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, later, s_stride, grad_out_stride, cols, col_mask, M, UNIT
+            word, s_next, g_next, weight, mean_next, rstd_next, rows_early < M, weight_ptr, mean_ptr, weight_offset
         )
-        # Again, from L2, where the first look left it: a row carried in registers until now costs more than this.
-        here = row + one
-        s, g, mean, rstd = load_rows(
-            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, here, s_stride, grad_out_stride, cols, col_mask, M, UNIT
+    seen = tl.full([BLOCK_M * BLOCK_G], -1, dtype=tl.int64)
+    for row in tl.range(group * BLOCK_M, M, step, num_stages=STAGES):
+        # The next tile's words are asked for a tile before they are used: 0.7 us of latency and more under load.
+        seen_next = peek(word_cols + tl.minimum(row + step + slice_rows, M - 1).to(tl.int64) * G)
+        rows_next = row + AHEAD * step + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        s_next, g_next, mean_next, rstd_next = load_rows(
+            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows_next, s_stride, grad_out_stride, cols, col_mask, M, UNIT
         )
-        offsets = here.to(tl.int64)[:, None]
-        mask = (here < M)[:, None] & col_mask[None, :]
+        rows32 = row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        s_now, g_now, mean_now, rstd_now = load_rows(
+            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows32, s_stride, grad_out_stride, cols, col_mask, M, UNIT
+        )
+        rows = rows32.to(tl.int64)
+        mask = (rows < M)[:, None] & col_mask[None, :]
         if grad_s_ptr is not None:
-            grad_s = tl.load(grad_s_ptr + offsets * grad_s_stride * UNIT + cols[None, :], mask=mask, other=0.0)
+            grad_s = tl.load(grad_s_ptr + (rows * grad_s_stride * UNIT)[:, None] + cols[None, :], mask=mask, other=0.0)
+        word = words_ptr + rows_next * G + piece
         publish_projections(
-            words_ptr + later * G + piece, s_later, g_later, weight, mean_later, rstd_later, later < M,
-            weight_ptr, mean_ptr, weight_offset,
-        )  # fmt: skip
+            word, s_next, g_next, weight, mean_next, rstd_next, rows_next < M, weight_ptr, mean_ptr, weight_offset
+        )
 
-        first, second = collect(seen, word_cols + row.to(tl.int64) * G, slice_exists)  # [BLOCK_G] twice
-        g = widen(g, True)
-        h = centre(s, mean, mean_ptr) * rstd[:, None]
+        words = word_cols + tl.minimum(row + slice_rows, M - 1).to(tl.int64) * G
+        first, second = collect(seen, words, slices < G)  # [BLOCK_M * BLOCK_G] twice
+        projection = tl.zeros([BLOCK_M], dtype=tl.float32)
+        shift = tl.zeros([BLOCK_M], dtype=tl.float32)
+        for i in tl.static_range(BLOCK_M):
+            here = (slice_rows == i) & (slices < G)
+            this = tl.arange(0, BLOCK_M) == i
+            projection = tl.where(this, tl.sum(tl.where(here, first, 0.0), axis=0) * per_column, projection)
+            if mean_ptr is not None:
+                shift = tl.where(this, tl.sum(tl.where(here, second, 0.0), axis=0) * per_column, shift)
+        g = widen(g_now, True)
+        h = centre(s_now, mean_now, mean_ptr) * rstd_now[:, None]
         if bias_parts_ptr is not None:
             bias_sum += tl.sum(g, axis=0)
         if weight_parts_ptr is not None:
             weight_sum += tl.sum(g * h, axis=0)
         if weight_ptr is not None:
             g = g * plus(widen_here(weight), weight_offset)[None, :]
-        ds = g - h * (tl.sum(first, axis=0) * per_column)
+        ds = g - h * projection[:, None]
         if mean_ptr is not None:
-            ds -= tl.sum(second, axis=0) * per_column
-        ds *= rstd[:, None]
+            ds -= shift[:, None]
+        ds *= rstd_now[:, None]
         if grad_s_ptr is not None:
             ds += widen(grad_s, True)
-        store_both(grad_x_ptr, grad_residual_ptr, offsets * N + cols[None, :], ds, mask)
+        store_both(grad_x_ptr, grad_residual_ptr, rows[:, None] * N + cols[None, :], ds, mask)
         seen = seen_next
 
     if weight_parts_ptr is not None:
@@ -134,16 +144,16 @@ def load_rows(
     M,
     UNIT: tl.constexpr,
 ):
-    """(s, grad_out, mean, rstd) of rows [1], zeros if they do not exist; rstd for mean where there is no mean."""
+    """(s, grad_out, mean, rstd) of rows [BLOCK_M], zeros if they do not exist; rstd for mean where there is no mean."""
     exists = rows < M
     mask = exists[:, None] & col_mask[None, :]
     rows64 = rows.to(tl.int64)
     s = tl.load(s_ptr + (rows64 * s_stride * UNIT)[:, None] + cols[None, :], mask=mask, other=0.0)
     g = tl.load(grad_out_ptr + (rows64 * grad_out_stride * UNIT)[:, None] + cols[None, :], mask=mask, other=0.0)
-    rstd = tl.load(rstd_ptr + rows64, mask=exists, other=0.0)  # [1]
+    rstd = tl.load(rstd_ptr + rows64, mask=exists, other=0.0)  # [BLOCK_M]
     mean = rstd
     if mean_ptr is not None:
-        mean = tl.load(mean_ptr + rows64, mask=exists, other=0.0)  # [1]
+        mean = tl.load(mean_ptr + rows64, mask=exists, other=0.0)  # [BLOCK_M]
     return s, g, mean, rstd
 
 
