@@ -19,7 +19,7 @@ from typing import Any
 from retrograd.check.spec import OpSpec
 from retrograd.errors import MissingExtraError, SpecError, UsageError
 
-__all__ = ["SHIPPED", "norm_names", "resolve"]
+__all__ = ["SHIPPED", "msda_names", "norm_names", "resolve"]
 
 _NORM_VARIANTS = (
     "",
@@ -46,7 +46,17 @@ def norm_names() -> dict[str, tuple[str, str, str]]:
     }
 
 
-SHIPPED = {name: f"retrograd.catalog.norm:{name}" for name in norm_names()}
+_MSDA_VARIANTS = ("", "border", "aligned", "border_aligned", "points", "mixed", "deterministic", "fused", "fused_boxes")
+
+
+def msda_names() -> dict[str, str]:
+    """Variant by shipped name: ms_deform_attn_border is "border"."""
+    return {"_".join(filter(None, ("ms_deform_attn", variant))): variant for variant in _MSDA_VARIANTS}
+
+
+SHIPPED = {name: f"retrograd.catalog.norm:{name}" for name in norm_names()} | {
+    name: f"retrograd.catalog.msda:{name}" for name in msda_names()
+}
 
 _FORMS = "a shipped name, 'package.module:name' or 'path/file.py:name'"
 _OURS = str(Path(__file__).resolve().parents[1])

@@ -1,5 +1,6 @@
-"""Modules that stand in for torch's own: same constructors, same state_dict, instances of the torch classes."""
+"""Modules that compute with `retrograd.ops`; the norms have constructor, state_dict and class of torch's own."""
 
+from retrograd.nn.msda import MSDeformAttn
 from retrograd.nn.norm import LayerNorm, RMSNorm
 
-__all__ = ["LayerNorm", "RMSNorm"]
+__all__ = ["LayerNorm", "MSDeformAttn", "RMSNorm"]

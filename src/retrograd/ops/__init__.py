@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retrograd.ops.msda import ms_deform_attn as ms_deform_attn
+    from retrograd.ops.msda import ms_deform_attn_fused as ms_deform_attn_fused
     from retrograd.ops.norm import layer_norm as layer_norm
     from retrograd.ops.norm import layer_norm_bwd as layer_norm_bwd
     from retrograd.ops.norm import layer_norm_fwd as layer_norm_fwd
@@ -13,17 +15,29 @@ if TYPE_CHECKING:
     from retrograd.ops.norm import rms_norm_bwd as rms_norm_bwd
     from retrograd.ops.norm import rms_norm_fwd as rms_norm_fwd
 
+_MSDA = "retrograd.ops.msda"
 _NORM = "retrograd.ops.norm"
 _HOME = {
     "layer_norm": _NORM,
     "layer_norm_bwd": _NORM,
     "layer_norm_fwd": _NORM,
+    "ms_deform_attn": _MSDA,
+    "ms_deform_attn_fused": _MSDA,
     "rms_norm": _NORM,
     "rms_norm_bwd": _NORM,
     "rms_norm_fwd": _NORM,
 }
 
-__all__ = ["layer_norm", "layer_norm_bwd", "layer_norm_fwd", "rms_norm", "rms_norm_bwd", "rms_norm_fwd"]
+__all__ = [
+    "layer_norm",
+    "layer_norm_bwd",
+    "layer_norm_fwd",
+    "ms_deform_attn",
+    "ms_deform_attn_fused",
+    "rms_norm",
+    "rms_norm_bwd",
+    "rms_norm_fwd",
+]
 
 
 def __getattr__(name: str) -> Any:

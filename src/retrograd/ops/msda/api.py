@@ -1,0 +1,107 @@
+"""The public function: documents and checks arguments and hands them to the autograd node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.autograd import forward_ad
+
+from retrograd.ops import subclasses
+from retrograd.ops.msda import checks, contract
+from retrograd.ops.msda.autograd import MsdaFunction
+from retrograd.ops.msda.implementations import resolve
+from retrograd.ops.msda.shapes import Levels, flat
+from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.types import Impl
+
+SpatialShapes = torch.Tensor | Sequence[Sequence[int]]
+
+
+def ms_deform_attn(
+    value: torch.Tensor,
+    spatial_shapes: SpatialShapes,
+    sampling_locations: torch.Tensor,
+    attention_weights: torch.Tensor,
+    *,
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
+    points_per_level: Sequence[int] | None = None,
+    deterministic: bool | None = None,
+    impl: str | Impl | None = None,
+) -> torch.Tensor:
+    """Multi-scale deformable attention: each query sums a few weighted bilinear samples of feature maps.
+
+    out[b, q, h] = sum over l, p of attention_weights[b, q, h, l, p] * bilinear(value_l[b, :, h], x, y)
+    x = p_x * w_l - 0.5, with align_corners p_x * (w_l - 1); y alike with h_l
+
+    Args:
+        value: [B, S, H, C], the levels' pixels row by row, one level after the other; float32, float16, bfloat16 or
+            float64. Like the other tensors of any strides; sizes of 0 are fine.
+        spatial_shapes: [L, 2] (height, width) of the levels: a list, or an int64 or int32 tensor. A list and a tensor
+            on the CPU are held against S. A tensor on a GPU is used there without waiting for it, hence not
+            checked; a level that does not fit into S counts as empty.
+        sampling_locations: [B, Q, H, L, P, 2], (x, y) where 0 and 1 are the outer edges of a level, with
+            align_corners the centres of its outermost pixels. In the dtype of value or float32 (float64 with
+            float64). Points may lie outside.
+        attention_weights: [B, Q, H, L, P], used as they are; dtype as for sampling_locations.
+        padding_mode: "zeros": a level is surrounded by zeros. "border": points outside are moved to the nearest
+            pixel centre.
+        align_corners: see sampling_locations.
+        points_per_level: number of points of each level; then sampling_locations is [B, Q, H, sum(P_l), 2] and
+            attention_weights [B, Q, H, sum(P_l)].
+        deterministic: Add the gradient of value in a fixed order: the same bits every time. False may add
+            atomically on a GPU. None is what torch.are_deterministic_algorithms_enabled() says. On CPU the order
+            is fixed anyway, and so are all other results everywhere.
+        impl: "torch", or None to choose: torch. "triton" and "native" do not exist yet. An explicit choice never
+            falls back.
+
+    Returns:
+        [B, Q, H, C], contiguous, in the dtype of value.
+
+    Raises:
+        TypeError: A tensor has a dtype that is not supported or does not go with that of value, or a number is of
+            the wrong type.
+        ValueError: A shape or a device does not fit, padding_mode or impl is unknown.
+        RuntimeError: impl names what does not exist here; deterministic=False under
+            torch.use_deterministic_algorithms(True).
+
+    Derivative: bilinear interpolation bends where x or y is an integer. There the gradient of a location is the
+    derivative to the right (of the cell floor(x), floor(y)). With zeros this holds for the image with its surrounding
+    zeros too: at x = -1 and x = w - 1 the derivative is that towards the next pixel, at x = w it is 0. With border
+    it is 0 for x <= 0 and x >= w - 1, as in torch's grid_sample. A point at NaN or infinity samples 0 and has
+    gradient 0; far finite points are outside. A NaN weight makes its output NaN wherever its point is.
+
+    Numerics: positions, samples and sums in float32 (float64 for float64), whatever the dtypes, also under autocast,
+    which changes no dtype here. x is rounded after the product and after the subtraction, with no fused
+    multiply-add: the cell of a point is the same in every implementation. The terms are added in the order of levels
+    and points. Gradients have the dtypes of their inputs; one that is not needed is not computed. Gradients with
+    create_graph=True, which can be differentiated again, come from `ms_deform_attn_reference`, with its memory.
+
+    Source: Zhu et al., Deformable DETR, 2021.
+    """
+    value, locations, weights = map(subclasses.finished, (value, sampling_locations, attention_weights))
+    levels = checks.check_levels(spatial_shapes, value)
+    points = checks.check_tensors(value, locations, weights, levels, points_per_level)
+    border = checks.check_padding(padding_mode)
+    spec = MsdaSpec(points, border, bool(align_corners), checks.check_deterministic(deterministic))
+    return run(value, levels, locations, weights, spec, impl)
+
+
+def run(
+    value: torch.Tensor,
+    levels: Levels,
+    locations: torch.Tensor,
+    weights: torch.Tensor,
+    spec: MsdaSpec,
+    impl: str | Impl | None,
+) -> torch.Tensor:
+    """`ms_deform_attn` of checked arguments."""
+    through_operators = subclasses.without_memory(value, locations, weights)
+    if through_operators or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return contract.attend(value, levels, locations, weights, spec, impl)
+    call = resolve(spec, impl, value.dtype, value.device)
+    needed = value.requires_grad or locations.requires_grad or weights.requires_grad
+    if (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+        return MsdaFunction.apply(value, locations, weights, levels.shapes, levels.sizes, call)
+    return call.functions.forward(value, levels, *flat(locations, weights), spec)

@@ -1,0 +1,165 @@
+"""Deformable attention from what a network predicts: reference points, offsets in pixels or boxes, logits.
+
+An implementation may offer both halves as kernels (`Forward`, `Backward`, see `implementations.Functions`); without
+them torch operations make locations and weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from retrograd.ops import subclasses
+from retrograd.ops.msda import checks
+from retrograd.ops.msda.api import SpatialShapes, run
+from retrograd.ops.msda.shapes import Levels, inner_dtype, tensor_of
+from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.types import Impl
+
+
+class Forward(Protocol):
+    """A kernel for the forward: reference_points [B, Q, L, 2 or 4], offsets [B, Q, H, K, 2], logits [B, Q, H, K]."""
+
+    def __call__(
+        self,
+        value: torch.Tensor,
+        levels: Levels,
+        reference_points: torch.Tensor,
+        offsets: torch.Tensor,
+        logits: torch.Tensor,
+        spec: MsdaSpec,
+    ) -> torch.Tensor:
+        """[B, Q, H, C]."""
+        ...
+
+
+class Backward(Protocol):
+    """A kernel for the backward; gradients of value, reference_points, offsets and logits, None where not needed."""
+
+    def __call__(
+        self,
+        grad_out: torch.Tensor,
+        value: torch.Tensor,
+        levels: Levels,
+        reference_points: torch.Tensor,
+        offsets: torch.Tensor,
+        logits: torch.Tensor,
+        spec: MsdaSpec,
+        *,
+        need_value: bool,
+        need_reference_points: bool,
+        need_offsets: bool,
+        need_logits: bool,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """The gradients."""
+        ...
+
+
+def ms_deform_attn_fused(
+    value: torch.Tensor,
+    spatial_shapes: SpatialShapes,
+    reference_points: torch.Tensor,
+    sampling_offsets: torch.Tensor,
+    attention_logits: torch.Tensor,
+    *,
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
+    points_per_level: Sequence[int] | None = None,
+    deterministic: bool | None = None,
+    impl: str | Impl | None = None,
+) -> torch.Tensor:
+    """`ms_deform_attn` with locations from reference points and offsets, and weights from a softmax.
+
+    attention_weights = softmax(attention_logits) over all points of all levels
+    sampling_locations = reference_xy + offset / (w_l, h_l), or for boxes reference_xy + offset / P_l * box_wh * 0.5
+
+    Args:
+        value: [B, S, H, C], as for `ms_deform_attn`.
+        spatial_shapes: [L, 2] (height, width), as for `ms_deform_attn`.
+        reference_points: [B, Q, L, 2] (x, y), or [B, Q, L, 4] boxes (x, y, width, height), in units of the level.
+            This and the next two are in the dtype of value or float32 (float64 with float64).
+        sampling_offsets: [B, Q, H, L, P, 2] (x, y) in pixels of the level; for boxes P_l is half a side of the box.
+        attention_logits: [B, Q, H, L * P].
+        padding_mode: "zeros" or "border".
+        align_corners: as for `ms_deform_attn`.
+        points_per_level: number of points P_l of each level; then sampling_offsets is [B, Q, H, sum(P_l), 2] and
+            attention_logits [B, Q, H, sum(P_l)].
+        deterministic: as for `ms_deform_attn`.
+        impl: as for `ms_deform_attn`.
+
+    Returns:
+        [B, Q, H, C], contiguous, in the dtype of value.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `ms_deform_attn`.
+
+    Derivative: as `ms_deform_attn`, of which the location is the sum above.
+
+    Numerics: locations and softmax in float32 (float64 for float64), whatever the dtypes, also under autocast, every
+    step of the sum above rounded on its own and from left to right; then as `ms_deform_attn`.
+
+    Source: Zhu et al., Deformable DETR, 2021; points per level: Lv et al., RT-DETRv2, 2024.
+    """
+    tensors = (value, reference_points, sampling_offsets, attention_logits)
+    value, references, offsets, logits = map(subclasses.finished, tensors)
+    levels = checks.check_levels(spatial_shapes, value)
+    points = _check(value, references, offsets, logits, levels, points_per_level)
+    border = checks.check_padding(padding_mode)
+    spec = MsdaSpec(points, border, bool(align_corners), checks.check_deterministic(deterministic))
+    offsets = offsets.flatten(3, 4) if offsets.dim() == 6 else offsets
+    inner = inner_dtype(value)
+    locations = locations_of(references.to(inner), offsets.to(inner), levels, points)
+    return run(value, levels, locations, torch.softmax(logits.to(inner), dim=-1), spec, impl)
+
+
+def locations_of(
+    reference_points: torch.Tensor, offsets: torch.Tensor, levels: Levels, points: tuple[int, ...]
+) -> torch.Tensor:
+    """[B, Q, H, K, 2] from [B, Q, L, 2 or 4] and [B, Q, H, K, 2], both of the dtype to compute in."""
+    device = offsets.device
+    level = torch.tensor([i for i, count in enumerate(points) for _ in range(count)], dtype=torch.int64)
+    reference = reference_points.index_select(2, level.to(device, non_blocking=True))[:, :, None]  # [B, Q, 1, K, ..]
+    if reference.shape[-1] == 2:
+        # An empty level has no pixel to be away from; dividing by 0 would make a gradient NaN.
+        size = tensor_of(levels, device).flip(1).clamp_min(1).to(offsets.dtype)  # [L, 2] (width, height)
+        return reference + offsets / size.index_select(0, level.to(device, non_blocking=True))
+    count = torch.tensor([[n] for n in points for _ in range(n)], dtype=offsets.dtype).view(-1, 1)  # [K, 1]
+    return reference[..., :2] + offsets / count.to(device, non_blocking=True) * reference[..., 2:] * 0.5
+
+
+def _check(
+    value: torch.Tensor,
+    references: Any,
+    offsets: Any,
+    logits: Any,
+    levels: Levels,
+    points_per_level: Sequence[int] | None,
+) -> tuple[int, ...]:
+    for name, tensor in (
+        ("reference_points", references),
+        ("sampling_offsets", offsets),
+        ("attention_logits", logits),
+    ):
+        checks.check_beside_value(name, tensor, value)
+    batch, _, heads, _ = value.shape
+    count = levels.count()
+    queries = offsets.shape[1] if offsets.dim() > 1 else 0
+    points = checks.check_points(points_per_level, levels)
+    if points is None:
+        each = offsets.shape[4] if offsets.dim() == 6 else "P"
+        checks.check_shape("sampling_offsets", offsets, (batch, queries, heads, count, each, 2), "[B, Q, H, L, P, 2]")
+        points = (each,) * count
+    else:
+        wanted = (batch, queries, heads, sum(points), 2)
+        checks.check_shape("sampling_offsets", offsets, wanted, "[B, Q, H, sum(points_per_level), 2]")
+    checks.check_shape("attention_logits", logits, (batch, queries, heads, sum(points)), "[B, Q, H, points of all L]")
+    last = references.shape[-1] if references.dim() == 4 and references.shape[-1] in (2, 4) else "2 or 4"
+    checks.check_shape("reference_points", references, (batch, queries, count, last), "[B, Q, L, 2 or 4]")
+    if last == "2 or 4":
+        raise ValueError(
+            f"`reference_points` has shape {tuple(references.shape)}, expected [B, Q, L, 2] for points or "
+            "[B, Q, L, 4] for boxes"
+        )
+    return points

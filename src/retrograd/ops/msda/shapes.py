@@ -1,0 +1,67 @@
+"""Sizes of the levels as implementations take them, and locations and weights with one dimension of points."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Levels(NamedTuple):
+    """Heights and widths of the levels, either known to the host or in a tensor.
+
+    Attributes:
+        sizes: (height, width) of each level, checked against S; None if only the device knows them.
+        shapes: [L, 2] int32 or int64 (height, width) on the device of value, unchecked; None if `sizes` has them.
+    """
+
+    sizes: tuple[tuple[int, int], ...] | None
+    shapes: torch.Tensor | None = None
+
+    def count(self) -> int:
+        """L."""
+        return len(self.sizes) if self.shapes is None else self.shapes.shape[0]
+
+
+class Table(NamedTuple):
+    """For each of K points the level it lies in.
+
+    Attributes:
+        size: [K, 2] int64 (width, height), in the order of (x, y).
+        start: [K] int64 first pixel of the level in S.
+    """
+
+    size: torch.Tensor
+    start: torch.Tensor
+
+
+def tensor_of(levels: Levels, device: torch.device) -> torch.Tensor:
+    """[L, 2] int64 (height, width) on `device`, without waiting for it."""
+    if levels.shapes is not None:
+        return levels.shapes.to(torch.int64)
+    host = torch.tensor(levels.sizes, dtype=torch.int64).view(-1, 2)
+    return host.to(device, non_blocking=True)
+
+
+def table(levels: Levels, points: tuple[int, ...], pixels: int, device: torch.device) -> Table:
+    """The level of each point; one that does not fit into `pixels` (S) counts as empty, since nobody may read it."""
+    sizes = tensor_of(levels, device)
+    area = sizes.prod(dim=1)
+    end = area.cumsum(dim=0)
+    fits = (sizes >= 0).all(dim=1) & (end >= area) & (end <= pixels)
+    level = torch.tensor([i for i, count in enumerate(points) for _ in range(count)], dtype=torch.int64)
+    level = level.to(device, non_blocking=True)
+    return Table((sizes.flip(1) * fits[:, None])[level], (end - area)[level])
+
+
+def flat(locations: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Locations as [B, Q, H, K, 2] and weights as [B, Q, H, K], from [B, Q, H, L, P, ...] or as they are."""
+    return (
+        locations.flatten(3, 4) if locations.dim() == 6 else locations,
+        weights.flatten(3) if weights.dim() == 5 else weights,
+    )
+
+
+def inner_dtype(value: torch.Tensor) -> torch.dtype:
+    """What coordinates and sums are computed in."""
+    return torch.float64 if value.dtype == torch.float64 else torch.float32

@@ -1,0 +1,43 @@
+"""The shipped specs of deformable attention: every name resolves, and each runs once against its truth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from retrograd.catalog import SHIPPED, msda, msda_names, resolve
+from retrograd.check.stages.oracle import judged
+from retrograd.check.workbench import BUDGETS, Workbench
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if n in msda_names()])
+def test_spec_runs_and_agrees_with_its_reference(name: str, device: str) -> None:
+    spec = resolve(name)
+    assert spec.name == name
+    for dtype in spec.dtypes:
+        bench = Workbench(spec, dtype, 0, device, BUDGETS["quick"], "quick")
+        outcome = judged(bench, bench.base, "oracle")
+        assert outcome.findings == []
+        # A truth that wanders between cells would forgive anything.
+        assert outcome.power < 4 * torch.finfo(getattr(torch, dtype)).eps * 4
+
+
+@pytest.mark.parametrize("name", list(msda_names()))
+def test_no_point_lies_near_a_border(name: str) -> None:
+    variant = msda._VARIANTS[msda_names()[name]]
+    sizes = dict(B=2, Q=20, H=2, C=4, P=3, W=23)
+    for dtype in variant.dtypes:
+        made = msda._made(variant, 3, getattr(torch, dtype), sizes)
+        if variant.boxes is not None:
+            continue
+        levels, counts = made["spatial_shapes"], msda._points(sizes, variant.uneven)
+        p = made["sampling_locations"].double()
+        p = p if variant.uneven else p.flatten(3, 4)
+        size = msda._per_point(levels, counts)
+        x = p * (size - 1) if variant.options.get("align_corners") else p * size - 0.5
+        assert float((x - x.round()).abs().min()) > 0.02
+
+
+def test_names_and_specs_agree() -> None:
+    assert list(msda.SPECS) == list(msda_names())
+    assert set(msda_names().values()) == set(msda._VARIANTS)
