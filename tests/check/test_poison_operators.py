@@ -52,6 +52,17 @@ def test_verify_catches_it(scaled):
     assert "poison" in {finding.stage for finding in rg.verify(spec, level="quick").findings}
 
 
+def test_an_operator_that_refuses_deterministic_mode_is_no_finding(scaled):
+    def refuses(x):
+        if torch.are_deterministic_algorithms_enabled():
+            raise RuntimeError("adds atomically")
+        return _Reads.apply(x, scaled, False)
+
+    report = rg.verify(rg.op(refuses, lambda x: x * 2, dict(x=rg.tensor("M", "N"))), level="quick")
+    assert report
+    assert any("adds atomically" in note for note in report.stage("poison").notes)
+
+
 def test_verify_leaves_a_healthy_operator_alone(scaled):
     spec = rg.op(lambda x: _Reads.apply(x, scaled, False), lambda x: x * 2, dict(x=rg.tensor("M", "N")))
     assert rg.verify(spec, level="quick")

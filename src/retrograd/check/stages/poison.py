@@ -12,7 +12,7 @@ import torch.utils.deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import Workbench
+from retrograd.check.workbench import OpRaised, Workbench
 from retrograd.record import Case
 
 _ID = "poison"
@@ -77,7 +77,7 @@ def check(bench: Workbench, case: Case) -> Outcome:
         try:
             with deterministic(fill=False):
                 plain = bench.run(case, grad_outs=gs)
-        except RuntimeError as error:
+        except OpRaised as error:
             # Ops that add atomically refuse this mode.
             out.notes.append(f"memory inside custom operators was not filled: {str(error).splitlines()[0]}")
             return out
