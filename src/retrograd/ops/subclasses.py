@@ -22,6 +22,16 @@ def finished(tensor: Any) -> Any:
     return _Wait.apply(tensor)
 
 
+def as_stored(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """The tensors with their sign in memory: z.conj().imag is a view whose elements torch negates when it reads them.
+
+    Kernels read memory. Operators need none of this: torch's dispatcher does it for them.
+    """
+    if torch.compiler.is_compiling() or not any(t is not None and t.is_neg() for t in tensors):
+        return tensors
+    return tuple(None if t is None else t.resolve_neg() for t in tensors)
+
+
 def without_memory(*tensors: Any) -> bool:
     """Whether any of the tensors is of a class that implements operators itself, such as FakeTensor."""
     own = torch.Tensor.__torch_dispatch__

@@ -200,3 +200,21 @@ def test_default_implementation_follows_the_device(norm: str, device: str) -> No
     case = make_inputs((7, 65), device=device)
     chosen = "triton" if device == "cuda" else "native" if native.available() else "torch"
     assert_same_bits(run(case, norm), run(case, norm, impl=chosen))
+
+
+def test_views_that_torch_negates_when_it_reads_them(norm: str, impl: str, device: str) -> None:
+    case = make_inputs((5, 32), device=device, given="weight residual")
+    negative = {name: torch.complex(tensor, -tensor).conj().imag for name, tensor in case.items()}
+    assert all(tensor.is_neg() for tensor in negative.values())
+    want, got = (run(given, norm, prenorm=True, impl=impl) for given in (case, negative))
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_low_level_backward_of_such_views(impl: str, device: str) -> None:
+    case = make_inputs((5, 32), device=device, given="weight")
+    negative = {name: torch.complex(tensor, -tensor).conj().imag for name, tensor in case.items()}
+    results = []
+    for given in (case, negative):
+        _, s, rstd = ops.rms_norm_fwd(given["x"], given["weight"], impl=impl)
+        results.append(ops.rms_norm_bwd(given["grad_y"], s, given["weight"], rstd, impl=impl))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True) if a is not None)

@@ -161,6 +161,7 @@ def _norm(
         x, weight, bias, residual = tensors = tuple(map(subclasses.finished, tensors))
         through_operators = subclasses.without_memory(*tensors)
     checks.check_tensors(x, weight, bias, residual)
+    x, weight, bias, residual = tensors = subclasses.as_stored(x, weight, bias, residual)
     options = checks.check_options(options, x.dtype, weight is not None)
     own_s = residual is not None or options.residual_dtype not in (None, x.dtype)
     s_dtype = options.residual_dtype or (x if residual is None else residual).dtype

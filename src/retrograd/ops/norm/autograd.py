@@ -65,6 +65,7 @@ class NormFunction(torch.autograd.Function):
         """Gradients of x, weight, bias and residual."""
         if not (type(grad_y) in subclasses.PLAIN and type(grad_s) in subclasses.PLAIN):
             grad_y, grad_s = subclasses.finished(grad_y), subclasses.finished(grad_s)
+        grad_y, grad_s = subclasses.as_stored(grad_y, grad_s)
         if not torch.is_grad_enabled():
             return (*gradients(ctx, ctx.backward_function, grad_y, grad_s), None, None, None)
         # create_graph=True: the gradients are handed out behind a node that says why it cannot go on.

@@ -146,8 +146,9 @@ def layer_norm_bwd(
 
 
 def _forward(tensors: tuple[Any, Any, Any, Any], options: Options, store_stats: bool) -> tuple[Any, ...]:
-    x, weight, bias, residual = tensors = tuple(map(subclasses.finished, tensors))
-    checks.check_tensors(x, weight, bias, residual)
+    tensors = tuple(map(subclasses.finished, tensors))
+    checks.check_tensors(*tensors)
+    x, weight, _, residual = tensors = subclasses.as_stored(*tensors)
     options = checks.check_options(options, x.dtype, weight is not None)
     s_dtype = options.residual_dtype or (x if residual is None else residual).dtype
     call = resolve(options, x.dtype, s_dtype, x.device)
@@ -167,7 +168,8 @@ def _forward(tensors: tuple[Any, Any, Any, Any], options: Options, store_stats: 
 def _backward(
     tensors: tuple[Any, ...], options: Options, wanted: tuple[bool, torch.dtype | None, bool, torch.dtype | None]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    grad_out, s, weight, mean, rstd, grad_s = map(subclasses.finished, tensors)
+    tensors = tuple(map(subclasses.finished, tensors))
+    grad_out, s, weight, mean, rstd, grad_s = tensors
     checks.check_tensors(s, weight, None, None, name="s")
     checks.check_shape_and_device("grad_out", grad_out, s)
     if grad_s is not None:
@@ -175,6 +177,7 @@ def _backward(
     for name, statistic in (("mean", mean), ("rstd", rstd)):
         if statistic is not None:
             checks.check_statistic(name, statistic, s)
+    grad_out, s, weight, mean, rstd, grad_s = subclasses.as_stored(grad_out, s, weight, mean, rstd, grad_s)
     options = checks.check_options(options, s.dtype, weight is not None)
     need_x, x_dtype, need_weight, bias_dtype = wanted
     call: NormCall = resolve(options, s.dtype, s.dtype, s.device)
