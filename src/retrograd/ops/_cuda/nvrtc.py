@@ -8,15 +8,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from retrograd import config
 from retrograd.errors import NativeBuildError
+from retrograd.ops import _cache
 
 _MAJORS = (13, 12)
 _ERROR_LINES = 12
@@ -37,16 +35,12 @@ def compile_cubin(source: Path, options: tuple[str, ...]) -> bytes:
     text = source.read_text()
     facts = [text, *options, ".".join(map(str, version()))]
     key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
-    folder = _cache_folder()
-    kept = folder / f"{source.stem}-{key}.cubin"
+    kept = _cache.folder("cuda") / f"{source.stem}-{key}.cubin"
     if kept.exists():
         return kept.read_bytes()
     cubin = _compile(library, text, source.name, options)
-    # Each process writes a file of its own and renames it: whoever comes last replaces one by its equal.
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as inner:
-        made = Path(inner) / kept.name
+    with _cache.replacing(kept) as made:
         made.write_bytes(cubin)
-        made.replace(kept)
     return cubin
 
 
@@ -113,21 +107,6 @@ def _cuda_home() -> str | None:
     from torch.utils.cpp_extension import CUDA_HOME
 
     return CUDA_HOME
-
-
-@cache
-def _spare_folder() -> Path:
-    """For this process only, where the user's cache cannot be written."""
-    return Path(tempfile.mkdtemp(prefix="retrograd-"))
-
-
-def _cache_folder() -> Path:
-    folder = config.cache_home() / "retrograd" / "cuda"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return _spare_folder()
-    return folder if os.access(folder, os.W_OK) else _spare_folder()
 
 
 def _compile(library: ctypes.CDLL, text: str, name: str, options: tuple[str, ...]) -> bytes:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from retrograd import config
 from retrograd.errors import NativeBuildError
+from retrograd.ops import _cache
 
 # None of these lets the compiler reorder additions or flush subnormals; -ffast-math would do both, the second for the
 # whole process that loads the library. -O2: the vectors are written out, -O3 only builds for longer.
@@ -43,7 +42,7 @@ def load(source: Path, flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
     """
     compiler = find_compiler()
     name = f"{source.stem}-{_key(source, flags, compiler)}.so"
-    library = cache_folder() / name
+    library = _cache.folder("native") / name
     if not library.exists():
         compile_library(compiler, source, flags, library)
     try:
@@ -90,31 +89,13 @@ def _cpu_flags() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(("flags", "Features", "model name"))))
 
 
-@cache
-def _spare_folder() -> Path:
-    """For this process only, where the user's cache cannot be written."""
-    return Path(tempfile.mkdtemp(prefix="retrograd-"))
-
-
-def cache_folder() -> Path:
-    """Where libraries are kept; a folder of this process where the user's cache cannot be written."""
-    folder = config.cache_home() / "retrograd" / "native"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return _spare_folder()
-    return folder if os.access(folder, os.W_OK) else _spare_folder()
-
-
 def compile_library(compiler: list[str], source: Path, flags: tuple[str, ...], library: Path) -> None:
     """Compile `source` into `library`.
 
     Raises:
         NativeBuildError: the compiler fails.
     """
-    # Each process writes a file of its own and renames it: whoever comes last replaces a library by its equal.
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
-        made = Path(folder) / library.name
+    with _cache.replacing(library) as made:
         command = [*compiler, *flags, str(source), "-o", str(made)]
         done = _run(command)
         if done.returncode or not made.exists():
@@ -123,7 +104,6 @@ def compile_library(compiler: list[str], source: Path, flags: tuple[str, ...], l
                 f"{source.name} does not compile (exit code {done.returncode}); set CXX to another compiler.\n"
                 f"command: {shlex.join(command)}\n{said}"
             )
-        made.replace(library)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

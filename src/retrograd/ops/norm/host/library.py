@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from retrograd import config
 from retrograd.errors import NativeBuildError
+from retrograd.ops import _cache
 from retrograd.ops._native import build as native
 
 SOURCE = Path(__file__).with_name("host.cpp")
@@ -37,14 +37,14 @@ def build(*, again: bool = False) -> Path:
     if found is not None and not again:
         return found
     _check_headers()
-    made = native.cache_folder() / file_name()
+    made = _cache.folder("native") / file_name()
     native.compile_library(native.find_compiler(), SOURCE, flags(), made)
     return made
 
 
 def find() -> Path | None:
     """The library for this torch and Python, if it has been built."""
-    for folder in (config.cache_home() / "retrograd" / "native", native.cache_folder()):
+    for folder in (_cache.user_folder("native"), _cache.folder("native")):
         if (path := folder / file_name()).exists():
             return path
     return None
