@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--what", default="fwd,bwd")
     parser.add_argument("--op", default="rms")
     parser.add_argument("--n", default="256,512,1024,2048,4096,8192,16384,32768,65536,131072")
-    parser.add_argument("--only", default="", help="kinds: tile, slices")
+    parser.add_argument("--only", default="", help="kinds: tile, slices, looped")
     parser.add_argument("--rows", type=int)
     parser.add_argument("--keep", type=int, default=4, help="best plans printed")
     parser.add_argument("--out", type=Path)

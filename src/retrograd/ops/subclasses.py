@@ -1,4 +1,8 @@
-"""Tensors of other classes than torch's own: some wait for a collective, some have no memory for kernels to read."""
+"""What else a tensor may be than numbers in memory, and who else may look on.
+
+Some tensors wait for a collective, some have no memory for kernels to read, some are negated when they are read; modes
+see operators and no kernels.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,11 @@ def without_memory(*tensors: Any) -> bool:
     """Whether any of the tensors is of a class that implements operators itself, such as FakeTensor."""
     own = torch.Tensor.__torch_dispatch__
     return any(getattr(type(t), "__torch_dispatch__", own) is not own for t in tensors)
+
+
+def watched() -> bool:
+    """Whether a mode (make_fx, selective checkpointing) sees operators: it would miss kernels launched beside them."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 class _Wait(torch.autograd.Function):

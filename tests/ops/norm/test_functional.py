@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from norm_cases import make_inputs, run
@@ -55,6 +57,19 @@ def test_statistics_of_any_strides(norm: str, impl: str, device: str) -> None:
     for apart in (lambda t: torch.stack([t, t + 1], -1)[..., 0], lambda t: t.t().contiguous().t()):
         got = backward(case["grad_y"], s, case["weight"], *map(apart, stats), impl=impl)
         assert all(torch.equal(a, b) for a, b in zip(got[:2], want[:2], strict=True))
+
+
+@pytest.mark.parametrize(("eps", "rstd"), [(0.25, 2.0), (0.0, math.inf), (1e-300, math.inf)], ids=str)
+def test_rows_without_elements(eps: float, rstd: float, norm: str, impl: str, device: str) -> None:
+    x = torch.ones(3, 0, device=device)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # what nobody writes is NaN
+    try:
+        y, _, *stats = getattr(ops, f"{norm}_fwd")(x, eps=eps, impl=impl)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert y.shape == (3, 0)
+    assert [t.tolist() for t in stats] == [[0.0] * 3, [rstd] * 3][-len(stats) :]
 
 
 def test_autograd_does_not_see_them(norm: str, impl: str, device: str) -> None:

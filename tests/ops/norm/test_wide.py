@@ -70,7 +70,7 @@ def test_machine_code_does_not_spill(name: str, n: int, tmp_path: Path) -> None:
     dtypes = _dtypes(name)
     own_s = dtypes.residual is not None
     plan = plan_wide(n, dtypes)
-    options = wide.options_of(n, dtypes, plan, name.startswith("ln"), own_s, False, 0, False)
+    options = wide.options_of(n, dtypes, plan, name.startswith("ln"), own_s, False, False)
     cubin = nvrtc.compile_cubin(wide._SOURCE, ("--gpu-architecture=sm_90", "--std=c++17", *options))
     path = tmp_path / "wide.cubin"
     path.write_bytes(cubin)
@@ -163,6 +163,13 @@ def test_on_a_side_stream_and_in_a_graph() -> None:
     torch.cuda.synchronize()
     assert torch.equal(aside, want)
     assert torch.equal(captured, want)
+
+
+@gpu_test
+def test_rows_without_elements() -> None:
+    x = torch.ones(3, 0, device="cuda")
+    _, _, mean, rstd = norm_fwd_wide(x, None, None, None, NormSpec(True, 0.25), out_dtype=F32, s_dtype=F32)
+    assert (mean.tolist(), rstd.tolist()) == ([0.0] * 3, [2.0] * 3)
 
 
 @gpu_test

@@ -98,7 +98,7 @@ def run(
 ) -> torch.Tensor:
     """`ms_deform_attn` of checked arguments."""
     through_operators = subclasses.without_memory(value, locations, weights)
-    if through_operators or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if through_operators or torch.compiler.is_compiling() or subclasses.watched():
         return contract.attend(value, levels, locations, weights, spec, impl)
     call = resolve(spec, impl, value.dtype, value.device)
     needed = value.requires_grad or locations.requires_grad or weights.requires_grad

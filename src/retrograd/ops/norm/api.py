@@ -186,7 +186,7 @@ def _run(
     if parameters is not None:
         checks.check_main_grad("weight", weight)
         checks.check_main_grad("bias", bias)
-    if through_operators or torch.compiler.is_compiling() or (parameters is None and _watched()):
+    if through_operators or torch.compiler.is_compiling() or (parameters is None and subclasses.watched()):
         if parameters is not None:
             raise RuntimeError(
                 "accumulate_main_grad=True adds to main_grad while the backward runs, which torch.compile cannot "
@@ -208,11 +208,6 @@ def _run(
         store_s=return_s,
     )
     return (y, s) if flat else (y.view(shape), s.view(shape) if return_s else None)
-
-
-def _watched() -> bool:
-    """Whether a mode (make_fx, selective checkpointing) sees operators: it would miss kernels launched beside them."""
-    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def _any_requires_grad(tensors: Tensors) -> bool:

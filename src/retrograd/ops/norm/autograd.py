@@ -12,7 +12,7 @@ import torch
 
 from retrograd.ops import subclasses
 from retrograd.ops.norm.implementations import NormCall
-from retrograd.ops.norm.shapes import Tensors, heads_of, in_shape, rows_of, two_dimensional, vector_of
+from retrograd.ops.norm.shapes import Tensors, heads_of, in_shape, inner_dtype, rows_of, two_dimensional, vector_of
 from retrograd.ops.norm.spec import NormSpec
 
 ONCE_ONLY = (
@@ -165,7 +165,7 @@ def gradients(
 
 
 def _bias_gradient(ctx: Any, grad_y: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
-    shape, inner = ctx.vector_shape, torch.float64 if grad_y.dtype == torch.float64 else torch.float32
+    shape, inner = ctx.vector_shape, inner_dtype(grad_y)
     if shape.numel():
         total = grad_y.reshape(-1, *shape).sum(dim=0, dtype=inner)
     else:

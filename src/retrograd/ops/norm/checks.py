@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from retrograd.ops.norm.implementations import Options
+from retrograd.ops.norm.shapes import inner_dtype
 
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _NARROW = "float32, float16 or bfloat16"
@@ -105,7 +106,7 @@ def check_statistic(name: str, statistic: Any, s: torch.Tensor) -> None:
             f"`{name}` has shape {tuple(statistic.shape)}, expected {tuple(s.shape[:-1])} like the rows of s; pass "
             "what the forward returned"
         )
-    inner = torch.float64 if s.dtype == torch.float64 else torch.float32
+    inner = inner_dtype(s)
     if statistic.dtype != inner:
         raise TypeError(
             f"`{name}` has dtype {statistic.dtype}, expected {inner} beside s of {s.dtype}; pass what the forward "

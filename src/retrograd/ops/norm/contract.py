@@ -11,7 +11,7 @@ import torch
 
 from retrograd.ops.norm import autograd
 from retrograd.ops.norm.implementations import Options, choose, functions, spec_of
-from retrograd.ops.norm.shapes import Tensors, two_dimensional
+from retrograd.ops.norm.shapes import Tensors, empty_results, has_own_s, two_dimensional
 from retrograd.ops.norm.spec import NormSpec
 
 _SPEC = "bool centered, float eps, float weight_offset, bool deterministic, int? parts"
@@ -93,20 +93,14 @@ def _fake_fwd(
     *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
     centered, *_, out_dtype, s_dtype, store_stats, store_s, _ = rest
-    rows, inner = x.shape[:1], torch.float64 if x.dtype == torch.float64 else torch.float32
-    own_s = store_s and (residual is not None or s_dtype != x.dtype)
-    return (
-        x.new_empty(x.shape, dtype=out_dtype),
-        x.new_empty(x.shape, dtype=s_dtype) if own_s else x.new_empty(0),
-        x.new_empty(rows, dtype=inner) if store_stats and centered else x.new_empty(0),
-        x.new_empty(rows, dtype=inner) if store_stats else x.new_empty(0),
-    )
+    results = empty_results(x, residual, centered, out_dtype, s_dtype, store_stats, store_s)
+    return tuple(x.new_empty(0) if t is None else t for t in results)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     x, weight, bias, residual, *spec, _, s_dtype, _, store_s, impl = inputs
     _, s, mean, rstd = output
-    own_s = store_s and (residual is not None or s_dtype != x.dtype)
+    own_s = store_s and has_own_s(x, residual, s_dtype)
     ctx.mark_non_differentiable(mean, rstd, *(() if own_s else (s,)))
     ctx.impl, ctx.parameters, ctx.own_s = impl, None, own_s
     options = spec_of(Options(*spec))

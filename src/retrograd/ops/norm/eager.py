@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from retrograd.ops.norm.shapes import heads_of
+from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, inner_dtype
 from retrograd.ops.norm.spec import NormSpec
 
 # 64 K elements are 256 KiB in float32: a block of rows and its temporaries stay in a core's cache.
@@ -46,12 +46,9 @@ def norm_fwd(
     that of the centred row.
     """
     rows, columns = x.shape
-    inner = _inner_dtype(x)
-    own_s = residual is not None or s_dtype != x.dtype
-    y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)  # [M, N]
-    s_out = torch.empty((rows, columns), dtype=s_dtype, device=x.device) if own_s and store_s else None  # [M, N]
-    mean_out = torch.empty(rows, dtype=inner, device=x.device) if store_stats and spec.centered else None  # [M]
-    rstd_out = torch.empty(rows, dtype=inner, device=x.device) if store_stats else None  # [M]
+    inner, own_s = inner_dtype(x), has_own_s(x, residual, s_dtype)
+    results = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
+    y, s_out, mean_out, rstd_out = results
     scale, shift = _scale(weight, spec, inner), None if bias is None else bias.to(inner)  # [N] or [H, N]
     for block in _row_blocks(rows, columns, heads_of(scale, shift)):
         # Contiguous rows are summed in one order, whatever the layout and the number of rows.
@@ -72,7 +69,7 @@ def norm_fwd(
         if rstd_out is not None:
             rstd_out[block] = rstd[:, 0]
         y[block] = _affine(s * rstd, scale, shift).to(out_dtype)
-    return y, s_out, mean_out, rstd_out
+    return results
 
 
 def norm_bwd(
@@ -118,7 +115,7 @@ def norm_bwd(
     Numerics: inside float32 (float64 for float64); blocks of rows are added in their order: deterministic.
     """
     rows, columns = s.shape
-    inner = _inner_dtype(s)
+    inner = inner_dtype(s)
     ds_out = _empty_gradients(s, x_dtype, residual_dtype)
     shape = (heads, columns) if heads > 1 else (columns,)
     weight_sum = None if weight_dtype is None else torch.zeros(shape, dtype=inner, device=s.device)
@@ -145,10 +142,6 @@ def norm_bwd(
     grad_weight = _deliver(weight_sum, weight_dtype, into_weight)
     grad_bias = _deliver(bias_sum, bias_dtype, into_bias)
     return ds_out.get(x_dtype), ds_out.get(residual_dtype), grad_weight, grad_bias
-
-
-def _inner_dtype(x: torch.Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _scale(weight: torch.Tensor | None, spec: NormSpec, inner: torch.dtype) -> torch.Tensor | None:

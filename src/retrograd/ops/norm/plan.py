@@ -90,6 +90,9 @@ LOOP_BLOCK_N = 4096
 # bandwidth in one tile, 99 % walked (H200). Backward at 16384 columns spills 48 bytes a thread on sm_90 and reaches
 # 72 % where slices reach 96 %; AMD does not spill there.
 FORWARD_TILE_LIMIT = {Backend.CUDA: 16384, Backend.HIP: 32768, Backend.INTERPRETER: 32768}
+# The same with a residual, for rows of a power of two 16-bit elements: 99 % in one tile, 88 % walked (H200). On sm_100
+# 24 bytes a thread would spill.
+_RESIDUAL_TILE_LIMIT = 32768
 # Wider rows go to the clustered kernel (`ops/norm/cuda`) where there is one: walked, they no longer fit into L1 twice.
 FORWARD_WALK_LIMIT = 32768
 BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384, Backend.INTERPRETER: 16384}
@@ -119,13 +122,14 @@ _BACKWARD_TILES = {
 _WALK_BYTES = {1: 16384, 2: 32768}
 # Widest row whose forward bypasses the caches.
 _STREAM_LIMIT = 1024
-# (LayerNorm, tensors read) -> slice, and the slice for rows of more than 65536 bytes.
+# (LayerNorm, tensors read) -> slice, and the slice for rows of more than _WIDE_BYTES.
 _BACKWARD_SLICES = {
     (False, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3)),
     (False, 3): (_Slice(4096, 4, 4), _Slice(4096, 4, 4)),
     (True, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3)),
     (True, 3): (_Slice(16384, 8, 1), _Slice(16384, 8, 1)),
 }
+# LayerNorm -> bytes of a row, in the widest dtype read, above which the second slice is taken.
 _WIDE_BYTES = {False: 131072, True: 65536}
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
 _PIPELINE_BYTES = 156 * 1024
@@ -159,8 +163,7 @@ def plan_forward(
     width = next_power_of_2(n)
     limit = FORWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
     if streams > 1 and n == width and max_tile_n is None and gpu.arch < 100 and itemsize <= 2:
-        # With a residual: 99 % in one tile, 88 % walked (H200). On sm_100 24 bytes a thread would spill.
-        limit = FORWARD_TILE_LIMIT[Backend.HIP]
+        limit = _RESIDUAL_TILE_LIMIT
     if width <= limit:
         tile = _tile(_FORWARD_TILES, width, itemsize, gpu)
         stream = gpu.backend is Backend.CUDA and width <= _STREAM_LIMIT

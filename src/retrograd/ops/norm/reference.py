@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from retrograd.ops.norm.shapes import inner_dtype
+
 
 def rms_norm_reference(
     x: torch.Tensor,
@@ -64,7 +66,7 @@ def layer_norm_reference(
 
 
 def _sum(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    inner = torch.float64 if x.dtype == torch.float64 else torch.float32
+    inner = inner_dtype(x)
     return x.to(inner) if residual is None else x.to(inner) + residual.to(inner)
 
 

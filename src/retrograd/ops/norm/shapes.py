@@ -1,10 +1,11 @@
-"""From [..., N] tensors to the [M, N] that implementations take, and back."""
+"""From [..., N] tensors to the [M, N] that implementations take, and back; dtypes and memory of their results."""
 
 from __future__ import annotations
 
 import torch
 
 Tensors = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Results = Tensors  # y, s, mean, rstd
 
 
 def two_dimensional(
@@ -38,3 +39,42 @@ def in_shape(gradient: torch.Tensor | None, shape: torch.Size) -> torch.Tensor |
         return gradient
     # No head at all is computed as one, which got no row.
     return gradient[: shape.numel()].view(shape)
+
+
+def inner_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """What a norm of `tensor` computes in, and the dtype of its statistics."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def has_own_s(x: torch.Tensor, residual: torch.Tensor | None, s_dtype: torch.dtype) -> bool:
+    """Whether s is another tensor than x: something was added or cast."""
+    return residual is not None or s_dtype != x.dtype
+
+
+def empty_results(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    centered: bool,
+    out_dtype: torch.dtype,
+    s_dtype: torch.dtype,
+    store_stats: bool,
+    store_s: bool,
+) -> Results:
+    """y, s, mean and rstd of a forward over x [M, N], to be written; None for what is not kept or does not exist."""
+    rows, n = x.shape
+    own_s = store_s and has_own_s(x, residual, s_dtype)
+    # A torch.Size in place of the tuples would cost the host 0.8 us each.
+    y = x.new_empty((rows, n), dtype=out_dtype)  # [M, N]
+    s = x.new_empty((rows, n), dtype=s_dtype) if own_s else None  # [M, N]
+    rstd = x.new_empty(rows, dtype=inner_dtype(x)) if store_stats else None  # [M]
+    mean = torch.empty_like(rstd) if rstd is not None and centered else None  # [M]
+    return y, s, mean, rstd
+
+
+def without_elements(results: Results, rstd: float) -> Results:
+    """The results of a forward over M * N = 0 elements, which no kernel visits: mean is 0, `rstd` in every row."""
+    for statistic, value in zip(results[2:], (0.0, rstd), strict=True):
+        if statistic is not None:
+            # fill_ refuses a number beyond float32, an addition makes it infinity.
+            statistic.zero_().add_(value)
+    return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -24,3 +25,8 @@ class NormSpec:
     weight_offset: float = 0.0
     deterministic: bool = True
     parts: int | None = None
+
+    @property
+    def empty_rstd(self) -> float:
+        """rstd of a row without elements, whose variance and mean square are 0."""
+        return 1 / math.sqrt(self.eps) if self.eps else math.inf

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from retrograd.ops._cuda import driver, nvrtc
-from retrograd.ops.norm.shapes import heads_of
+from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 
 _SOURCE = Path(__file__).with_name("wide_forward.cu")
@@ -83,7 +83,6 @@ def norm_fwd_wide(
     threads: int | None = None,
     stages: int | None = None,
     look: int | None = None,
-    stream: int = 0,
     guard: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Launch the forward for wide rows and return (y, s, mean, rstd).
@@ -103,7 +102,6 @@ def norm_fwd_wide(
         threads: that compute in a CTA, a multiple of 32; None likewise.
         stages: rows of x in shared memory; None takes as many as fit.
         look: rows between a row's sums and its use, 1 or 2; None is 1.
-        stream: 1 marks what is read as not needed again, 2 what is written, 3 both.
         guard: Whether a kernel that waits for a second prints where and goes on, for whoever debugs it.
 
     Returns:
@@ -125,13 +123,9 @@ def norm_fwd_wide(
             f"norm_fwd_wide got a tensor on {device}, expected a GPU of compute capability 9.0 or more; use "
             "impl='triton'"
         )
-    y = x.new_empty((rows, n), dtype=out_dtype)  # [M, N]
-    own_s = store_s and (residual is not None or s_dtype != x.dtype)
-    s = x.new_empty((rows, n), dtype=s_dtype) if own_s else None  # [M, N]
-    rstd = x.new_empty(rows, dtype=torch.float32) if store_stats else None  # [M]
-    mean = torch.empty_like(rstd) if rstd is not None and spec.centered else None  # [M]
+    outs = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
     if rows == 0 or n == 0:
-        return y, s, mean, rstd
+        return without_elements(outs, spec.empty_rstd)
     if n % 8:
         raise ValueError(f"`x` has {n} columns, expected a multiple of 8; use impl='triton'")
     if heads_of(weight, bias) > 1:
@@ -142,8 +136,9 @@ def norm_fwd_wide(
     dtypes = _Dtypes(*(None if t is None else t.dtype for t in types), out_dtype, s_dtype)  # type: ignore[arg-type]
     plan = plan_wide(n, dtypes, cluster, threads, stages, look)
     with torch.cuda.device(device):
-        kernel = _kernel(device.index, n, dtypes, plan, spec.centered, own_s, spec.weight_offset != 0, stream, guard)
-        pointers = (x, residual, weight, bias, y, s, mean, rstd)
+        own_s = outs[1] is not None
+        kernel = _kernel(device.index, n, dtypes, plan, spec.centered, own_s, spec.weight_offset != 0, guard)
+        pointers = (x, residual, weight, bias, *outs)
         args = (
             *(ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in pointers),
             *(ctypes.c_longlong(v) for v in (x.stride(0), 0 if residual is None else residual.stride(0), rows)),
@@ -151,7 +146,7 @@ def norm_fwd_wide(
             ctypes.c_float(spec.weight_offset),
         )
         kernel.launch(min(rows, kernel.max_clusters), args)
-    return y, s, mean, rstd
+    return outs
 
 
 @cache
@@ -245,7 +240,7 @@ def aligned_vector(vector: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def options_of(
-    n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: bool, offset: bool, stream: int, guard: bool
+    n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: bool, offset: bool, guard: bool
 ) -> tuple[str, ...]:
     """The macros of wide_forward.cu."""
     macros = dict(
@@ -253,7 +248,7 @@ def options_of(
         LOOK=plan.look, CENTERED=int(centered), X_TYPE=_NUMBERS[dtypes.x], RESIDUAL_TYPE=_NUMBERS[dtypes.residual],
         WEIGHT_TYPE=_NUMBERS[dtypes.weight], BIAS_TYPE=_NUMBERS[dtypes.bias], Y_TYPE=_NUMBERS[dtypes.y],
         S_TYPE=_NUMBERS[dtypes.s], STORE_S=int(own_s), HAS_OFFSET=int(offset),
-        VECTORS_SHARED=int(plan.vectors_shared), STREAM=stream, GUARD=int(guard),
+        VECTORS_SHARED=int(plan.vectors_shared), GUARD=int(guard),
     )  # fmt: skip
     return tuple(f"-D{name}={value}" for name, value in macros.items())
 
@@ -272,12 +267,11 @@ def _kernel(
     centered: bool,
     own_s: bool,
     offset: bool,
-    stream: int,
     guard: bool,
 ) -> driver.Kernel:
     major, minor = _capability(device_index)
     options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17")
-    cubin = nvrtc.compile_cubin(_SOURCE, options + options_of(n, dtypes, plan, centered, own_s, offset, stream, guard))
+    cubin = nvrtc.compile_cubin(_SOURCE, options + options_of(n, dtypes, plan, centered, own_s, offset, guard))
     return driver.load(
         cubin,
         "wide_forward",

@@ -57,7 +57,6 @@
 #define STORE_S 0
 #define HAS_OFFSET 0
 #define VECTORS_SHARED 0
-#define STREAM 0
 #define GUARD 0
 #endif
 
@@ -212,18 +211,10 @@ __device__ __forceinline__ void send(const void* slot, const void* barrier, int 
                  : "memory");
 }
 
-__device__ __forceinline__ void copy_in(Address to, const void* from, unsigned bytes, const void* barrier,
-                                        unsigned long long policy) {
-#if STREAM & 1
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-        ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(barrier)), "l"(policy)
-        : "memory");
-#else
+__device__ __forceinline__ void copy_in(Address to, const void* from, unsigned bytes, const void* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(barrier))
                  : "memory");
-#endif
 }
 
 // VEC elements as stored.
@@ -275,20 +266,14 @@ __device__ __forceinline__ Raw<TYPE> load_global(const char* from) {
     return raw;
 }
 
-#if STREAM & 2
-#define STORE "st.global.cs"
-#else
-#define STORE "st.global"
-#endif
-
 template <int TYPE>
 __device__ __forceinline__ void store_global(char* to, const Raw<TYPE>& raw) {
     if constexpr (Raw<TYPE>::WORDS == 2)
-        asm volatile(STORE ".v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(raw.word[0]), "r"(raw.word[1]) : "memory");
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(raw.word[0]), "r"(raw.word[1]) : "memory");
     else
 #pragma unroll
         for (int i = 0; i < Raw<TYPE>::WORDS; i += 4)
-            asm volatile(STORE ".v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * i), "r"(raw.word[i]),
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * i), "r"(raw.word[i]),
                          "r"(raw.word[i + 1]), "r"(raw.word[i + 2]), "r"(raw.word[i + 3])
                          : "memory");
 }
@@ -557,15 +542,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) wide_forward(
     } else if (warp == WARPS) {  // producer
         cluster_wait();
         if (lane == 0) {
-            unsigned long long policy = 0;
-#if STREAM & 1
-            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-#endif
             Cursor<STAGES> x_at;
             Cursor<RESIDUAL_STAGES + (RESIDUAL_STAGES == 0)> residual_at;
             const auto copy_row = [&](const void* full, Address to, const char* from, int bytes) {
                 arrive_expecting(full, bytes);
-                if (bytes > 0) copy_in(to, from, bytes, full, policy);
+                if (bytes > 0) copy_in(to, from, bytes, full);
             };
             // The other parity: an untouched barrier counts as if the phase before its first were over.
 #pragma unroll 1

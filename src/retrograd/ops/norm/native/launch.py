@@ -13,6 +13,7 @@ import torch
 
 from retrograd.errors import NativeBuildError
 from retrograd.ops._native import build
+from retrograd.ops.norm.shapes import empty_results, has_own_s, without_elements
 from retrograd.ops.norm.spec import NormSpec
 
 _SOURCE = Path(__file__).with_name("norm.cpp")
@@ -103,23 +104,17 @@ def norm_fwd(
     threads nor the other rows change a row's bits.
     """
     m, n = x.shape
-    makes_s = residual is not None or s_dtype != x.dtype
-    y = torch.empty((m, n), dtype=out_dtype)  # [M, N]
-    s = torch.empty((m, n), dtype=s_dtype) if makes_s and store_s else None  # [M, N]
-    mean = torch.empty(m) if store_stats and spec.centered else None  # [M]
-    rstd = torch.empty(m) if store_stats else None  # [M]
-    if n == 0 and rstd is not None:
-        rstd.fill_(spec.eps).rsqrt_()
-        if mean is not None:
-            mean.zero_()
+    own_s = has_own_s(x, residual, s_dtype)
+    results = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
+    y, s, mean, rstd = results
     if y.numel() == 0:
         _number(x.dtype)
-        return y, s, mean, rstd
+        return without_elements(results, spec.empty_rstd)
     x, residual = _rows(x), _rows(residual)
     heads = max(t.shape[0] if t is not None and t.dim() == 2 else 1 for t in (weight, bias))
     threads = _threads(m * n)
     dtypes = {x.dtype, s_dtype, out_dtype} | ({residual.dtype} if residual is not None else set())
-    staged = makes_s or x.dtype not in (torch.float32, out_dtype)
+    staged = own_s or x.dtype not in (torch.float32, out_dtype)
     vectors = {
         "weight": _vector(weight, heads, n, spec.weight_offset),  # [H, N]
         "bias": None if bias is None else _vector(bias, heads, n),  # [H, N]
@@ -133,7 +128,7 @@ def norm_fwd(
         **{"centered": spec.centered, "in_double": torch.float32 in dtypes, "eps": spec.eps},
     )
     build.load(_SOURCE).retrograd_norm_forward(ctypes.byref(call))
-    return y, s, mean, rstd
+    return results
 
 
 def norm_bwd(

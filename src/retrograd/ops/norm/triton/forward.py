@@ -1,6 +1,6 @@
 """Forward kernels of the norms: a tile of whole rows per program, or rows walked in column blocks.
 
-Rows too wide for one program on a GPU that can hold all programs at once are in `slices.py`.
+Still wider rows go to `ops/norm/cuda` where there are thread block clusters; `launch.py` decides.
 """
 
 from __future__ import annotations

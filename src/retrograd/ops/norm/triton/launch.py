@@ -21,7 +21,7 @@ from retrograd.ops.norm.plan import (
     plan_backward,
     plan_forward,
 )
-from retrograd.ops.norm.shapes import heads_of
+from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel,
@@ -86,22 +86,18 @@ def norm_fwd(
             out_dtype=out_dtype, s_dtype=s_dtype, store_stats=store_stats, store_s=store_s,
         )  # fmt: skip
     device = x.device
-    y = x.new_empty((rows, n), dtype=out_dtype)  # [M, N]
-    own_s = store_s and (residual is not None or s_dtype != x.dtype)
-    s = x.new_empty((rows, n), dtype=s_dtype) if own_s else None  # [M, N]
-    rstd = x.new_empty(rows, dtype=torch.float32) if store_stats else None  # [M]
-    mean = torch.empty_like(rstd) if rstd is not None and spec.centered else None  # [M]
+    outs = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
     key = held = None
     if plan is None and relaunchable(x, residual, weight, bias):
         given = [None if t is None else (t.dtype, t.shape, t.stride()) for t in (x, residual, weight, bias)]
-        key = (device.index, *given, out_dtype, s_dtype, own_s, store_stats, spec)
+        key = (device.index, *given, out_dtype, s_dtype, outs[1] is not None, store_stats, spec)
         held = _FORWARD.get(key)
         if held is not None:
-            relaunch(held[0], (x, residual, weight, bias, y, s, mean, rstd, *held[1]), device.index)
-            return y, s, mean, rstd
+            relaunch(held[0], (x, residual, weight, bias, *outs, *held[1]), device.index)
+            return outs
     gpu = gpu_of(x)
     if rows == 0 or n == 0:
-        return y, s, mean, rstd
+        return without_elements(outs, spec.empty_rstd)
     tensors = (x, residual, weight, bias)
     x, residual = unit_last_stride(x), unit_last_stride(residual)
     weight, bias = contiguous(weight), contiguous(bias)
@@ -113,7 +109,6 @@ def norm_fwd(
         plan = plan_forward(rows // heads, n, heads, itemsize, gpu, streams=1 if residual is None else 2)
     x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
     unit = _unit(n, x_stride, residual_stride)
-    outs = (y, s, mean, rstd)
     tile = plan.kind is Kind.TILE
     how = (plan.stream,) if tile else (n % plan.block_n == 0, plan.unroll)
     rest = (
