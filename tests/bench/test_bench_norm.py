@@ -8,7 +8,8 @@ import torch
 from retrograd.bench import norm as bench
 from retrograd.bench import timing
 from retrograd.bench.correct import wrong_results
-from retrograd.bench.providers import OPS, PROVIDERS, Provider, UnavailableError
+from retrograd.bench.harness import Provider, UnavailableError
+from retrograd.bench.providers import OPS, PROVIDERS
 from retrograd.bench.rows import Row
 from retrograd.errors import UsageError
 

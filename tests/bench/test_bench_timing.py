@@ -124,6 +124,19 @@ def test_a_capture_that_fails_names_its_first_cause(cuda):
     assert timing.note == "not captured: ValueError: operation not permitted"
 
 
+def test_without_graphs_calls_are_timed_by_events(cuda):
+    timing = CudaTimer(graphs=False).time(_call_on(2, cuda), sets=2, calls=10)
+    assert (timing.ms, timing.how, timing.note) == (2.0, "events", "")
+
+
+def test_extra_memory_is_what_was_held_beyond_the_results(cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1500)
+    result = torch.zeros(25)  # 100 bytes, once although returned twice
+    assert CudaTimer().extra_bytes(lambda: (result, result[:3], None)) == 400
+
+
 def test_host_time_counts_calls():
     counted = []
     assert host_us(lambda: counted.append(0), calls=7, repeats=3) > 0

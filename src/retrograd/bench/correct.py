@@ -1,4 +1,4 @@
-"""Whether a provider's results are right, before its time is worth anything: relative L2 error against float64."""
+"""Whether a norm is right, before its time is worth anything: its truth in float64."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from retrograd.bench.providers import NormOp, Provider, Tensors
+from retrograd.bench.deviation import computed, deviations
+from retrograd.bench.harness import Provider, Tensors
+from retrograd.bench.providers import NormOp
 
-# A correctly rounded result has relative error 1 floor; one that normalises an unrounded s has 1.4.
-_FLOORS = 2.0
 # What sums in float32 may add, relative to the result: nothing beside 16-bit rounding, most of it for float32.
 _SUMS = 8 * 2.0**-24
 _CHUNK_ELEMENTS = 2**24
@@ -25,33 +25,8 @@ def wrong_results(provider: Provider, op: NormOp, inputs: Tensors, grads: Tensor
         inputs: leaves by name, as `op.inputs`.
         grads: gradients of the results by name, as `op.results`.
     """
-    got = _computed(provider, op, inputs, grads)
-    errors = dict.fromkeys(got, 0.0)
-    floors = dict.fromkeys(got, 0.0)
-    norms = dict.fromkeys(got, 0.0)
-    for name, rows, want in _truth(op, inputs, grads):
-        if name in got:
-            value = got[name][rows]
-            errors[name] = errors[name] + (value.double() - want).square().sum()
-            floors[name] = floors[name] + (want.to(value.dtype).double() - want).square().sum()
-            norms[name] = norms[name] + want.square().sum()
-    bad = []
-    for name in got:
-        error, floor, norm = (float(sums[name]) ** 0.5 for sums in (errors, floors, norms))
-        if not error <= _FLOORS * (floor + _SUMS * norm):
-            bad.append(f"{name} (relative L2 {error / (norm or 1.0):.1e}, rounding {floor / (norm or 1.0):.1e})")
-    return ", ".join(bad)
-
-
-def _computed(provider: Provider, op: NormOp, inputs: Tensors, grads: Tensors) -> Tensors:
-    results = provider.norm(inputs)
-    got = {name: result.detach().clone() for name, result in zip(op.results, results, strict=True)}
-    if provider.backward:
-        leaves = [inputs[name] for name in op.inputs]
-        # Some libraries reuse the buffer of grad_out.
-        found = torch.autograd.grad(results, leaves, [grads[name].clone() for name in op.results])
-        got |= {f"grad_{name}": grad for name, grad in zip(op.inputs, found, strict=True)}
-    return got
+    got = computed(provider, op.inputs, op.results, inputs, grads)
+    return ", ".join(str(d) for d in deviations(got, _truth(op, inputs, grads), _SUMS) if not d.excess <= 1)
 
 
 def _truth(op: NormOp, inputs: Tensors, grads: Tensors) -> Iterator[tuple[str, slice, torch.Tensor]]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import metadata
 
 import torch
 
+from retrograd.bench import harness
 from retrograd.bench.correct import wrong_results
-from retrograd.bench.providers import OPS, PROVIDERS, NormOp, Provider, Tensors, UnavailableError, make
+from retrograd.bench.harness import Data, Provider, Tensors, Work, check_names, guarded, make, timed
+from retrograd.bench.providers import OPS, PROVIDERS, NormOp
 from retrograd.bench.rows import Row, useful_bytes
-from retrograd.bench.timing import CudaTimer, FakeTimer, Timer, Timing, first_line, host_us, plan_calls
-from retrograd.errors import UsageError
+from retrograd.bench.timing import Timer, host_us
 
 Shape = tuple[int, int]
 
@@ -30,7 +27,6 @@ SOME_SHAPES: list[Shape] = [
 ]
 HOST_SHAPE: Shape = (512, 4096)
 _PACKAGES = {"torch": "torch", "triton": "triton", "liger": "liger-kernel", "quack": "quack-kernels"}
-_OVER = "over --max-seconds"
 
 
 @dataclass(frozen=True)
@@ -48,10 +44,7 @@ class Settings:
     host: bool = False
 
     def __post_init__(self) -> None:
-        for option, given, known in (("--ops", self.ops, OPS), ("--providers", self.providers, PROVIDERS)):
-            for name in given:
-                if name not in known:
-                    raise UsageError(f"`{option}` has {name!r}, expected some of {', '.join(known)}")
+        check_names({"--ops": (self.ops, OPS), "--providers": (self.providers, PROVIDERS)})
 
     def jobs(self) -> list[Row]:
         """A row without times for each measurement; compiling takes longest and comes last."""
@@ -78,64 +71,24 @@ def run(
         Rows by op, shape and provider. A provider that is missing has none; one that is wrong, fails or comes after
         `max_seconds` says so in `skipped`.
     """
-    began = time.monotonic()
-    jobs, gone = settings.jobs(), set()
-    done: list[Row] = []
-    with timer.scope():
-        base = {"machine": machine(timer), "copy_gb_per_s": None if settings.host else timer.copy_gb_per_s()}
-        for job in jobs:
-            row = replace(job, **base)
-            if (row.provider, row.op) in gone:
-                continue
-            try:
-                if time.monotonic() - began > settings.max_seconds:
-                    row = replace(row, skipped=_OVER)
-                else:
-                    row = _measured(row, timer, settings.host)
-            except UnavailableError as error:
-                gone.add((row.provider, row.op))
-                tell(f"left out: {error}")
-                continue
-            done.append(row)
-            keep(row)
-            tell(_line(row))
-    order = {(row.op, row.m, row.n): i for i, row in reversed(list(enumerate(jobs)))}
-    return sorted(done, key=lambda r: (order[r.op, r.m, r.n], settings.providers.index(r.provider)))
+    plan = harness.Plan(
+        settings.jobs(), lambda row: _measured(row, timer, settings.host), lambda row: (row.op, row.m, row.n), _line,
+        settings.providers, settings.max_seconds, machine(timer), copy=not settings.host,
+    )  # fmt: skip
+    return harness.run(plan, timer, tell, keep)
 
 
 def machine(timer: Timer) -> dict[str, str]:
     """Name of the device and versions of everything that is compared."""
-    facts = {"gpu": torch.cuda.get_device_name() if timer.device == "cuda" else timer.device}
-    for name, package in _PACKAGES.items():
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            facts[name] = metadata.version(package)
-    facts["torch"] = str(torch.__version__)
-    return facts
-
-
-def make_timer(device: str) -> Timer:
-    """The timer for a device.
-
-    Raises:
-        UsageError: there is no such device.
-    """
-    if device == "cpu":
-        return FakeTimer()
-    if not torch.cuda.is_available():
-        raise UsageError(
-            "retrograd bench measures a CUDA device and torch sees none here; "
-            "to show results from elsewhere, run: retrograd bench norm --load FILE [--plot FILE]"
-        )
-    return CudaTimer()
+    return harness.machine(timer, _PACKAGES)
 
 
 def _measured(row: Row, timer: Timer, host: bool) -> Row:
     """The row with its times, or with the reason why there are none."""
     op = OPS[row.op]
-    if row.provider == "compile":
-        torch.compiler.reset()
-    provider = make(row.provider, op)
-    try:
+    provider = make(PROVIDERS, row.provider, op)
+
+    def measure() -> Row:
         inputs, grads = next(_data(op, row, timer.device))
         bad = wrong_results(provider, op, inputs, grads)
         if bad:
@@ -143,55 +96,21 @@ def _measured(row: Row, timer: Timer, host: bool) -> Row:
         if host:
             return replace(row, host_us=host_us(_both(provider, op, inputs, grads)))
         inputs = grads = {}
-        return _timed(row, provider, op, timer)
-    except Exception as error:
-        return replace(row, skipped=first_line(error))
-    finally:
-        gc.collect()
-        if timer.device == "cuda":
-            torch.cuda.empty_cache()
+        sizes = [useful_bytes(op.name, way, row.m, row.n, row.dtype) for way in ("fwd", "bwd")]
+        return timed(row, Work(provider, op.inputs, lambda: _data(op, row, timer.device), *sizes), timer)
 
-
-def _timed(row: Row, provider: Provider, op: NormOp, timer: Timer) -> Row:
-    sets, calls = plan_calls(useful_bytes(op.name, "fwd", row.m, row.n, row.dtype))
-    data = _data(op, row, timer.device)
-    inputs = [next(data)[0] for _ in range(sets)]
-    fwd = timer.time(lambda i: provider.norm(inputs[i]), sets, calls)
-    row = replace(row, fwd_ms=fwd.ms, fwd_how=fwd.how, note=fwd.note)
-    if not provider.backward:
-        return replace(row, note=f"{row.note} no backward".strip())
-    try:
-        # Forward sets are at least as many as backward sets: a backward touches more.
-        bwd = _backward(row, provider, op, timer, inputs)
-    except Exception as error:
-        return replace(row, note=f"{row.note} backward: {first_line(error)}".strip())
-    return replace(row, bwd_ms=bwd.ms, bwd_how=bwd.how, note=f"{row.note} {bwd.note}".strip())
-
-
-def _backward(row: Row, provider: Provider, op: NormOp, timer: Timer, inputs: list[Tensors]) -> Timing:
-    """Time of torch.autograd.grad for all inputs; the forward has run before, on the same stream."""
-    sets, calls = plan_calls(useful_bytes(op.name, "bwd", row.m, row.n, row.dtype))
-    del inputs[sets:]
-    data = _data(op, row, timer.device)
-    graphs = [(provider.norm(t), [t[name] for name in op.inputs], list(next(data)[1].values())) for t in inputs]
-
-    def call(i: int) -> Sequence[torch.Tensor | None]:
-        results, leaves, grads = graphs[i]
-        # Replays read what the forward saved, so it must stay.
-        return torch.autograd.grad(results, leaves, grads, retain_graph=True)
-
-    return timer.time(call, sets, calls)
+    return guarded(row, timer.device, measure)
 
 
 def _both(provider: Provider, op: NormOp, inputs: Tensors, grads: Tensors) -> Callable[[], object]:
     """One forward, and backward if there is one, with nothing of the harness in between."""
     if not provider.backward:
-        return lambda: provider.norm(inputs)
+        return lambda: provider.call(inputs)
     leaves, grad_outs = [inputs[name] for name in op.inputs], [grads[name] for name in op.results]
-    return lambda: torch.autograd.grad(provider.norm(inputs), leaves, grad_outs)
+    return lambda: torch.autograd.grad(provider.call(inputs), leaves, grad_outs)
 
 
-def _data(op: NormOp, row: Row, device: str) -> Iterator[tuple[Tensors, Tensors]]:
+def _data(op: NormOp, row: Row, device: str) -> Data:
     """Sets of inputs and gradients of the results without end; weight and bias are the same in all."""
     dtype = getattr(torch, row.dtype)
     # Not torch's own generator: a capture that failed leaves that one unusable.

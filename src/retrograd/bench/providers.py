@@ -9,12 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-Tensors = dict[str, torch.Tensor]
-Norm = Callable[[Tensors], tuple[torch.Tensor, ...]]
-
-
-class UnavailableError(Exception):
-    """A provider has no such op, or is not installed."""
+from retrograd.bench.harness import Provider, Tensors, UnavailableError
 
 
 @dataclass(frozen=True)
@@ -61,26 +56,6 @@ OPS = {
         NormOp("add_layer_norm", True, True, 1e-5),
     )
 }
-
-
-@dataclass(frozen=True)
-class Provider:
-    """A norm and whether it has a backward."""
-
-    norm: Norm
-    backward: bool = True
-
-
-def make(name: str, op: NormOp) -> Provider:
-    """The op by a provider's name.
-
-    Raises:
-        UnavailableError: it is not installed or has no such op.
-    """
-    try:
-        return PROVIDERS[name](op)
-    except (ImportError, AttributeError, OSError) as error:
-        raise UnavailableError(f"{name} cannot be imported or lacks {op.name}: {error}") from None
 
 
 def _retrograd(op: NormOp, deterministic: bool = True) -> Provider:

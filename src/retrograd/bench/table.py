@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retrograd.bench.rows import OPS, OURS, OWN, Row
+from retrograd.bench.rows import OPS, OURS, OWN, Measured, Row
 
 _HEAD = "| {op} | provider | fwd GB/s | of copy | fwd ratio | bwd GB/s | of copy | bwd ratio |\n|" + "---|" * 8
 
@@ -15,7 +15,7 @@ def markdown(rows: Sequence[Row]) -> str:
     The ratio is this project's bandwidth over that of the row's provider; on the row of this project it is the one
     over its best peer, in bold, beside that peer's name.
     """
-    parts = [_machine(rows)]
+    parts = [machines(rows)]
     for op in OPS:
         own = [row for row in rows if row.op == op and row.host_us is None]
         if own:
@@ -49,7 +49,7 @@ def grouped(rows: Sequence[Row]) -> dict[tuple[int, int, str], list[Row]]:
     return groups
 
 
-def _machine(rows: Sequence[Row]) -> str:
+def machines(rows: Sequence[Measured]) -> str:
     """One line for each machine and set of versions."""
     lines = []
     for row in rows:
@@ -58,6 +58,11 @@ def _machine(rows: Sequence[Row]) -> str:
         if facts + copy and facts + copy not in lines:
             lines.append(facts + copy)
     return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    """`text` within a cell of a table."""
+    return text.replace("|", "/").replace("\n", " ")
 
 
 def _lines(rows: Sequence[Row]) -> list[str]:
@@ -71,7 +76,7 @@ def _lines(rows: Sequence[Row]) -> list[str]:
 
 def _cells(row: Row, group: Sequence[Row]) -> str:
     if row.skipped:
-        return f"{_plain(row.skipped)} | | | | | "
+        return f"{plain(row.skipped)} | | | | | "
     cells = []
     for direction, how in (("fwd", row.fwd_how), ("bwd", row.bwd_how)):
         speed = row.gb_per_s(direction)
@@ -89,7 +94,3 @@ def _ratio_cell(row: Row, group: Sequence[Row], direction: str) -> str:
         return f"**{value:.2f}** {peer.provider}" if value and peer else ""
     value = ratio([r for r in group if r is row or r.provider == OURS], direction)
     return f"{value:.2f}" if value else ""
-
-
-def _plain(text: str) -> str:
-    return text.replace("|", "/").replace("\n", " ")

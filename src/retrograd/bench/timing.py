@@ -1,4 +1,4 @@
-"""Device time of a call whose inputs are not in the L2 cache, and host time. Knows nothing of norms."""
+"""Device time of a call whose inputs are not in the L2 cache, its memory, and host time. Knows no op."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ class Timer(Protocol):
     def copy_gb_per_s(self) -> float:
         """Bandwidth of a large device copy, bytes read plus bytes written."""
 
+    def extra_bytes(self, call: Callable[[], Results]) -> int | None:
+        """The most memory that a call held beyond what was there before and beyond its results; None: unknown."""
+
 
 def plan_calls(touched_bytes: int) -> tuple[int, int]:
     """(input sets, calls) so that a call finds nothing of the one before in the cache, where memory allows it."""
@@ -58,7 +61,7 @@ def plan_calls(touched_bytes: int) -> tuple[int, int]:
 
 
 class CudaTimer:
-    """Replays of a CUDA graph on one side stream; CUDA events around each call where capture fails.
+    """Replays of a CUDA graph on one side stream; CUDA events around each call where capture fails or is not wanted.
 
     A graph holds `calls` calls on alternating input sets, so host time does not count and inputs are cold. Results
     of the last round stay allocated: each call writes to memory of its own, as cold as its inputs.
@@ -66,8 +69,9 @@ class CudaTimer:
 
     device = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, graphs: bool = True) -> None:
         self._stream = torch.cuda.Stream()
+        self._graphs = graphs
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -78,15 +82,17 @@ class CudaTimer:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def time(self, call: Call, sets: int, calls: int) -> Timing:
-        """Median over replays of the time of a graph, by call."""
+        """Median over replays of the time of a graph, by call; without graphs median over calls."""
         for i in range(_WARMUPS):
             call(i % sets)
         torch.cuda.synchronize()
-        try:
-            return Timing(self._replayed(call, sets, calls), "graph")
-        except Exception as error:
-            reason = f"not captured: {first_line(_root(error))}"
-        torch.cuda.synchronize()
+        reason = ""
+        if self._graphs:
+            try:
+                return Timing(self._replayed(call, sets, calls), "graph")
+            except Exception as error:
+                reason = f"not captured: {first_line(_root(error))}"
+            torch.cuda.synchronize()
         return Timing(self._evented(call, sets, max(calls, _REPLAYS)), "events", reason)
 
     def copy_gb_per_s(self) -> float:
@@ -97,6 +103,16 @@ class CudaTimer:
             target.copy_(source)
         ms = self._evented(lambda _: (target.copy_(source),), 1, _REPLAYS)
         return 2 * COPY_BYTES / ms / 1e6
+
+    def extra_bytes(self, call: Callable[[], Results]) -> int:
+        """As counted by torch's allocator; for a forward with a gradient, what it saves for its backward as well."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        results = call()
+        torch.cuda.synchronize()
+        stored = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in results if t is not None}
+        return max(torch.cuda.max_memory_allocated() - before - sum(stored.values()), 0)
 
     def _replayed(self, call: Call, sets: int, calls: int) -> float:
         graph = torch.cuda.CUDAGraph()
@@ -140,6 +156,10 @@ class FakeTimer:
     def copy_gb_per_s(self) -> float:
         """1000 GB/s."""
         return 1000.0
+
+    def extra_bytes(self, call: Callable[[], Results]) -> None:
+        """Runs the call; torch does not count memory of the host."""
+        call()
 
 
 def host_us(call: Callable[[], object], calls: int = 500, repeats: int = 5) -> float:

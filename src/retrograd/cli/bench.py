@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TextIO
 
 import click
 
 from retrograd.errors import MissingExtraError, UsageError
-
-if TYPE_CHECKING:
-    from retrograd.bench.rows import Row
 
 _RESULTS = Path("benchmarks/results")
 
@@ -59,35 +58,103 @@ def norm(out: Path | None, plot: Path | None, load: tuple[Path, ...], device: st
         plotting.check_path(plot)
     # An option that was not given keeps the default of the settings.
     given = {name: value for name, value in what.items() if value != ()}
-    found = results.load(load) if load else _measure(given, device, out)
+    if load:
+        found = results.load(load)
+    else:
+        _need_torch()
+        from retrograd.bench import norm as bench
+        from retrograd.bench.harness import make_timer
+
+        settings, timer = bench.Settings(**given), make_timer(device)
+        path = out or _default("norm-host" if settings.host else "norm", bench.machine(timer))
+        found = _measure(bench, settings, timer, path)
     click.echo(markdown(found), nl=False)
     if plot:
         plotting.write(found, plot)
 
 
-def _measure(given: dict[str, object], device: str, out: Path | None) -> list[Row]:
+@command.command()
+@click.option(
+    "--shapes",
+    callback=_split,
+    metavar="A,B",
+    help="enc800, enc800b1, bench10k, dec300, dec900b16 (the usual ones), rtdetr, rfdetr, mask2former, or sizes such "
+    "as B4-Q300-H8-C32-P4-64x64+32x32.",
+)
+@click.option("--providers", callback=_split, metavar="A,B", help="retrograd, retrograd-triton, grid_sample, ...")
+@click.option("--dtypes", callback=_split, metavar="A,B", help="float32, bfloat16 (both by default), float16.")
+@click.option(
+    "--locations",
+    type=click.Choice(["float32", "same"]),
+    default="float32",
+    show_default=True,
+    help="Dtype of locations and weights beside 16-bit values.",
+)
+@click.option(
+    "--timing",
+    type=click.Choice(["graph", "eager"]),
+    default="graph",
+    show_default=True,
+    help="Replay CUDA graphs, or put events around eager calls, which counts launches that the host is late with.",
+)
+@click.option("--max-seconds", type=float, default=float("inf"), help="Start no measurement after this long.")
+@click.option("--out", type=click.Path(path_type=Path), help="JSON lines  [default: msda-<gpu>.jsonl]; table as .md.")
+@click.option("--load", multiple=True, type=click.Path(path_type=Path), help="Show these results, measure nothing.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", hidden=True)
+def msda(out: Path | None, load: tuple[Path, ...], device: str, timing: str, **what: object) -> None:
+    """Time and memory of multi-scale deformable attention, forward and backward, beside other libraries.
+
+    Needs a CUDA device, except with --load.
+    """
+    from retrograd.bench.msda import rows as results
+    from retrograd.bench.msda.table import markdown
+
+    given = {name: value for name, value in what.items() if value != ()}
+    if load:
+        click.echo(markdown(results.load(load)), nl=False)
+        return
+    _need_torch()
+    from retrograd.bench.harness import make_timer
+    from retrograd.bench.msda import run as bench
+
+    settings, timer = bench.Settings(**given), make_timer(device, timing)
+    path = out or _default("msda" if timing == "graph" else "msda-eager", bench.machine(timer))
+    text = markdown(_measure(bench, settings, timer, path))
+    click.echo(text, nl=False)
+    with _writing(path.with_suffix(".md")) as table:
+        table.write(text)
+
+
+def _need_torch() -> None:
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise MissingExtraError("torch", "torch", "retrograd bench") from None
-    from retrograd.bench import norm as bench
-    from retrograd.bench.rows import to_line
 
-    settings, timer = bench.Settings(**given), bench.make_timer(device)
-    kind = "-host" if settings.host else ""
-    path = out or _folder() / f"norm{kind}-{bench.machine(timer)['gpu'].lower().replace(' ', '-')}.jsonl"
+
+def _measure(bench: Any, settings: object, timer: object, path: Path) -> list[Any]:
+    """Rows of a benchmark, each written to `path` as soon as it is there."""
+    from retrograd.bench.rows import Measured, to_line
+
+    with _writing(path) as lines:
+
+        def keep(row: Measured) -> None:
+            print(to_line(row), file=lines, flush=True)
+
+        return bench.run(settings, timer, lambda line: click.echo(line, err=True), keep)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[TextIO]:
     try:
-        with path.open("w", encoding="utf-8") as lines:
-
-            def keep(row: Row) -> None:
-                print(to_line(row), file=lines, flush=True)
-
-            return bench.run(settings, timer, lambda line: click.echo(line, err=True), keep)
+        with path.open("w", encoding="utf-8") as file:
+            yield file
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
 
 
-def _folder() -> Path:
-    return _RESULTS if _RESULTS.is_dir() else Path()
+def _default(kind: str, machine: dict[str, str]) -> Path:
+    folder = _RESULTS if _RESULTS.is_dir() else Path()
+    return folder / f"{kind}-{machine['gpu'].lower().replace(' ', '-')}.jsonl"

@@ -1,0 +1,1 @@
+"""The benchmark of multi-scale deformable attention: `shapes`, `rows`, `earlier` and `table` need no torch."""
