@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,26 @@ torch.set_num_threads(1)  # two cores: small tests lose more to threads than the
 def device() -> str:
     """Where kernels run: "cuda", or "cpu" with Triton's interpreter."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16, torch.device("meta")], ids=["double", "half", "meta"])
+def other_defaults(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which a tensor that is made without naming its dtype or device is not what it usually is."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        if isinstance(request.param, torch.device):
+            with request.param:
+                yield
+            return
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(request.param)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+    return context
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,9 @@ _SERIAL_ELEMENTS = 32768
 # s, grad_out, grad_s and grad_x of a group of 4 rows in float32.
 _BACKWARD_SCRATCH_ROWS = 16
 
+# Always named: torch's defaults may be another dtype and another device.
+_FLOAT32 = {"dtype": torch.float32, "device": "cpu"}
+
 _Tensor = torch.Tensor | None
 
 
@@ -118,7 +121,7 @@ def norm_fwd(
     vectors = {
         "weight": _vector(weight, heads, n, spec.weight_offset),  # [H, N]
         "bias": None if bias is None else _vector(bias, heads, n),  # [H, N]
-        "scratch": torch.empty((threads, n)) if staged else None,
+        "scratch": torch.empty((threads, n), **_FLOAT32) if staged else None,
         **{"mean": mean, "rstd": rstd},
     }
     call = _Forward(
@@ -179,7 +182,7 @@ def norm_bwd(
     of adjacent rows, each added up row by row, then share by share: the number of threads does not matter.
     """
     m, n = s.shape
-    outs = {dtype: torch.empty((m, n), dtype=dtype) for dtype in (x_dtype, residual_dtype) if dtype is not None}
+    outs = {dtype: s.new_empty((m, n), dtype=dtype) for dtype in (x_dtype, residual_dtype) if dtype is not None}
     grad_x, grad_residual = outs.get(x_dtype), outs.get(residual_dtype)  # [M, N]
     grad_weight = _vector_out(weight_dtype, heads, n, into_weight)  # [N] or [H, N]
     grad_bias = _vector_out(bias_dtype, heads, n, into_bias)
@@ -205,15 +208,16 @@ def _run_backward(
     in_double = len({t.dtype for t in (*rows.values(), inputs["weight"], *results.values()) if t is not None}) > 1
     in_double = in_double or rows["s"].dtype == torch.float32
     parts = spec.parts or min(_PARTS, -(-m // heads // _ROWS_PER_PART))
+    sums_dtype = torch.float64 if in_double else torch.float32
     sums = {
-        f"{name}_sums": torch.empty((parts, heads, n), dtype=torch.float64 if in_double else torch.float32)
+        f"{name}_sums": torch.empty((parts, heads, n), dtype=sums_dtype, device="cpu")
         for name in ("weight", "bias")
         if results[f"grad_{name}"] is not None
     }
     threads = _threads(m * n)
     big = [t for t in (*rows.values(), results["grad_x"], results["grad_residual"]) if t is not None]
     if len({t.dtype for t in big}) > 1:
-        sums["scratch"] = torch.empty((threads, _BACKWARD_SCRATCH_ROWS, n))
+        sums["scratch"] = torch.empty((threads, _BACKWARD_SCRATCH_ROWS, n), **_FLOAT32)
     call = _Backward(
         **{name: _view(tensor) for name, tensor in (rows | results).items()},
         **{name: _address(t) for name, t in (vectors | sums).items()},
@@ -259,7 +263,7 @@ def _address(tensor: _Tensor) -> int | None:
 def _vector(vector: _Tensor, heads: int, n: int, offset: float = 0.0) -> torch.Tensor:
     """[heads, N] float32, contiguous; None is ones, without the offset."""
     if vector is None:
-        return torch.ones((heads, n))
+        return torch.ones((heads, n), **_FLOAT32)
     _number(vector.dtype)
     vector = vector.float() + offset if offset else vector.float()
     return vector.expand(heads, n).contiguous()
@@ -269,8 +273,8 @@ def _vector_out(dtype: torch.dtype | None, heads: int, n: int, into: _Tensor) ->
     if dtype is None:
         return None
     if into is None:
-        return torch.zeros((heads, n) if heads > 1 else (n,), dtype=dtype)
-    return into if into.is_contiguous() else torch.zeros((heads, n))
+        return torch.zeros((heads, n) if heads > 1 else (n,), dtype=dtype, device="cpu")
+    return into if into.is_contiguous() else torch.zeros((heads, n), **_FLOAT32)
 
 
 def _deliver(gradient: _Tensor, into: _Tensor) -> _Tensor:
