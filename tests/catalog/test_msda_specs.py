@@ -14,6 +14,8 @@ from retrograd.check.workbench import BUDGETS, Workbench
 def test_spec_runs_and_agrees_with_its_reference(name: str, device: str) -> None:
     spec = resolve(name)
     assert spec.name == name
+    if name.endswith(("_cpu", "_torch")):
+        device = "cpu"
     for dtype in spec.dtypes:
         bench = Workbench(spec, dtype, 0, device, BUDGETS["quick"], "quick")
         outcome = judged(bench, bench.base, "oracle")
@@ -22,9 +24,9 @@ def test_spec_runs_and_agrees_with_its_reference(name: str, device: str) -> None
         assert outcome.power < 4 * torch.finfo(getattr(torch, dtype)).eps * 4
 
 
-@pytest.mark.parametrize("name", list(msda_names()))
+@pytest.mark.parametrize("name", [name for name, (_, impl) in msda_names().items() if not impl])
 def test_no_point_lies_near_a_border(name: str) -> None:
-    variant = msda._VARIANTS[msda_names()[name]]
+    variant = msda._VARIANTS[msda_names()[name][0]]
     sizes = dict(B=2, Q=20, H=2, C=4, P=3, W=23)
     for dtype in variant.dtypes:
         made = msda._made(variant, 3, getattr(torch, dtype), sizes)
@@ -40,4 +42,4 @@ def test_no_point_lies_near_a_border(name: str) -> None:
 
 def test_names_and_specs_agree() -> None:
     assert list(msda.SPECS) == list(msda_names())
-    assert set(msda_names().values()) == set(msda._VARIANTS)
+    assert {parts[0] for parts in msda_names().values()} == set(msda._VARIANTS)

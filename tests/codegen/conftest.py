@@ -39,6 +39,16 @@ def gate(tmp_path_factory) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.fixture(scope="session")
+def msda_gate(tmp_path_factory) -> dict:
+    """Facts and faults of the kernels of deformable attention, the covering set for every target."""
+    pytest.importorskip("triton")
+    out = tmp_path_factory.mktemp("gate") / "msda.json"
+    text = run("benchmarks/codegen_msda.py", "--json", str(out), codes=(0, 1))
+    SUMMARY.append("msda, " + next(line for line in text.splitlines() if " kernels for " in line))
+    return json.loads(out.read_text())
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     """Say how much the gate covered."""
     for line in SUMMARY:

@@ -133,8 +133,8 @@ def test_options_are_used_and_shown():
     assert repr(make()).startswith("MSDeformAttn(\n  d_model=32, n_levels=2, n_heads=4, n_points=3\n")
     args = inputs()
     assert not torch.equal(module(*args, LEVELS), make()(*args, LEVELS))
-    with pytest.raises(RuntimeError, match="impl='triton' cannot run here"):
-        make(impl="triton")(*args, LEVELS)
+    with pytest.raises(ValueError, match="`impl` is 'fast'"):
+        make(impl="fast")(*args, LEVELS)
 
 
 def test_wrong_arguments():

@@ -49,9 +49,13 @@ def norm_names() -> dict[str, tuple[str, str, str]]:
 _MSDA_VARIANTS = ("", "border", "aligned", "border_aligned", "points", "mixed", "deterministic", "fused", "fused_boxes")
 
 
-def msda_names() -> dict[str, str]:
-    """Variant by shipped name: ms_deform_attn_border is "border"."""
-    return {"_".join(filter(None, ("ms_deform_attn", variant))): variant for variant in _MSDA_VARIANTS}
+def msda_names() -> dict[str, tuple[str, str]]:
+    """(variant, implementation) by shipped name: ms_deform_attn_border_cpu is ("border", "cpu")."""
+    return {
+        "_".join(filter(None, ("ms_deform_attn", *parts))): parts
+        for parts in itertools.product(_MSDA_VARIANTS, ("", "cpu", "torch"))
+        if not (parts[0] == "deterministic" and parts[1])
+    }
 
 
 SHIPPED = {name: f"retrograd.catalog.norm:{name}" for name in norm_names()} | {

@@ -1,5 +1,8 @@
 """Specs of deformable attention: what `retrograd verify ms_deform_attn` proves. One name an option.
 
+`ms_deform_attn_border` runs what is chosen for the device, `ms_deform_attn_border_cpu` the native code,
+`ms_deform_attn_border_torch` the torch operations.
+
 Points keep a tenth of a pixel away from integer positions, where the derivative jumps and float64 may find itself in
 another cell than float32; what holds exactly there is for tests, since a spec cannot say it.
 """
@@ -162,7 +165,10 @@ def _uneven(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
     return called
 
 
-def _spec(name: str, variant: str) -> OpSpec:
+_IMPLS = {"": None, "cpu": "native", "torch": "torch"}
+
+
+def _spec(name: str, variant: str, impl: str) -> OpSpec:
     v = _VARIANTS[variant]
     function, reference = ms_deform_attn, ms_deform_attn_reference
     if v.boxes is not None:
@@ -170,16 +176,16 @@ def _spec(name: str, variant: str) -> OpSpec:
     if v.uneven:
         function, reference = _uneven(function), _uneven(reference)
     return op(
-        partial(function, **v.options, **v.kernel),
+        partial(function, impl=_IMPLS[impl], **v.options, **v.kernel),
         partial(reference, **v.options),
         partial(_made, v),
         sizes=_SIZES,
         dtypes=v.dtypes,
         compute="float32",
-        deterministic=v.kernel.get("deterministic"),
+        deterministic=v.kernel.get("deterministic", True if impl == "cpu" else None),
         name=name,
     )
 
 
-SPECS = {name: _spec(name, variant) for name, variant in msda_names().items()}
+SPECS = {name: _spec(name, *parts) for name, parts in msda_names().items()}
 globals().update(SPECS)

@@ -14,17 +14,29 @@ class Impl(Enum):
     """An implementation of an op."""
 
     TRITON = "triton"
+    CUDA = "cuda"
     NATIVE = "native"
     TORCH = "torch"
 
 
-def resolve_impl(impl: str | Impl | None, device: torch.device, *, native: Callable[[], bool] = lambda: False) -> Impl:
+# Every op has these; CUDA C++ of its own has only who says so.
+_COMMON = (Impl.TRITON, Impl.NATIVE, Impl.TORCH)
+
+
+def resolve_impl(
+    impl: str | Impl | None,
+    device: torch.device,
+    *,
+    native: Callable[[], bool] = lambda: False,
+    among: tuple[Impl, ...] = _COMMON,
+) -> Impl:
     """The implementation to run on `device`; None picks triton on CUDA, native on CPU where it applies, else torch.
 
     Args:
         impl: None, an `Impl` or the value of one. An explicit choice is returned as it is.
         device: where the tensors are.
         native: whether native code applies to this call; asked only where it would be picked.
+        among: implementations that the op has.
 
     Raises:
         ValueError: `impl` is something else.
@@ -33,8 +45,9 @@ def resolve_impl(impl: str | Impl | None, device: torch.device, *, native: Calla
         if device.type == "cuda":
             return Impl.TRITON
         return Impl.NATIVE if device.type == "cpu" and native() else Impl.TORCH
-    try:
-        return Impl(impl)
-    except ValueError:
-        names = ", ".join(repr(member.value) for member in Impl)
-        raise ValueError(f"`impl` is {impl!r}, expected one of {names}, or None to choose by device") from None
+    for member in among:
+        if impl in (member, member.value):
+            return member
+    names = ", ".join(repr(member.value) for member in among)
+    given = impl.value if isinstance(impl, Impl) else impl
+    raise ValueError(f"`impl` is {given!r}, expected one of {names}, or None to choose by device")

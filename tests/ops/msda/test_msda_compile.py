@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from msda_cases import INPUTS, LEVELS, arguments, make_inputs, run
+from msda_cases import DEVICE, INPUTS, LEVELS, SAME_BITS, arguments, make_inputs, run
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from retrograd.nn import MSDeformAttn
@@ -32,9 +32,11 @@ def shapes_as(form: str) -> Any:
 @pytest.mark.parametrize("form", ["list", "tensor"])
 def test_same_bits_as_eager(form: str, mode: dict[str, Any], impl: str) -> None:
     case = make_inputs() | {"spatial_shapes": shapes_as(form)}
-    want = run(case, **mode, impl=impl)
+    want = run(case, **mode, impl=impl, **SAME_BITS)
     leaves = case | {name: case[name].requires_grad_() for name in INPUTS}
-    compiled = torch.compile(lambda *a: ms_deform_attn(*a, **mode, impl=impl), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda *a: ms_deform_attn(*a, **mode, impl=impl, **SAME_BITS), backend="aot_eager", fullgraph=True
+    )
     out = compiled(*arguments(leaves))
     grads = torch.autograd.grad(out, [leaves[name] for name in INPUTS], case["grad_out"])
     assert torch.equal(out, want["out"])
@@ -44,9 +46,9 @@ def test_same_bits_as_eager(form: str, mode: dict[str, Any], impl: str) -> None:
 @pytest.mark.parametrize("frozen", INPUTS)
 def test_subsets(frozen: str, impl: str) -> None:
     case = make_inputs()
-    want = run(case, frozen=(frozen,), impl=impl)
+    want = run(case, frozen=(frozen,), impl=impl, **SAME_BITS)
     leaves = case | {name: case[name].requires_grad_(name != frozen) for name in INPUTS}
-    compiled = torch.compile(lambda *a: ms_deform_attn(*a, impl=impl), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(lambda *a: ms_deform_attn(*a, impl=impl, **SAME_BITS), backend="aot_eager", fullgraph=True)
     names = [name for name in INPUTS if name != frozen]
     grads = torch.autograd.grad(compiled(*arguments(leaves)), [leaves[n] for n in names], case["grad_out"])
     assert all(torch.equal(g, want[name]) for g, name in zip(grads, names, strict=True))
@@ -84,13 +86,13 @@ def test_image_sizes_do_not_recompile(impl: str) -> None:
 
 def test_inductor(impl: str) -> None:
     torch.manual_seed(0)
-    module = MSDeformAttn(32, len(LEVELS), 4, 3, impl=impl)
+    module = MSDeformAttn(32, len(LEVELS), 4, 3, impl=impl).to(DEVICE)
     torch.nn.init.normal_(module.sampling_offsets.weight, std=0.1)
     query, reference = torch.randn(2, 5, 32), torch.rand(2, 5, len(LEVELS), 2)
     value = torch.randn(2, sum(h * w for h, w in LEVELS), 32)
     found = []
     for call in (module, torch.compile(module, fullgraph=True)):
-        inputs = [t.clone().requires_grad_() for t in (query, reference, value)]
+        inputs = [t.to(DEVICE, copy=True).requires_grad_() for t in (query, reference, value)]
         out = call(*inputs, LEVELS)
         found.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, *module.parameters()])])
     for got, want in zip(*found, strict=True):

@@ -1,4 +1,4 @@
-"""The fused form and its interface for kernels: conventions of the reference points, dtypes, gradients, errors."""
+"""The fused form: conventions of the reference points, dtypes, gradients, errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from msda_cases import LEVELS, make_inputs
 from torch.testing import assert_close
 
 from retrograd.ops import ms_deform_attn, ms_deform_attn_fused
+from retrograd.ops.msda.fused import locations_of
+from retrograd.ops.msda.shapes import Levels
 
 NAMES = ("value", "reference_points", "sampling_offsets", "attention_logits")
 
@@ -127,10 +129,19 @@ GOOD = dict(
         (dict(attention_logits=torch.zeros(2, 5, 3, 8).double()), TypeError, r"`attention_logits` has dtype torch\.float64"),
         (dict(points_per_level=[4, 4]), ValueError, r"`sampling_offsets` has shape"),
         (dict(padding_mode="reflect"), ValueError, r"`padding_mode` is 'reflect'"),
-        (dict(impl="triton"), RuntimeError, r"impl='triton' cannot run here"),
+        (dict(impl="fast"), ValueError, r"`impl` is 'fast'"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(change: dict[str, Any], error: type[Exception], message: str) -> None:
     ms_deform_attn_fused(**GOOD)
     with pytest.raises(error, match=message):
         ms_deform_attn_fused(**(GOOD | change))
+
+
+@pytest.mark.parametrize("last", [2, 4], ids=["points", "boxes"])
+def test_sizes_nobody_has_read_follow_the_offsets(last: int) -> None:
+    """While a graph is traced the sizes may be a tensor on the host, with everything else on a GPU (here: meta)."""
+    reference, offsets = torch.empty(2, 5, 2, last, device="meta"), torch.empty(2, 5, 3, 4, 2, device="meta")
+    locations = locations_of(reference, offsets, Levels(None, torch.tensor([[3, 4], [1, 2]])), (2, 2))
+    assert locations.device.type == "meta"
+    assert locations.shape == offsets.shape

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from msda_cases import DEVICE, make_inputs, run
+from msda_cases import DEVICE, SAME_BITS, make_inputs, run
 
 from retrograd.ops import ms_deform_attn
 from retrograd.ops.msda import ms_deform_attn_reference
@@ -51,12 +51,17 @@ def expected(image: np.ndarray, p: np.ndarray, padding: str, aligned: bool) -> t
     return left + (x - cell) * (right - left), np.where(outside, 0, slope) if padding == "border" else slope
 
 
+def _in_first_channel(image: torch.Tensor) -> torch.Tensor:
+    """[1, S, 1, 4] with zeros beside the image: CUDA C++ takes four channels or more."""
+    return torch.nn.functional.pad(image.reshape(1, -1, 1, 1), (0, 3)).to(DEVICE)
+
+
 def sampled(
     function: Any, image: np.ndarray, p: np.ndarray, axis: str, dtype: torch.dtype, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """(sample, derivative) of a row or a column of pixels, at the middle of the other axis."""
     width = len(image)
-    value = torch.from_numpy(image).to(DEVICE, dtype).view(1, width, 1, 1)
+    value = _in_first_channel(torch.from_numpy(image).to(dtype))
     middle = torch.full((len(p),), 0.5)
     along = torch.from_numpy(p).to(dtype)
     pair = (along, middle.to(dtype)) if axis == "x" else (middle.to(dtype), along)
@@ -65,7 +70,9 @@ def sampled(
     ones = torch.ones(1, len(p), 1, 1, 1, dtype=dtype, device=DEVICE)
     out = function(value, shapes, locations, ones, **options)
     (grad,) = torch.autograd.grad(out.sum(), locations)
-    return out.detach().double().flatten().cpu().numpy(), grad[..., "xy".index(axis)].double().flatten().cpu().numpy()
+    return out.detach()[..., 0].double().flatten().cpu().numpy(), grad[
+        ..., "xy".index(axis)
+    ].double().flatten().cpu().numpy()
 
 
 @pytest.mark.parametrize("axis", ["x", "y"])
@@ -81,10 +88,11 @@ def test_side_at_borders(dtype: type, width: int, axis: str, mode: dict[str, Any
     np.testing.assert_array_equal(got[1], want[1])
     slack = 4 * torch.finfo(kind).eps * 20  # two products and a sum of numbers below 10
     assert (np.abs(got[0] - want[0]) <= slack).all()
-    # Values in float64, cells as float32 finds them.
+    # Values in float64, cells as float32 finds them, and the places in them: half an ulp off left of a level.
     exact = sampled(ms_deform_attn_reference, image, p, axis, torch.float64, **mode, coordinates_in=kind)
     np.testing.assert_array_equal(exact[1], want[1])
-    assert (np.abs(exact[0] - want[0]) <= 4 * np.finfo(np.float64).eps * 20).all()
+    place = torch.finfo(kind).eps / 4 * 18  # times the most that two pixels differ
+    assert (np.abs(exact[0] - want[0]) <= 4 * np.finfo(np.float64).eps * 20 + place).all()
 
 
 def test_borders_are_met() -> None:
@@ -103,9 +111,9 @@ def test_points_that_do_not_exist(axis: int, bad: float, mode: dict[str, Any], i
     case = make_inputs(device=device, align_corners=mode["align_corners"])
     weights = case["attention_weights"].clone()
     weights[:, 2, :, 1, 1] = 0
-    want = run(case | {"attention_weights": weights}, **mode, impl=impl)
+    want = run(case | {"attention_weights": weights}, **mode, impl=impl, **SAME_BITS)
     case["sampling_locations"][:, 2, :, 1, 1, axis] = bad
-    got = run(case, **mode, impl=impl)
+    got = run(case, **mode, impl=impl, **SAME_BITS)
     assert torch.equal(got["out"], want["out"])
     assert torch.equal(got["value"], want["value"])
     assert not got["sampling_locations"][:, 2, :, 1, 1].any()
@@ -168,7 +176,7 @@ def slope(function: Any, image: torch.Tensor, p: float, **options: Any) -> float
     """d/dx of the op or its reference in the dtype of `image`."""
     location = torch.tensor([p, 0.3]).to(DEVICE, image.dtype).requires_grad_()
     ones = torch.ones(1, 1, 1, 1, 1, dtype=image.dtype, device=DEVICE)
-    value = image.reshape(1, -1, 1, 1).to(DEVICE)
+    value = _in_first_channel(image)
     out = function(value, [image.shape], location.view(1, 1, 1, 1, 1, 2), ones, **options)
     (grad,) = torch.autograd.grad(out.sum(), location)
     return float(grad[0])

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from msda_cases import INPUTS, LEVELS, Case, arguments, assert_within_budget, defined, make_inputs, run, truth
+from msda_cases import (
+    INPUTS,
+    LEVELS,
+    SAME_BITS,
+    Case,
+    arguments,
+    assert_within_budget,
+    defined,
+    make_inputs,
+    run,
+    truth,
+)
 from torch.testing import assert_close
 
 from retrograd.ops import ms_deform_attn
@@ -123,7 +134,7 @@ def test_strides(layout: str, name: str, impl: str, device: str) -> None:
         case[name] = tensor[:1].expand_as(tensor).contiguous()
         laid = tensor[:1].expand_as(tensor)
     assert not laid.is_contiguous()
-    want, got = run(case, impl=impl), run(case | {name: laid}, impl=impl)
+    want, got = run(case, impl=impl, **SAME_BITS), run(case | {name: laid}, impl=impl, **SAME_BITS)
     for result, expected in want.items():
         assert torch.equal(got[result], expected), result
         assert expected.any(), result
@@ -132,12 +143,15 @@ def test_strides(layout: str, name: str, impl: str, device: str) -> None:
 def test_strides_of_the_gradient(impl: str, device: str) -> None:
     case = make_inputs(device=device)
     g = case["grad_out"]
-    want = run(case, impl=impl)
+    want = run(case, impl=impl, **SAME_BITS)
     for laid in (g.transpose(1, 3).contiguous().transpose(1, 3), g.repeat_interleave(2, -1)[..., ::2]):
-        got = run(case | {"grad_out": laid}, impl=impl)
+        got = run(case | {"grad_out": laid}, impl=impl, **SAME_BITS)
         assert all(torch.equal(got[name], want[name]) for name in want)
     ones = torch.ones((), device=device).expand_as(g)
-    got, want = run(case | {"grad_out": ones}, impl=impl), run(case | {"grad_out": ones.contiguous()}, impl=impl)
+    got, want = (
+        run(case | {"grad_out": ones}, impl=impl, **SAME_BITS),
+        run(case | {"grad_out": ones.contiguous()}, impl=impl, **SAME_BITS),
+    )
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
@@ -164,7 +178,7 @@ def test_empty_levels(levels: list[tuple[int, int]], mode: dict[str, Any], impl:
 
 def test_shapes_in_every_form(impl: str, device: str) -> None:
     case = make_inputs(device=device)
-    want = run(case, impl=impl)
+    want = run(case, impl=impl, **SAME_BITS)
     tensors = [torch.tensor(LEVELS, dtype=dtype, device=device) for dtype in (torch.int64, torch.int32)]
     host = torch.tensor(LEVELS)
     strided = torch.tensor(LEVELS, device=device).t().contiguous().t()
@@ -176,7 +190,7 @@ def test_shapes_in_every_form(impl: str, device: str) -> None:
         [list(pair) for pair in LEVELS],
         [torch.Size(p) for p in LEVELS],
     ):
-        got = run(case | {"spatial_shapes": form}, impl=impl)
+        got = run(case | {"spatial_shapes": form}, impl=impl, **SAME_BITS)
         assert all(torch.equal(got[name], want[name]) for name in want)
 
 
@@ -190,9 +204,9 @@ def test_the_same_bits_every_time(impl: str, device: str) -> None:
 
 def test_autocast_changes_nothing(impl: str, device: str) -> None:
     case = make_inputs(dtype=torch.bfloat16, beside=torch.float32, device=device)
-    want = run(case, impl=impl)
+    want = run(case, impl=impl, **SAME_BITS)
     with torch.autocast(device, dtype=torch.float16):
-        got = run(case, impl=impl)
+        got = run(case, impl=impl, **SAME_BITS)
     for name, tensor in want.items():
         assert got[name].dtype == tensor.dtype
         assert torch.equal(got[name], tensor), name

@@ -1,4 +1,4 @@
-"""Load machine code and launch it with clusters, through the CUDA driver's C interface.
+"""Load machine code and launch it, with clusters or without, through the CUDA driver's C interface.
 
 Structs and numbers follow cuda.h of CUDA 12.0, which later versions only add to.
 """
@@ -38,7 +38,7 @@ class _Config(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function loaded on one device, to be launched as one-dimensional clusters."""
+    """A function loaded on one device, to be launched as clusters along the grid's first dimension."""
 
     function: int
     device_index: int
@@ -47,15 +47,16 @@ class Kernel:
     shared_bytes: int
     max_clusters: int  # resident at a time
 
-    def launch(self, clusters: int, args: tuple[Any, ...]) -> None:
-        """Run `clusters` clusters on the current stream; the device has to be the current one.
+    def launch(self, clusters: int, args: tuple[Any, ...], *, rows: int = 1) -> None:
+        """Run `rows` times `clusters` clusters on the current stream; the device has to be the current one.
 
         Args:
             clusters: 1 or more.
             args: ctypes values in the order of the kernel's parameters.
+            rows: the grid's second dimension, up to 65535.
         """
         stream = torch.cuda.current_stream(self.device_index).cuda_stream
-        config = _config(clusters * self.cluster, self.threads, self.shared_bytes, self.cluster, stream)
+        config = _config(clusters * self.cluster, rows, self.threads, self.shared_bytes, self.cluster, stream)
         given = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
         _check(_library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), given, None))
 
@@ -82,9 +83,14 @@ def load(cubin: bytes, name: str, device_index: int, *, cluster: int, threads: i
     _check(driver.cuFuncSetAttribute(function, _DYNAMIC_SHARED_BYTES, shared_bytes))
     if cluster > _PORTABLE_CLUSTER:
         _check(driver.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER, 1))
-    config = _config(cluster, threads, shared_bytes, cluster, 0)
     clusters = ctypes.c_int()
-    _check(driver.cuOccupancyMaxActiveClusters(ctypes.byref(clusters), function, ctypes.byref(config)))
+    if cluster == 1:
+        bound = ctypes.byref(clusters), function, ctypes.c_int(threads), ctypes.c_size_t(shared_bytes)
+        _check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(*bound))
+        clusters.value *= torch.cuda.get_device_properties(device_index).multi_processor_count
+    else:
+        config = _config(cluster, 1, threads, shared_bytes, cluster, 0)
+        _check(driver.cuOccupancyMaxActiveClusters(ctypes.byref(clusters), function, ctypes.byref(config)))
     if clusters.value < 1:
         raise RuntimeError(
             f"no cluster of {cluster} CTAs with {threads} threads and {shared_bytes} bytes of shared memory fits on "
@@ -93,11 +99,11 @@ def load(cubin: bytes, name: str, device_index: int, *, cluster: int, threads: i
     return Kernel(function.value or 0, device_index, cluster, threads, shared_bytes, clusters.value)
 
 
-def _config(ctas: int, threads: int, shared_bytes: int, cluster: int, stream: int) -> _Config:
+def _config(ctas: int, rows: int, threads: int, shared_bytes: int, cluster: int, stream: int) -> _Config:
     attribute = _ClusterAttribute(id=_CLUSTER_DIMENSION)
     attribute.value[0], attribute.value[1], attribute.value[2] = cluster, 1, 1
-    # The struct keeps the attribute alive.
-    return _Config(ctas, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.pointer(attribute), 1)
+    # The struct keeps the attribute alive. GPUs before sm_90 know no clusters and refuse the attribute.
+    return _Config(ctas, rows, 1, threads, 1, 1, shared_bytes, stream, ctypes.pointer(attribute), int(cluster > 1))
 
 
 def _enter_context(device_index: int) -> None:

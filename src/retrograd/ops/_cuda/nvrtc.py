@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -21,24 +21,25 @@ _ERROR_LINES = 12
 
 
 @cache
-def compile_cubin(source: Path, options: tuple[str, ...]) -> bytes:
+def compile_cubin(source: Path, options: tuple[str, ...], headers: tuple[Path, ...] = ()) -> bytes:
     """The machine code of `source`, from the cache if it is there.
 
     Args:
-        source: a CUDA C++ file that includes nothing.
+        source: a CUDA C++ file.
         options: for NVRTC; `--gpu-architecture=sm_90` and the like among them.
+        headers: files that it may include, by their names without a folder.
 
     Raises:
         NativeBuildError: there is no NVRTC, or it refuses the source.
     """
     library = _library()
-    text = source.read_text()
-    facts = [text, *options, ".".join(map(str, version()))]
+    text, included = source.read_text(), {path.name: path.read_text() for path in headers}
+    facts = [text, *included.values(), *options, ".".join(map(str, version()))]
     key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
     kept = _cache.folder("cuda") / f"{source.stem}-{key}.cubin"
     if kept.exists():
         return kept.read_bytes()
-    cubin = _compile(library, text, source.name, options)
+    cubin = _compile(library, text, source.name, options, included)
     with _cache.replacing(kept) as made:
         made.write_bytes(cubin)
     return cubin
@@ -109,12 +110,15 @@ def _cuda_home() -> str | None:
     return CUDA_HOME
 
 
-def _compile(library: ctypes.CDLL, text: str, name: str, options: tuple[str, ...]) -> bytes:
-    program = ctypes.c_void_p()
-    _check(
-        library,
-        library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None),
-    )
+def _compile(
+    library: ctypes.CDLL, text: str, name: str, options: tuple[str, ...], headers: Mapping[str, str] | None = None
+) -> bytes:
+    """Headers are texts by the names that they are included by."""
+    program, headers = ctypes.c_void_p(), headers or {}
+    strings = ctypes.c_char_p * len(headers)
+    texts, names = (strings(*(each.encode() for each in some)) for some in (headers.values(), headers))
+    source = text.encode(), name.encode(), len(headers), texts, names
+    _check(library, library.nvrtcCreateProgram(ctypes.byref(program), *source))
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         status = library.nvrtcCompileProgram(program, len(options), given)

@@ -53,8 +53,10 @@ def ms_deform_attn(
         deterministic: Add the gradient of value in a fixed order: the same bits every time. False may add
             atomically on a GPU. None is what torch.are_deterministic_algorithms_enabled() says. On CPU the order
             is fixed anyway, and so are all other results everywhere.
-        impl: "torch", or None to choose: torch. "triton" and "native" do not exist yet. An explicit choice never
-            falls back.
+        impl: "triton", "cuda" (CUDA C++ for GPUs of compute capability 9 and 10, compiled by NVRTC when first used, C
+            a power of two up to 128), both without float64; "native" (C++ on CPU, compiled when first used); "torch".
+            None: on a GPU cuda or triton, whichever computes such sizes and is the faster one; native on CPU where a
+            compiler is found; else torch. An explicit choice never falls back.
 
     Returns:
         [B, Q, H, C], contiguous, in the dtype of value.

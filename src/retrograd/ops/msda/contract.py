@@ -11,7 +11,7 @@ import torch
 
 from retrograd.ops.msda import checks
 from retrograd.ops.msda.autograd import Gradients, differentiable_gradients
-from retrograd.ops.msda.implementations import Functions, choose, functions
+from retrograd.ops.msda.implementations import Functions, choose, functions_for
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.types import Impl
@@ -69,7 +69,7 @@ def _levels_at_run(value: torch.Tensor, shapes: torch.Tensor | None, sizes: list
 
 
 def _functions(impl: str, value: torch.Tensor) -> Functions:
-    return functions(choose(impl or None, value.dtype, value.device))
+    return functions_for(impl or None, value.dtype, value.device)
 
 
 def _run_fwd(
@@ -100,26 +100,15 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _differentiate(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
     value, shapes, locations, weights = ctx.saved_tensors
-    need_value, _, _, need_locations, need_weights = needed = ctx.needs_input_grad[:5]
+    needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))  # value, locations, weights
     if torch.is_grad_enabled():
-        wanted = (need_value, need_locations, need_weights)
         levels, spec = _levels_of(shapes, ctx.sizes), _spec_of(*ctx.spec)
-        grads: Gradients = differentiable_gradients(grad_out, (value, locations, weights), levels, spec, wanted)
+        grads: Gradients = differentiable_gradients(grad_out, (value, locations, weights), levels, spec, needed)
     else:
         results = torch.ops.retrograd.ms_deform_attn_bwd(
-            grad_out,
-            value,
-            shapes,
-            ctx.sizes,
-            locations,
-            weights,
-            *ctx.spec,
-            need_value,
-            need_locations,
-            need_weights,
-            ctx.impl,
+            grad_out, value, shapes, ctx.sizes, locations, weights, *ctx.spec, *needed, ctx.impl
         )
-        grads = tuple(t if need else None for t, need in zip(results, (needed[0], needed[3], needed[4]), strict=True))
+        grads = tuple(t if need else None for t, need in zip(results, needed, strict=True))
     return grads[0], None, None, grads[1], grads[2], *[None] * 5
 
 

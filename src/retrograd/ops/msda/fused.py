@@ -1,60 +1,21 @@
 """Deformable attention from what a network predicts: reference points, offsets in pixels or boxes, logits.
 
-An implementation may offer both halves as kernels (`Forward`, `Backward`, see `implementations.Functions`); without
-them torch operations make locations and weights.
+Torch operations make locations and weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from retrograd.ops import subclasses
 from retrograd.ops.msda import checks
 from retrograd.ops.msda.api import SpatialShapes, run
-from retrograd.ops.msda.shapes import Levels, inner_dtype, tensor_of
+from retrograd.ops.msda.shapes import Levels, inner_dtype, level_of, tensor_of
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.types import Impl
-
-
-class Forward(Protocol):
-    """A kernel for the forward: reference_points [B, Q, L, 2 or 4], offsets [B, Q, H, K, 2], logits [B, Q, H, K]."""
-
-    def __call__(
-        self,
-        value: torch.Tensor,
-        levels: Levels,
-        reference_points: torch.Tensor,
-        offsets: torch.Tensor,
-        logits: torch.Tensor,
-        spec: MsdaSpec,
-    ) -> torch.Tensor:
-        """[B, Q, H, C]."""
-        ...
-
-
-class Backward(Protocol):
-    """A kernel for the backward; gradients of value, reference_points, offsets and logits, None where not needed."""
-
-    def __call__(
-        self,
-        grad_out: torch.Tensor,
-        value: torch.Tensor,
-        levels: Levels,
-        reference_points: torch.Tensor,
-        offsets: torch.Tensor,
-        logits: torch.Tensor,
-        spec: MsdaSpec,
-        *,
-        need_value: bool,
-        need_reference_points: bool,
-        need_offsets: bool,
-        need_logits: bool,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """The gradients."""
-        ...
 
 
 def ms_deform_attn_fused(
@@ -119,13 +80,14 @@ def locations_of(
 ) -> torch.Tensor:
     """[B, Q, H, K, 2] from [B, Q, L, 2 or 4] and [B, Q, H, K, 2], both of the dtype to compute in."""
     device = offsets.device
-    level = torch.tensor([i for i, count in enumerate(points) for _ in range(count)], dtype=torch.int64)
-    reference = reference_points.index_select(2, level.to(device, non_blocking=True))[:, :, None]  # [B, Q, 1, K, ..]
+    level = level_of(points, device)
+    reference = reference_points.index_select(2, level)[:, :, None]  # [B, Q, 1, K, 2 or 4]
     if reference.shape[-1] == 2:
         # An empty level has no pixel to be away from; dividing by 0 would make a gradient NaN.
         size = tensor_of(levels, device).flip(1).clamp_min(1).to(offsets.dtype)  # [L, 2] (width, height)
-        return reference + offsets / size.index_select(0, level.to(device, non_blocking=True))
-    count = torch.tensor([[n] for n in points for _ in range(n)], dtype=offsets.dtype).view(-1, 1)  # [K, 1]
+        return reference + offsets / size.index_select(0, level)
+    counts = [[n] for n in points for _ in range(n)]
+    count = torch.tensor(counts, dtype=offsets.dtype, device="cpu").view(-1, 1)  # [K, 1]
     return reference[..., :2] + offsets / count.to(device, non_blocking=True) * reference[..., 2:] * 0.5
 
 

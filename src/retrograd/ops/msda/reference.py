@@ -26,10 +26,10 @@ def ms_deform_attn_reference(
     """The function that `ms_deform_attn` computes, whose docstring describes the arguments; differentiable twice.
 
     Args:
-        coordinates_in: dtype in which the position in pixels is computed. None is float32, float64 for float64
-            inputs. torch.float32 beside float64 inputs gives the float64 truth of a float32 computation: each point
-            lies where float32 puts it, in the same cell, and all that follows is float64. The derivative of the
-            position is that without rounding.
+        coordinates_in: dtype in which the position in pixels and the place in its cell are computed. None is
+            float32, float64 for float64 inputs. torch.float32 beside float64 inputs gives the float64 truth of a
+            float32 computation: each point lies where float32 puts it, in the same cell, and all that follows is
+            float64. The derivative of the position is that without rounding.
 
     Returns:
         [B, Q, H, C] in the dtype of value.
@@ -58,9 +58,13 @@ def attend(
     """`ms_deform_attn_reference` of checked arguments, locations [B, Q, H, K, 2] and weights [B, Q, H, K]."""
     inner = inner_dtype(value)
     where = table(levels, spec.points, value.shape[1], value.device)
-    position, reachable = _positions(locations.to(inner), where, spec, coordinates_in or inner)
+    low = coordinates_in or inner
+    position, reachable = _positions(locations.to(inner), where, spec, low)
     cell = position.detach().floor()  # the derivative at a border is that of the cell on its right
     fraction = position - cell  # [B, Q, H, K, 2]
+    if low != inner:
+        # Left of a level, where the cell is -1, the difference is rounded too: -2^-30 is at 1 in float32.
+        fraction = fraction + ((position.detach().to(low) - cell.to(low)).to(inner) - fraction.detach())
     column, row = cell.to(torch.int64).unbind(dim=-1)  # [B, Q, H, K]
     # A pixel of zeros in front stands for all that lies outside.
     padded = torch.nn.functional.pad(value.to(inner), (0, 0, 0, 0, 1, 0))  # [B, 1 + S, H, C]

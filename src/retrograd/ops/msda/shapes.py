@@ -38,9 +38,16 @@ class Table(NamedTuple):
 def tensor_of(levels: Levels, device: torch.device) -> torch.Tensor:
     """[L, 2] int64 (height, width) on `device`, without waiting for it."""
     if levels.shapes is not None:
-        return levels.shapes.to(torch.int64)
-    host = torch.tensor(levels.sizes, dtype=torch.int64).view(-1, 2)
+        # While a graph is traced they may be a tensor on the host, which nobody has read.
+        return levels.shapes.to(device, torch.int64, non_blocking=True)
+    host = torch.tensor(levels.sizes, dtype=torch.int64, device="cpu").view(-1, 2)
     return host.to(device, non_blocking=True)
+
+
+def level_of(points: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """[K] int64 on `device`, the level of each point, without waiting for it."""
+    host = [level for level, count in enumerate(points) for _ in range(count)]
+    return torch.tensor(host, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
 def table(levels: Levels, points: tuple[int, ...], pixels: int, device: torch.device) -> Table:
@@ -49,8 +56,7 @@ def table(levels: Levels, points: tuple[int, ...], pixels: int, device: torch.de
     area = sizes.prod(dim=1)
     end = area.cumsum(dim=0)
     fits = (sizes >= 0).all(dim=1) & (end >= area) & (end <= pixels)
-    level = torch.tensor([i for i, count in enumerate(points) for _ in range(count)], dtype=torch.int64)
-    level = level.to(device, non_blocking=True)
+    level = level_of(points, device)
     return Table((sizes.flip(1) * fits[:, None])[level], (end - area)[level])
 
 

@@ -1,0 +1,115 @@
+// The forward: out of value, locations and weights.
+
+#include "common.cuh"
+
+namespace {
+
+struct Shared {
+    Tables tables;
+    float4 shares[WARPS][32];  // of the corners, times the weight
+    uint2 places[WARPS][32];   // offset of the first corner | corners; offset to the row below
+    Unit units[WARPS];
+};
+
+// The rows of a group's query; SAFE reads only corners that are inside. Otherwise pixels nearby stand for those
+// outside, with a share of 0: four loads without a branch, right unless one of them is not finite.
+template <bool SAFE>
+__device__ __forceinline__ void attend(const Problem& p, Shared& shared, unsigned base, unsigned row, bool exists,
+                                       float (&total)[VEC]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / LANES, j = lane % LANES;
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) total[v] = 0.0f;
+    Point next = load_own(p, row, exists, j);
+#pragma unroll 1
+    for (int batch = 0; batch < K; batch += LANES) {
+        const int k = batch + j;
+        const Point point = next;
+        next = load_own(p, row, exists, k + LANES);
+        float4 share = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        uint2 place = make_uint2(0, 0);
+        if (exists && k < K) {
+            const float weight = point.weight;
+            const Level level = shared.tables.points[k];
+            const Sample s = locate(point.at, level);
+            float left = 1.0f - s.tx, right = s.tx, upper = 1.0f - s.ty, lower = s.ty;
+            int x = s.x0, y = s.y0;
+            if constexpr (!SAFE) {
+                x = nearest_pair(s.x0, level.width), y = nearest_pair(s.y0, level.height);
+                left = s.x0 == x ? left : s.x0 < x ? right : 0.0f;
+                right = s.x0 == x ? right : s.x0 > x ? 1.0f - s.tx : 0.0f;
+                upper = s.y0 == y ? upper : s.y0 < y ? lower : 0.0f;
+                lower = s.y0 == y ? lower : s.y0 > y ? 1.0f - s.ty : 0.0f;
+            }
+            upper *= weight, lower *= weight;
+            share = make_float4(upper * left, upper * right, lower * left, lower * right);
+            place.x = (unsigned)(level.start + y * level.width + x) * PIXEL_BYTES | (SAFE ? s.corners : 0u);
+            place.y = level.width * PIXEL_BYTES;
+        }
+        shared.shares[warp][j * GROUPS + group] = share;
+        shared.places[warp][j * GROUPS + group] = place;
+        __syncwarp();
+#pragma unroll(SAFE ? 1 : LANES)
+        for (int i = 0; i < LANES; ++i) {
+            if (batch + i >= K) break;
+            const float4 w = shared.shares[warp][i * GROUPS + group];
+            const uint2 where = shared.places[warp][i * GROUPS + group];
+            Raw raw[4] = {};
+            if constexpr (SAFE) {
+                // The first corner may be before the level: its offset wraps around, as the sums here do again.
+                const unsigned from = base + (where.x & ~15u);
+                if (where.x & 1) raw[0] = load_at(p.value, from);
+                if (where.x & 2) raw[1] = load_at(p.value, from + PIXEL_BYTES);
+                if (where.x & 4) raw[2] = load_at(p.value, from + where.y);
+                if (where.x & 8) raw[3] = load_at(p.value, from + where.y + PIXEL_BYTES);
+            } else {
+                const unsigned corner = base + where.x, below = corner + where.y;
+                raw[0] = load_at(p.value, corner), raw[1] = load_at(p.value + PIXEL_BYTES, corner);
+                raw[2] = load_at(p.value, below), raw[3] = load_at(p.value + PIXEL_BYTES, below);
+            }
+            const float shares[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                float values[VEC];
+                unpack(raw[c], values);
+#pragma unroll
+                for (int v = 0; v < VEC; ++v) total[v] = fmaf(shares[c], values[v], total[v]);
+            }
+        }
+        __syncwarp();
+    }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(const __grid_constant__ Problem p) {
+    __shared__ Shared shared;
+    fill_tables(p, shared.tables);
+    const Units units(p, shared.tables);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / LANES, j = lane % LANES;
+    const Share mine(p, units);
+    for (int number = mine.number; number < mine.end; number += mine.step) {
+        // Shared, since registers are short: every warp has its own copy and needs no barrier.
+        __syncwarp();
+        if (lane == 0) shared.units[warp] = units.unit(p, shared.tables, number);
+        __syncwarp();
+        const volatile Unit& unit = shared.units[warp];
+        const long long image = unit.image;
+        const unsigned head = unit.head, queries = (unsigned)p.queries;
+        const unsigned base = (unsigned)((image * p.pixels * HEADS + head) * ROW_BYTES + j * LANE_BYTES);
+        for (int first = warp * GROUPS; first < units.unit_queries; first += WARPS * GROUPS) {
+            const int q = Unit::query(unit, units.tiled, first + group);
+            if (__all_sync(ALL, q < 0)) continue;
+            const unsigned row = (unit.image * queries + q) * HEADS + head;
+            float total[VEC];
+            bool finite = false;
+            if (!shared.tables.thin) {
+                attend<false>(p, shared, base, row, q >= 0, total);
+                finite = true;
+#pragma unroll
+                for (int v = 0; v < VEC; ++v) finite = finite && fabsf(total[v]) < INFINITE;
+            }
+            if (!__all_sync(ALL, finite)) attend<true>(p, shared, base, row, q >= 0, total);
+            if (q >= 0) store_row(p.out + (row * ROW_BYTES + j * LANE_BYTES), total);
+        }
+    }
+}

@@ -1,0 +1,297 @@
+"""Launcher of the kernels beside this file: macros, workspace, arguments; knows no formula."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrograd.ops._cuda import driver, nvrtc
+from retrograd.ops.msda.cuda import plan
+from retrograd.ops.msda.shapes import Levels
+from retrograd.ops.msda.spec import MsdaSpec
+
+_FOLDER = Path(__file__).parent
+HEADERS = tuple(_FOLDER / name for name in ("common.cuh", "gradients.cuh", "bins.cuh"))
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type
+_ARCHITECTURES = range(90, 120)  # run on 9.0, compiled for 10.0 by the tests; 12.0 has less shared memory
+# Threads of a CTA, and CTAs on an SM that registers are kept for.
+_THREADS = {
+    "forward": (512, 2),
+    "backward": (512, 1),
+    "add": (384, 1),
+    "count": (512, 2),
+    "scan": (1024, 1),
+    "reduce": (256, 2),
+    "scatter": (512, 2),
+    "cells": (256, 2),
+}
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("value", "locations", "weights", "grad_out", "out", "grad_value")),
+        *((name, ctypes.c_void_p) for name in ("grad_locations", "grad_weights", "shapes", "records", "numbers")),
+        *((name, ctypes.c_void_p) for name in ("counts", "starts", "sums", "ticket")),
+        *((name, ctypes.c_longlong) for name in ("pixels", "queries")),
+    )
+
+
+@cache
+def _problem_type(levels: int) -> type[_Problem]:
+    names = ("shapes_bytes", "images", "chunks", "band", "unit_queries", "tiled", "in_turn")
+    fields = (("sizes", ctypes.c_int * (2 * levels)), *((name, ctypes.c_int) for name in names))
+    return type("Problem", (_Problem,), {"_fields_": fields})
+
+
+def why_not(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec) -> str | None:
+    """Why the kernels of this module do not compute such a call, or None if they do."""
+    if not value.is_cuda or (reason := _why_not_on(value.device.index)) is not None:
+        return f"value is on {value.device}" if not value.is_cuda else reason
+    if given := {value.dtype, locations.dtype, weights.dtype} - _TYPES.keys():
+        return f"a tensor is {given.pop()}, expected float32, float16 or bfloat16"
+    return plan.why_not(_sizes(value, locations, spec))
+
+
+@cache
+def _why_not_on(device_index: int) -> str | None:
+    if torch.version.hip is not None:
+        return "the GPU is AMD's"
+    major, minor = torch.cuda.get_device_capability(device_index)
+    if 10 * major + minor in _ARCHITECTURES:
+        return None
+    return f"the GPU has compute capability {major}.{minor}, expected 9.0 or more and less than 12.0"
+
+
+def _check(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec) -> None:
+    if (reason := why_not(value, locations, weights, spec)) is not None:
+        raise ValueError(f"impl='cuda' cannot compute this call: {reason}; use impl='triton'")
+
+
+def msda_fwd(
+    value: torch.Tensor, levels: Levels, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec
+) -> torch.Tensor:
+    """[B, Q, H, C] as `eager.msda_fwd`, on a GPU.
+
+    Raises:
+        NativeBuildError: there is no NVRTC.
+        ValueError: `why_not` names a reason.
+
+    Numerics: inside float32; shares of the corners are multiplied by the weight before the rows are added up, corner
+    after corner, point after point. Bitwise repeatable; the bits of a query do not depend on the other queries.
+    """
+    _check(value, locations, weights, spec)
+    sizes, device = _sizes(value, locations, spec), value.device
+    shape = (sizes.batch, sizes.queries, sizes.heads, sizes.channels)
+    if not value.numel() or not weights.numel():
+        return torch.zeros(shape, dtype=value.dtype, device=device)
+    value, locations, weights = map(_dense, (value, *_alike(locations, weights)))
+    out = torch.empty(shape, dtype=value.dtype, device=device)
+    with torch.cuda.device(device):
+        launch = plan.plan_queries(sizes, _processors(device.index), *_THREADS["forward"])
+        tensors: dict[str, Any] = dict(value=value, locations=locations, weights=weights, out=out)
+        _walk("forward", launch, tensors, levels, spec, sizes)
+    return out
+
+
+def msda_bwd(
+    grad_out: torch.Tensor,
+    value: torch.Tensor,
+    levels: Levels,
+    locations: torch.Tensor,
+    weights: torch.Tensor,
+    spec: MsdaSpec,
+    *,
+    need_value: bool,
+    need_locations: bool,
+    need_weights: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """(grad_value, grad_locations, grad_weights) as `eager.msda_bwd`, on a GPU.
+
+    Raises:
+        NativeBuildError: there is no NVRTC.
+        ValueError: `why_not` names a reason.
+
+    Numerics: inside float32; grad_value is rounded once. With spec.deterministic it is bitwise repeatable: the samples
+    are sorted by the cell they lie in, stably, and a warp adds up those of a pixel. Otherwise rows are added to it by
+    float32 atomic additions, which flush subnormal sums: all samples of a cell at once after a sort where many touch a
+    pixel, each on its own where few do. grad_locations and grad_weights are bitwise repeatable in each way, the last
+    bits of the ways differ.
+
+    Memory: with S * B * H pixels and Q * B * H * K samples, sorting takes 4 bytes a sample, or 16 if deterministic, and
+    4 bytes a pixel and part of the queries (about 8 parts on an H200 where B * H * L is 128); additions take grad_value
+    in float32 for 16-bit values.
+    """
+    _check(value, locations, weights, spec)
+    sizes, device = _sizes(value, locations, spec), value.device
+    if not value.numel() or not weights.numel():
+        needs = ((value, need_value), (locations, need_locations), (weights, need_weights))
+        grads = (torch.zeros(t.shape, dtype=t.dtype, device=device) if need else None for t, need in needs)
+        return next(grads), next(grads), next(grads)
+    dtypes = locations.dtype, weights.dtype
+    grad_out, value, locations, weights = map(_dense, (grad_out.to(value.dtype), value, *_alike(locations, weights)))
+    grad_locations = torch.empty_like(locations) if need_locations else None
+    grad_weights = torch.empty_like(weights) if need_weights else None
+    way = plan.way(sizes, spec.deterministic) if need_value else None
+    dots = need_locations or need_weights
+    grads = dict(grad_locations=grad_locations, grad_weights=grad_weights)
+    tensors: dict[str, Any] = dict(value=value, locations=locations, weights=weights, grad_out=grad_out) | grads
+    grad_value = None
+    with torch.cuda.device(device):
+        if way is plan.Way.ADD or way is plan.Way.CELLS:
+            grad_value = torch.zeros(value.shape, dtype=torch.float32, device=device)
+        elif way is plan.Way.REDUCE:
+            grad_value = torch.empty_like(value)
+        tensors["grad_value"] = grad_value
+        if way is plan.Way.CELLS:
+            _sort(tensors, levels, spec, sizes, way, dots=dots)
+        elif dots or way is plan.Way.ADD:
+            adds = way is plan.Way.ADD
+            launch = plan.plan_queries(
+                sizes, _processors(device.index), *_THREADS["add" if adds else "backward"], adds=adds
+            )
+            _walk("backward", launch, tensors, levels, spec, sizes, dots=dots, adds=adds)
+        if way is plan.Way.REDUCE:
+            _sort(tensors, levels, spec, sizes, way, dots=False)
+    grads_and_dtypes = zip((grad_value, grad_locations, grad_weights), (value.dtype, *dtypes), strict=True)
+    results = (None if grad is None else grad.to(dtype) for grad, dtype in grads_and_dtypes)
+    return next(results), next(results), next(results)
+
+
+def _sort(tensors: dict[str, Any], levels: Levels, spec: MsdaSpec, sizes: plan.Sizes, way: plan.Way, dots: int) -> None:
+    """Sort the samples by cell, then add them up for each pixel (REDUCE) or walk over the cells (CELLS)."""
+    device = tensors["value"].device
+    sort = plan.plan_sort(sizes, _processors(device.index))
+    image_heads = sizes.batch * sizes.heads
+
+    def integers(count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.int32, device=device)
+
+    reduces = way is plan.Way.REDUCE
+    samples = integers((4 if reduces else 1) * image_heads * sizes.samples)
+    tensors = tensors | dict(
+        records=samples if reduces else None,
+        numbers=None if reduces else samples,
+        counts=integers(image_heads * sort.chunks * sizes.pixels),
+        starts=integers(image_heads * (sizes.pixels + 1)),
+        sums=integers(image_heads * sort.chunks * sort.slices),
+        ticket=integers(1),
+    )
+    problem = _problem(tensors, levels, sizes)
+    problem.chunks, problem.band = sort.chunks, sort.band
+    problem.unit_queries, problem.tiled = plan.SORT_UNIT, int(sizes.queries == sizes.pixels)
+
+    def kernel(name: str, shared_bytes: int = 0, threads: int | None = None, *, dots: bool = False) -> driver.Kernel:
+        launch = (threads, 1) if threads is not None else _THREADS[name]
+        return _kernel(device.index, name, _macros(name, tensors, spec, sizes, dots=dots), *launch, shared_bytes)
+
+    chunks = image_heads * sort.chunks
+    kernel("count", 4 * sort.band).launch(chunks, (problem,), rows=sort.bands)
+    kernel("scan").launch(sort.slices, (problem,), rows=image_heads)
+    if reduces:
+        kernel("fill", 4 * sort.band, 32 * len(sizes.points)).launch(chunks, (problem,), rows=sort.bands)
+        reduce = kernel("reduce")
+        reduce.launch(reduce.max_clusters, (problem,))
+    else:
+        kernel("scatter", 4 * sort.band).launch(chunks, (problem,), rows=sort.bands)
+        cells = kernel("cells", dots=dots)
+        cells.launch(plan.cells_ctas(sizes, cells.threads), (problem,), rows=image_heads)
+
+
+def _walk(
+    name: str,
+    launch: plan.Launch,
+    tensors: dict[str, Any],
+    levels: Levels,
+    spec: MsdaSpec,
+    sizes: plan.Sizes,
+    *,
+    dots: bool = False,
+    adds: bool = False,
+) -> None:
+    problem = _problem(tensors, levels, sizes)
+    problem.unit_queries, problem.tiled, problem.in_turn = launch.unit_queries, int(launch.tiled), int(launch.in_turn)
+    device_index = tensors["value"].device.index
+    macros = _macros(name, tensors, spec, sizes, dots=dots, adds=adds)
+    kernel = _kernel(device_index, name, macros, launch.threads, launch.blocks, 0)
+    kernel.launch(launch.ctas, (problem,))
+
+
+def _sizes(value: torch.Tensor, locations: torch.Tensor, spec: MsdaSpec) -> plan.Sizes:
+    batch, pixels, heads, channels = value.shape
+    return plan.Sizes(batch, pixels, locations.shape[1], heads, channels, spec.points, value.element_size())
+
+
+def _alike(locations: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in one dtype, float32 if they differ."""
+    return (locations, weights) if locations.dtype == weights.dtype else (locations.float(), weights.float())
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, copied if it is not contiguous or does not start at a multiple of 16 bytes."""
+    if tensor.is_contiguous() and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _problem(tensors: dict[str, Any], levels: Levels, sizes: plan.Sizes) -> Any:
+    problem = _problem_type(len(sizes.points))()
+    for name, tensor in tensors.items():
+        setattr(problem, name, 0 if tensor is None else tensor.data_ptr())
+    problem.pixels, problem.queries, problem.images = sizes.pixels, sizes.queries, sizes.batch
+    if levels.shapes is not None:
+        shapes = levels.shapes.contiguous()
+        problem.shapes, problem.shapes_bytes = shapes.data_ptr(), shapes.element_size()
+    else:
+        assert levels.sizes is not None
+        for i, size in enumerate(n for pair in levels.sizes for n in pair):
+            problem.sizes[i] = size
+    return problem
+
+
+def _macros(
+    name: str, tensors: dict[str, Any], spec: MsdaSpec, sizes: plan.Sizes, *, dots: bool = False, adds: bool = False
+) -> tuple[tuple[str, Any], ...]:
+    """Of a kernel; `dots`: with gradients of locations and weights, `adds`: with additions to float32 sums."""
+    macros = dict(
+        VALUE_TYPE=_TYPES[tensors["value"].dtype],
+        POINT_TYPE=_TYPES[tensors["locations"].dtype],
+        HEADS=sizes.heads,
+        CHANNELS=sizes.channels,
+        LEVELS=len(sizes.points),
+        POINTS=",".join(map(str, sizes.points)),
+        BORDER=int(spec.border),
+        ALIGNED=int(spec.align_corners),
+        DOTS=int(dots),
+        ADD=int(adds),
+        LANE_ELEMENTS=sizes.channels // sizes.lanes(adds or name in plan.SUMMING),
+    )
+    return tuple(macros.items())
+
+
+def options_of(arch: str, macros: tuple[tuple[str, Any], ...], threads: int, blocks: int) -> tuple[str, ...]:
+    """For NVRTC."""
+    given = (*macros, ("THREADS", threads), ("BLOCKS", blocks))
+    return (f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in given))
+
+
+def compiled(name: str, options: tuple[str, ...]) -> bytes:
+    """Machine code of a kernel, which has a file of its name."""
+    return nvrtc.compile_cubin(_FOLDER / f"{name}.cu", options, HEADERS)
+
+
+@cache
+def _kernel(
+    device_index: int, name: str, macros: tuple[tuple[str, Any], ...], threads: int, blocks: int, shared_bytes: int
+) -> driver.Kernel:
+    major, minor = torch.cuda.get_device_capability(device_index)
+    cubin = compiled(name, options_of(f"sm_{major}{minor}", macros, threads, blocks))
+    return driver.load(cubin, name, device_index, cluster=1, threads=threads, shared_bytes=shared_bytes)
+
+
+@cache
+def _processors(device_index: int) -> int:
+    return torch.cuda.get_device_properties(device_index).multi_processor_count

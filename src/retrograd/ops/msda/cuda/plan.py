@@ -1,0 +1,168 @@
+"""How the kernels beside this file are compiled and launched: pure functions of sizes. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+# Most that a kernel's 32-bit offsets, its tables and its packed records can hold.
+_MAX_BYTES = (1 << 32) - 1
+_MAX_ROWS = 65535  # of a grid
+_MAX_QUERIES = 1 << 30
+MAX_POINTS = 128
+_MAX_CHANNELS = 128  # 4 a lane
+_MAX_LEVELS = 16
+_BAND = 48 * 1024  # bins of 4 bytes in a CTA's shared memory
+CELLS_SEGMENT = 64  # samples that a group of `cells` takes
+SORT_UNIT = 256  # queries that the sort takes at a time
+_L2_BYTES = 24 << 20  # of value that L2 keeps beside all else
+_SLICE = 1024  # bins that a CTA of `scan` takes
+SUMMING = ("cells", "reduce")  # kernels in which a lane has 4 elements of a row
+UNIT_WIDTH = 16  # of a unit where queries are pixels
+_SORTED_ADDS = 6  # additions to a pixel from which on sorting is faster than atomic additions
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one call.
+
+    Attributes:
+        batch: B.
+        pixels: S.
+        queries: Q.
+        heads: H.
+        channels: C.
+        points: of each level.
+        element_bytes: of value.
+    """
+
+    batch: int
+    pixels: int
+    queries: int
+    heads: int
+    channels: int
+    points: tuple[int, ...]
+    element_bytes: int
+
+    @property
+    def samples(self) -> int:
+        """Q * K, of one image and head."""
+        return self.queries * sum(self.points)
+
+    def lanes(self, adds: bool) -> int:
+        """Lanes that share a row of C elements: 16 bytes each, or 4 elements where a kernel adds to float32 sums."""
+        return self.channels // 4 if adds else self.channels * self.element_bytes // 16
+
+    @property
+    def value_bytes(self) -> int:
+        """Of value."""
+        return self.batch * self.pixels * self.heads * self.channels * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel that walks over the queries.
+
+    Attributes:
+        threads: of a CTA.
+        blocks: CTAs on an SM at a time, for which registers are kept.
+        unit_queries: queries that a CTA takes at a time.
+        tiled: whether units are tiles of the image where queries are pixels.
+        in_turn: whether CTAs take units in turn rather than neighbours; tiled units are always neighbours.
+        ctas: in the grid.
+    """
+
+    threads: int
+    blocks: int
+    unit_queries: int
+    tiled: bool
+    in_turn: bool
+    ctas: int
+
+
+@dataclass(frozen=True)
+class Sort:
+    """The counting sort of samples by pixel.
+
+    Attributes:
+        chunks: parts of the queries that are counted apart.
+        band: bins that fit into shared memory at a time.
+        bands: how many of these.
+        slices: CTAs of `scan` for an image and head.
+    """
+
+    chunks: int
+    band: int
+    bands: int
+    slices: int
+
+
+def why_not(sizes: Sizes) -> str | None:
+    """Why the kernels cannot compute a call of these sizes, or None if they can."""
+    row = sizes.channels * sizes.element_bytes
+    limits = (
+        (sizes.channels & (sizes.channels - 1) == 0, "C is no power of two"),
+        (row % 16 == 0 and sizes.channels <= _MAX_CHANNELS, f"C is not 16 bytes or more, up to {_MAX_CHANNELS}"),
+        (
+            sizes.batch * sizes.heads * row * max(sizes.pixels, sizes.queries) <= _MAX_BYTES,
+            "value or the output has 4 GiB or more",
+        ),
+        (
+            sizes.queries < _MAX_QUERIES and sizes.batch * sizes.heads * sizes.samples < 1 << 32,
+            "there are 2^32 samples or more",
+        ),
+        (sizes.batch * sizes.heads <= _MAX_ROWS, f"B * H is above {_MAX_ROWS}"),
+        (sum(sizes.points) <= MAX_POINTS, f"there are more than {MAX_POINTS} points"),
+        (len(sizes.points) <= _MAX_LEVELS, f"there are more than {_MAX_LEVELS} levels"),
+    )
+    return next((reason for holds, reason in limits if not holds), None)
+
+
+def plan_queries(sizes: Sizes, processors: int, threads: int, blocks: int, *, adds: bool = False) -> Launch:
+    """For forward and backward; `threads` and `blocks` are those of a call that fills the GPU."""
+    groups = 32 // sizes.lanes(adds)
+    in_turn = sizes.value_bytes > _L2_BYTES
+    slots = processors * blocks
+    tasks = sizes.batch * sizes.heads * -(-sizes.queries // groups)  # warps' worth of work
+    if tasks < 2 * slots * threads // 32:
+        # Too few to give every warp two: small CTAs, one task a warp, as many as there are.
+        threads, blocks = 128, 1
+        unit = threads // 32 * groups
+        return Launch(threads, blocks, unit, False, in_turn, sizes.batch * sizes.heads * -(-sizes.queries // unit))
+    tiled = sizes.queries == sizes.pixels
+    unit = max(threads // 32 * groups, 256) if tiled else threads // 32 * groups
+    if tiled and unit % UNIT_WIDTH:
+        tiled = False
+    return Launch(threads, blocks, unit, tiled, in_turn, slots)
+
+
+class Way(Enum):
+    """How grad_value comes: ADD atomically row by row, REDUCE sorted samples by pixel, CELLS add sorted cells up."""
+
+    ADD = "add"
+    REDUCE = "reduce"
+    CELLS = "cells"
+
+
+def way(sizes: Sizes, deterministic: bool) -> Way:
+    """How grad_value is computed."""
+    if deterministic:
+        return Way.REDUCE
+    return Way.CELLS if 4 * sizes.samples >= _SORTED_ADDS * sizes.pixels else Way.ADD
+
+
+def cells_ctas(sizes: Sizes, threads: int) -> int:
+    """CTAs of `cells` for an image and head, if every sample touches something."""
+    return -(-sizes.samples // (threads // sizes.lanes(adds=True) * CELLS_SEGMENT))
+
+
+def plan_sort(sizes: Sizes, processors: int) -> Sort:
+    """For the counting sort."""
+    wanted = 8 * processors // (sizes.batch * sizes.heads * len(sizes.points))
+    bands = -(-sizes.pixels // _BAND)
+    return Sort(
+        chunks=max(1, min(wanted, sizes.queries // SORT_UNIT)),
+        band=sizes.pixels if bands == 1 else _BAND,
+        bands=bands,
+        slices=-(-sizes.pixels // _SLICE),
+    )

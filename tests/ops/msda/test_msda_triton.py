@@ -1,0 +1,210 @@
+"""What only the Triton kernels do: plans, grad_value in a fixed order, copies, launches that need no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from msda_cases import Case, arguments, assert_within_budget, make_inputs, run, truth
+
+from retrograd.ops import ms_deform_attn
+from retrograd.ops._triton.gpu import Backend, Gpu
+from retrograd.ops.msda import plan as plans
+from retrograd.ops.msda.shapes import Levels, flat
+from retrograd.ops.msda.spec import MsdaSpec
+
+pytest.importorskip("triton")
+
+GPUS = [Gpu(Backend.CUDA, 108, 80), Gpu(Backend.CUDA, 132), Gpu(Backend.HIP, 304, 0), Gpu(Backend.INTERPRETER, 2)]
+SMALL = dict(levels=[(3, 4), (2, 2)], batch=2, queries=5, heads=2, points=2)
+
+
+def small(device: str, **options: Any) -> Case:
+    """A case that the interpreter computes quickly."""
+    return make_inputs(**(SMALL | options), device=device)
+
+
+def backward(case: Case, points: int = 2, **options: Any) -> torch.Tensor:
+    """grad_value of the deterministic mode, by the launcher."""
+    from retrograd.ops.msda.triton import msda_bwd
+
+    value, sizes, locations, weights = arguments(case)
+    spec = MsdaSpec((points,) * len(sizes), deterministic=True)
+    needs = dict(need_value=True, need_locations=False, need_weights=False)
+    levels = Levels(tuple(sizes))
+    return msda_bwd(case["grad_out"], value, levels, *flat(locations, weights), spec, **needs, **options)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_fixed_order_is_right(dtype: torch.dtype, mode: dict[str, Any], device: str) -> None:
+    case = small(device, dtype=dtype, align_corners=mode["align_corners"])
+    got = run(case, **mode, impl="triton", deterministic=True)
+    assert_within_budget(got, truth(case, **mode), case)
+
+
+@pytest.mark.parametrize("where", ["one pixel", "one corner", "far outside"])
+def test_fixed_order_of_any_distribution(where: str, device: str) -> None:
+    """All points in one cell make one long list; out of reach there is none."""
+    case = small(device, queries=17)
+    case["sampling_locations"].fill_({"one pixel": 0.4, "one corner": 1.0, "far outside": 9.0}[where])
+    got = run(case, impl="triton", deterministic=True)
+    assert_within_budget(got, truth(case), case)
+    assert got["value"].any() == (where != "far outside")
+
+
+def test_fixed_order_does_not_depend_on_the_launch(device: str) -> None:
+    """Tiles of pixels, images sorted together and the rest of the batch change no bit."""
+    case = small(device, queries=23)
+    want = backward(case)
+    entries = plans.plan_ordered(16, 2, 8, 4, Gpu(Backend.INTERPRETER, 2)).entries
+    for block_p, block_h, block_n in ((1, 1, 16), (8, 2, 64), (64, 1, 1024)):
+        launch = plans.OrderedPlan(block_p, 8, block_h, 4, entries, block_n)
+        assert torch.equal(backward(case, ordered=launch), want)
+    names = ("value", "sampling_locations", "attention_weights", "grad_out")
+    one = case | {name: case[name][1:] for name in names}
+    assert torch.equal(backward(one), want[1:])
+    assert torch.equal(backward(case | {name: case[name].flip(0) for name in names}).flip(0), want)
+
+
+def test_order_of_the_list_counts(device: str) -> None:
+    """The bits come from the order of the samples: with another order of queries they differ somewhere."""
+    case = small(device, queries=61)
+    case["sampling_locations"].fill_(0.4)
+    turned = case | {n: case[n].flip(1) for n in ("sampling_locations", "attention_weights", "grad_out")}
+    want, other = backward(case), backward(turned)
+    assert not torch.equal(want, other)
+    assert_within_budget({"value": other}, {"value": truth(case)["value"]}, case)
+
+
+def test_images_are_sorted_in_parts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrograd.ops.msda.triton import launch
+
+    case = small(device)
+    want = backward(case)
+    asked = []
+    stock = launch._gather_part
+    monkeypatch.setattr(launch, "_gather_part", lambda *a: asked.append(len(a[1])) or stock(*a))
+    monkeypatch.setattr(launch, "SORTED_AT_ONCE", 1)
+    assert torch.equal(backward(case), want)
+    assert asked == [1, 1]
+
+
+@pytest.mark.parametrize("sizes", [[(2, 3)] * 9, [(3, 4), (2, 2)]], ids=["more-levels-than-arguments", "tensor"])
+def test_levels_in_a_tensor(sizes: list[tuple[int, int]], device: str) -> None:
+    case = small(device, levels=sizes, batch=1)
+    got = run(case, impl="triton", deterministic=True)
+    assert_within_budget(got, truth(case), case)
+    shapes = torch.tensor(sizes, dtype=torch.int32, device=device).t().contiguous().t()
+    again = run(case | {"spatial_shapes": shapes}, impl="triton", deterministic=True)
+    assert all(torch.equal(again[name], got[name]) for name in got)
+
+
+@pytest.mark.parametrize("beside", [torch.float32, torch.float16], ids=str)
+def test_pairs_that_are_not_aligned(beside: torch.dtype, device: str) -> None:
+    """x and y are read by one load, for which a tensor that starts at an odd number has to be copied."""
+    case = small(device, dtype=torch.float16, beside=beside, batch=1)
+    want = run(case, impl="triton", deterministic=True)
+    p = case["sampling_locations"]
+    odd = torch.cat([p.new_zeros(1), p.flatten()])[1:].view(p.shape)
+    assert odd.is_contiguous()
+    assert odd.data_ptr() % (2 * odd.element_size())
+    got = run(case | {"sampling_locations": odd}, impl="triton", deterministic=True)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 20])
+def test_any_number_of_channels_and_points(channels: int, device: str) -> None:
+    """More points than channels: results are stored in several runs; the last columns of a tile are masked."""
+    case = small(device, channels=channels, points=5, batch=1)
+    for deterministic in (False, True):
+        assert_within_budget(run(case, impl="triton", deterministic=deterministic), truth(case), case)
+
+
+def test_corners_outside_are_not_multiplied_by_zero(device: str) -> None:
+    """An infinite pixel of the next level must not show, though its address follows."""
+    case = small(device, levels=[(2, 2), (1, 4)], batch=1)
+    case["sampling_locations"][:, :, :, 0] = 0.99
+    case["sampling_locations"][:, :, :, 1] = -4.0
+    case["value"][:, 4:] = math.inf
+    got = run(case, impl="triton")
+    assert all(tensor.isfinite().all() for tensor in got.values())
+
+
+def test_gradient_that_is_not_dense(device: str) -> None:
+    case = small(device)
+    want = run(case, impl="triton", deterministic=True)
+    g = case["grad_out"]
+    laid = case | {"grad_out": g.transpose(1, 3).contiguous().transpose(1, 3)}
+    got = run(laid, impl="triton", deterministic=True)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_float64_is_refused(device: str) -> None:
+    with pytest.raises(TypeError, match=r"`value` has dtype torch\.float64, .*use impl='torch'"):
+        ms_deform_attn(*arguments(small(device, dtype=torch.float64)), impl="triton")
+
+
+def test_none_takes_triton_on_a_gpu_only() -> None:
+    from retrograd.ops.msda.implementations import choose
+    from retrograd.ops.types import Impl
+
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert choose(None, torch.bfloat16, gpu) is Impl.TRITON
+    assert choose(None, torch.float64, gpu) is Impl.TORCH
+    assert choose(None, torch.float32, cpu) is not Impl.TRITON
+
+
+def test_cpu_tensors_need_the_interpreter() -> None:
+    program = (
+        "import torch\nfrom retrograd.ops import ms_deform_attn\n"
+        "t = torch.zeros\nms_deform_attn(t(1, 4, 1, 4), [(2, 2)], t(1, 1, 1, 1, 1, 2), t(1, 1, 1, 1, 1), impl='triton')"
+    )
+    environment = {"PATH": "", "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "impl='triton' on a CPU tensor needs TRITON_INTERPRET=1" in done.stderr
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda g: f"{g.backend.value}-{g.arch}")
+def test_plans_are_launchable(gpu: Gpu) -> None:
+    for channels in (1, 2, 3, 4, 8, 16, 30, 32, 64, 100, 128, 256, 1024):
+        for itemsize in (2, 4):
+            for rows in (1, 7, 300, 22223):
+                args = (rows, 8, channels, itemsize, gpu)
+                made = (plans.plan_forward(*args), plans.plan_dots(*args), plans.plan_backward(rows, 8, channels, gpu))
+                assert made[0] == plans.plan_forward.__wrapped__(*args)
+                for tile in made:
+                    assert tile.block_c >= channels
+                    assert tile.block_q & (tile.block_q - 1) == 0
+                    assert 8 % tile.block_h == 0
+                    assert tile.num_warps * (64 if gpu.backend is Backend.HIP else 32) <= 1024
+                    with pytest.raises(dataclasses.FrozenInstanceError):
+                        tile.block_q = 3
+            # What the order of a sum depends on is the same for any number of pixels and any dtype.
+            some = {plans.plan_ordered(pixels, 8, channels, itemsize, gpu).entries for pixels in (1, 85, 22223)}
+            assert len(some) == 1
+    assert len({plans.plan_ordered(9, 8, 64, itemsize, gpu).entries for itemsize in (2, 4)}) == 1
+
+
+@pytest.mark.parametrize("points", [(4, 4), (3, 0, 5, 1), (0, 0), (40,), (8, 8, 8), (1,)], ids=str)
+@pytest.mark.parametrize("width", [1, 4, 8, 32])
+def test_segments(points: tuple[int, ...], width: int) -> None:
+    """Every point once, every level begun once and in order, never more than fits between two stores."""
+    waiting, begun, counts = 0, [], [0] * len(points)
+    for level, count, stored in plans.segments(points, width):
+        if level >= 0:
+            begun.append(level)
+        counts[begun[-1]] += count
+        waiting += count
+        assert waiting <= width
+        if stored:
+            assert stored == waiting
+            waiting = 0
+    assert not waiting
+    assert begun == list(range(len(points)))
+    assert counts == list(points)
