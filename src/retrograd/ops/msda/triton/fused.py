@@ -1,0 +1,117 @@
+"""Forward kernel of the fused form: a program makes the locations and weights that it gathers with in registers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from retrograd.ops.msda.triton.forward import add_sample
+from retrograd.ops.msda.triton.sampling import level_size, load_points, row_mask, rows_of_program
+
+
+@triton.jit(do_not_specialize=["Q", "S", "size0", "size1", "size2", "size3", "size4", "size5", "size6", "size7"])
+def msda_fwd_kernel_fused(
+    value_ptr,  # [B, S, H, C]
+    shapes_ptr,  # [L, 2] or None
+    references_ptr,  # [B, Q, L, 4] if BOXES, else [B, Q, L, 2]
+    offsets_ptr,  # [B, Q, H, K, 2]
+    logits_ptr,  # [B, Q, H, K]
+    out_ptr,  # [B, Q, H, C]
+    Q,
+    S,
+    size0,
+    size1,
+    size2,
+    size3,
+    size4,
+    size5,
+    size6,
+    size7,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    POINTS: tl.constexpr,
+    LEVELS: tl.constexpr,
+    K: tl.constexpr,
+    BOXES: tl.constexpr,
+    BORDER: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Program ((b, t), h) computes what it does in `msda_fwd_kernel`."""
+    sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
+    image, head, queries, lanes = rows_of_program(Q, H, BLOCK_H, BLOCK_Q)
+    there = queries < Q
+    samplers = (image * Q + queries) * H + head + lanes  # [BLOCK_Q] int64, rows of out
+    column = (lanes * C).to(INDEX)  # [BLOCK_Q]
+    cols = tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    highest, share = softmax_of(logits_ptr, samplers * K, there, K, BLOCK_K)
+    total = tl.zeros([BLOCK_Q, BLOCK_C], dtype=tl.float32)
+    start = tl.zeros([], dtype=tl.int64)
+    k = 0
+    unknown = (Q < 0).to(tl.int32)  # 0; see `msda_fwd_kernel`
+    for level in tl.static_range(LEVELS):
+        wide_width, wide_height, end = level_size(shapes_ptr, sizes, start, S, level)
+        width, height = wide_width.to(INDEX), wide_height.to(INDEX)
+        base = value_ptr + (image * S + start) * (H * C) + head * C
+        reference = (image * Q + queries) * LEVELS + level  # [BLOCK_Q]
+        if BOXES:
+            rx, ry = load_points(references_ptr, 2 * reference, there)
+            side_x, side_y = load_points(references_ptr, 2 * reference + 1, there)
+            count_x = tl.full([], POINTS[level], dtype=tl.float32)
+            count_y = count_x
+        else:
+            rx, ry = load_points(references_ptr, reference, there)
+            side_x, side_y = rx, ry
+            count_x, count_y = tl.maximum(width, 1).to(tl.float32), tl.maximum(height, 1).to(tl.float32)
+        for _ in tl.range(0, unknown + POINTS[level], loop_unroll_factor=UNROLL):
+            ox, oy = load_points(offsets_ptr, samplers * K + k, there)
+            logit = tl.load(logits_ptr + samplers * K + k, mask=there, other=0.0).to(tl.float32)
+            px = moved(rx, ox, count_x, side_x, BOXES)
+            py = moved(ry, oy, count_y, side_y, BOXES)
+            a = tl.exp(logit - highest) * share
+            total = add_sample(total, a, base, column, cols, px, py, width, height, H, C, BORDER, ALIGNED, INDEX)
+            k += 1
+        start = end
+    out = out_ptr + samplers[:, None] * C + cols[None, :]
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=row_mask(there, cols, C))
+
+
+@triton.jit
+def moved(reference, offset, count, side, BOXES: tl.constexpr):
+    """reference + offset / count, for boxes reference + offset / count * side * 0.5, every step rounded on its own."""
+    step = tl.div_rn(offset, count)
+    if BOXES:
+        # Plain products would be contracted with the sum, see `sampling.place`.
+        step = tl.fma(tl.fma(step, side, 0.0), 0.5, 0.0)
+    return reference + step
+
+
+@triton.jit
+def softmax_of(logits_ptr, first, there, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """(maximum, 1 / sum of exp(logit - maximum)) of each row's K logits from `first` on, both of [BLOCK_Q].
+
+    NaN and infinite logits that make a softmax NaN make the second NaN.
+    """
+    infinite: tl.constexpr = float("inf")
+    highest = tl.full([first.shape[0], BLOCK_K], -infinite, dtype=tl.float32)
+    for begin in tl.static_range(0, K, BLOCK_K):
+        highest = tl.maximum(highest, load_logits(logits_ptr, first, begin, there, K, BLOCK_K))
+    highest = tl.max(highest, axis=1)
+    sums = tl.zeros([first.shape[0], BLOCK_K], dtype=tl.float32)
+    for begin in tl.static_range(0, K, BLOCK_K):
+        sums += tl.exp(load_logits(logits_ptr, first, begin, there, K, BLOCK_K) - highest[:, None])
+    return highest, tl.div_rn(1.0, tl.sum(sums, axis=1))
+
+
+@triton.jit
+def load_logits(logits_ptr, first, begin, there, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[BLOCK_Q, BLOCK_K] float32 logits from `begin` on, -inf beyond the last; zeros for rows that are not there."""
+    columns = begin + tl.arange(0, BLOCK_K)
+    inside = (columns < K)[None, :]
+    logits = tl.load(logits_ptr + first[:, None] + columns[None, :], mask=there[:, None] & inside, other=0.0)
+    return tl.where(inside, logits.to(tl.float32), -float("inf"))
