@@ -166,6 +166,18 @@ def test_queries_that_are_pixels(deterministic: bool) -> None:
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_more_pixels_than_shared_memory_has_bins(deterministic: bool) -> None:
+    levels = [(250, 200), (30, 20)]
+    case = make_inputs(levels, torch.float32, "cuda", batch=1, queries=10000, heads=2, points=4, channels=8)
+    sizes = plan.Sizes(1, 50600, 10000, 2, 8, (4, 4), 4)
+    assert plan.plan_sort(sizes, 132).bands == 2
+    assert plan.way(sizes, deterministic) is (plan.Way.REDUCE if deterministic else plan.Way.CELLS)
+    assert_within_budget(run(case, impl="cuda", deterministic=deterministic), truth(case), case)
+
+
+@gpu
+@pytest.mark.gpu
 def test_pixels_of_no_level_have_no_gradient() -> None:
     case, _ = _case("reduce")
     inside = sum(h * w for h, w in PYRAMID)

@@ -123,28 +123,13 @@ __device__ __forceinline__ void differentiate(const Problem& p, Shared& shared, 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward(const __grid_constant__ Problem p) {
     __shared__ Shared shared;
     fill_tables(p, shared.tables);
-    const Units units(p, shared.tables);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / LANES, j = lane % LANES;
-    const Share mine(p, units);
-    for (int number = mine.number; number < mine.end; number += mine.step) {
-        // Shared, since registers are short: every warp has its own copy and needs no barrier.
-        __syncwarp();
-        if (lane == 0) shared.units[warp] = units.unit(p, shared.tables, number);
-        __syncwarp();
-        const volatile Unit& unit = shared.units[warp];
-        const long long image = unit.image;
-        const unsigned head = unit.head, queries = (unsigned)p.queries;
-        const unsigned base = (unsigned)((image * p.pixels * HEADS + head) * ROW_BYTES + j * LANE_BYTES);
-        for (int first = warp * GROUPS; first < units.unit_queries; first += WARPS * GROUPS) {
-            const int q = Unit::query(unit, units.tiled, first + group);
-            if (__all_sync(ALL, q < 0)) continue;
-            const unsigned row = (unit.image * queries + q) * HEADS + head;
-            float g[VEC] = {};
-            if (q >= 0) unpack(load_at(p.grad_out, row * ROW_BYTES + j * LANE_BYTES), g);
-            if (!shared.tables.thin)
-                differentiate<false>(p, shared, base, row, q >= 0, g);
-            else
-                differentiate<true>(p, shared, base, row, q >= 0, g);
-        }
-    }
+    const int j = threadIdx.x % LANES;
+    for_queries(p, shared.tables, shared.units, [&](unsigned base, unsigned row, bool exists) {
+        float g[VEC] = {};
+        if (exists) unpack(load_at(p.grad_out, row * ROW_BYTES + j * LANE_BYTES), g);
+        if (!shared.tables.thin)
+            differentiate<false>(p, shared, base, row, exists, g);
+        else
+            differentiate<true>(p, shared, base, row, exists, g);
+    });
 }

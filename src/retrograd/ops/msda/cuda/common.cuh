@@ -340,6 +340,30 @@ __device__ __forceinline__ Raw load_at(const char* tensor, unsigned offset) {
     return __ldg((const Raw*)(tensor + offset));
 }
 
+// Calls use(base, row, exists) for each query that a group of this CTA has: offsets of the lane in its image and head, the
+// query's row of [B, Q, H], and whether there is one. `kept` are WARPS units in shared memory, since registers are short:
+// every warp has its own and needs no barrier.
+template <typename Use>
+__device__ __forceinline__ void for_queries(const Problem& p, const Tables& tables, Unit (&kept)[WARPS], Use use) {
+    const Units units(p, tables);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / LANES, j = lane % LANES;
+    const Share mine(p, units);
+    for (int number = mine.number; number < mine.end; number += mine.step) {
+        __syncwarp();
+        if (lane == 0) kept[warp] = units.unit(p, tables, number);
+        __syncwarp();
+        const volatile Unit& unit = kept[warp];
+        const long long image = unit.image;
+        const unsigned head = unit.head, queries = (unsigned)p.queries;
+        const unsigned base = (unsigned)((image * p.pixels * HEADS + head) * ROW_BYTES + j * LANE_BYTES);
+        for (int first = warp * GROUPS; first < units.unit_queries; first += WARPS * GROUPS) {
+            const int q = Unit::query(unit, units.tiled, first + group);
+            if (__all_sync(ALL, q < 0)) continue;
+            use(base, (unit.image * queries + q) * HEADS + head, q >= 0);
+        }
+    }
+}
+
 struct Point {
     float2 at;
     float weight;

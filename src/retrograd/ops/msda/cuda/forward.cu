@@ -84,32 +84,17 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, unsigne
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) forward(const __grid_constant__ Problem p) {
     __shared__ Shared shared;
     fill_tables(p, shared.tables);
-    const Units units(p, shared.tables);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / LANES, j = lane % LANES;
-    const Share mine(p, units);
-    for (int number = mine.number; number < mine.end; number += mine.step) {
-        // Shared, since registers are short: every warp has its own copy and needs no barrier.
-        __syncwarp();
-        if (lane == 0) shared.units[warp] = units.unit(p, shared.tables, number);
-        __syncwarp();
-        const volatile Unit& unit = shared.units[warp];
-        const long long image = unit.image;
-        const unsigned head = unit.head, queries = (unsigned)p.queries;
-        const unsigned base = (unsigned)((image * p.pixels * HEADS + head) * ROW_BYTES + j * LANE_BYTES);
-        for (int first = warp * GROUPS; first < units.unit_queries; first += WARPS * GROUPS) {
-            const int q = Unit::query(unit, units.tiled, first + group);
-            if (__all_sync(ALL, q < 0)) continue;
-            const unsigned row = (unit.image * queries + q) * HEADS + head;
-            float total[VEC];
-            bool finite = false;
-            if (!shared.tables.thin) {
-                attend<false>(p, shared, base, row, q >= 0, total);
-                finite = true;
+    const int j = threadIdx.x % LANES;
+    for_queries(p, shared.tables, shared.units, [&](unsigned base, unsigned row, bool exists) {
+        float total[VEC];
+        bool finite = false;
+        if (!shared.tables.thin) {
+            attend<false>(p, shared, base, row, exists, total);
+            finite = true;
 #pragma unroll
-                for (int v = 0; v < VEC; ++v) finite = finite && fabsf(total[v]) < INFINITE;
-            }
-            if (!__all_sync(ALL, finite)) attend<true>(p, shared, base, row, q >= 0, total);
-            if (q >= 0) store_row(p.out + (row * ROW_BYTES + j * LANE_BYTES), total);
+            for (int v = 0; v < VEC; ++v) finite = finite && fabsf(total[v]) < INFINITE;
         }
-    }
+        if (!__all_sync(ALL, finite)) attend<true>(p, shared, base, row, exists, total);
+        if (exists) store_row(p.out + (row * ROW_BYTES + j * LANE_BYTES), total);
+    });
 }
