@@ -35,7 +35,7 @@ def gate(tmp_path_factory) -> dict:
     pytest.importorskip("triton")
     out = tmp_path_factory.mktemp("gate") / "gate.json"
     text = run("benchmarks/codegen_norm.py", "--json", str(out), codes=(0, 1))
-    SUMMARY.append(next(line for line in text.splitlines() if " kernels for " in line))
+    SUMMARY.append("norm, " + next(line for line in text.splitlines() if " kernels for " in line))
     return json.loads(out.read_text())
 
 
@@ -52,4 +52,4 @@ def msda_gate(tmp_path_factory) -> dict:
 def pytest_terminal_summary(terminalreporter) -> None:
     """Say how much the gate covered."""
     for line in SUMMARY:
-        terminalreporter.write_line(f"norm gate: {line}")
+        terminalreporter.write_line(f"codegen gate: {line}")
