@@ -36,7 +36,10 @@ DTYPES = {"f32": (F32, F32), "bf16-f32": (BF16, F32), "bf16": (BF16, BF16), "f16
 MODES = {"zeros": (False, False), "aligned": (False, True), "border": (True, False), "border-aligned": (True, True)}
 CHANNELS = (16, 32, 64, 128)
 # One value a point, or a list.
-NARROW = frozenset({"locations_ptr", "weights_ptr", "shapes_ptr", "order_ptr", "begins_ptr"})
+NARROW = frozenset(
+    {"locations_ptr", "weights_ptr", "shapes_ptr", "order_ptr", "begins_ptr"}
+    | {"references_ptr", "offsets_ptr", "logits_ptr"}
+)
 COVERING = """
 C32-f32-zeros | C64-bf16-border | C16-f16-f32-aligned | C128-f32-border-aligned | C32-f32-zeros-large
 """
@@ -44,7 +47,7 @@ C32-f32-zeros | C64-bf16-border | C16-f16-f32-aligned | C128-f32-border-aligned 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of msda_fwd and several of msda_bwd."""
+    """One call of msda_fwd, two of msda_fwd_fused and several of msda_bwd."""
 
     channels: int
     dtypes: str
@@ -80,7 +83,7 @@ def sweep() -> list[Case]:
 
 def launch(case: Case) -> None:
     """Call the launchers of the library as the autograd function does."""
-    from retrograd.ops.msda.triton import msda_bwd, msda_fwd
+    from retrograd.ops.msda.triton import msda_bwd, msda_fwd, msda_fwd_fused
 
     dtype, beside = DTYPES[case.dtypes]
     border, aligned = MODES[case.mode]
@@ -97,6 +100,8 @@ def launch(case: Case) -> None:
     spec = MsdaSpec((4, 4), border, aligned)
     args = (out, value, levels, p, a)
     msda_fwd(*args[1:], spec)
+    for last in (2, 4):
+        msda_fwd_fused(value, levels, empty(1, queries, len(sizes), last, kind=beside), p, a, spec)
     msda_bwd(*args, spec, need_value=False, need_locations=True, need_weights=True)
     if case.large:
         return  # zeros for grad_value would be gigabytes

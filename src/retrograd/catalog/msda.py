@@ -19,7 +19,7 @@ import torch
 from retrograd.catalog import msda_names
 from retrograd.check.spec import OpSpec, op
 from retrograd.ops.msda import ms_deform_attn, ms_deform_attn_fused, ms_deform_attn_reference
-from retrograd.ops.msda.fused import locations_of
+from retrograd.ops.msda.fused_autograd import locations_of
 from retrograd.ops.msda.shapes import Levels
 
 _HALVES = ("float16", "bfloat16")

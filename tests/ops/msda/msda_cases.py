@@ -111,7 +111,10 @@ def _parity(levels: Sequence[tuple[int, int]]) -> torch.Tensor:
 
 
 def assert_within_budget(
-    got: Mapping[str, torch.Tensor], want: Mapping[str, tuple[torch.Tensor, torch.Tensor]], case: Case
+    got: Mapping[str, torch.Tensor],
+    want: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    case: Case,
+    further: Mapping[str, int] | None = None,
 ) -> None:
     """Hold each element to |error| <= u |value| + c 2^-24 size.
 
@@ -125,7 +128,7 @@ def assert_within_budget(
     for name, tensor in got.items():
         value, size = want[name]
         longest = {"out": terms, "value": queries * terms}.get(name, 0)
-        steps = 16 + math.ceil(math.log2(max(channels, 1))) + longest
+        steps = 16 + math.ceil(math.log2(max(channels, 1))) + longest + (further or {}).get(name, 0)
         info = torch.finfo(tensor.dtype)
         inner = torch.finfo(torch.float64 if tensor.dtype == torch.float64 else torch.float32)
         near_zero = inner.smallest_normal * (1.0 if tensor.is_cuda else inner.eps)

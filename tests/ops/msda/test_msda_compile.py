@@ -13,6 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from retrograd.nn import MSDeformAttn
 from retrograd.ops import ms_deform_attn, ms_deform_attn_fused
+from retrograd.ops.msda.implementations import functions
+from retrograd.ops.types import Impl
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 
@@ -132,7 +134,11 @@ def test_export(fused: bool, strict: bool, impl: str) -> None:
     assert any("ms_deform_attn_fwd" in str(node.target) for node in program.graph.nodes)
     other = make_inputs(batch=3, queries=7, seed=8)
     args = (other["value"], torch.tensor(LEVELS), *arguments(other)[2:])
-    assert torch.equal(program.module()(*args), module(*args))
+    got, want = program.module()(*args), module(*args)
+    if fused and functions(Impl(impl)).fused_forward is not None:
+        torch.testing.assert_close(got, want)  # the kernel's softmax, another one's in the graph
+    else:
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("form", ["list", "tensor"])

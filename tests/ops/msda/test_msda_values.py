@@ -155,6 +155,18 @@ def test_strides_of_the_gradient(impl: str, device: str) -> None:
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+def test_negated_views(impl: str, device: str) -> None:
+    """z.conj().imag is in memory with the other sign."""
+    case = make_inputs(queries=3, device=device)
+    names = (*INPUTS, "grad_out")
+    want = run(case, impl=impl, **SAME_BITS)
+    views = {name: torch._neg_view(-case[name]) for name in names}
+    assert all(view.is_neg() for view in views.values())
+    for name in names:
+        got = run(case | {name: views[name]}, impl=impl, **SAME_BITS)
+        assert all(torch.equal(got[result], want[result]) for result in want), name
+
+
 @pytest.mark.parametrize("size", ["batch", "queries", "heads", "points", "channels"])
 def test_nothing_at_all(size: str, mode: dict[str, Any], impl: str, device: str) -> None:
     case = make_inputs(device=device, **{size: 0})

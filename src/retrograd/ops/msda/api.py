@@ -102,6 +102,7 @@ def run(
     through_operators = subclasses.without_memory(value, locations, weights)
     if through_operators or torch.compiler.is_compiling() or subclasses.watched():
         return contract.attend(value, levels, locations, weights, spec, impl)
+    value, locations, weights = subclasses.as_stored(value, locations, weights)  # type: ignore[assignment]
     call = resolve(spec, impl, value.dtype, value.device)
     needed = value.requires_grad or locations.requires_grad or weights.requires_grad
     if (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0:

@@ -6,6 +6,7 @@ nodes of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class MsdaFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
         """Gradients of value, locations and weights, where they are needed."""
-        grad_out = subclasses.finished(grad_out)
+        (grad_out,) = subclasses.as_stored(subclasses.finished(grad_out))  # type: ignore[assignment]
         value, locations, weights, shapes = ctx.saved_tensors
         levels, needed = Levels(ctx.sizes, shapes), ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
@@ -72,11 +73,23 @@ def differentiable_gradients(
     needed: tuple[bool, ...],
 ) -> Gradients:
     """Gradients of value, locations and weights that can be differentiated again, by way of the reference."""
+
+    def by_reference(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return attend(value, levels, *flat(locations, weights), spec)
+
+    grad_value, grad_locations, grad_weights = differentiated(by_reference, inputs, grad_out, needed)
+    return grad_value, grad_locations, grad_weights
+
+
+def differentiated(
+    function: Callable[..., torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
+    grad_out: torch.Tensor,
+    needed: tuple[bool, ...],
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of each input of a function of torch operations, with their graph; None where not needed."""
     # Other names for the inputs: where one was computed from another, only the direct derivative is wanted.
     aliases = [t.view_as(t) for t in inputs]
-    value, locations, weights = aliases
-    out = attend(value, levels, *flat(locations, weights), spec)
     wanted = [t for t, need in zip(aliases, needed, strict=True) if need]
-    grads = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
-    grad_value, grad_locations, grad_weights = (next(grads) if need else None for need in needed)
-    return grad_value, grad_locations, grad_weights
+    grads = iter(torch.autograd.grad(function(*aliases), wanted, grad_out, create_graph=True))
+    return tuple(next(grads) if need else None for need in needed)

@@ -1,6 +1,6 @@
 """Deformable attention from what a network predicts: reference points, offsets in pixels or boxes, logits.
 
-Torch operations make locations and weights.
+It documents and checks arguments and hands them to the autograd node; see `fused_autograd`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from retrograd.ops import subclasses
 from retrograd.ops.msda import checks
 from retrograd.ops.msda.api import SpatialShapes, run
-from retrograd.ops.msda.shapes import Levels, inner_dtype, level_of, tensor_of
+from retrograd.ops.msda.fused_autograd import MsdaFusedFunction, attend_fused, sampled
+from retrograd.ops.msda.implementations import resolve
+from retrograd.ops.msda.shapes import Levels
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.types import Impl
 
@@ -59,7 +62,14 @@ def ms_deform_attn_fused(
     Derivative: as `ms_deform_attn`, of which the location is the sum above.
 
     Numerics: locations and softmax in float32 (float64 for float64), whatever the dtypes, also under autocast, every
-    step of the sum above rounded on its own and from left to right; then as `ms_deform_attn`.
+    step of the sum above rounded on its own and from left to right; then as `ms_deform_attn`. Locations, hence cells,
+    have the same bits in every implementation and in traced graphs; weights may differ in their last bits.
+
+    Memory: for the backward value, reference_points, sampling_offsets and attention_logits are saved as they are given
+    and nothing else. The Triton kernels make no location and no weight in memory in the forward; the other
+    implementations do and drop them after it. The backward makes both again, 12 bytes a point (24 for float64), and
+    as many for their gradients, as far as they are needed. Traced graphs (torch.compile, torch.export) decide
+    themselves what they save: they see the operations one by one.
 
     Source: Zhu et al., Deformable DETR, 2021; points per level: Lv et al., RT-DETRv2, 2024.
     """
@@ -69,26 +79,29 @@ def ms_deform_attn_fused(
     points = _check(value, references, offsets, logits, levels, points_per_level)
     border = checks.check_padding(padding_mode)
     spec = MsdaSpec(points, border, bool(align_corners), checks.check_deterministic(deterministic))
-    offsets = offsets.flatten(3, 4) if offsets.dim() == 6 else offsets
-    inner = inner_dtype(value)
-    locations = locations_of(references.to(inner), offsets.to(inner), levels, points)
-    return run(value, levels, locations, torch.softmax(logits.to(inner), dim=-1), spec, impl)
+    return _run(value, levels, references, offsets, logits, spec, impl)
 
 
-def locations_of(
-    reference_points: torch.Tensor, offsets: torch.Tensor, levels: Levels, points: tuple[int, ...]
+def _run(
+    value: torch.Tensor,
+    levels: Levels,
+    references: torch.Tensor,
+    offsets: torch.Tensor,
+    logits: torch.Tensor,
+    spec: MsdaSpec,
+    impl: str | Impl | None,
 ) -> torch.Tensor:
-    """[B, Q, H, K, 2] from [B, Q, L, 2 or 4] and [B, Q, H, K, 2], both of the dtype to compute in."""
-    device = offsets.device
-    level = level_of(points, device)
-    reference = reference_points.index_select(2, level)[:, :, None]  # [B, Q, 1, K, 2 or 4]
-    if reference.shape[-1] == 2:
-        # An empty level has no pixel to be away from; dividing by 0 would make a gradient NaN.
-        size = tensor_of(levels, device).flip(1).clamp_min(1).to(offsets.dtype)  # [L, 2] (width, height)
-        return reference + offsets / size.index_select(0, level)
-    counts = [[n] for n in points for _ in range(n)]
-    count = torch.tensor(counts, dtype=offsets.dtype, device="cpu").view(-1, 1)  # [K, 1]
-    return reference[..., :2] + offsets / count.to(device, non_blocking=True) * reference[..., 2:] * 0.5
+    """`ms_deform_attn_fused` of checked arguments."""
+    inputs = (value, references, offsets, logits)
+    if subclasses.without_memory(*inputs) or torch.compiler.is_compiling() or subclasses.watched():
+        # Who sees operators sees those that make locations and weights, and then the one of `ms_deform_attn`.
+        return run(value, levels, *sampled(inputs, levels, spec.points), spec, impl)
+    call = resolve(spec, impl, value.dtype, value.device)
+    inputs = subclasses.as_stored(*inputs)
+    needed = any(t.requires_grad for t in inputs)
+    if (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+        return MsdaFusedFunction.apply(*inputs, levels.shapes, levels.sizes, call)
+    return attend_fused(inputs, levels, call)
 
 
 def _check(

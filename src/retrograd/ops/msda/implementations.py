@@ -21,10 +21,13 @@ class Functions(NamedTuple):
     Attributes:
         forward: `msda_fwd`.
         backward: `msda_bwd`.
+        fused_forward: the forward from (value, levels, reference_points [B, Q, L, 2 or 4], offsets [B, Q, H, K, 2],
+            logits [B, Q, H, K], spec); None where torch operations have to make locations and weights first.
     """
 
     forward: Callable[..., torch.Tensor]
     backward: Callable[..., tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]]
+    fused_forward: Callable[..., torch.Tensor] | None = None
 
 
 class MsdaCall(NamedTuple):
@@ -82,9 +85,9 @@ def functions(impl: Impl) -> Functions:
 
         return Functions(msda_fwd, msda_bwd)
     if impl is Impl.TRITON:
-        from retrograd.ops.msda.triton import msda_bwd, msda_fwd
+        from retrograd.ops.msda.triton import msda_bwd, msda_fwd, msda_fwd_fused
 
-        return Functions(msda_fwd, msda_bwd)
+        return Functions(msda_fwd, msda_bwd, msda_fwd_fused)
     if impl is Impl.CUDA:
         from retrograd.ops.msda.cuda import msda_bwd, msda_fwd
 
@@ -124,7 +127,8 @@ def _by_sizes() -> Functions:
         chosen = cuda if cuda.why_not(value, locations, weights, spec) is None else triton
         return chosen.msda_bwd(grad_out, value, levels, locations, weights, spec, **needs)
 
-    return Functions(forward, backward)
+    # CUDA C++ has no kernel for the fused form.
+    return Functions(forward, backward, triton.msda_fwd_fused)
 
 
 def _why_no_native() -> str | None:

@@ -95,15 +95,14 @@ def moved(reference, offset, count, side, BOXES: tl.constexpr):
 def softmax_of(logits_ptr, first, there, K: tl.constexpr, BLOCK_K: tl.constexpr):
     """(maximum, 1 / sum of exp(logit - maximum)) of each row's K logits from `first` on, both of [BLOCK_Q].
 
-    NaN and infinite logits that make a softmax NaN make the second NaN.
+    The second is NaN where a softmax is: the sum is one with a NaN, or with the difference of two infinities.
     """
-    infinite: tl.constexpr = float("inf")
-    highest = tl.full([first.shape[0], BLOCK_K], -infinite, dtype=tl.float32)
-    for begin in tl.static_range(0, K, BLOCK_K):
+    highest = tl.full([first.shape[0], BLOCK_K], -float("inf"), dtype=tl.float32)
+    for begin in tl.range(0, K, BLOCK_K):
         highest = tl.maximum(highest, load_logits(logits_ptr, first, begin, there, K, BLOCK_K))
     highest = tl.max(highest, axis=1)
     sums = tl.zeros([first.shape[0], BLOCK_K], dtype=tl.float32)
-    for begin in tl.static_range(0, K, BLOCK_K):
+    for begin in tl.range(0, K, BLOCK_K):
         sums += tl.exp(load_logits(logits_ptr, first, begin, there, K, BLOCK_K) - highest[:, None])
     return highest, tl.div_rn(1.0, tl.sum(sums, axis=1))
 
