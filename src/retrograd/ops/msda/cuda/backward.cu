@@ -51,18 +51,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, Shared& shared, 
         for (int i = 0; i < LANES && DOTS; ++i) {
             const uint2 where = shared.places[warp][i * GROUPS + group];
             Raw raw[4] = {};
-            if constexpr (SAFE) {
-                // The first corner may be before the level: its offset wraps around, as the sums here do again.
-                const unsigned from = base + (where.x & ~15u);
-                if (where.x & 1) raw[0] = load_at(p.value, from);
-                if (where.x & 2) raw[1] = load_at(p.value, from + PIXEL_BYTES);
-                if (where.x & 4) raw[2] = load_at(p.value, from + where.y);
-                if (where.x & 8) raw[3] = load_at(p.value, from + where.y + PIXEL_BYTES);
-            } else {
-                const unsigned corner = base + where.x, below = corner + where.y;
-                raw[0] = load_at(p.value, corner), raw[1] = load_at(p.value + PIXEL_BYTES, corner);
-                raw[2] = load_at(p.value, below), raw[3] = load_at(p.value + PIXEL_BYTES, below);
-            }
+            read_corners<SAFE>(p, base, where, raw);
             float dots[4];
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
@@ -72,15 +61,7 @@ __device__ __forceinline__ void differentiate(const Problem& p, Shared& shared, 
 #pragma unroll
                 for (int v = 1; v < VEC; ++v) dots[c] = fmaf(values[v], g[v], dots[c]);
             }
-            int bit = 0;
-#pragma unroll
-            for (; (i >> bit & 1) != 0; ++bit) {
-                merge(stack[bit], dots, lane, bit);
-#pragma unroll
-                for (int c = 0; c < 4; ++c) dots[c] = stack[bit][c];
-            }
-#pragma unroll
-            for (int c = 0; c < 4; ++c) stack[bit][c] = dots[c];
+            collect(stack, dots, i, lane);
         }
 #pragma unroll
         for (int i = 0; i < LANES && ADD; ++i) {

@@ -124,13 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cells(const __grid
                     add_cell(sums, base, cell, down, total);
                     cell = where.x, down = where.y;
                     Raw raw[4] = {};
-                    if (DOTS && cell != NOWHERE) {
-                        const unsigned from = base + (cell & ~15u);
-                        if (cell & 1) raw[0] = load_at(p.value, from);
-                        if (cell & 2) raw[1] = load_at(p.value, from + PIXEL_BYTES);
-                        if (cell & 4) raw[2] = load_at(p.value, from + down);
-                        if (cell & 8) raw[3] = load_at(p.value, from + down + PIXEL_BYTES);
-                    }
+                    if (DOTS && cell != NOWHERE) read_corners<true>(p, base, make_uint2(cell, down), raw);
 #pragma unroll
                     for (int c = 0; c < 4; ++c) {
                         unpack(raw[c], corner[c]);
@@ -151,17 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cells(const __grid
 #pragma unroll
                 for (int v = 0; v < VEC; ++v) total[c][v] = fmaf(shares[c], g[v], total[c][v]);
             }
-            if constexpr (DOTS) {
-                int bit = 0;
-#pragma unroll
-                for (; (i >> bit & 1) != 0; ++bit) {
-                    merge(stack[bit], dots, lane, bit);
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) dots[c] = stack[bit][c];
-                }
-#pragma unroll
-                for (int c = 0; c < 4; ++c) stack[bit][c] = dots[c];
-            }
+            if constexpr (DOTS) collect(stack, dots, i, lane);
         }
         if constexpr (DOTS) {
             const uint4 own = batch.own[lane];

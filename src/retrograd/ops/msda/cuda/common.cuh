@@ -378,4 +378,22 @@ __device__ __forceinline__ Point load_own(const Problem& p, long long row, bool 
 // The two columns (or rows) of a level that are read for a cell: those of the cell where it is inside, else the nearest.
 __device__ __forceinline__ int nearest_pair(int first, int size) { return min(max(first, 0), size - 2); }
 
+// A lane's part of four corners. `where` is the offset of the first and that to the row below. SAFE reads only corners that
+// are inside, which the low bits of the first offset tell; what else is in `raw` stays.
+template <bool SAFE>
+__device__ __forceinline__ void read_corners(const Problem& p, unsigned base, uint2 where, Raw (&raw)[4]) {
+    if constexpr (SAFE) {
+        // The first corner may be before the level: its offset wraps around, as the sums here do again.
+        const unsigned from = base + (where.x & ~15u);
+        if (where.x & 1) raw[0] = load_at(p.value, from);
+        if (where.x & 2) raw[1] = load_at(p.value, from + PIXEL_BYTES);
+        if (where.x & 4) raw[2] = load_at(p.value, from + where.y);
+        if (where.x & 8) raw[3] = load_at(p.value, from + where.y + PIXEL_BYTES);
+    } else {
+        const unsigned corner = base + where.x, below = corner + where.y;
+        raw[0] = load_at(p.value, corner), raw[1] = load_at(p.value + PIXEL_BYTES, corner);
+        raw[2] = load_at(p.value, below), raw[3] = load_at(p.value + PIXEL_BYTES, below);
+    }
+}
+
 }  // namespace

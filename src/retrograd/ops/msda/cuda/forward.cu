@@ -54,18 +54,7 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, unsigne
             const float4 w = shared.shares[warp][i * GROUPS + group];
             const uint2 where = shared.places[warp][i * GROUPS + group];
             Raw raw[4] = {};
-            if constexpr (SAFE) {
-                // The first corner may be before the level: its offset wraps around, as the sums here do again.
-                const unsigned from = base + (where.x & ~15u);
-                if (where.x & 1) raw[0] = load_at(p.value, from);
-                if (where.x & 2) raw[1] = load_at(p.value, from + PIXEL_BYTES);
-                if (where.x & 4) raw[2] = load_at(p.value, from + where.y);
-                if (where.x & 8) raw[3] = load_at(p.value, from + where.y + PIXEL_BYTES);
-            } else {
-                const unsigned corner = base + where.x, below = corner + where.y;
-                raw[0] = load_at(p.value, corner), raw[1] = load_at(p.value + PIXEL_BYTES, corner);
-                raw[2] = load_at(p.value, below), raw[3] = load_at(p.value + PIXEL_BYTES, below);
-            }
+            read_corners<SAFE>(p, base, where, raw);
             const float shares[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
             for (int c = 0; c < 4; ++c) {

@@ -30,6 +30,19 @@ __device__ __forceinline__ void merge(float (&even)[4], const float (&odd)[4], i
     }
 }
 
+// Takes in the sums of sample i, samples in ascending order; after the last a lane's own sample is on top of the stack.
+__device__ __forceinline__ void collect(float (&stack)[log2_of(LANES) + 1][4], float (&dots)[4], int i, int lane) {
+    int bit = 0;
+#pragma unroll
+    for (; (i >> bit & 1) != 0; ++bit) {
+        merge(stack[bit], dots, lane, bit);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) dots[c] = stack[bit][c];
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) stack[bit][c] = dots[c];
+}
+
 // Of one point, from the dot products of grad_out and its four corners.
 __device__ __forceinline__ void store_gradients(const Problem& p, long long at, const Sample& s, Level level,
                                                 float weight, const float (&d)[4]) {
