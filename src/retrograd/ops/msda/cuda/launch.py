@@ -49,8 +49,10 @@ def _problem_type(levels: int) -> type[_Problem]:
 
 def why_not(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec) -> str | None:
     """Why the kernels of this module do not compute such a call, or None if they do."""
-    if not value.is_cuda or (reason := _why_not_on(value.device.index)) is not None:
-        return f"value is on {value.device}" if not value.is_cuda else reason
+    if not value.is_cuda:
+        return f"value is on {value.device}"
+    if (reason := _why_not_on(value.device.index)) is not None:
+        return reason
     if given := {value.dtype, locations.dtype, weights.dtype} - _TYPES.keys():
         return f"a tensor is {given.pop()}, expected float32, float16 or bfloat16"
     return plan.why_not(_sizes(value, locations, spec))
@@ -161,7 +163,9 @@ def msda_bwd(
     return next(results), next(results), next(results)
 
 
-def _sort(tensors: dict[str, Any], levels: Levels, spec: MsdaSpec, sizes: plan.Sizes, way: plan.Way, dots: int) -> None:
+def _sort(
+    tensors: dict[str, Any], levels: Levels, spec: MsdaSpec, sizes: plan.Sizes, way: plan.Way, *, dots: bool
+) -> None:
     """Sort the samples by cell, then add them up for each pixel (REDUCE) or walk over the cells (CELLS)."""
     device = tensors["value"].device
     sort = plan.plan_sort(sizes, _processors(device.index))

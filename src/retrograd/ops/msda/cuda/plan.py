@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 # Most that a kernel's 32-bit offsets, its tables and its packed records can hold.
 _MAX_BYTES = (1 << 32) - 1
@@ -98,8 +99,9 @@ class Sort:
     slices: int
 
 
+@lru_cache(maxsize=1024)
 def why_not(sizes: Sizes) -> str | None:
-    """Why the kernels cannot compute a call of these sizes, or None if they can."""
+    """Why the kernels cannot compute a call of these sizes, or None if they can; cached, since every call asks."""
     row = sizes.channels * sizes.element_bytes
     limits = (
         (sizes.channels & (sizes.channels - 1) == 0, "C is no power of two"),

@@ -15,6 +15,7 @@ import torch
 from retrograd.errors import NativeBuildError
 from retrograd.ops import subclasses
 from retrograd.ops._native import build
+from retrograd.ops._native.memory import address
 from retrograd.ops.msda.shapes import Levels, inner_dtype, table
 from retrograd.ops.msda.spec import MsdaSpec
 
@@ -168,7 +169,7 @@ def _run(tensors: dict[str, torch.Tensor], levels: Levels, spec: MsdaSpec) -> No
     if grad_out is not None:
         memory["grad_out"] = grad_out
     call = _Call(
-        **{name: _address(tensor) for name, tensor in memory.items()},
+        **{name: address(tensor) for name, tensor in memory.items()},
         **{"size": ctypes.addressof(size), "start": ctypes.addressof(start)},
         **{"value_strides": _strides(value), "grad_strides": _strides(grad_out)},
         **{"batch": batch, "pixels": pixels, "heads": heads, "channels": channels},
@@ -178,7 +179,7 @@ def _run(tensors: dict[str, torch.Tensor], levels: Levels, spec: MsdaSpec) -> No
     scratch = torch.empty(
         threads * library.retrograd_msda_scratch(ctypes.byref(call)), dtype=torch.uint8, device=value.device
     )
-    call.scratch = _address(scratch)
+    call.scratch = address(scratch)
     library.retrograd_msda(ctypes.byref(call))
 
 
@@ -219,13 +220,3 @@ def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _strides(tensor: _Tensor) -> _Strides:
     return _Strides() if tensor is None else _Strides(*tensor.stride()[:3])
-
-
-def _address(tensor: torch.Tensor) -> int:
-    address = tensor.data_ptr()
-    if not address and tensor.numel():
-        raise TypeError(
-            f"impl='native' got a {type(tensor).__name__} without memory of its own, expected a torch.Tensor with "
-            "storage; use impl='torch'"
-        )
-    return address

@@ -13,6 +13,7 @@ import torch
 
 from retrograd.errors import NativeBuildError
 from retrograd.ops._native import build
+from retrograd.ops._native.memory import address
 from retrograd.ops.norm.shapes import empty_results, has_own_s, without_elements
 from retrograd.ops.norm.spec import NormSpec
 
@@ -249,15 +250,7 @@ def _view(tensor: _Tensor, dtype: torch.dtype = torch.float32) -> _Rows:
 
 
 def _address(tensor: _Tensor) -> int | None:
-    if tensor is None:
-        return None
-    address = tensor.data_ptr()
-    if not address and tensor.numel():
-        raise TypeError(
-            f"impl='native' got a {type(tensor).__name__} without memory of its own, expected a torch.Tensor with "
-            "storage; use impl='torch'"
-        )
-    return address
+    return None if tensor is None else address(tensor)
 
 
 def _vector(vector: _Tensor, heads: int, n: int, offset: float = 0.0) -> torch.Tensor:
