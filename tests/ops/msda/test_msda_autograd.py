@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from msda_cases import INPUTS, LEVELS, SAME_BITS, arguments, make_inputs, run
+from msda_cases import INPUTS, LEVELS, SAME_BITS, arguments, assert_within_budget, make_inputs, run, truth
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -42,7 +42,10 @@ def test_only_what_is_needed(frozen: tuple[str, ...], impl: str, device: str, mo
     monkeypatch.setattr(autograd.MsdaFunction, "backward", staticmethod(spy))
     got = run(case, frozen=frozen, impl=impl, **SAME_BITS)
     assert asked == [tuple(name not in frozen for name in INPUTS)]
-    assert all(torch.equal(got[name], want[name]) for name in got)
+    if device == "cuda":  # what nobody needs is compiled away, and what is left contracts other products
+        assert_within_budget(got, truth(case), case)
+    else:
+        assert all(torch.equal(got[name], want[name]) for name in got)
 
 
 def test_without_gradients_nothing_is_kept(impl: str, device: str) -> None:

@@ -30,7 +30,10 @@ KERNELS = ("add", "backward", "cells", "count", "fill", "forward", "reduce", "sc
 @pytest.mark.parametrize("name", launch._THREADS)
 def test_plan_reaches_every_query(name: str, sizes: plan.Sizes) -> None:
     threads, blocks = launch._THREADS[name]
-    chosen = plan.plan_queries(sizes, 132, threads, blocks, adds=name == "add")
+    if name == "forward":
+        chosen = plan.plan_forward(sizes, 132, threads, blocks)
+    else:
+        chosen = plan.plan_queries(sizes, 132, threads, blocks, adds=name == "add")
     if chosen.tiled:
         assert chosen.unit_queries % plan.UNIT_WIDTH == 0
     assert chosen.unit_queries >= 1
@@ -174,6 +177,16 @@ def test_more_pixels_than_shared_memory_has_bins(deterministic: bool) -> None:
     assert plan.plan_sort(sizes, 132).bands == 2
     assert plan.way(sizes, deterministic) is (plan.Way.REDUCE if deterministic else plan.Way.CELLS)
     assert_within_budget(run(case, impl="cuda", deterministic=deterministic), truth(case), case)
+
+
+@gpu
+@pytest.mark.gpu
+def test_a_level_wider_than_the_fast_path_can_number() -> None:
+    levels = [(2, (1 << 23) + 10), (3, 5)]
+    case = make_inputs(levels, torch.float32, "cuda", batch=1, queries=40, heads=1, points=2, channels=4)
+    got = ms_deform_attn(*arguments(case), impl="cuda")
+    want, size = truth(case)["out"]
+    assert_within_budget({"out": got}, {"out": (want, size)}, case)
 
 
 @gpu

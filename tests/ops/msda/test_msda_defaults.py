@@ -91,4 +91,7 @@ def test_the_reference_and_second_derivatives(device: str, other_defaults: Defau
 
     with other_defaults():
         got = twice()
-    assert_same(got, twice())
+    if device == "cuda":  # torch scatters in any order there
+        torch.testing.assert_close(got, twice())
+    else:
+        assert_same(got, twice())

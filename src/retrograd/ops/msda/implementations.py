@@ -99,16 +99,13 @@ def functions(impl: Impl) -> Functions:
 
 @cache
 def _by_sizes() -> Functions:
-    """CUDA C++ where it computes the call and is the faster one, else Triton."""
+    """CUDA C++ where it computes the call, else Triton."""
     from retrograd.ops.msda import cuda, triton
 
     def forward(
         value: torch.Tensor, levels: Levels, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec
     ) -> torch.Tensor:
-        # Where queries are pixels Triton's forward is ahead: 373 us against 412, bfloat16 290 against 340 (H200,
-        # encoder of 800 x 1333, batch of 4); for decoders it is behind, 129 against 117 (900 queries, batch of 16).
-        pays = value.shape[1] != locations.shape[1]
-        chosen = cuda if pays and cuda.why_not(value, locations, weights, spec) is None else triton
+        chosen = cuda if cuda.why_not(value, locations, weights, spec) is None else triton
         return chosen.msda_fwd(value, levels, locations, weights, spec)
 
     def backward(

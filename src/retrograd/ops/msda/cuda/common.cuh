@@ -141,6 +141,13 @@ __device__ __forceinline__ void store_row(char* to, const float (&row)[VEC]) {
     *(Raw*)to = *(Raw*)words;
 }
 
+__device__ __forceinline__ void store_value(char* to, float value) {
+    if constexpr (VALUE_TYPE == F32)
+        *(float*)to = value;
+    else
+        *(unsigned short*)to = (unsigned short)pack(value, 0.0f);
+}
+
 __device__ __forceinline__ float load_point(const char* from, long long i) {
     if constexpr (POINT_TYPE == F32) return __ldg((const float*)from + i);
     const unsigned short bits = __ldg((const unsigned short*)from + i);

@@ -20,7 +20,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type
 _ARCHITECTURES = range(90, 120)  # run on 9.0, compiled for 10.0 by the tests; 12.0 has less shared memory
 # Threads of a CTA, and CTAs on an SM that registers are kept for.
 _THREADS = {
-    "forward": (512, 2),
+    "forward": (1024, 1),
     "backward": (512, 1),
     "add": (384, 1),
     "count": (512, 2),
@@ -83,7 +83,8 @@ def msda_fwd(
         ValueError: `why_not` names a reason.
 
     Numerics: inside float32; shares of the corners are multiplied by the weight before the rows are added up, corner
-    after corner, point after point. Bitwise repeatable; the bits of a query do not depend on the other queries.
+    after corner, for each of up to 32 parts of the points, then the parts. Bitwise repeatable; the bits of a query do
+    not depend on the other queries.
     """
     _check(value, locations, weights, spec)
     sizes, device = _sizes(value, locations, spec), value.device
@@ -93,7 +94,7 @@ def msda_fwd(
     value, locations, weights = map(_dense, (value, *_alike(locations, weights)))
     out = torch.empty(shape, dtype=value.dtype, device=device)
     with torch.cuda.device(device):
-        launch = plan.plan_queries(sizes, _processors(device.index), *_THREADS["forward"])
+        launch = plan.plan_forward(sizes, _processors(device.index), *_THREADS["forward"])
         tensors: dict[str, Any] = dict(value=value, locations=locations, weights=weights, out=out)
         _walk("forward", launch, tensors, levels, spec, sizes)
     return out

@@ -139,6 +139,22 @@ def plan_queries(sizes: Sizes, processors: int, threads: int, blocks: int, *, ad
     return Launch(threads, blocks, unit, tiled, in_turn, slots)
 
 
+def plan_forward(sizes: Sizes, processors: int, threads: int, blocks: int) -> Launch:
+    """For `forward`, whose warps take `unit_queries` at a time; `threads` and `blocks` as in `plan_queries`."""
+    in_turn = sizes.value_bytes > _L2_BYTES
+    slots, tasks = processors * blocks, sizes.batch * sizes.heads * sizes.queries
+    warps = threads // 32
+    if tasks < 4 * slots * warps:
+        threads, blocks, warps = 128, 1, 4
+        ctas = sizes.batch * sizes.heads * -(-sizes.queries // warps)
+        return Launch(threads, blocks, 1, False, in_turn, ctas)
+    if sizes.queries == sizes.pixels:
+        return Launch(threads, blocks, UNIT_WIDTH, True, False, slots)
+    # Neighbours, and yet several runs for every warp.
+    run = max(1, min(UNIT_WIDTH, tasks // (8 * slots * warps)))
+    return Launch(threads, blocks, run, False, in_turn, slots)
+
+
 class Way(Enum):
     """How grad_value comes: ADD atomically row by row, REDUCE sorted samples by pixel, CELLS add sorted cells up."""
 

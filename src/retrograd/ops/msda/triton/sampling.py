@@ -77,6 +77,9 @@ def place(p, exists, size, BORDER: tl.constexpr, ALIGNED: tl.constexpr, INDEX: t
         far: tl.constexpr = 2.0 ** (INDEX.primitive_bitwidth - 2)
         x = tl.where(tl.abs(x) < far, x, -2.0)
     cell = tl.floor(x)
+    if ALIGNED and not BORDER:
+        # NVIDIA's floor takes a subnormal for 0; positions are none in the other modes, or not below 0.
+        cell = tl.where((x < 0.0) & (cell == 0.0), -1.0, cell)
     return cell.to(INDEX), x - cell, moves
 
 
