@@ -64,6 +64,16 @@ def test_way_of_the_sums() -> None:
     assert plan.way(DECODER, deterministic=True) is plan.Way.REDUCE
 
 
+def test_the_faster_of_the_two_is_chosen() -> None:
+    narrow = plan.Sizes(**(vars(DECODER) | {"element_bytes": 4}))
+    assert plan.forward_pays(ENCODER)
+    assert plan.forward_pays(DECODER)
+    assert not plan.forward_pays(narrow)
+    assert plan.backward_pays(ENCODER, deterministic=False)
+    assert plan.backward_pays(narrow, deterministic=True)
+    assert not plan.backward_pays(narrow, deterministic=False)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -99,13 +99,14 @@ def functions(impl: Impl) -> Functions:
 
 @cache
 def _by_sizes() -> Functions:
-    """CUDA C++ where it computes the call, else Triton."""
+    """CUDA C++ where it computes the call and is the faster one, else Triton."""
     from retrograd.ops.msda import cuda, triton
 
     def forward(
         value: torch.Tensor, levels: Levels, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec
     ) -> torch.Tensor:
-        chosen = cuda if cuda.why_not(value, locations, weights, spec) is None else triton
+        pays = cuda.why_not(value, locations, weights, spec) is None and cuda.forward_pays(value, locations, spec)
+        chosen = cuda if pays else triton
         return chosen.msda_fwd(value, levels, locations, weights, spec)
 
     def backward(
@@ -121,7 +122,8 @@ def _by_sizes() -> Functions:
         need_weights: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         needs = dict(need_value=need_value, need_locations=need_locations, need_weights=need_weights)
-        chosen = cuda if cuda.why_not(value, locations, weights, spec) is None else triton
+        pays = cuda.why_not(value, locations, weights, spec) is None and cuda.backward_pays(value, locations, spec)
+        chosen = cuda if pays else triton
         return chosen.msda_bwd(grad_out, value, levels, locations, weights, spec, **needs)
 
     # CUDA C++ has no kernel for the fused form.

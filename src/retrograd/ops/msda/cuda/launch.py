@@ -58,6 +58,16 @@ def why_not(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor,
     return plan.why_not(_sizes(value, locations, spec))
 
 
+def forward_pays(value: torch.Tensor, locations: torch.Tensor, spec: MsdaSpec) -> bool:
+    """Whether `msda_fwd` is faster than Triton's for a call that both compute."""
+    return plan.forward_pays(_sizes(value, locations, spec))
+
+
+def backward_pays(value: torch.Tensor, locations: torch.Tensor, spec: MsdaSpec) -> bool:
+    """Whether `msda_bwd` is faster than Triton's for a call that both compute."""
+    return plan.backward_pays(_sizes(value, locations, spec), spec.deterministic)
+
+
 @cache
 def _why_not_on(device_index: int) -> str | None:
     if torch.version.hip is not None:
