@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retrograd import flake as flake
     from retrograd import nn as nn
     from retrograd import ops as ops
     from retrograd import patch as patch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from retrograd.check.run import verify as verify
     from retrograd.check.spec import op as op
     from retrograd.check.spec import tensor as tensor
+    from retrograd.flake.inprocess import flake_rate as flake_rate
     from retrograd.record import Report as Report
     from retrograd.report import write as write
 
@@ -24,13 +26,27 @@ _HOMES = {
     "tensor": "retrograd.check.spec",
     "verify": "retrograd.check.run",
     "assert_backward": "retrograd.check.asserts",
+    "flake_rate": "retrograd.flake.inprocess",
     "Report": "retrograd.record",
     "write": "retrograd.report",
 }
 
-_ROOMS = ("nn", "ops", "patch")
+_ROOMS = ("flake", "nn", "ops", "patch")
 
-__all__ = ["Report", "__version__", "assert_backward", "nn", "op", "ops", "patch", "tensor", "verify", "write"]
+__all__ = [
+    "Report",
+    "__version__",
+    "assert_backward",
+    "flake",
+    "flake_rate",
+    "nn",
+    "op",
+    "ops",
+    "patch",
+    "tensor",
+    "verify",
+    "write",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from retrograd.errors import UsageError
@@ -61,3 +62,13 @@ def cache_home() -> Path:
     """The folder that programs keep re-creatable files in."""
     chosen = os.environ.get("XDG_CACHE_HOME")
     return Path(chosen) if chosen else Path.home() / ".cache"
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that this one starts, with variables changed."""
+    return dict(os.environ) | dict(changes)
+
+
+def hash_seed(chosen: int) -> dict[str, str]:
+    """PYTHONHASHSEED for a process that is started, unless the user has set it for all of them."""
+    return {} if os.environ.get("PYTHONHASHSEED") else {"PYTHONHASHSEED": str(chosen)}

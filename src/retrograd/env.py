@@ -16,11 +16,16 @@ _PACKAGES = ("retrograd", "torch", "triton", "numpy")
 def collect() -> dict[str, str]:
     """Versions, devices and the variables that matter; torch is imported only if it is installed."""
     facts = {"python": platform.python_version(), "platform": platform.platform()}
-    facts |= {name: _version(name) for name in _PACKAGES}
+    facts |= versions()
     facts["devices"] = _devices() if find_spec("torch") else "cpu"
     facts["TRITON_INTERPRET"] = "1" if config.interpreting() else "0"
     facts["CI"] = "yes" if config.in_ci() else "no"
     return facts
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that matter; none is imported."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 def as_text(facts: dict[str, str]) -> str:

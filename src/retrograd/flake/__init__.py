@@ -1,0 +1,26 @@
+"""Flaky tests: run again under control, told apart, counted, extrapolated, explained. Starts without torch.
+
+report = retrograd.flake.run("tests/test_x.py::test_y", seeds=30)
+retrograd.flake_rate(lambda seed: margin_of(seed), seeds=300).assert_below(0.01)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrograd.flake.examine import run as run
+    from retrograd.flake.inprocess import flake_rate as flake_rate
+    from retrograd.flake.record import Flake as Flake
+    from retrograd.flake.record import FlakeReport as FlakeReport
+
+__all__ = ["Flake", "FlakeReport", "flake_rate", "run"]
+_HOMES = {"Flake": "record", "FlakeReport": "record", "flake_rate": "inprocess", "run": "examine"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"retrograd.flake.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'retrograd.flake' has no attribute {name!r}; it has {', '.join(__all__)}")

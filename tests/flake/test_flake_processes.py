@@ -1,0 +1,114 @@
+"""Tests that take their process down, hang or do not exist: each a clear statement, and nothing takes the tool down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrograd.errors import UsageError
+from retrograd.flake import run
+
+SPECIMENS = Path(__file__).parent / "specimens"
+
+
+def examine(name, **options):
+    (found,) = run(str(SPECIMENS / name), **options).flakes
+    return found
+
+
+def test_a_test_that_is_always_wrong_is_no_flake():
+    found = examine("flaky.py:always_wrong", seeds=10)
+    assert (found.verdict, found.kinds) == ("broken", ())
+    assert found.rate.low == pytest.approx(0.025 ** (1 / 10))
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "said"),
+    [("dies", "crashed", "killed by SIGABRT"), ("leaves", "crashed", "exit code 0"), ("hangs", "hung", "in hangs")],
+)
+def test_three_in_a_row_are_enough(name, outcome, said):
+    found = examine(f"flaky.py:{name}", seeds=10, timeout=0.5)
+    assert found.verdict == "broken"
+    assert [run.outcome for run in found.runs] == [outcome] * 3
+    assert [reason.kind for reason in found.reasons] == [outcome]
+    assert said in found.message
+    assert any("17 runs were given up" in note for note in found.notes)
+
+
+def test_a_crash_now_and_then_is_a_seed_flake():
+    found = examine("flaky.py:dies_sometimes", seeds=9)
+    assert (found.verdict, found.kinds, found.failing_seeds) == ("flaky", ("seed",), (2, 5, 8))
+    assert len([run for run in found.runs if run.stage == "seeds"]) == 18
+
+
+BROKEN = {
+    "raises.py": "raise ValueError('no data here')\n",
+    "syntax.py": "def test_x(:\n",
+    "empty.py": "x = 1\n",
+    "dies.py": "import os\nos._exit(3)\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere.py::test_x", "there is no 'nowhere.py' here"),
+        ("empty.py::test_x", "not found"),
+        ("empty.py", "no test"),
+        ("raises.py", "ValueError: no data here"),
+        ("syntax.py", "SyntaxError"),
+        ("dies.py", "exit code 3"),
+        ("dies.py:f", "exit code 3"),
+        ("empty.py:f", "no attribute 'f'"),
+        ("empty.py:x", "'empty.py:x' is int, expected something to call"),
+        ("raises.py:f", "ValueError: no data here"),
+        ("nowhere.py:f", "there is no file 'nowhere.py'"),
+        ("not_a_module_of_ours:f", "No module named 'not_a_module_of_ours'"),
+        ("test_without_place", "there is no 'test_without_place' here"),
+        ("module:not a name", "unknown target"),
+    ],
+)
+def test_what_cannot_be_run_is_said(tmp_path, monkeypatch, target, said):
+    monkeypatch.chdir(tmp_path)
+    for name, text in BROKEN.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as raised:
+        run(target, seeds=2)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(seeds=0), "`seeds` is 0, expected a whole number of at least 1"),
+        (dict(first=-1), "`seed` is -1"),
+        (dict(repeats=1.5), "`repeats` is 1.5"),
+        (dict(jobs=0), "`jobs` is 0"),
+        (dict(timeout=0), "`timeout` is 0, expected seconds above 0"),
+        (dict(timeout=float("nan")), "`timeout` is nan"),
+        (dict(threads=(0,)), "`threads` has 0"),
+        (dict(env={"A B": ["1"]}), "`env` has 'A B'"),
+        (dict(env={"A": "1"}), "`env` has 'A': '1'"),
+    ],
+)
+def test_bad_options_are_named(options, said):
+    with pytest.raises(UsageError) as raised:
+        run(str(SPECIMENS / "flaky.py:steady"), **options)
+    assert said in str(raised.value)
+
+
+def test_no_target():
+    with pytest.raises(UsageError, match="`targets` is empty"):
+        run()
+
+
+def test_jobs_change_nothing():
+    one, two = (examine("flaky.py:steady", seeds=3, jobs=jobs) for jobs in (1, 2))
+    assert [(r.seed, r.outcome, r.margins) for r in one.runs] == [(r.seed, r.outcome, r.margins) for r in two.runs]
+
+
+def test_what_a_process_leaves_behind_does_not_matter():
+    """A thread that never ends, and a grandchild that holds the output open."""
+    found = examine("flaky.py:leaves_things_behind", seeds=2, repeats=1)
+    assert found.verdict == "steady"
