@@ -5,11 +5,15 @@
         retrograd_stage.assert_passes()
 
 gives one test a stage: test_rms_norm[contract], test_rms_norm[mutation], ... For a single comparison use
-`retrograd.assert_backward`.
+`retrograd.assert_backward`. How often something fails over seeds is asserted by
+
+    def test_rarely_off(bwd):
+        bwd.flake_rate(lambda seed: err_over_tol(seed), seeds=300).assert_below(0.01, confidence=0.95)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,10 +22,12 @@ _VERIFIERS = pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--retrograd-level and --retrograd-seed."""
+    """--retrograd-level, --retrograd-seed and --retrograd-flake-seed."""
     group = parser.getgroup("retrograd", "verification of backward passes")
     group.addoption("--retrograd-level", choices=["quick", "full"], help="level of every retrograd mark")
     group.addoption("--retrograd-seed", type=int, help="seed of every retrograd mark (default 0)")
+    text = "seed random, NumPy and torch before each test, as retrograd flake does"
+    group.addoption("--retrograd-flake-seed", type=int, help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +35,40 @@ def pytest_configure(config: pytest.Config) -> None:
     text = "retrograd(spec, **options): verify an op; the test takes the fixture `retrograd_stage`, one test a stage"
     config.addinivalue_line("markers", text)
     config.stash[_VERIFIERS] = {}
+    seed = config.getoption("--retrograd-flake-seed")
+    if seed is not None:
+        config.pluginmanager.register(_Seeded(seed), "retrograd-seeded")
+
+
+class _Seeded:
+    """Seeds every test as `retrograd flake` does; registered only if asked for."""
+
+    def __init__(self, seed: int) -> None:
+        from retrograd.flake.seeding import seed_all, seed_imports
+
+        self.seed, self.seed_all = seed, seed_all
+        seed_imports()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Before any fixture draws."""
+        self.seed_all(self.seed)
+
+
+class Backward:
+    """What the fixture `bwd` offers."""
+
+    def flake_rate(self, function: Callable[..., Any], seeds: int = 100, **options: Any) -> Any:
+        """`retrograd.flake_rate`."""
+        from retrograd.flake.inprocess import flake_rate
+
+        return flake_rate(function, seeds, **options)
+
+
+@pytest.fixture
+def bwd() -> Backward:
+    """Statements about backward passes that are not of one run: `bwd.flake_rate(fn, seeds=300).assert_below(0.01)`."""
+    return Backward()
 
 
 class StageCheck:

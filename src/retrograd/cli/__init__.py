@@ -8,7 +8,7 @@ import click
 
 from retrograd.errors import RetrogradError
 
-_COMMANDS = ("verify", "report", "bench", "env")
+_COMMANDS = ("verify", "flake", "report", "bench", "env")
 
 
 class _Lazy(click.Group):

@@ -23,8 +23,7 @@ def command(file: Path, outputs: tuple[str, ...]) -> None:
     The exit code tells whether the file could be rendered, not its verdict.
     """
     from retrograd.errors import UsageError
-    from retrograd.record import Report
-    from retrograd.report import check_paths, write
+    from retrograd.report import check_paths, read, write
 
     check_paths(*outputs)
     try:
@@ -33,12 +32,17 @@ def command(file: Path, outputs: tuple[str, ...]) -> None:
         raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise UsageError(f"cannot read {str(file)!r}: it is not UTF-8 text; expected a .json record") from None
-    report = Report.from_json(text)
+    report = read(text)
     if outputs:
         write(report, *outputs)
         return
     from rich.console import Console
 
-    from retrograd.report.text import render
+    from retrograd.flake.record import FlakeReport
+    from retrograd.report import flake
+    from retrograd.report import text as plain
 
-    render(report, Console())
+    if isinstance(report, FlakeReport):
+        flake.render(report, Console())
+    else:
+        plain.render(report, Console())

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from retrograd import config
+from retrograd.cli._progress import live
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from retrograd.record import Report
-
-Progress = Callable[[str, str], None]
 
 
 def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -84,7 +82,7 @@ def command(
     names = tuple(dtype_name(d, "--dtype") for d in dtypes) or None
     place = _device(device)
     # An op that prints must not get between a reader and the JSON on stdout.
-    with contextlib.redirect_stdout(sys.stderr), _progress(quiet) as progress:
+    with contextlib.redirect_stdout(sys.stderr), live(quiet) as progress:
         from retrograd.catalog import resolve
         from retrograd.check.run import verify
 
@@ -129,28 +127,6 @@ def _interpreter() -> None:
             "will not run on the CPU; set the variable yourself",
             err=True,
         )
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """Live progress for a person, one plain line a stage for a log, nothing if quiet; always on stderr."""
-    if quiet:
-        yield None
-    elif sys.stderr.isatty() and not config.in_ci():
-        from rich.console import Console
-        from rich.text import Text
-
-        # Text, because a case such as `x[0]` must not be read as markup.
-        with Console(stderr=True).status(Text("starting")) as status:
-            yield lambda stage, text: status.update(Text(f"{stage}: {text}"))
-    else:
-
-        def tell(stage: str, text: str) -> None:
-            # A log needs the outcome only; a start is for who watches.
-            if text != "running":
-                click.echo(f"{stage}: {text}", err=True)
-
-        yield tell
 
 
 def _print(report: Report, shape: str) -> None:

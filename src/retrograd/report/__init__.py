@@ -1,4 +1,4 @@
-"""Renderers of a `Report`, chosen by the suffix of the file to write.
+"""Renderers of a `Report` or a `FlakeReport`, chosen by the suffix of the file to write.
 
 The renderers are imported when they are used: a report can be read and compared without rich, jinja2
 or vl_convert.
@@ -11,28 +11,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 from retrograd.errors import UsageError
+from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
+from retrograd.flake.record import FlakeReport
 from retrograd.record import Report
 
-__all__ = ["check_paths", "write"]
+__all__ = ["check_paths", "read", "write"]
 
 
-def _html(report: Report) -> str:
-    from retrograd.report.html import render
-
-    return render(report)
+AnyReport = Report | FlakeReport
 
 
-def _text(report: Report) -> str:
-    from retrograd.report.text import to_text
+def _html(report: AnyReport) -> str:
+    from retrograd.report.html import render, render_flake
 
-    return to_text(report)
+    return render_flake(report) if isinstance(report, FlakeReport) else render(report)
 
 
-def _json(report: Report) -> str:
+def _text(report: AnyReport) -> str:
+    from retrograd.report import flake, text
+
+    return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
+
+
+def _json(report: AnyReport) -> str:
     return report.to_json() + "\n"
 
 
-_FORMATS: dict[str, Callable[[Report], str]] = {".html": _html, ".json": _json, ".txt": _text}
+_FORMATS: dict[str, Callable[[AnyReport], str]] = {".html": _html, ".json": _json, ".txt": _text}
+
+
+def read(text: str) -> AnyReport:
+    """The report that JSON holds, whichever it is; UsageError if it is none."""
+    # The schema stands in the text; a look at it decides whose error message fits.
+    return FlakeReport.from_json(text) if f'"{FLAKE_SCHEMA}"' in text else Report.from_json(text)
 
 
 def check_paths(*paths: str | os.PathLike[str]) -> None:
@@ -53,7 +64,7 @@ def check_paths(*paths: str | os.PathLike[str]) -> None:
             require()
 
 
-def write(report: Report, *paths: str | os.PathLike[str]) -> None:
+def write(report: AnyReport, *paths: str | os.PathLike[str]) -> None:
     """Write the report to every path, as HTML, JSON or text by its suffix.
 
     Raises:

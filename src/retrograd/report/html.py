@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import MissingExtraError
+from retrograd.flake.record import FlakeReport
 from retrograd.record import Profile, Report, StageResult
-from retrograd.report import charts, words
+from retrograd.report import charts, flake, words
 
 # Enough to see the pattern; the embedded record has all of them.
 _MOST_PROFILES = 12
@@ -42,18 +43,10 @@ def render(report: Report) -> str:
         MissingExtraError: vl-convert-python is not installed.
     """
     require()
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     chosen = profiles(report)
-    return environment.get_template("report.html.j2").render(
+    return _template("report.html.j2").render(
         report=report,
         words=words,
         figures=[_figure(stage, profile, Markup) for stage, profile in chosen[:_MOST_PROFILES]],
@@ -63,6 +56,37 @@ def render(report: Report) -> str:
     )
 
 
+def render_flake(report: FlakeReport) -> str:
+    """The page of a flake report as text.
+
+    Raises:
+        MissingExtraError: vl-convert-python is not installed.
+    """
+    require()
+    from markupsafe import Markup
+
+    figures = []
+    for found in report.flakes:
+        chart = charts.margins([(run.outcome, m.worst) for run in found.runs for m in run.margins])
+        figures.append(Markup(_svg(chart)) if chart else "")
+    return _template("flake.html.j2").render(
+        report=report, flake=flake, words=words, figures=figures, record=Markup(island(report))
+    )
+
+
+def _template(name: str) -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
+
+
 def profiles(report: Report) -> list[tuple[StageResult, Profile]]:
     """What is drawn: the profiles of failed stages, then those of the stage that compares with the oracle."""
     failed = [s for s in report.stages if s.status == "failed"]
@@ -70,7 +94,7 @@ def profiles(report: Report) -> list[tuple[StageResult, Profile]]:
     return [(stage, profile) for stage in (*failed, *oracle) for profile in stage.profiles]
 
 
-def island(report: Report) -> str:
+def island(report: Report | FlakeReport) -> str:
     """The record as JSON in which no text can end the script element or open a comment in it."""
     return report.to_json().replace("<", "\\u003c")
 

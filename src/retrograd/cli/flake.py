@@ -1,0 +1,153 @@
+"""`retrograd flake`: does a test fail sometimes, how often, when and why; the verdict as the exit code."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from retrograd.cli._progress import live
+from retrograd.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from retrograd.flake.record import FlakeReport
+
+
+def _threads(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
+    words = [word.strip() for word in (value or "").split(",") if word.strip()]
+    for word in words:
+        if not re.fullmatch(r"[1-9]\d*", word):
+            raise UsageError(f"`--threads` has {word!r}, expected whole numbers such as 1,2")
+    return tuple(map(int, words))
+
+
+def _env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for text in value:
+        name, equals, choices = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"`--env` is {text!r}, expected NAME=a,b: a variable with the values to compare")
+        found[name] = tuple(choices.split(","))
+    return found
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="NODEID...")
+@click.option("--seeds", type=int, default=30, show_default=True, help="How many seeds.")
+@click.option("--seed", "first", type=int, help="The first of them  [default: the next in the history, or 0].")
+@click.option("--repeats", type=int, default=2, show_default=True, help="Fresh processes that run all seeds.")
+@click.option("--threads", callback=_threads, metavar="1,2", help="Numbers of threads to compare.")
+@click.option("--env", multiple=True, callback=_env, metavar="NAME=a,b", help="Variables with values to compare.")
+@click.option("--order", "orders", type=int, default=0, metavar="N", help="Orders of the file's other tests before it.")
+@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds after which a run is cut off.")
+@click.option("-j", "--jobs", type=int, default=1, show_default=True, help="Processes at a time.")
+@click.option("--fresh", is_flag=True, help="Each run in a process of its own.")
+@click.option("--pytest", "pytest_args", multiple=True, metavar="ARG", help="One more argument for pytest.")
+@click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--history", "show_history", is_flag=True, help="Print the rates of the history; run nothing.")
+@click.option("--db", type=click.Path(path_type=Path), help="The history  [default: .retrograd/flake.sqlite3].")
+@click.option("--no-history", is_flag=True, help="Neither read nor write the history.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    targets: tuple[str, ...],
+    first: int | None,
+    outputs: tuple[str, ...],
+    as_json: bool,
+    show_history: bool,
+    db: Path | None,
+    no_history: bool,
+    quiet: bool,
+    **plan: object,
+) -> None:
+    """Run tests again and again under control, and say whether, how often, when and why they fail.
+
+    NODEID is a node id of pytest (tests/test_x.py::test_y; a file stands for its tests) or a callable
+    (package.module:name, file.py:name) that raises, returns False or returns a margin err / tol.
+
+    Exit code: 0 no failure seen, 1 flaky or broken, 2 wrong usage, 3 cannot decide.
+    """
+    from retrograd.flake import history
+
+    path = db or history.DEFAULT
+    if show_history:
+        _print_history(path, targets, as_json)
+        return
+    from retrograd.report import check_paths, write
+
+    check_paths(*outputs)
+    report = _run(targets, first, None if no_history else path, quiet, plan)
+    _print(report, as_json)
+    write(report, *outputs)
+    if not no_history:
+        _keep(path, report, chosen=db is not None)
+    ctx.exit(report.exit_code)
+
+
+def _run(
+    targets: tuple[str, ...], first: int | None, path: Path | None, quiet: bool, plan: dict[str, object]
+) -> FlakeReport:
+    from retrograd.flake import history
+    from retrograd.flake.examine import run
+
+    _need_pytest(targets)
+    if first is None:
+        # Seeds that were tried before would tell nothing new.
+        first = max((history.next_seed(path, target) for target in targets), default=0) if path else 0
+    with live(quiet) as tell:
+        command_line = "retrograd " + " ".join(sys.argv[1:])
+        return run(*targets, first=first, progress=tell, command=command_line, **plan)  # type: ignore[arg-type]
+
+
+def _need_pytest(targets: tuple[str, ...]) -> None:
+    from importlib.util import find_spec
+
+    from retrograd.flake.plan import Target
+
+    if any(Target(target).is_test for target in targets) and not find_spec("pytest"):
+        raise MissingExtraError("pytest", "flake", "retrograd flake with a node id")
+
+
+def _keep(path: Path, report: FlakeReport, chosen: bool) -> None:
+    """Append to the history; where its place was not chosen, that it cannot be written is no reason to fail."""
+    from retrograd.flake import history
+
+    try:
+        history.record(path, report, history.revision())
+    except UsageError as error:
+        if chosen:
+            raise
+        click.echo(f"retrograd: the runs were not kept: {error}", err=True)
+
+
+def _print(report: FlakeReport, as_json: bool) -> None:
+    if as_json:
+        click.echo(report.to_json())
+        return
+    from rich.console import Console
+
+    from retrograd.report.flake import render
+
+    render(report, Console())
+
+
+def _print_history(path: Path, targets: tuple[str, ...], as_json: bool) -> None:
+    from retrograd.flake import history
+
+    found = history.periods(path, targets)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        click.echo(json.dumps([asdict(period) for period in found], indent=1))
+        return
+    from rich.console import Console
+
+    from retrograd.report.flake import render_history
+
+    render_history(found, Console())
