@@ -3,7 +3,8 @@
 Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter on CPU tensors), CI
 (set by continuous integration: no live progress), CXX (the C++ compiler of CPU kernels), XDG_CACHE_HOME (where the
 compiled ones are kept; ~/.cache by default) and RETROGRAD_HOST (the C++ path of eager norms: "auto" takes it where it
-has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone).
+has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone). PYTHONHASHSEED is set for the
+processes of `retrograd flake`, unless the user has set it.
 """
 
 from __future__ import annotations

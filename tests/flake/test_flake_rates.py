@@ -39,7 +39,7 @@ def test_the_interval_covers_by_enumeration(runs, truth, level):
 def test_the_interval_covers_in_experiments():
     """Whole examinations of a test that fails at 7 % of its seeds."""
     random = np.random.default_rng(1)
-    experiments, covered = 200, 0
+    experiments, covered = 80, 0
     for _ in range(experiments):
         bad = set(np.flatnonzero(random.random(30) < 0.07).tolist())
         found = flake_rate(lambda seed, bad=bad: seed not in bad, seeds=30).rate

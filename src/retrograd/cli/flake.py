@@ -82,10 +82,11 @@ def command(
 
     check_paths(*outputs)
     report = _run(targets, first, None if no_history else path, quiet, plan)
-    _print(report, as_json)
-    write(report, *outputs)
+    # Kept first: a reader may close the pipe before it has read everything.
     if not no_history:
         _keep(path, report, chosen=db is not None)
+    _print(report, as_json)
+    write(report, *outputs)
     ctx.exit(report.exit_code)
 
 

@@ -197,7 +197,7 @@ def independent(runs: Sequence[Run], chosen: Sequence[Kind], setting: str | None
     alone = [run for run in counted(runs) if run.stage == "alone" and main and run.setting == main[0].setting]
     firsts = [run for run in (*main, *alone) if run.place == 0]
     # Processes with one hash seed are one draw, if it is the hash that decides.
-    return list({(run.hash_seed, run.seed): run for run in reversed(firsts)}.values()) if alone else firsts
+    return list({(run.hash_seed, run.seed): run for run in reversed(firsts)}.values())
 
 
 def rate_of(runs: Sequence[Run], chosen: Sequence[Kind], setting: str | None = None) -> Rate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,9 +43,14 @@ class Examination:
         Raises:
             UsageError: a batch cannot be run at all: no such test, a file that cannot be imported.
         """
-        numbered = [(batch, next(self._processes)) for batch in batches]
+        numbers = [next(self._processes) for _ in batches]
+        stop = threading.Event()
         with ThreadPoolExecutor(self.settings.jobs) as pool:
-            outcomes = list(pool.map(self._execute, *zip(*numbered, strict=True)))
+            try:
+                outcomes = list(pool.map(self._execute, batches, numbers, [stop] * len(numbers)))
+            except BaseException:
+                stop.set()  # Ctrl-C comes to this thread only; the others must end their processes
+                raise
         made: list[Run] = []
         for outcome in outcomes:
             if outcome.problem:
@@ -57,10 +63,10 @@ class Examination:
         self.runs += made
         return made
 
-    def _execute(self, batch: Batch, number: int) -> processes.Outcome:
+    def _execute(self, batch: Batch, number: int, stop: threading.Event) -> processes.Outcome:
         where = f" with {batch.setting.name}" if batch.setting.name else ""
         self._tell(self.target.name, f"{batch.stage}: process {number + 1}, {len(batch.trials)} runs{where}")
-        return processes.execute(batch, self.settings.timeout, self.settings.pytest_args, number)
+        return processes.execute(batch, self.settings.timeout, self.settings.pytest_args, number, stop)
 
     def note(self, text: str) -> None:
         """Say once."""
@@ -113,7 +119,9 @@ class Examination:
         if not candidates:
             return
         seed = candidates[0]
-        self.go([self._batch("alone", [Trial(seed)] * _TIMES, i + 1) for i in range(_ALONE)])
+        # Where a run costs its process, or all the time there is, one in each has to do.
+        lost = any(run.outcome in ("crashed", "hung") for run in main if run.seed == seed)
+        self.go([self._batch("alone", [Trial(seed)] * (1 if lost else _TIMES), i + 1) for i in range(_ALONE)])
         pattern = classify.pattern(self.runs)
         if pattern == "process":
             self.go([self._batch("hash", [Trial(seed)], i + 1) for i in range(_ALONE)])

@@ -43,21 +43,21 @@ class Outcome:
     left: int = 0  # trials that were given up
 
 
-def execute(batch: Batch, timeout: float, pytest_args: tuple[str, ...], process: int) -> Outcome:
+def execute(batch: Batch, timeout: float, pytest_args: tuple[str, ...], process: int, stop: threading.Event) -> Outcome:
     """Run a batch; nothing that a test does to its process raises here.
 
     A process that dies or goes silent for `timeout` seconds ends the run that it was in ("crashed", "hung"); a new
-    process takes the rest, until three in a row got nowhere.
+    process takes the rest, until three in a row got nowhere. `stop` ends the process and what it made so far is lost.
     """
     out = Outcome()
     trials = list(batch.trials)
     in_a_row = 0
     while trials or not batch.trials:  # without trials a process collects only
-        part = _Process(replace(batch, trials=tuple(trials)), timeout, pytest_args)
+        part = _Process(replace(batch, trials=tuple(trials)), timeout, pytest_args, stop)
         ended = part.wait(out)
         for index, data in part.runs.items():
             out.runs.append(_run(batch, trials[index], data, process, index))
-        if ended in ("end", "problem"):
+        if ended in ("end", "problem", "stopped"):
             break
         if part.started is None:
             out.problem = _ended(ended, part.log(), "while the test was being imported")
@@ -91,8 +91,8 @@ def _ended(how: str, log: str, where: str) -> str:
 class _Process:
     """One child: its files, its output, its state."""
 
-    def __init__(self, batch: Batch, timeout: float, pytest_args: tuple[str, ...]) -> None:
-        self._batch, self._timeout, self._pytest_args = batch, timeout, pytest_args
+    def __init__(self, batch: Batch, timeout: float, pytest_args: tuple[str, ...], stop: threading.Event) -> None:
+        self._batch, self._timeout, self._pytest_args, self._stop = batch, timeout, pytest_args, stop
         self.started: int | None = None  # the trial that it is in
         self.runs: dict[int, dict[str, Any]] = {}
         self.silent = 0.0
@@ -165,6 +165,8 @@ class _Process:
                 limit = self._timeout + 1 if self.started is not None else max(self._timeout, STARTUP)
                 if self.silent > limit:
                     return "hung"
+                if self._stop.is_set():
+                    return "stopped"
                 time.sleep(_TICK)
 
     def _hear(self, words: list[Any], out: Outcome) -> bool:

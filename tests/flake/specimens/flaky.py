@@ -42,11 +42,6 @@ def one_seed_in_five(seed):
     assert seed % 5 != 3, f"seed {seed} is one of the bad ones"
 
 
-def draws():
-    """Seed flake through the global generators: fails for 30 % of the draws."""
-    assert random.random() + np.random.rand() * 0 > 0.3
-
-
 def unseeded():
     """Run flake: a source that no seed controls."""
     return 1e3 if _secret().random() < 0.4 else 0.01
@@ -160,3 +155,10 @@ def leaves_things_behind():
     """Healthy, but a child process keeps the output open for a while."""
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
     threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+
+
+def asserts_a_difference():
+    """Healthy: a comparison that must not hold, beside one that must."""
+    x = np.random.rand(50) + 1
+    assert not np.allclose(x, x + 1e-2)
+    np.testing.assert_allclose(x * (1 + 1e-8 * np.random.rand(50)), x, rtol=1e-6)
