@@ -96,6 +96,15 @@ def test_environment_by_thread_count():
     assert examine("flaky.py:steady", seeds=5, threads=(1, 2)).verdict == "steady"
 
 
+def test_a_race_that_needs_two_threads():
+    """The setting in which it fails is the one that is looked at closer."""
+    found = examine("flaky.py:two_threads_race", seeds=10, threads=(1, 2))
+    assert found.kinds == ("run", "environment")
+    assert reasons(found) == ["race"]
+    assert found.rate.failures == 0
+    assert found.settings[1][1].failures > 0
+
+
 def test_environment_by_variable():
     found = examine("flaky.py:chunks", seeds=3, env={"OMP_NUM_THREADS": ["1", "3"]})
     assert found.kinds == ("environment",)

@@ -95,7 +95,7 @@ def test_every_comparison_of_a_test_is_seen():
     margins = found.runs[0].margins
     # Fresh memory is used too, and written before it is read: the look at uninitialised memory leaves it alone.
     assert (found.verdict, found.reasons) == ("steady", ())
-    assert [run.fill for run in found.runs] == ["", "control", "nan", "control", "nan"]
+    assert [run.fill for run in found.runs] == ["", "control", "control", "nan", "nan"]
     calls: Counter[str] = Counter()
     for m in margins:
         calls[m.call] += m.calls

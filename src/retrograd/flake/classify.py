@@ -28,6 +28,12 @@ def main_runs(runs: Iterable[Run], setting: str | None = None) -> list[Run]:
     return [run for run in main if run.setting == chosen]
 
 
+def focus(runs: Iterable[Run]) -> str | None:
+    """The setting to look closer at: the first in which a run failed, else the first; None if nothing ran."""
+    main = [run for run in counted(runs) if run.stage == "seeds"]
+    return next((run.setting for run in main if run.failed), main[0].setting if main else None)
+
+
 def by_seed(runs: Iterable[Run]) -> dict[int, list[Run]]:
     """Runs of each seed, in their order."""
     found: dict[int, list[Run]] = defaultdict(list)
@@ -87,13 +93,21 @@ def kinds(runs: Sequence[Run]) -> tuple[Kind, ...]:
         found.append("environment")
     for setting in settings:
         main = main_runs(runs, setting)
-        found += _within(main, runs if setting == settings[0] else main, "order" in found)
-    if any(run.failed and run.fill == "nan" for run in runs) and not found:
+        found += _within(main, [run for run in runs if run.setting == setting], "order" in found)
+    if poisoned(runs) and not found:
         found.append("run")
     if not found and any(run.failed for run in main_runs(runs)):
         found.append("seed")
     every: tuple[Kind, ...] = ("seed", "run", "order", "environment")
     return tuple(kind for kind in every if kind in found)
+
+
+def poisoned(runs: Iterable[Run]) -> list[Run]:
+    """Runs that failed because fresh memory was filled with NaN: each did, and none in the same mode without."""
+    looked = [run for run in runs if run.stage == "fill"]
+    filled = [run for run in looked if run.fill == "nan"]
+    sound = all(run.failed for run in filled) and not any(run.failed for run in looked if run.fill == "control")
+    return filled if len(filled) > 1 and sound else []
 
 
 def _within(main: list[Run], runs: Sequence[Run], ordered: bool) -> list[Kind]:
@@ -127,7 +141,9 @@ def _is_order(runs: Sequence[Run]) -> bool:
     alone = [run for run in runs if run.stage == "alone"]
     after = [run for run in counted(runs) if run.stage == "order"]
     steady = {run.seed: run.failed for run in alone if run.place == 0} | {
-        seed: group[0].failed for seed, group in by_seed(main_runs(runs)).items() if len({r.failed for r in group}) == 1
+        seed: group[0].failed
+        for seed, group in by_seed(main_runs(runs, focus(runs))).items()
+        if len({r.failed for r in group}) == 1
     }
     if any(run.seed in steady and run.failed != steady[run.seed] for run in after if _confirmed(run, after)):
         return True

@@ -13,7 +13,7 @@ from itertools import count
 
 from retrograd.errors import UsageError
 from retrograd.flake import classify, processes, rates, reasons, words
-from retrograd.flake.plan import Batch, Setting, Settings, Target, Trial, parse
+from retrograd.flake.plan import Batch, Settings, Target, Trial, parse
 from retrograd.flake.record import Flake, FlakeReport, Run
 
 Progress = Callable[[str, str], None]
@@ -92,7 +92,7 @@ class Examination:
             self._left += sum(len(batch.trials) for batch in batches)
         elif batches:
             self.go(batches)
-        main = classify.main_runs(self.runs)
+        main = classify.main_runs(self.runs, classify.focus(self.runs))
         if main and not all(run.failed for run in classify.counted(self.runs)):
             self._closer(main)
             self._fill(main)
@@ -104,10 +104,10 @@ class Examination:
             self.note(f"{self._unrecorded} comparisons could not be measured")
 
     def _batch(self, stage: str, trials: Iterable[Trial], hash_seed: int = 1) -> Batch:
-        return Batch(self.target, tuple(trials), stage, self._plain(), hash_seed)
-
-    def _plain(self) -> Setting:
-        return self.settings.settings()[0]
+        looked_at = classify.focus(self.runs)
+        settings = self.settings.settings()
+        setting = next((s for s in settings if s.name == looked_at), settings[0])
+        return Batch(self.target, tuple(trials), stage, setting, hash_seed)
 
     def _closer(self, main: list[Run]) -> None:
         """A seed that wavers, or else one that fails, alone in processes of its own."""
@@ -148,7 +148,9 @@ class Examination:
         bad = {run.seed for run in main if run.failed}
         seed = next((run.seed for run in main if run.seed not in bad), None)
         if seed is not None and self.torch:
-            made = self.go([self._batch("fill", [Trial(seed, fill="control"), Trial(seed, fill="nan")] * 2)])
+            # The control first: memory that was filled once may come again.
+            trials = [Trial(seed, fill=fill) for fill in ("control", "control", "nan", "nan")]
+            made = self.go([self._batch("fill", trials)])
             if any(run.failed for run in made if run.fill == "control"):
                 self.note("uninitialised memory was not looked for: the test fails in torch's deterministic mode")
 
@@ -285,7 +287,7 @@ def describe(
     margins = [classify.margin(run, ignored) for run in classify.independent(runs, kinds)]
     known = [m for m in margins if m is not None]
     tail = rates.tail(known) if any(run.margins for run in main) else None
-    failed = [run for run in classify.counted(runs) if run.failed and run.fill != "control"]
+    failed = [run for run in classify.counted(runs) if run.failed and (not run.fill or run in classify.poisoned(runs))]
     everything = classify.counted(run for run in runs if run.stage == "seeds")
     broken = all(run.failed for run in everything) and "order" not in kinds
     kinds = () if broken else kinds

@@ -20,7 +20,7 @@ FEWEST = 10
 REACH = 100
 # How the tail bends, from lighter than exponential over exponential (0) and log-linear (1) to heavier. Measured
 # over nine laws from maxima of Gaussians to 1 / uniform (tests/flake/test_rates.py), the interval of 30 runs then
-# holds the truth in 87 to 100 % of the samples; steeper ends are met by bounded laws only, where it lies too high.
+# holds the truth in 88 to 100 % of the samples; steeper ends are met by bounded laws only, where it lies too high.
 _BENDS = (-0.75, 1.25)
 
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
-from retrograd.flake.classify import by_seed, main_runs, margin, mixed, pattern, replayed
+from retrograd.flake.classify import by_seed, focus, main_runs, margin, mixed, pattern, poisoned, replayed
 from retrograd.flake.record import Kind, Margin, Reason, Run, Tail
 
 # A kink hits few elements far, and leaves the others where they are in every run.
@@ -27,7 +27,7 @@ _SMOOTH = 10.0
 
 def find(runs: Sequence[Run], kinds: Sequence[Kind], tail: Tail | None, ignored: frozenset[str]) -> tuple[Reason, ...]:
     """Every reason that the runs of an examination support."""
-    main = main_runs(runs)
+    main = main_runs(runs, focus(runs))
     failing = [run for run in runs if run.failed and run.stage in ("seeds", "alone") and not run.fill]
     found = [_uninitialised(runs), _crash(failing, main)]
     if "order" in kinds:
@@ -49,7 +49,7 @@ def _uninitialised(runs: Sequence[Run]) -> Reason | None:
     if len(filled) < 2 or len(control) < 2 or any(run.failed for run in control):
         return None
     seed = filled[0].seed
-    if all(run.failed for run in filled):
+    if poisoned(runs):
         said = f"with fresh memory filled with NaN seed {seed} fails at each of {len(filled)} runs, else it passes: "
         return Reason("uninitialised", f"{said}memory from torch.empty is read before it is written")
     steady = len({run.bits for run in control}) == 1
@@ -74,7 +74,7 @@ def _line(message: str) -> str:
 
 def _state(runs: Sequence[Run]) -> Reason | None:
     after = [run for run in runs if run.stage == "order" and run.before]
-    alone = {run.seed: run.failed for run in main_runs(runs)}
+    alone = {run.seed: run.failed for run in main_runs(runs, focus(runs))}
     odd = [run for run in after if alone.get(run.seed, run.failed) != run.failed]
     if odd:
         fewest = min(odd, key=lambda run: len(run.before))

@@ -162,3 +162,10 @@ def asserts_a_difference():
     x = np.random.rand(50) + 1
     assert not np.allclose(x, x + 1e-2)
     np.testing.assert_allclose(x * (1 + 1e-8 * np.random.rand(50)), x, rtol=1e-6)
+
+
+def two_threads_race():
+    """Run flake that needs two threads."""
+    np.testing.assert_allclose(
+        1e3 if os.environ["OMP_NUM_THREADS"] == "2" and _secret().random() < 0.6 else 1, 1, rtol=0.1
+    )

@@ -48,16 +48,17 @@ def deterministic(fill: bool) -> Iterator[None]:
 
     It works below the dispatcher, so inside custom operators too; but ops may choose other kernels in it.
     """
-    saved = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    saved = torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The same as use_deterministic_algorithms(True, warn_only=True), which first imports inductor: two seconds.
+    torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = fill
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        torch.use_deterministic_algorithms(saved[0], warn_only=saved[1])
+        torch.set_deterministic_debug_mode(saved)
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
