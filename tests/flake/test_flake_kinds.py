@@ -105,10 +105,24 @@ def test_a_race_that_needs_two_threads():
     assert found.settings[1][1].failures > 0
 
 
+def test_bits_that_differ_within_the_tolerance_are_a_note():
+    found = examine("flaky.py:warms_up")
+    assert (found.verdict, found.kinds, found.reasons) == ("steady", (), ())
+    assert (found.counting, found.rate.runs) == ("seeds", 30)
+    assert any("differs to the bit" in note for note in found.notes)
+
+
+def test_a_value_with_blanks_is_quoted():
+    found = examine("flaky.py:spaces", seeds=1, env={"FLAGS": ["", "-a -b"]})
+    assert found.kinds == ("environment",)
+    assert [name for name, _ in found.settings] == ["FLAGS=", "'FLAGS=-a -b'"]
+    assert found.repro[0].startswith("env 'FLAGS=-a -b' retrograd flake")
+
+
 def test_environment_by_variable():
     found = examine("flaky.py:chunks", seeds=3, env={"OMP_NUM_THREADS": ["1", "3"]})
     assert found.kinds == ("environment",)
-    assert found.repro[0].startswith("OMP_NUM_THREADS=3 ")
+    assert found.repro[0].startswith("env OMP_NUM_THREADS=3 retrograd flake")
 
 
 def test_uninitialised_memory():

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 
 from retrograd.errors import UsageError
 from retrograd.flake import run
+from retrograd.flake.plan import Batch, Target, Trial
+from retrograd.flake.processes import _Process
 
 SPECIMENS = Path(__file__).parent / "specimens"
 
@@ -133,6 +136,12 @@ def until(condition, seconds=60):
 def test_jobs_change_nothing():
     one, two = (examine("flaky.py:steady", seeds=3, jobs=jobs) for jobs in (1, 2))
     assert [(r.seed, r.outcome, r.margins) for r in one.runs] == [(r.seed, r.outcome, r.margins) for r in two.runs]
+
+
+def test_the_time_limit_is_that_of_one_test():
+    """Two tests go before it: a slow file must not look like an order flake."""
+    batch = Batch(Target("t.py", "t.py::c"), (Trial(0, ("t.py::a", "t.py::b")), Trial(1)))
+    assert _Process(batch, 2.0, (), threading.Event())._timeout == 6.0
 
 
 def test_what_a_process_leaves_behind_does_not_matter():

@@ -197,7 +197,8 @@ def unit(runs: Sequence[Run], chosen: Sequence[Kind]) -> Unit:
     A seed; a run where the same seed gives different outcomes and seeds make no difference; a process where its runs
     agree with each other, or where the later ones depend on the earlier.
     """
-    if pattern(runs) in ("process", "later") or replayed(runs):
+    shape = pattern(runs)
+    if (shape == "process" and "run" in chosen) or ("order" in chosen and (shape == "later" or replayed(runs))):
         return "processes"
     return "runs" if "run" in chosen and "seed" not in chosen else "seeds"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,9 +43,9 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """ "threads=2 NAME=value"; "" for the plain one."""
+        """ "threads=2 NAME=value", quoted as a shell wants it; "" for the plain one."""
         words = [] if self.threads is None else [f"threads={self.threads}"]
-        return " ".join(words + [f"{key}={value}" for key, value in self.env])
+        return shlex.join(words + [f"{key}={value}" for key, value in self.env])
 
     def variables(self) -> dict[str, str]:
         """What the process finds in its environment."""

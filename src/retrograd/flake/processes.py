@@ -92,7 +92,9 @@ class _Process:
     """One child: its files, its output, its state."""
 
     def __init__(self, batch: Batch, timeout: float, pytest_args: tuple[str, ...], stop: threading.Event) -> None:
-        self._batch, self._timeout, self._pytest_args, self._stop = batch, timeout, pytest_args, stop
+        self._batch, self._pytest_args, self._stop = batch, pytest_args, stop
+        # The limit is one test's; others may run before it.
+        self._timeout = timeout * (1 + max((len(trial.before) for trial in batch.trials), default=0))
         self.started: int | None = None  # the trial that it is in
         self.runs: dict[int, dict[str, Any]] = {}
         self.silent = 0.0

@@ -116,9 +116,9 @@ def _unrepeatable(runs: Sequence[Run], kinds: Sequence[Kind], ignored: frozenset
     groups = [group for group in groups if len({run.bits for run in group}) > 1]
     if not groups or pattern(runs) == "later" or replayed(runs):
         return None
-    margins = [[m for run in group if (m := margin(run, ignored)) is not None] for group in groups]
-    known = max(margins, key=len)  # the seed that was looked at alone: the more runs, the more can be said
-    side = _side(groups[0])
+    group = max(groups, key=len)  # the seed that was looked at alone: the more runs, the more can be said
+    known = [m for run in group if (m := margin(run, ignored)) is not None]
+    side = _side(group)
     if not known or (not any(known) and "run" not in kinds):
         return None
     spread = f"{min(known):.3g} to {max(known):.3g}"

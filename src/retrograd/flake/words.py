@@ -14,7 +14,7 @@ def repro(target: Target, failed: Sequence[Run], kinds: Sequence[Kind], reasons:
     """Commands that show the failure again: by this tool, and by pytest with the same seed."""
     ordered = [run for run in failed if run.stage == "order" and run.before]
     shown = min(ordered, key=lambda run: len(run.before)) if ordered and "order" in kinds else failed[0]
-    words = shown.setting.split()
+    words = shlex.split(shown.setting)
     threads = next((word.removeprefix("threads=") for word in words if word.startswith("threads=")), "")
     variables = [shlex.quote(word) for word in words if not word.startswith("threads=")]
     if any(reason.kind == "hash" for reason in reasons):
@@ -28,13 +28,18 @@ def repro(target: Target, failed: Sequence[Run], kinds: Sequence[Kind], reasons:
         plan += [f"--seed {shown.seed} --seeds 1"] + (["--repeats 20"] if "run" in kinds else [])
     if shown.fill == "nan":
         plan = [f"--seed {shown.seed} --seeds 1"]
-    again = " ".join([*variables, "retrograd flake", name, *plan, "--no-history"])
+    again = " ".join([*_set(variables), "retrograd flake", name, *plan, "--no-history"])
     if not target.is_test or ("order" in kinds and not shown.before):
         return (again,)
     variables += [f"OMP_NUM_THREADS={threads}"] if threads else []
     before = [shlex.quote(_beside(target, other)) for other in shown.before]
-    test = " ".join([*variables, "python -m pytest", *before, name, f"--retrograd-flake-seed {shown.seed}"])
+    test = " ".join([*_set(variables), "python -m pytest", *before, name, f"--retrograd-flake-seed {shown.seed}"])
     return (test,) if before else (again, test)
+
+
+def _set(variables: Sequence[str]) -> list[str]:
+    """By env, since a quoted word such as 'A=b c' is no assignment to a shell."""
+    return ["env", *variables] if variables else []
 
 
 def _argument(target: Target) -> str:

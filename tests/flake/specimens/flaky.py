@@ -169,3 +169,16 @@ def two_threads_race():
     np.testing.assert_allclose(
         1e3 if os.environ["OMP_NUM_THREADS"] == "2" and _secret().random() < 0.6 else 1, 1, rtol=0.1
     )
+
+
+def warms_up():
+    """Healthy, though the first run in a process differs from the later ones in its last bits."""
+    first = "warm" not in _flags
+    _flags.add("warm")
+    x = np.random.rand(50) + 1
+    np.testing.assert_allclose(x * (1 + 1e-8 * np.random.rand(50)) + 1e-12 * first, x, rtol=1e-6)
+
+
+def spaces():
+    """Environment: fails for one value of a variable."""
+    assert os.environ["FLAGS"] != "-a -b"
