@@ -43,6 +43,12 @@ class Trial:
         """Outputs and gradients together."""
         return {**self.outs, **self.grads}
 
+    def copy(self) -> Trial:
+        """The same results in memory of their own; inputs and grad_outs are shared."""
+        outs = {k: t.clone() for k, t in self.outs.items()}
+        grads = {k: None if t is None else t.clone() for k, t in self.grads.items()}
+        return Trial(outs, grads, self.inputs, self.grad_outs)
+
     def same_bits(self, other: Trial) -> str:
         """Name of the first tensor whose bits differ from the other trial's; "" if none."""
         return next((k for k, v in self.tensors.items() if not same_bits(v, other.tensors.get(k))), "")
@@ -96,6 +102,43 @@ def as_tuple(result: Any, spec: OpSpec, who: str) -> tuple[Any, ...]:
 def out_names(n: int) -> list[str]:
     """ "out" for a single output, else "out0", "out1"..."""
     return ["out"] if n == 1 else [f"out{i}" for i in range(n)]
+
+
+def grads_of(
+    outs: Sequence[torch.Tensor], leaves: list[torch.Tensor], gs: list[torch.Tensor], create_graph: bool = False
+) -> list[torch.Tensor | None]:
+    """Gradients of the leaves; None where none of the outputs depends on one."""
+    pairs = [(o, g) for o, g in zip(outs, gs, strict=True) if o.requires_grad]
+    if not pairs or not leaves:
+        return [None] * len(leaves)
+    roots, cotangents = zip(*pairs, strict=True)
+    more = dict(allow_unused=True, retain_graph=True, create_graph=create_graph)
+    return list(torch.autograd.grad(roots, leaves, cotangents, **more))
+
+
+@dataclass
+class Graph:
+    """A forward that waits for its backward, which may run more than once."""
+
+    outs: list[torch.Tensor]
+    inputs: dict[str, Any]
+    names: list[str]
+    grad_outs: list[torch.Tensor]
+
+    def backward(self, root: int | None = None) -> Trial:
+        """The backward from all outputs, or from the one with index `root`; OpRaised if it raises."""
+        used = slice(None) if root is None else slice(root, root + 1)
+        try:
+            grads = grads_of(self.outs[used], [self.inputs[n] for n in self.names], self.grad_outs[used])
+        except Exception as error:
+            raise OpRaised(f"the backward raised {type(error).__name__}: {error}") from error
+        named = dict(zip(out_names(len(self.outs)), self.outs, strict=True))
+        return Trial(
+            {k: v.detach() for k, v in named.items()},
+            {f"grad {n}": g for n, g in zip(self.names, grads, strict=True)},
+            self.inputs,
+            self.grad_outs,
+        )
 
 
 @dataclass
@@ -154,15 +197,7 @@ class Workbench:
         with backend, mode or contextlib.nullcontext():
             outs = as_tuple(self._call(spec.reference, inputs, case), spec, "`reference`")
             outs = tuple(o for o in outs if o.is_floating_point())
-            return list(outs), self._grads(outs, [inputs[n] for n in names], gs)
-
-    @staticmethod
-    def _grads(outs: Any, leaves: list[torch.Tensor], gs: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        pairs = [(o, g) for o, g in zip(outs, gs, strict=True) if o.requires_grad]
-        if not pairs or not leaves:
-            return [None] * len(leaves)
-        roots, cotangents = zip(*pairs, strict=True)
-        return list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True, retain_graph=True))
+            return list(outs), grads_of(outs, [inputs[n] for n in names], gs)
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""
@@ -210,6 +245,34 @@ class Workbench:
             raise OpRaised(f"the forward raised {type(error).__name__}: {error}") from error
         return as_tuple(result, self.spec, "`fn`")
 
+    def open(
+        self,
+        case: Case,
+        *,
+        inputs: dict[str, Any] | None = None,
+        grad_outs: list[torch.Tensor] | None = None,
+        only: Sequence[str] | None = None,
+    ) -> Graph:
+        """A forward of the op whose backward has not run; OpRaised if it raises or has other shapes than the reference.
+
+        Args:
+            case: what to run.
+            inputs: instead of the case's own; the differentiable ones are made to require a gradient.
+            grad_outs: instead of the case's own.
+            only: names of the inputs that require a gradient; None for all differentiable ones.
+        """
+        gs = self.grad_outs(case) if grad_outs is None else grad_outs
+        inputs = self.inputs(case) if inputs is None else inputs
+        names = [n for n in make.differentiable(self.spec, inputs) if only is None or n in only]
+        for name in names:
+            inputs[name].requires_grad_()
+        floats = [o for o in self.forward(case, inputs) if o.is_floating_point()]
+        got, want = [tuple(o.shape) for o in floats], [tuple(g.shape) for g in gs]
+        if got != want:
+            raise OpRaised(f"outputs have shapes {got}, the reference gives {want}")
+        gs = [g.to(o.dtype) if o.dtype != g.dtype else g for o, g in zip(floats, gs, strict=True)]
+        return Graph(floats, inputs, names, gs)
+
     def run(
         self,
         case: Case,
@@ -223,36 +286,14 @@ class Workbench:
 
         Args:
             case: what to run.
-            grad_outs: instead of the case's own.
-            only: names of the inputs that require a gradient; None for all differentiable ones.
+            grad_outs, only: as in `open`.
             between: called with the inputs after the forward.
             root: index of the only output that is used; the others get no gradient at all.
         """
-        gs = self.grad_outs(case) if grad_outs is None else grad_outs
-        inputs = self.inputs(case)
-        names = [n for n in make.differentiable(self.spec, inputs) if only is None or n in only]
-        for name in names:
-            inputs[name].requires_grad_()
-        outs = self.forward(case, inputs)
-        floats = [o for o in outs if o.is_floating_point()]
-        got, want = [tuple(o.shape) for o in floats], [tuple(g.shape) for g in gs]
-        if got != want:
-            raise OpRaised(f"outputs have shapes {got}, the reference gives {want}")
-        gs = [g.to(o.dtype) if o.dtype != g.dtype else g for o, g in zip(floats, gs, strict=True)]
+        graph = self.open(case, grad_outs=grad_outs, only=only)
         if between is not None:
-            between(inputs)
-        try:
-            used = slice(None) if root is None else slice(root, root + 1)
-            grads = self._grads(floats[used], [inputs[n] for n in names], gs[used])
-        except Exception as error:
-            raise OpRaised(f"the backward raised {type(error).__name__}: {error}") from error
-        named = dict(zip(out_names(len(floats)), floats, strict=True))
-        return Trial(
-            {k: v.detach() for k, v in named.items()},
-            {f"grad {n}": g for n, g in zip(names, grads, strict=True)},
-            inputs,
-            gs,
-        )
+            between(graph.inputs)
+        return graph.backward(root)
 
     def truth(self, case: Case, noise_runs: int | None = None) -> Truth:
         """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""

@@ -1,0 +1,91 @@
+"""The state stage: what calls leave behind."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+import retrograd as rg
+from retrograd.errors import VerificationError
+
+_PATH = Path(__file__).resolve().parent.parent / "mutants" / "state.py"
+_MODULE = importlib.util.spec_from_file_location("state_mutants", _PATH)
+mutants = importlib.util.module_from_spec(_MODULE)
+_MODULE.loader.exec_module(mutants)
+
+KINDS = {"S01": "second-backward", "S02": "two-graphs", "S03": "kept-buffer", "S04": "stale-copy", "S05": "two-graphs"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_mutant_is_found_and_named(name):
+    report = rg.verify(mutants.MUTANTS[name], level="quick", only=["state"])
+    assert KINDS[name] in {f.kind for f in report.findings}
+
+
+@pytest.mark.parametrize("name", ["S01", "S02", "S04", "S05"])
+def test_no_other_stage_sees_it(name):
+    assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["state"])
+
+
+def test_the_unbroken_form_is_proved():
+    spec = mutants.mutant("healthy", mutants.right)
+    assert rg.verify(spec, level="quick", only=["state"])
+
+
+def test_noise_from_run_to_run_is_no_state():
+    def noisy(x):
+        return x * x * (1 + torch.rand(()) * 1e-7)
+
+    assert rg.verify(rg.op(noisy, lambda x: x * x, dict(x=rg.tensor("M", "N"))), level="quick", only=["state"])
+
+
+def test_a_backward_that_frees_its_memory_is_refused():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.x = x.clone()
+            return x * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, ctx.x = ctx.x, None
+            return 2 * x * dy
+
+    report = rg.verify(rg.op(Once.apply, None, dict(x=rg.tensor("N"))), level="quick", only=["state"])
+    with pytest.raises(VerificationError, match="retain_graph"):
+        report.raise_if_failed()
+
+
+def test_dtypes_share_no_cache():
+    seen = []
+
+    def first_dtype_wins(x):
+        seen.append(x.dtype)
+        return (x * x).to(seen[-2] if len(seen) > 1 else x.dtype).to(x.dtype)
+
+    spec = rg.op(first_dtype_wins, None, dict(x=rg.tensor("N")), dtypes=["float32", "bfloat16"])
+    report = rg.verify(spec, level="quick", only=["state"])
+    assert "bfloat16" in report.findings[0].what
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="streams need a CUDA device")
+def test_work_on_another_stream_is_found():
+    class Escapes(torch.autograd.Function):
+        """Writes on the default stream whatever the current one is."""
+
+        @staticmethod
+        def forward(_ctx, x):
+            with torch.cuda.stream(torch.cuda.default_stream()):
+                return x * x
+
+        @staticmethod
+        def backward(_ctx, dy):
+            return dy
+
+    spec = rg.op(Escapes.apply, None, dict(x=rg.tensor("M", "N")))
+    report = rg.verify(spec, level="quick", only=["state"], device="cuda")
+    assert "stream" in {f.kind for f in report.findings}
