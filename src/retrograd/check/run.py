@@ -82,6 +82,8 @@ class Verifier:
         result = StageResult(stage.id, stage.title, "skipped")
         if stage.needs_reference and self.spec.reference is None:
             return replace(result, reason="needs a reference; give `reference=` to retrograd.op")
+        if reason := stage.applies(self.spec):
+            return replace(result, reason=reason)
         outcomes: list[Outcome] = []
         count, reasons = 0, []
         for dtype, bench in self.benches.items():

@@ -110,6 +110,7 @@ class OpSpec:
     dtypes: tuple[str, ...] = ("float32",)
     compute: str | None = None
     deterministic: bool | None = None
+    surrogate: bool = False
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
@@ -137,6 +138,7 @@ def op(
     dtypes: Sequence[Any] = ("float32",),
     compute: Any = None,
     deterministic: bool | None = None,
+    surrogate: bool = False,
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
@@ -156,6 +158,7 @@ def op(
             which makes the 16-bit checks sharper. None promises nothing.
         deterministic: True: any bit that differs between two runs is a finding. False: differences within
             the attainable error are expected (float atomics). None: they are noted.
+        surrogate: True if the gradient is not meant to be the derivative of the forward (straight-through).
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
@@ -180,7 +183,7 @@ def op(
         _check_size_rule(key, rule)
     spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
     width = None if compute is None else dtype_name(compute, "compute")
-    spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic)
+    spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic, surrogate)
     if callable(inputs) or spec.tensor_specs:
         return spec
     if sizes:

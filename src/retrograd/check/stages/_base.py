@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from retrograd.check.spec import OpSpec
 from retrograd.check.workbench import Workbench
 from retrograd.record import Case, Finding, Profile
 
@@ -32,6 +33,7 @@ class Stage:
         check: checks one case.
         needs_reference: skipped without one.
         after: stages whose failure in the same dtype makes this one meaningless, so it is skipped.
+        applies: "" if the op is to be checked by this stage, else why it is not.
     """
 
     id: str
@@ -41,3 +43,4 @@ class Stage:
     check: Callable[[Workbench, Case], Outcome]
     needs_reference: bool = False
     after: tuple[str, ...] = ()
+    applies: Callable[[OpSpec], str] = lambda spec: ""

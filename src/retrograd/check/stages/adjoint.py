@@ -1,0 +1,213 @@
+"""adjoint: the backward belongs to the forward, `<grad_x, t> = d/dh <grad_out, f(x + h t)>`; no reference is asked.
+
+Along random directions the forward is differentiated by Ridders' tableau with the noise measured at close points, so
+forwards that compute in float32 need no float64 version. The perturbation that counts is the one that rounding left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from retrograd.check import differences, tolerance
+from retrograd.check.inputs import torch_dtype
+from retrograd.check.seeds import derive
+from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.workbench import Workbench
+from retrograd.record import Case, Finding
+
+_ID = "adjoint"
+# Relative steps: at 1/16 a 16-bit forward still says something, below 2^-13 a float32 one is noise, and two more show
+# whether what seemed to converge does.
+_STEPS = tuple(2.0**-k for k in range(4, 16))
+_CLOSE = 8  # units of rounding between the points that measure noise: less, and neighbours would be equal
+_WEAK = 0.5  # from this relative error on, the check of an input proves nothing worth saying
+
+
+@dataclass
+class Line:
+    """The function h -> <grad_out, f(x + h t)> beside what the backward claims about it, for one input."""
+
+    bench: Workbench
+    case: Case
+    name: str
+    grad: torch.Tensor
+    direction: torch.Tensor
+    known: tuple[float, float] | None = None
+
+    def inputs(self, step: float) -> dict[str, Any]:
+        """The inputs of the case with one moved along the direction."""
+        inputs = self.bench.inputs(self.case)
+        moved = inputs[self.name].double() + step * self.direction
+        inputs[self.name] = moved.to(inputs[self.name].dtype)
+        return inputs
+
+    def value(self, step: float) -> tuple[float, float]:
+        """The function, and the realised move times the gradient: how much of the function that explains."""
+        inputs = self.inputs(step)
+        graph = self.bench.open(self.case, inputs=inputs, grad_outs=self.bench.grad_outs(self.case))
+        pairs = zip(graph.grad_outs, graph.outs, strict=True)
+        total = sum(float((g.double() * o.detach().double()).sum()) for g, o in pairs)
+        moved = inputs[self.name].detach().double() - self.bench.inputs(self.case)[self.name].double()
+        return total, float((moved * self.grad.double()).sum())
+
+    def unexplained(self, step: float) -> float:
+        """Central difference of the function less what the gradient says, per unit of the direction."""
+        (above, said_above), (below, said_below) = self.value(step), self.value(-step)
+        return ((above - below) - (said_above - said_below)) / (2 * step)
+
+    def one_sided(self, step: float) -> float:
+        """The same from this side alone."""
+        (there, said), (here, _) = self.value(step), self.value(0.0)
+        return (there - here - said) / step
+
+    def noises(self) -> tuple[float, float]:
+        """Noise of the function and of the claimed slope, from points a few roundings apart.
+
+        A part of a line keeps the noise of the whole: few elements that move change few roundings.
+        """
+        if self.known is not None:
+            return self.known
+        spacing = _CLOSE * tolerance.UNIT[self.case.dtype]
+        values, slopes = [], []
+        for k in range(differences.POINTS):
+            inputs = self.inputs((k - differences.POINTS // 2) * spacing)
+            trial = self.bench.open(self.case, inputs=inputs).backward()
+            moved = inputs[self.name].detach().double() - self.bench.inputs(self.case)[self.name].double()
+            pairs = zip(trial.grad_outs, trial.outs.values(), strict=True)
+            total = sum(float((g.double() * o.double()).sum()) for g, o in pairs)
+            values.append(total - float((moved * self.grad.double()).sum()))
+            slope = trial.grads[f"grad {self.name}"]
+            slopes.append(0.0 if slope is None else float((slope.double() * self.direction).sum()))
+        self.known = differences.noise(values), differences.noise(slopes)
+        return self.known
+
+    def judge(self) -> tuple[float, float]:
+        """What the gradient leaves unexplained, and what it may leave."""
+        forward, backward = self.noises()
+        found = differences.extrapolate(self.unexplained, _STEPS, forward)
+        rounding = tolerance.stored(self.case.dtype, self.grad.double() * self.direction)
+        return found.value, tolerance.SAFETY * found.error + tolerance.NOISE * backward + rounding
+
+
+def _direction(bench: Workbench, case: Case, name: str, number: int) -> torch.Tensor:
+    """Random signs times the size of the values around: per row where there are rows. Zero at the edge of a range."""
+    value = bench.inputs(case)[name].double()
+    whole = value.square().mean().sqrt()
+    rows = value.square().mean(-1, keepdim=True).sqrt() if value.ndim > 1 else whole
+    size = torch.maximum(rows, 1e-3 * whole).expand_as(value)
+    size = torch.where(size > 0, size, 1.0)
+    generator = torch.Generator().manual_seed(derive(bench.seed, "direction", name, number))
+    signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
+    rule = (bench.spec.tensor_specs or {}).get(name)
+    if isinstance(rule, TensorSpec) and rule.low is not None and isinstance(rule.high, (int, float)):
+        reach = size * _STEPS[0]
+        signs = torch.where((value - reach < rule.low) | (value + reach > rule.high), 0.0, signs)
+    return signs * size
+
+
+def _locate(line: Line) -> Line | None:
+    """Halve the direction while the worse half still shows the fault; None if it turns out to be a kink.
+
+    A kink: one element is left and the gradient lies between its one-sided slopes; or the halves have so many that no
+    difference quotient converges, and what the whole seemed to show was chance.
+    """
+    left = line.direction.flatten().nonzero().flatten()
+    while len(left) > 1:
+        halves: list[tuple[float, torch.Tensor, Line]] = []
+        open_ends = False
+        for part in (left[: len(left) // 2], left[len(left) // 2 :]):
+            sparse = torch.zeros_like(line.direction.flatten())
+            sparse[part] = line.direction.flatten()[part]
+            half = replace(line, direction=sparse.view_as(line.direction))
+            value, allowed = half.judge()
+            halves.append((_ratio(value, allowed), part, half))
+            open_ends |= math.isinf(allowed)
+        ratio, part, half = max(halves, key=lambda item: item[0])
+        if not ratio > 1:
+            return None if open_ends else line
+        left, line = part, half
+    low, high = differences.sides(line.one_sided, _STEPS, line.noises()[0])
+    return None if low <= 0 <= high else line
+
+
+def _ratio(value: float, allowed: float) -> float:
+    return abs(value) / allowed if allowed else math.inf if value else 0.0
+
+
+def _report(line: Line, whole: Line, value: float, allowed: float) -> Finding:
+    """The finding for what `whole` shows, with the elements that `line` was narrowed down to."""
+    bench, case, label = line.bench, line.case, f"grad {line.name}"
+    size = float((whole.grad.double() * whole.direction).square().sum().sqrt())
+    what = (
+        f"{label} is not the derivative of the forward: along a random direction the forward's slope differs from it "
+        f"by {abs(value):.3g}, {_ratio(value, allowed):.3g} times what is attainable (its own size is {size:.3g})"
+    )
+    left = line.direction.flatten().nonzero().flatten()
+    more: dict[str, Any] = {}
+    if len(left) == 1:
+        index = tuple(int(i) for i in torch.unravel_index(left[0], line.grad.shape)) if line.grad.ndim else ()
+        got = float(line.grad.double().flatten()[left[0]])
+        more = dict(index=index, got=got, want=got + line.judge()[0] / float(line.direction.flatten()[left[0]]))
+    if bench.spec.reference is not None and not bench.judge(_ID, case, bench.run(case))[0]:
+        what += "; the reference has the same mistake (if both mean it, as straight-through does, say surrogate=True)"
+    more |= dict(tensor=label, excess=_ratio(value, allowed), wrong=len(left), total=line.grad.numel())
+    return bench.finding(_ID, "not-the-derivative", what, case, **more)
+
+
+def check(bench: Workbench, case: Case) -> Outcome:
+    """Each input along random directions; an alarm counts if two more directions of three show it too."""
+    out = Outcome()
+    grads = bench.run(case).grads
+    directions = 1 if bench.level == "quick" else 3
+    powers = []
+    for label, grad in grads.items():
+        name = label.removeprefix("grad ")
+        if grad is None or not grad.numel():
+            continue
+
+        def line(number: int, name: str = name, grad: torch.Tensor = grad) -> Line:
+            return Line(bench, case, name, grad, _direction(bench, case, name, number))
+
+        seen = []
+        for number in range(directions):
+            at = line(number)
+            value, allowed = at.judge()
+            size = float((at.grad.double() * at.direction).square().sum().sqrt())
+            if size > 0:
+                seen.append(allowed / size)
+            if abs(value) > allowed and _confirmed(line, directions) and (narrow := _locate(at)):
+                out.findings.append(_report(narrow, at, value, allowed))
+                break
+        seen.sort()
+        if seen:
+            powers.append(seen[len(seen) // 2])
+            if seen[len(seen) // 2] > _WEAK:
+                out.notes.append(f"no power for {label} in {case.dtype}: the forward is too coarse for differences")
+    out.power = max(powers, default=None)
+    out.power_text = f"relative error {out.power:.1e}" if out.power is not None else "no gradient to check"
+    return out
+
+
+def _confirmed(line: Callable[[int], Line], first: int) -> bool:
+    """Whether two of three further directions show a fault: at a kink one direction may, by chance."""
+    results = [line(first + k).judge() for k in range(3)]
+    return sum(abs(value) > allowed for value, allowed in results) >= 2
+
+
+def _cases(bench: Workbench) -> list[Case]:
+    """The ordinary case; with a reference only in the widest dtype, where differences are sharp."""
+    widest = min(bench.spec.dtypes, key=lambda d: torch.finfo(torch_dtype(d)).eps)
+    return [bench.base] if bench.spec.reference is None or bench.dtype == widest else []
+
+
+def _applies(spec: OpSpec) -> str:
+    return "its gradient is not meant to be the forward's derivative (surrogate=True)" if spec.surrogate else ""
+
+
+STAGE = Stage(_ID, "the backward belongs to the forward", 55, _cases, check, after=("contract",), applies=_applies)

@@ -1,0 +1,153 @@
+"""The adjoint stage, and the derivatives that it rests on."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import retrograd as rg
+from retrograd.check import differences
+
+_PATH = Path(__file__).resolve().parent.parent / "mutants" / "adjoint.py"
+_MODULE = importlib.util.spec_from_file_location("adjoint_mutants", _PATH)
+mutants = importlib.util.module_from_spec(_MODULE)
+_MODULE.loader.exec_module(mutants)
+
+STEPS = [2.0**-k for k in range(4, 16)]
+
+
+def _verify(fn, reference=None, inputs=None, **more):
+    spec = rg.op(fn, reference, inputs or dict(x=rg.tensor("M", "N")), **more)
+    return rg.verify(spec, level="full", only=["adjoint"])
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-7, 1e-12])
+def test_noise_is_estimated(size):
+    generator = random.Random(3)
+    found = []
+    for _ in range(200):
+        values = [math.exp(10 * size * k) + generator.gauss(0, size) for k in range(differences.POINTS)]
+        found.append(differences.noise(values) / size)
+    found.sort()
+    assert 0.5 < found[100] < 2
+    assert found[2] > 0.2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_error_covers_the_truth(seed):
+    generator = random.Random(seed)
+    sigma = 10 ** generator.uniform(-10, -4)
+
+    def quotient(h):
+        return (math.sin(1 + h) - math.sin(1 - h) + generator.gauss(0, sigma * 2**0.5)) / (2 * h)
+
+    found = differences.extrapolate(quotient, STEPS, sigma)
+    assert abs(found.value - math.cos(1)) < 3 * found.error
+    assert found.error < 1e3 * sigma + 1e-8
+
+
+def test_a_function_that_is_nowhere_smooth_has_no_derivative():
+    def quotient(h):
+        return sum(math.copysign(1, math.sin(2**k / h)) for k in range(9))
+
+    assert differences.extrapolate(quotient, STEPS, 1e-9).error > 0.1
+
+
+@pytest.mark.parametrize("place", [1e-3, 3e-5, 1e-6])
+def test_slopes_of_both_sides_hold_the_claim_at_a_bend(place):
+    def quotient(h):  # of max(0, x - place) at 0, where the slope 0 is claimed
+        return max(0.0, h - place) / h
+
+    low, high = differences.sides(quotient, STEPS, 1e-12)
+    assert low <= 0 <= high
+
+
+@pytest.mark.parametrize("name", mutants.MUTANTS)
+def test_only_this_stage_finds_the_mutant(name):
+    assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["adjoint"]).verdict == "proved"
+    report = rg.verify(mutants.MUTANTS[name], level="quick")
+    assert {f.stage for f in report.findings} == {"adjoint"}
+    assert report.findings[0].kind == "not-the-derivative"
+
+
+def test_a_single_wrong_element_is_named():
+    class OneOff(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return torch.sin(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            dx = dy * torch.cos(x)
+            dx[2, 3] += 0.01
+            return dx
+
+    spec = rg.op(OneOff.apply, None, dict(x=rg.tensor(4, 5)))
+    finding = rg.verify(spec, level="quick", only=["adjoint"]).findings[0]
+    assert finding.index == (2, 3)
+    assert finding.got - finding.want == pytest.approx(0.01, rel=0.05)
+
+
+def test_power_is_real():
+    def scaled(by):
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return torch.exp(x)
+
+            @staticmethod
+            def backward(ctx, dy):
+                (x,) = ctx.saved_tensors
+                return dy * torch.exp(x) * (1 + by)
+
+        return _verify(Scaled.apply)
+
+    power = scaled(0).stage("adjoint").power
+    assert power < 1e-3
+    assert scaled(10 * power).verdict == "finding"
+    assert scaled(power / 100).verdict == "proved"
+
+
+@pytest.mark.parametrize(
+    "fn", [F.relu, torch.abs, F.hardtanh, lambda x: x.sort(-1).values, lambda x: F.smooth_l1_loss(x, x.flip(0))]
+)
+def test_kinks_are_no_fault(fn):
+    assert _verify(fn, dtypes=["float32"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_other_precisions(dtype):
+    report = _verify(torch.tanh, dtypes=[dtype])
+    assert report
+    assert (report.stage("adjoint").power < 1e-7) == (dtype == "float64")
+
+
+def test_ranges_are_not_left():
+    seen = []
+
+    def log(x):
+        seen.append(float(x.detach().min()))
+        return torch.log(x)
+
+    assert _verify(log, inputs=dict(x=rg.tensor("N", low=0.1, high=1.0)))
+    assert min(seen) >= 0.1
+
+
+def test_a_surrogate_gradient_is_declared():
+    def straight_through(x):
+        return x + (torch.round(4 * x) / 4 - x).detach()
+
+    assert _verify(straight_through).verdict == "finding"
+    spec = rg.op(straight_through, None, dict(x=rg.tensor("M", "N")), surrogate=True)
+    report = rg.verify(spec, level="quick")
+    assert report
+    assert "surrogate" in report.stage("adjoint").reason
