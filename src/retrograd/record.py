@@ -27,8 +27,8 @@ class Case:
     """One concrete input set, up to the verify seed: the same case and seed give the same bits on any machine.
 
     `sizes` maps a named dimension to its size (a tuple for a rank-free one such as "M..."), `params` a
-    parameter to its value, `layouts` an input name or "grad_out" to a memory layout. `draw` counts
-    independent draws of the same sizes.
+    parameter to its value, `layouts` an input name or "grad_out" to a memory layout, `values` an input name
+    to what it holds instead of ordinary numbers. `draw` counts independent draws of the same sizes.
     """
 
     dtype: str
@@ -36,6 +36,7 @@ class Case:
     params: tuple[tuple[str, Any], ...] = ()
     layouts: tuple[tuple[str, str], ...] = ()
     draw: int = 0
+    values: tuple[tuple[str, str], ...] = ()
 
     def size(self, name: str) -> Size:
         """The size of the named dimension; KeyError if the case has none."""
@@ -46,7 +47,7 @@ class Case:
         return dict(self.layouts).get(name, "contiguous")
 
     def but(self, **changes: Any) -> Case:
-        """A copy with fields replaced; `sizes`, `params` and `layouts` may be given as dicts."""
+        """A copy with fields replaced; `sizes`, `params`, `layouts` and `values` may be dicts."""
         fixed = {k: tuple(v.items()) if isinstance(v, dict) else v for k, v in changes.items()}
         return replace(self, **fixed)
 
@@ -55,10 +56,11 @@ class Case:
         return replace(self, sizes=tuple((k, size if k == name else v) for k, v in self.sizes))
 
     def text(self) -> str:
-        """The case on one line, as `--case` reads it: `M=5 N=7 eps=0.01 x:transposed draw=1` (dtype apart)."""
+        """The case on one line, as `--case` reads it: `M=5 N=7 eps=0.01 x:transposed x@nan draw=1` (dtype apart)."""
         words = [f"{k}={'x'.join(map(str, v)) or '()' if isinstance(v, tuple) else v}" for k, v in self.sizes]
         words += [f"{k}={v!r}".replace(" ", "") for k, v in self.params]
         words += [f"{k}:{v}" for k, v in self.layouts]
+        words += [f"{k}@{v}" for k, v in self.values]
         if self.draw:
             words.append(f"draw={self.draw}")
         return " ".join(words)

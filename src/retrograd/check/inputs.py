@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from retrograd.check import values
 from retrograd.check.layouts import lay_out, repeat_values
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
@@ -65,11 +66,12 @@ def param_cases(spec: OpSpec, case: Case, most: int = 6) -> list[Case]:
 def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
     """Read what `Case.text` writes; UsageError names the word that does not fit the spec."""
     case = base_case(spec, dtype)
-    sizes, params, layouts = dict(case.sizes), dict(case.params), {}
+    sizes, params, layouts, held = dict(case.sizes), dict(case.params), {}, {}
     draw = 0
     for word in text.split():
         key, eq, value = word.partition("=")
         name, colon, layout = word.partition(":")
+        holder, at, extreme = word.partition("@")
         try:
             if eq and key in sizes:
                 tuple_size = tuple(int(v) for v in value.strip("()").split("x") if v)
@@ -80,14 +82,17 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
                 draw = int(value)
             elif colon and not eq:
                 layouts[name] = layout
+            elif at and extreme in values.NAMES:
+                held[holder] = extreme
             else:
                 raise ValueError(word)
         except (ValueError, StopIteration):
             raise UsageError(
                 f"`--case` has {word!r}, which does not fit {spec.name}; sizes are {list(sizes)}, "
-                f"parameters { {k: list(v) for k, v in spec.params.items()} }, layouts look like x:transposed"
+                f"parameters { {k: list(v) for k, v in spec.params.items()} }, layouts look like x:transposed, "
+                f"values like x@nan ({', '.join(values.NAMES)})"
             ) from None
-    return case.but(sizes=sizes, params=params, layouts=layouts, draw=draw)
+    return case.but(sizes=sizes, params=params, layouts=layouts, draw=draw, values=held)
 
 
 def _shape(spec: TensorSpec, case: Case) -> tuple[int, ...]:
@@ -110,16 +115,16 @@ def _values(spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
         return torch.randint(int(spec.low or 0), max(top, 1), shape, generator=gen).to(dtype)
     if high is not None:
         low = float(spec.low or 0.0)
-        values = torch.rand(shape, generator=gen, dtype=torch.float64) * (float(high) - low) + low  # type: ignore[arg-type]
+        numbers = torch.rand(shape, generator=gen, dtype=torch.float64) * (float(high) - low) + low  # type: ignore[arg-type]
     else:
-        values = torch.randn(shape, generator=gen, dtype=torch.float64)
+        numbers = torch.randn(shape, generator=gen, dtype=torch.float64)
     if isinstance(spec.scale, tuple):
         low, top = map(math.log, spec.scale)
         rows = (*shape[:-1], 1) if shape else ()
-        values = values * (torch.rand(rows, generator=gen, dtype=torch.float64) * (top - low) + low).exp()
+        numbers = numbers * (torch.rand(rows, generator=gen, dtype=torch.float64) * (top - low) + low).exp()
     else:
-        values = values * spec.scale
-    return values.to(dtype)
+        numbers = numbers * spec.scale
+    return numbers.to(dtype)
 
 
 def _given(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
@@ -153,6 +158,8 @@ def materialise(spec: OpSpec, case: Case, seed: int, device: str) -> dict[str, A
             value = _values(value, case, derive(seed, "input", name, case.draw))
         if isinstance(value, torch.Tensor):
             layout = case.layout(name)
+            if name in dict(case.values):
+                value = values.alter(value, dict(case.values)[name])
             value = lay_out(repeat_values(value.detach().to(device, copy=True), layout), layout)
         out[name] = value
     return out

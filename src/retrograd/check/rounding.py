@@ -144,6 +144,10 @@ _EXACT = {
 }
 
 
+# What adds up, so that a partial sum may be larger than the result.
+_ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
+
+
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     table = {}
     for name in _FUSED:
@@ -199,6 +203,7 @@ class Float64(TorchDispatchMode):
 
     def __init__(self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu") -> None:
         super().__init__()
+        self.peak = 0.0  # the largest number met, sums of sizes for what adds up; only without noise
         self.unit, self.accumulate = unit, accumulate
         self.generator = torch.Generator(device=device).manual_seed(seed) if unit else None
 
@@ -215,12 +220,22 @@ class Float64(TorchDispatchMode):
                 return _DECOMPOSE[func](*args, **kwargs)
         out = func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
+        if not self.unit:
+            self._record(func, name, args, kwargs, out)
         if not self.unit or name in _EXACT or any(r.alias_info for r in func._schema.returns):
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
         # Sums of whole numbers (offsets, counts) are exact.
         inexact = isinstance(out, torch.Tensor) and out.is_floating_point()
         extra = _reduction_error(name, out, args, kwargs) if inexact else None
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, extra), out)
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        if name in _ADDING:
+            sizes = tree_map_only(torch.Tensor, lambda t: t.abs() if t.is_floating_point() else t, (args, kwargs))
+            out = func(*sizes[0], **sizes[1])
+        for t in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(t, torch.Tensor) and t.dtype == torch.float64 and t.numel() and t.device.type != "meta":
+                self.peak = max(self.peak, float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()))
 
     def _in_place(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor) and out.dtype == torch.float64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -49,10 +50,11 @@ class Verifier:
         self.level, self.seed, self.device = level, seed, _device(device)
         self.target = name or self.spec.name
         names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
-        if case is not None and (odd := {w.split(":")[0] for w in case.split() if ":" in w} - {"grad_out"}):
+        marked = {re.split("[:@]", w)[0] for w in (case or "").split() if ":" in w or "@" in w}
+        if odd := marked - {"grad_out"}:
             known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
             if odd - known:
-                raise UsageError(f"`case` lays out {sorted(odd - known)}, the inputs are {sorted(known)}")
+                raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
         interpreter.prepare()
         self.benches = {
             d: Workbench(

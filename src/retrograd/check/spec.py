@@ -111,6 +111,7 @@ class OpSpec:
     compute: str | None = None
     deterministic: bool | None = None
     surrogate: bool = False
+    extremes: tuple[str, ...] | None = None
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
@@ -139,6 +140,7 @@ def op(
     compute: Any = None,
     deterministic: bool | None = None,
     surrogate: bool = False,
+    extremes: Sequence[str] | None = None,
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
@@ -159,6 +161,8 @@ def op(
         deterministic: True: any bit that differs between two runs is a finding. False: differences within
             the attainable error are expected (float atomics). None: they are noted.
         surrogate: True if the gradient is not meant to be the derivative of the forward (straight-through).
+        extremes: names of the inputs that may hold anything: huge and tiny numbers, NaN, Inf. None: the
+            described floating ones without a range (`low`, `high`).
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
@@ -183,12 +187,20 @@ def op(
         _check_size_rule(key, rule)
     spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
     width = None if compute is None else dtype_name(compute, "compute")
-    spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic, surrogate)
+    spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic,
+                  surrogate, None if extremes is None else _names(extremes, inputs))  # fmt: skip
     if callable(inputs) or spec.tensor_specs:
         return spec
     if sizes:
         raise SpecError("`sizes` is given, but `inputs` are concrete tensors; describe them with retrograd.tensor(...)")
     return spec
+
+
+def _names(extremes: Sequence[str], inputs: Inputs) -> tuple[str, ...]:
+    named = list(inputs) if isinstance(inputs, Mapping) else None
+    if isinstance(extremes, str) or (named is not None and (set(extremes) - set(named))):
+        raise SpecError(f"`extremes` is {extremes!r}; expected names of inputs: {named}")
+    return tuple(extremes)
 
 
 def _check_size_rule(name: str, rule: Any) -> None:

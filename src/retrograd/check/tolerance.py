@@ -25,6 +25,11 @@ def units(dtype: str, compute: str | None) -> tuple[float, float]:
     return (min(UNIT[dtype], UNIT[compute]) if compute else UNIT[dtype]), accumulate
 
 
+def room(dtype: str, compute: str | None) -> float:
+    """The largest number that may occur on the way without any partial sum, in any order, coming near overflow."""
+    return torch.finfo(getattr(torch, compute or dtype)).max / 2
+
+
 def _local(t: torch.Tensor, pool: str) -> torch.Tensor:
     """Largest value (or median) of the slice through each element, the smaller of the slices along each dimension."""
     if t.ndim == 0 or not t.numel():

@@ -1,0 +1,152 @@
+"""extremes: very large and small values, a large mean, zero and constant rows, one cell that is NaN or infinite.
+
+Finite extremes are compared with the truth. What a cell that is not finite reaches is compared with what it reaches in
+float64: NaN must not vanish on the way, must not appear elsewhere. Where the reference run in the op's own precision
+disagrees with float64, nobody is asked to do better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from retrograd.check import tolerance, values
+from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.workbench import OpRaised, Trial, Workbench
+from retrograd.record import Case, Finding
+
+_ID = "extremes"
+_QUICK = 4  # of the extremes in values.NAMES, which are in the order of how much each finds
+
+
+@dataclass
+class Reach:
+    """One tensor of a case with a cell that is not finite: what is, what float64 and the same precision make of it."""
+
+    got: torch.Tensor
+    want: torch.Tensor
+    eager: torch.Tensor
+    plain: torch.Tensor  # float64 without the cell
+
+    def for_nan(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where NaN vanished, where it appeared: exactly the places of float64 have it."""
+        agreed = self.want.isnan() == self.eager.isnan()
+        return agreed & self.want.isnan() & ~self.got.isnan(), agreed & ~self.want.isnan() & self.got.isnan()
+
+    def for_inf(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for an infinity, whose way through a formula depends on the formula: rows count, not elements.
+
+        A row that float64 leaves finite must be finite; one in which something is not must have something that is not.
+        """
+        odd, odd_want, odd_eager = (~t.isfinite() for t in (self.got, self.want, self.eager))
+        if self.want.ndim > 1:
+            odd, odd_want, odd_eager = (t.any(-1, keepdim=True) for t in (odd, odd_want, odd_eager))
+        agreed = odd_want == odd_eager
+        gone, new = (t.expand_as(self.want) for t in (agreed & odd_want & ~odd, agreed & ~odd_want & odd))
+        untouched = (self.want == self.plain) & ~self.got.isfinite() & self.eager.isfinite()
+        return gone & ~self.want.isfinite(), new & ~self.got.isfinite() | untouched
+
+
+def _rows(mask: torch.Tensor) -> str:
+    """ "rows 2, 5" of a mask; all of a vector's places."""
+    flat = mask.flatten(0, -2).any(-1) if mask.ndim > 1 else mask.flatten()
+    places = [int(i) for i in flat.nonzero().flatten()]
+    word = "row" if mask.ndim > 1 else "element"
+    shown = ", ".join(map(str, places[:6])) + (f" and {len(places) - 6} more" if len(places) > 6 else "")
+    return f"{word}{'s' if len(places) != 1 else ''} {shown}" if places else "nothing"
+
+
+def _not_finite(bench: Workbench, case: Case, name: str, extreme: str, out: Outcome) -> None:
+    try:
+        trial = bench.run(case)
+    except OpRaised as error:
+        out.notes.append(f"refuses {extreme} in {name}: {str(error).splitlines()[0]}")
+        return
+    truth, plain = bench.truth(case, 0), bench.truth(case.but(values=()), 0)
+    at = list(values.cell(trial.inputs[name].shape))
+    for label, got in trial.tensors.items():
+        want, before, eager = truth.want.get(label), plain.want.get(label), truth.eager.get(label)
+        if got is None or want is None or before is None:
+            continue
+        reach = Reach(got.detach().double(), want, want if eager is None else eager, before)
+        gone, new = reach.for_nan() if extreme == "nan" else reach.for_inf()
+        for mask, kind, verb in ((gone, "vanished", "vanishes from"), (new, "spread", "spreads to")):
+            if not bool(mask.any()):
+                continue
+            index = tuple(int(i) for i in mask.nonzero()[0])
+            odd = torch.isnan if extreme == "nan" else lambda t: ~t.isfinite()
+            what = (
+                f"{extreme} in {name}{at} {verb} {label}{list(index)}: in float64 it reaches {_rows(odd(want))} of "
+                f"{label}, here {_rows(odd(reach.got))}"
+            )
+            out.findings.append(
+                bench.finding(_ID, kind, what, case, tensor=label, index=index, got=float(reach.got[index]),
+                              want=float(want[index]), wrong=int(mask.sum()), total=mask.numel())
+            )  # fmt: skip
+
+
+def _excused(bench: Workbench, case: Case, trial: Trial) -> dict[str, torch.Tensor]:
+    """Elements nobody can be asked for: the same precision overflows there, or the result itself does."""
+    truth = bench.truth(case)
+    masks = {}
+    for label, want in truth.want.items():
+        got, eager = trial.tensors.get(label), truth.eager.get(label)
+        if want is None or got is None or got.shape != want.shape:
+            continue
+        beyond = want.abs() > torch.finfo(got.dtype).max / 2
+        masks[label] = beyond if eager is None else beyond | ~eager.isfinite()
+    return masks
+
+
+def _finite(bench: Workbench, case: Case, out: Outcome) -> None:
+    if bench.truth(case).peak > tolerance.room(case.dtype, bench.spec.compute):
+        (_, extreme), *_ = case.values
+        out.notes.append(f"{extreme} is not judged in {case.dtype}: the reference's own formula overflows there")
+        return
+    trial = bench.run(case)
+    findings, profiles = bench.judge(_ID, case, trial, _excused(bench, case, trial))
+    out.findings += [_named(f, trial) for f in findings]
+    out.profiles += profiles
+
+
+def _named(finding: Finding, trial: Trial) -> Finding:
+    got = trial.tensors.get(finding.tensor)
+    lost = got is not None and not bool(got.isfinite().all())
+    return replace(finding, kind="not-finite") if lost else finding
+
+
+def check(bench: Workbench, case: Case) -> Outcome:
+    """One run; the truth needs the usual noise runs for finite extremes, none for a cell that is not finite."""
+    out = Outcome(power_text="exact: any NaN or Inf; values as in oracle")
+    for name, extreme in case.values:
+        if extreme in values.CELLS:
+            _not_finite(bench, case, name, extreme, out)
+        else:
+            _finite(bench, case, out)
+    return out
+
+
+def _wanted(spec: OpSpec) -> tuple[str, ...]:
+    """The inputs that may hold anything: those the spec names, else the described ones without a range."""
+    if spec.extremes is not None:
+        return spec.extremes
+    described = (spec.tensor_specs or {}).items()
+    return tuple(k for k, v in described if isinstance(v, TensorSpec) and v.high is None and v.differentiable)
+
+
+def cases(bench: Workbench) -> list[Case]:
+    """Every extreme of every such input; at level quick the ones that find most."""
+    names = values.NAMES[:_QUICK] if bench.level == "quick" else values.NAMES
+    return [bench.base.but(values=((name, extreme),)) for name in _wanted(bench.spec) for extreme in names]
+
+
+def _applies(spec: OpSpec) -> str:
+    return "" if _wanted(spec) else "no input is known to take any value; name those that do: extremes=('x',)"
+
+
+STAGE = Stage(
+    _ID, "huge, tiny, zero, NaN, Inf in their places", 77, cases, check,
+    needs_reference=True, after=("oracle", "contract"), applies=_applies,
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""Extreme values: what an input of a case may hold instead of ordinary numbers. The same for any dtype and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+# As far from zero as activations get in training; float16 still reaches it.
+_MEAN = 1e4
+CELLS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+NAMES = ("nan", "mean", "1e4", "zero", "inf", "-inf", "constant", "100", "1e-3", "1e-6", "max/4")
+
+
+def cell(shape: torch.Size) -> tuple[int, ...]:
+    """The index of the one cell that is not finite: the middle one."""
+    return tuple(n // 2 for n in shape)
+
+
+def _in_row(t: torch.Tensor, value: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The middle row replaced; of a vector the middle element."""
+    out = t.clone()
+    row = cell(t.shape)[:-1] if t.ndim > 1 else cell(t.shape)
+    out[row] = value(out[row])
+    return out
+
+
+def alter(t: torch.Tensor, name: str) -> torch.Tensor:
+    """`t` with the named extreme; `t` itself if it has no element or is not floating."""
+    if not t.numel() or not t.is_floating_point():
+        return t
+    if name in CELLS:
+        out = t.clone()
+        out[cell(t.shape)] = CELLS[name]
+        return out
+    if name == "zero":
+        return _in_row(t, torch.zeros_like)
+    if name == "constant":
+        return _in_row(t, lambda row: row.flatten()[0].expand_as(row))
+    wide = t.double()
+    if name == "mean":
+        return (wide + _MEAN).to(t.dtype)
+    if name == "max/4":
+        return (wide * (torch.finfo(t.dtype).max / 4 / wide.abs().max().clamp_min(1e-300))).to(t.dtype)
+    return (wide * float(name)).to(t.dtype)
