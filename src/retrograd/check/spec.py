@@ -112,6 +112,7 @@ class OpSpec:
     deterministic: bool | None = None
     surrogate: bool = False
     extremes: tuple[str, ...] | None = None
+    double_backward: str | None = None
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
@@ -141,6 +142,7 @@ def op(
     deterministic: bool | None = None,
     surrogate: bool = False,
     extremes: Sequence[str] | None = None,
+    double_backward: str | None = None,
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
@@ -163,6 +165,8 @@ def op(
         surrogate: True if the gradient is not meant to be the derivative of the forward (straight-through).
         extremes: names of the inputs that may hold anything: huge and tiny numbers, NaN, Inf. None: the
             described floating ones without a range (`low`, `high`).
+        double_backward: "right": gradients of gradients must be right; "raises": asking for them must raise.
+            None: either will do, and what is silently wrong is a finding.
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
@@ -183,12 +187,14 @@ def op(
     names = tuple(dtype_name(d, "dtypes") for d in dtypes)
     if not names or (odd := [d for d in names if d not in FLOATS]):
         raise UsageError(f"`dtypes` has {odd if names else 'nothing'}; expected floating dtypes: {', '.join(FLOATS)}")
+    if double_backward not in (None, "right", "raises"):
+        raise SpecError(f"`double_backward` is {double_backward!r}, expected 'right', 'raises' or None")
     for key, rule in (sizes or {}).items():
         _check_size_rule(key, rule)
     spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
     width = None if compute is None else dtype_name(compute, "compute")
     spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic,
-                  surrogate, None if extremes is None else _names(extremes, inputs))  # fmt: skip
+                  surrogate, None if extremes is None else _names(extremes, inputs), double_backward)  # fmt: skip
     if callable(inputs) or spec.tensor_specs:
         return spec
     if sizes:

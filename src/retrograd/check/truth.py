@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ def out_names(n: int) -> list[str]:
     return ["out"] if n == 1 else [f"out{i}" for i in range(n)]
 
 
+Results = dict[str, torch.Tensor | None]
+
+
 @dataclass(frozen=True)
 class Truth:
     """float64 values and attainable errors by tensor name; None for a gradient the reference has not.
@@ -38,9 +42,9 @@ class Truth:
     `eager` is the reference run in the op's own precision, as float64; `peak` the largest number met on the way.
     """
 
-    want: dict[str, torch.Tensor | None]
+    want: Results
     tol: dict[str, torch.Tensor]
-    eager: dict[str, torch.Tensor | None]
+    eager: Results
     peak: float
 
     def power(self) -> float:
@@ -52,55 +56,85 @@ class Truth:
         return worst
 
 
-def make_truth(bench: Workbench, case: Case, count: int) -> Truth:
+Order = Callable[["Workbench", Case, list[torch.Tensor], dict[str, torch.Tensor], list[torch.Tensor]], Results]
+
+
+def grads_of(
+    outs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], gs: Sequence[torch.Tensor], create_graph: bool = False
+) -> list[torch.Tensor | None]:
+    """Gradients of the leaves; None where none of the outputs depends on one."""
+    pairs = [(o, g) for o, g in zip(outs, gs, strict=True) if o.requires_grad]
+    if not pairs or not leaves:
+        return [None] * len(leaves)
+    roots, cotangents = zip(*pairs, strict=True)
+    more = dict(allow_unused=True, retain_graph=True, create_graph=create_graph)
+    return list(torch.autograd.grad(roots, leaves, cotangents, **more))  # type: ignore[arg-type]
+
+
+def first_order(
+    bench: Workbench, case: Case, outs: list[torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
+) -> Results:
+    """Outputs and gradients by name, of the op or of its reference: what a truth holds unless something else is asked.
+
+    Args:
+        bench, case: which op, which case.
+        outs: floating outputs of the forward.
+        leaves: differentiable inputs by name.
+        gs: a gradient for each output.
+    """
+    grads = grads_of(outs, list(leaves.values()), gs)
+    return dict(zip(out_names(len(outs)), outs, strict=True)) | {
+        f"grad {n}": g for n, g in zip(leaves, grads, strict=True)
+    }
+
+
+def make_truth(bench: Workbench, case: Case, count: int, order: Order = first_order) -> Truth:
     """The truth of a case from `count` noise runs; NotApplicable if the reference refuses it.
+
+    `order` says what is computed, from the outputs on.
 
     Raises:
         UndecidedError: the reference makes NaN of ordinary values.
     """
     try:
         plain = Float64()
-        outs, grads = bench.reference_grad(case, torch.float64, plain)
+        center = _detached(bench.reference_run(case, torch.float64, plain, order))
     except (SpecError, NotApplicable):
         raise
     except Exception as error:
         raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
-    names = make.differentiable(bench.spec, bench.inputs(bench._key(case)))
-    labels = [*out_names(len(outs)), *(f"grad {n}" for n in names)]
-    center = [None if t is None else t.detach() for t in (*outs, *grads)]
-    if not case.values and any(t is not None and bool(t.isnan().any()) for t in center):
-        bad = next(k for k, t in zip(labels, center, strict=True) if t is not None and bool(t.isnan().any()))
+    if bad := [k for k, t in center.items() if t is not None and not case.values and bool(t.isnan().any())]:
         raise UndecidedError(
-            f"the reference of {bench.spec.name} makes NaN in {bad} at {case.text() or 'the given inputs'}; "
+            f"the reference of {bench.spec.name} makes NaN in {bad[0]} at {case.text() or 'the given inputs'}; "
             "narrow the inputs (low=, high=, sizes=) or mend the reference"
         )
     unit, accumulate = tolerance.units(bench.dtype, bench.spec.compute)
-    squares = [None if t is None else torch.zeros_like(t) for t in center]
+    squares = {name: torch.zeros_like(t) for name, t in center.items() if t is not None}
     for k in range(count):
         mode = Float64(unit, accumulate, derive(bench.seed, "noise", k, count), bench.device)
-        noisy_outs, noisy_grads = bench.reference_grad(case, torch.float64, mode)
-        for total, t, c in zip(squares, (*noisy_outs, *noisy_grads), center, strict=True):
-            if total is not None and t is not None and c is not None:
-                total += (t.detach() - c).square().nan_to_num(0.0)
-    eager = _eager(bench, case)
-    want: dict[str, torch.Tensor | None] = {}
+        for name, t in bench.reference_run(case, torch.float64, mode, order).items():
+            c = center[name]
+            if t is not None and c is not None:
+                squares[name] += (t.detach() - c).square().nan_to_num(0.0)
+    eager = _eager(bench, case, order)
     tol: dict[str, torch.Tensor] = {}
-    for i, label in enumerate(labels):
-        c, total = center[i], squares[i]
-        want[label] = c
-        if c is not None and total is not None:
-            e = eager[i] if eager is not None else None
-            error = None if e is None else (e.detach().double() - c).abs()
-            tol[label] = tolerance.tolerance(c, (total / max(count, 1)).sqrt(), error, bench.dtype)
-    same = [None] * len(labels) if eager is None else [None if t is None else t.detach().double() for t in eager]
-    return Truth(want, tol, dict(zip(labels, same, strict=True)), plain.peak)
+    for name, c in center.items():
+        if c is not None:
+            e = eager.get(name)
+            error = None if e is None else (e - c).abs()
+            tol[name] = tolerance.tolerance(c, (squares[name] / max(count, 1)).sqrt(), error, bench.dtype)
+    return Truth(center, tol, eager, plain.peak)
 
 
-def _eager(bench: Workbench, case: Case) -> list[torch.Tensor | None] | None:
-    """The reference in the op's own precision; None where PyTorch has no kernel for it."""
+def _detached(results: Results) -> Results:
+    return {name: None if t is None else t.detach() for name, t in results.items()}
+
+
+def _eager(bench: Workbench, case: Case, order: Order) -> Results:
+    """The reference in the op's own precision, as float64; empty where PyTorch has no kernel for it."""
     width = bench.spec.compute if bench.spec.compute and bench.dtype in ("float16", "bfloat16") else bench.dtype
     try:
-        outs, grads = bench.reference_grad(case, make.torch_dtype(width))
+        results = bench.reference_run(case, make.torch_dtype(width), None, order)
     except Exception:  # "not implemented for 'Half'": the spread alone must do
-        return None
-    return [*outs, *grads]
+        return {}
+    return {name: None if t is None else t.detach().double() for name, t in results.items()}

@@ -17,7 +17,17 @@ from retrograd.check.layouts import REPEATING, lay_out, repeat_values
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
-from retrograd.check.truth import NotApplicable, OpRaised, Truth, make_truth, out_names
+from retrograd.check.truth import (
+    NotApplicable,
+    OpRaised,
+    Order,
+    Results,
+    Truth,
+    first_order,
+    grads_of,
+    make_truth,
+    out_names,
+)
 from retrograd.errors import SpecError
 from retrograd.record import Case, Finding, Profile
 
@@ -74,18 +84,6 @@ def as_tuple(result: Any, spec: OpSpec, who: str) -> tuple[Any, ...]:
         kinds = [type(t).__name__ for t in out]
         raise SpecError(f"{who} of {spec.name} returned {kinds}; expected a tensor or a tuple of tensors")
     return tuple(out)
-
-
-def grads_of(
-    outs: Sequence[torch.Tensor], leaves: list[torch.Tensor], gs: list[torch.Tensor], create_graph: bool = False
-) -> list[torch.Tensor | None]:
-    """Gradients of the leaves; None where none of the outputs depends on one."""
-    pairs = [(o, g) for o, g in zip(outs, gs, strict=True) if o.requires_grad]
-    if not pairs or not leaves:
-        return [None] * len(leaves)
-    roots, cotangents = zip(*pairs, strict=True)
-    more = dict(allow_unused=True, retain_graph=True, create_graph=create_graph)
-    return list(torch.autograd.grad(roots, leaves, cotangents, **more))
 
 
 @dataclass
@@ -148,10 +146,10 @@ class Workbench:
     def _call(self, fn: Callable[..., Any], inputs: dict[str, Any], case: Case) -> Any:
         return fn(*inputs.values(), **dict(case.params))
 
-    def reference_grad(
-        self, case: Case, dtype: torch.dtype, mode: Float64 | None = None
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        """Floating outputs and gradients of the reference with inputs in `dtype`."""
+    def reference_run(
+        self, case: Case, dtype: torch.dtype, mode: Float64 | None = None, order: Order = first_order
+    ) -> Results:
+        """What `order` makes of the reference with inputs in `dtype`."""
         spec = self.spec
         assert spec.reference is not None
         inputs = self.inputs(self._key(case))
@@ -169,7 +167,7 @@ class Workbench:
         with backend, mode or contextlib.nullcontext():
             outs = as_tuple(self._call(spec.reference, inputs, case), spec, "`reference`")
             outs = tuple(o for o in outs if o.is_floating_point())
-            return list(outs), grads_of(outs, [inputs[n] for n in names], gs)
+            return order(self, case, list(outs), {n: inputs[n] for n in names}, gs)
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""
@@ -267,12 +265,12 @@ class Workbench:
             between(graph.inputs)
         return graph.backward(root)
 
-    def truth(self, case: Case, noise_runs: int | None = None) -> Truth:
+    def truth(self, case: Case, noise_runs: int | None = None, order: Order = first_order) -> Truth:
         """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
         count = self.budget.noise_runs if noise_runs is None else noise_runs
-        key = (self._key(case), count)
+        key = (self._key(case), count, order)
         if key not in self._truths:
-            self._truths[key] = make_truth(self, case, count)
+            self._truths[key] = make_truth(self, case, count, order)
         return self._truths[key]
 
     def noisy(self, case: Case) -> bool:
@@ -287,13 +285,18 @@ class Workbench:
         return Finding(stage=stage, kind=kind, what=what, case=case, **more)
 
     def judge(
-        self, stage: str, case: Case, trial: Trial, excused: dict[str, torch.Tensor] | None = None
+        self,
+        stage: str,
+        case: Case,
+        trial: Trial,
+        excused: dict[str, torch.Tensor] | None = None,
+        order: Order = first_order,
     ) -> tuple[list[Finding], list[Profile]]:
         """Compare a trial with the truth; an alarm is confirmed with many more noise runs before it counts.
 
-        `excused` has masks of elements that do not count.
+        `excused` has masks of elements that do not count; `order` is what the trial's results are.
         """
-        truth = self.truth(case)
+        truth = self.truth(case, order=order)
         findings: list[Finding] = []
         profiles: list[Profile] = []
         for name, got in trial.tensors.items():
@@ -315,7 +318,7 @@ class Workbench:
                 want = torch.where(excused[name], got.double(), want)
             found = compare(got, want, truth.tol[name])
             if 1 < found.worst < 1e4:
-                found = compare(got, want, self.truth(case, tolerance.CONFIRM_RUNS).tol[name])
+                found = compare(got, want, self.truth(case, tolerance.CONFIRM_RUNS, order).tol[name])
             if got.numel():
                 profiles.append(profile(name, got, want, found, case))
             if found.wrong:

@@ -1,0 +1,95 @@
+"""higher_order: gradients of gradients are right, or asking for them raises. Silence is the bug.
+
+A backward that keeps an intermediate, writes into fresh memory or detaches something treats as a constant what is none:
+a gradient penalty then trains on a wrong gradient, without a word.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from retrograd.check.inputs import torch_dtype
+from retrograd.check.seeds import derive
+from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.truth import NotApplicable, Results, grads_of
+from retrograd.check.workbench import Trial, Workbench
+from retrograd.record import Case, Finding
+
+_ID = "higher_order"
+
+
+def second_order(
+    bench: Workbench, case: Case, outs: list[torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
+) -> Results:
+    """Gradients of `sum_i <u_i, grad_i>` for fixed random u, with respect to the inputs and to each grad_out."""
+    gs = [g.detach().requires_grad_() for g in gs]
+    first = grads_of(outs, list(leaves.values()), gs, create_graph=True)
+    names = [*(f"second {n}" for n in leaves), *(f"second grad_out {i}" for i in range(len(gs)))]
+    used = [(name, g) for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad]
+    if not used:
+        return dict.fromkeys(names)
+    us = []
+    for name, grad in used:
+        generator = torch.Generator().manual_seed(derive(bench.seed, "second", name))
+        drawn = torch.randn(grad.shape, generator=generator, dtype=torch.float64)
+        us.append(drawn.to(torch_dtype(bench.dtype)).to(grad))
+    # Not torch.autograd.grad(..., allow_unused=True): it walks only the paths that lead to its inputs, so passes by the
+    # node with which once_differentiable raises, and answers None.
+    for leaf in leaves.values():
+        leaf.grad = None
+    torch.autograd.backward([g for _, g in used], us)
+    return dict(zip(names, [t.grad for t in (*leaves.values(), *gs)], strict=True))
+
+
+def _trap(bench: Workbench, case: Case, name: str, want: torch.Tensor) -> Finding:
+    what = (
+        f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though its own "
+        f"derivative is as large as {float(want.abs().max()):.3g}; decorate the backward with once_differentiable, "
+        "so that asking raises, or make it differentiable"
+    )
+    return bench.finding(_ID, "silently-constant", what, case, tensor=name)
+
+
+def check(bench: Workbench, case: Case) -> Outcome:
+    """One run with a graph over the backward, and its gradients."""
+    out = Outcome(power_text="refused, as it should be where it is not offered")
+    promise = bench.spec.double_backward
+    graph = bench.open(case)
+    try:
+        got = second_order(bench, case, graph.outs, {n: graph.inputs[n] for n in graph.names}, graph.grad_outs)
+    except Exception as error:
+        if promise == "right":
+            what = f"gradients of gradients are promised, but raise {type(error).__name__}: {error}"
+            out.findings.append(bench.finding(_ID, "raises", what, case))
+        return out
+    if promise == "raises":
+        what = "gradients of gradients do not raise, as the op promises (double_backward='raises')"
+        out.findings.append(bench.finding(_ID, "does-not-raise", what, case))
+        return out
+    try:
+        truth = bench.truth(case, order=second_order)
+    except NotApplicable as error:
+        out.notes.append(f"gradients of gradients are not refused and cannot be judged: {error}")
+        return out
+    results = {}
+    for name, want in truth.want.items():
+        known = want is not None and bool((want != 0).any())
+        if got[name] is None and known:
+            assert want is not None
+            out.findings.append(_trap(bench, case, name, want))
+        elif want is not None:
+            results[name] = torch.zeros_like(want) if got[name] is None else got[name]
+        elif got[name] is not None and bool((got[name] != 0).any()):  # type: ignore[union-attr]
+            results[name] = got[name]
+    trial = Trial({}, results, graph.inputs, graph.grad_outs)
+    findings, out.profiles = bench.judge(_ID, case, trial, order=second_order)
+    out.findings += findings
+    out.power = truth.power()
+    out.power_text = f"relative error {out.power:.1e}"
+    return out
+
+
+STAGE = Stage(
+    _ID, "gradients of gradients right or refused", 85, lambda b: [b.base], check,
+    needs_reference=True, after=("oracle", "contract"),
+)  # fmt: skip
