@@ -199,12 +199,19 @@ class Float64(TorchDispatchMode):
         unit: relative half-width of the noise on each inexact result, e.g. 2**-24 for float32.
         accumulate: unit roundoff of accumulators inside reductions (16-bit ops add in float32).
         seed: of the noise.
+        inputs: whether what goes in is perturbed too, as whoever measures a formula's error must; False leaves exact
+            what a lower precision would be given exactly.
+        grad_outs: whether the gradients that go in are.
     """
 
-    def __init__(self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(
+        self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu",
+        *, inputs: bool = True, grad_outs: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.peak = 0.0  # the largest number met, sums of sizes for what adds up; only without noise
         self.unit, self.accumulate = unit, accumulate
+        self.inputs, self.grad_outs = inputs, grad_outs
         self.generator = torch.Generator(device=device).manual_seed(seed) if unit else None
 
     def noise(self, t: torch.Tensor) -> torch.Tensor:

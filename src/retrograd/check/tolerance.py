@@ -25,6 +25,18 @@ def units(dtype: str, compute: str | None) -> tuple[float, float]:
     return (min(UNIT[dtype], UNIT[compute]) if compute else UNIT[dtype]), accumulate
 
 
+# What the oracle must be able to refuse: the same formula in the next lower precision (for bfloat16 the three digits of
+# float8 e4m3).
+_LOWER = {"float64": "float32", "float32": "float16", "float16": "bfloat16", "bfloat16": "float8"}
+_FLOAT8 = 2.0**-4
+
+
+def lower(dtype: str, compute: str | None) -> tuple[str, float]:
+    """The next lower precision and its unit roundoff: the storage dtype itself where `compute` promises more inside."""
+    name = dtype if compute and UNIT[compute] < UNIT[dtype] else _LOWER[dtype]
+    return name, UNIT.get(name, _FLOAT8)
+
+
 def room(dtype: str, compute: str | None) -> float:
     """The largest number that may occur on the way without any partial sum, in any order, coming near overflow."""
     return torch.finfo(getattr(torch, compute or dtype)).max / 2

@@ -157,10 +157,12 @@ class Workbench:
         for name, value in inputs.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 value = value.contiguous().to(dtype)
-                if mode is not None and mode.unit:
+                if mode is not None and mode.unit and mode.inputs:
                     value = value * (1 + mode.unit * mode.noise(value))
                 inputs[name] = value.detach().requires_grad_(name in names)
         gs = [g.to(dtype).contiguous() for g in self.grad_outs(case)]
+        if mode is not None and mode.grad_outs:
+            gs = [g * (1 + mode.unit * mode.noise(g)) for g in gs]
         # Fused attention hides its softmax from the mode, the composite form does not. The run in the op's own
         # precision keeps what PyTorch would choose: the fused form cancels differently (one key: dq is not quite 0).
         backend = contextlib.nullcontext() if mode is None else sdpa_kernel(SDPBackend.MATH)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from retrograd.check.inputs import param_cases
+import torch
+
+from retrograd.check import tolerance
+from retrograd.check.compare import compare
+from retrograd.check.inputs import param_cases, torch_dtype
+from retrograd.check.rounding import Float64
+from retrograd.check.seeds import derive
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import Workbench
 from retrograd.record import Case
@@ -18,6 +24,33 @@ def judged(bench: Workbench, case: Case, stage: str) -> Outcome:
     return Outcome(findings, profiles, [], power, f"relative error {power:.1e}")
 
 
+def _strict(bench: Workbench, case: Case) -> list[str]:
+    """A note on tensors for which the same formula in the next lower precision would pass: it says little there."""
+    name, unit = tolerance.lower(bench.dtype, bench.spec.compute)
+    inside = name == bench.dtype  # then inputs and grad_out are exact in it
+    mode = Float64(unit, unit, derive(bench.seed, "lower"), bench.device, inputs=not inside, grad_outs=not inside)
+    coarse, truth = bench.reference_run(case, torch.float64, mode), bench.truth(case)
+    passing = []
+    for label, want in truth.want.items():
+        got = coarse.get(label)
+        if got is not None and want is not None and bool((want != 0).any()):
+            stored = got.detach().to(torch_dtype(bench.dtype)) if inside else got
+            if not compare(stored, want, truth.tol[label]).wrong:
+                passing.append(label)
+    if not passing:
+        return []
+    where = f"all {name} arithmetic" if inside else name
+    return [f"no power against lower precision in {bench.dtype}: {', '.join(passing)} would pass in {where} as well"]
+
+
+def check(bench: Workbench, case: Case) -> Outcome:
+    """The case judged; for the ordinary one also whether a lower precision would be refused."""
+    out = judged(bench, case, _ID)
+    if case == bench.base and not out.findings:
+        out.notes += _strict(bench, case)
+    return out
+
+
 def cases(bench: Workbench) -> list[Case]:
     """Every combination of parameters, there and back again (the first once more), then further draws."""
     combos = param_cases(bench.spec, bench.base)
@@ -25,6 +58,4 @@ def cases(bench: Workbench) -> list[Case]:
     return [*combos, *again, *(bench.base.but(draw=d) for d in range(1, bench.budget.draws))]
 
 
-STAGE = Stage(
-    _ID, "values and gradients equal float64", 50, cases, lambda b, c: judged(b, c, _ID), needs_reference=True
-)
+STAGE = Stage(_ID, "values and gradients equal float64", 50, cases, check, needs_reference=True)

@@ -1,0 +1,47 @@
+"""The oracle stage says when it could not tell the op from one of a lower precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import retrograd as rg
+
+
+def _notes(fn, reference, **more):
+    spec = rg.op(fn, reference, dict(x=rg.tensor("M", "N")), **more)
+    report = rg.verify(spec, level="quick", only=["oracle"])
+    assert report
+    return report.stage("oracle").notes
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_a_sharp_reference_refuses_lower_precision(dtype):
+    assert _notes(torch.sin, torch.sin, dtypes=[dtype]) == ()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_inside_are_refused_where_float32_is_promised(dtype):
+    def wide(x):
+        inside = x.float()
+        return (torch.softmax(inside, -1) * inside).to(x.dtype)
+
+    def narrow(x):
+        return torch.softmax(x, -1) * x
+
+    assert _notes(wide, wide, dtypes=[dtype], compute="float32") == ()
+    spec = rg.op(narrow, wide, dict(x=rg.tensor("M", "N")), dtypes=[dtype], compute="float32")
+    assert rg.verify(spec, level="quick", only=["oracle"]).verdict == "finding"
+
+
+def test_a_reference_that_is_itself_coarse_has_no_power_and_says_so():
+    def coarse(x):
+        return torch.sin(x.bfloat16().float())
+
+    (note,) = _notes(torch.sin, coarse)
+    assert "no power against lower precision in float32: out, grad x would pass in float16" in note
+
+
+def test_what_no_precision_changes_is_said_too():
+    (note,) = _notes(torch.sign, torch.sign)
+    assert "out would pass in float16" in note
