@@ -96,7 +96,7 @@ def test_inputs_with_a_range_are_left_in_it():
     with pytest.raises(SpecError, match="extremes"):
         rg.op(torch.log, torch.log, dict(x=rg.tensor("N")), extremes=["y"])
     made = rg.op(torch.exp, torch.exp, lambda seed, dtype, sizes: dict(x=torch.ones(3, dtype=dtype)), extremes=["x"])
-    assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 4
+    assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 3
 
 
 @pytest.mark.parametrize("name", values.NAMES)
@@ -109,7 +109,7 @@ def test_values_keep_shape_and_dtype(name, shape):
 
 
 def test_peak_counts_partial_sums():
-    mode = Float64()
+    mode = Float64(track=True)
     with mode:
         torch.tensor([3e200, -3e200], dtype=torch.float64).sum()
     assert mode.peak == 6e200

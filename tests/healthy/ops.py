@@ -127,6 +127,18 @@ itself(
 )
 
 
+# Kinks, where one-sided derivatives differ and each is right.
+itself("amax", lambda x: x.amax(-1), dict(x=X), sizes=FILLED)
+healthy("relu_from_zero", lambda x: torch.where(x < 0, 0, x), F.relu, dict(x=X))
+healthy("absolute", lambda x: torch.where(x < 0, -x, x), torch.abs, dict(x=X))
+itself(
+    "grid_sample_border",
+    lambda image, grid: F.grid_sample(image, grid, padding_mode="border", align_corners=True),
+    dict(image=tensor("B", "C", "H", "W"), grid=tensor("B", "P", "Q", 2, low=-1.2, high=1.2)),
+    sizes=dict(B=(1, 3), C=(1, 4), H=(2, 16), W=(2, 16), P=(1, 8), Q=(1, 8)),
+)
+
+
 # --- Custom functions ------------------------------------------------------------
 
 

@@ -82,7 +82,7 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
                 draw = int(value)
             elif colon and not eq:
                 layouts[name] = layout
-            elif at and extreme in values.NAMES:
+            elif at and extreme in (*values.NAMES, values.KINK):
                 held[holder] = extreme
             else:
                 raise ValueError(word)
@@ -158,7 +158,7 @@ def materialise(spec: OpSpec, case: Case, seed: int, device: str) -> dict[str, A
             value = _values(value, case, derive(seed, "input", name, case.draw))
         if isinstance(value, torch.Tensor):
             layout = case.layout(name)
-            if name in dict(case.values):
+            if dict(case.values).get(name, values.KINK) != values.KINK:
                 value = values.alter(value, dict(case.values)[name])
             value = lay_out(repeat_values(value.detach().to(device, copy=True), layout), layout)
         out[name] = value

@@ -144,6 +144,24 @@ _EXACT = {
 }
 
 
+# Smooth wherever they are defined: a reference made of these alone has no kink to look for.
+_SMOOTH_NAMES = """
+add sub rsub mul div neg pow square sqrt rsqrt reciprocal exp expm1 log log1p erf erfc tanh tanh_backward sin cos
+sigmoid sigmoid_backward sum mean cumsum mm bmm addmm baddbmm dot mv convolution convolution_backward var var_mean
+std std_mean addcmul addcdiv real
+_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp gelu gelu_backward
+silu silu_backward mish mish_backward softplus softplus_backward native_layer_norm native_layer_norm_backward
+native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward mse_loss mse_loss_backward
+nll_loss_forward nll_loss_backward
+view _unsafe_view reshape expand permute transpose t squeeze unsqueeze slice select as_strided detach clone copy_
+_to_copy to alias split split_with_sizes unbind cat stack flip roll repeat constant_pad_nd select_backward
+slice_backward tril triu diagonal index index_put index_select index_add gather scatter_add embedding
+embedding_dense_backward masked_fill lift_fresh zeros zeros_like ones ones_like full full_like empty empty_like
+new_zeros new_ones new_full new_empty new_empty_strided empty_strided fill zero_ fill_ scalar_tensor arange
+_efficientzerotensor
+"""
+_SMOOTH = frozenset(_SMOOTH_NAMES.split())
+
 # What adds up, so that a partial sum may be larger than the result.
 _ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
 
@@ -202,16 +220,19 @@ class Float64(TorchDispatchMode):
         inputs: whether what goes in is perturbed too, as whoever measures a formula's error must; False leaves exact
             what a lower precision would be given exactly.
         grad_outs: whether the gradients that go in are.
+        track: whether `peak` is kept, without noise only.
     """
 
     def __init__(
         self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu",
-        *, inputs: bool = True, grad_outs: bool = False,
+        *, inputs: bool = True, grad_outs: bool = False, track: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.peak = 0.0  # the largest number met, sums of sizes for what adds up; only without noise
+        self.switches: set[str] = set()  # operators that may have a kink, by name
+        self._inside = 0  # depth of operators that are being taken apart
+        self.peak = 0.0  # the largest number met, sums of sizes for what adds up
         self.unit, self.accumulate = unit, accumulate
-        self.inputs, self.grad_outs = inputs, grad_outs
+        self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
         self.generator = torch.Generator(device=device).manual_seed(seed) if unit else None
 
     def noise(self, t: torch.Tensor) -> torch.Tensor:
@@ -220,14 +241,23 @@ class Float64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        name = func._schema.name.removeprefix("aten::")
+        if not self._inside and name not in _SMOOTH:
+            self.switches.add(name)
         if kwargs.get("dtype") in _LOW:
             kwargs["dtype"] = torch.float64
         if func in _DECOMPOSE:
-            with self:
-                return _DECOMPOSE[func](*args, **kwargs)
+            self._inside += 1
+            try:
+                with self:
+                    return _DECOMPOSE[func](*args, **kwargs)
+            finally:
+                self._inside -= 1
+        if func is _ATEN._efficientzerotensor.default:
+            # Zeros without memory, which the operators below a mode would read all the same.
+            func = _ATEN.zeros.default
         out = func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
-        if not self.unit:
+        if self.track and not self.unit:
             self._record(func, name, args, kwargs, out)
         if not self.unit or name in _EXACT or any(r.alias_info for r in func._schema.returns):
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)

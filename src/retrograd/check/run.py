@@ -132,6 +132,7 @@ class Verifier:
         except (OpRaised, NotApplicable) as error:
             return self._no_base(stage, bench, error)
         for case in wanted:
+            bench.remarks.clear()
             outcome = self._try(stage, bench, case)
             if outcome is None:
                 if case == bench.base:
@@ -140,7 +141,7 @@ class Verifier:
                 continue
             tried[case] = tried.get(case, False) or bool(outcome.findings)
             merged.findings += outcome.findings
-            merged.notes += outcome.notes
+            merged.notes += [*outcome.notes, *bench.remarks]
             powers.append(outcome.power)
             merged.power_text = merged.power_text or outcome.power_text
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)

@@ -113,6 +113,7 @@ class OpSpec:
     surrogate: bool = False
     extremes: tuple[str, ...] | None = None
     double_backward: str | None = None
+    kinks: Callable[..., Mapping[str, Any]] | None = None
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
@@ -143,6 +144,7 @@ def op(
     surrogate: bool = False,
     extremes: Sequence[str] | None = None,
     double_backward: str | None = None,
+    kinks: Callable[..., Mapping[str, Any]] | None = None,
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
@@ -167,6 +169,9 @@ def op(
             described floating ones without a range (`low`, `high`).
         double_backward: "right": gradients of gradients must be right; "raises": asking for them must raise.
             None: either will do, and what is silently wrong is a finding.
+        kinks: called like `fn`, returns by input name how far each element is from the next point without a
+            derivative, in the input's own units. Kinks of the reference are found without it; this is for those that
+            it hides, such as a coordinate computed otherwise than in `fn`.
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
@@ -187,14 +192,17 @@ def op(
     names = tuple(dtype_name(d, "dtypes") for d in dtypes)
     if not names or (odd := [d for d in names if d not in FLOATS]):
         raise UsageError(f"`dtypes` has {odd if names else 'nothing'}; expected floating dtypes: {', '.join(FLOATS)}")
+    if kinks is not None and not callable(kinks):
+        raise SpecError(f"`kinks` is {type(kinks).__name__}, expected a callable kinks(*inputs, **params) or None")
     if double_backward not in (None, "right", "raises"):
         raise SpecError(f"`double_backward` is {double_backward!r}, expected 'right', 'raises' or None")
     for key, rule in (sizes or {}).items():
         _check_size_rule(key, rule)
     spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
     width = None if compute is None else dtype_name(compute, "compute")
+    any_value = None if extremes is None else _names(extremes, inputs)
     spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic,
-                  surrogate, None if extremes is None else _names(extremes, inputs), double_backward)  # fmt: skip
+                  surrogate, any_value, double_backward, kinks)  # fmt: skip
     if callable(inputs) or spec.tensor_specs:
         return spec
     if sizes:

@@ -25,6 +25,13 @@ def units(dtype: str, compute: str | None) -> tuple[float, float]:
     return (min(UNIT[dtype], UNIT[compute]) if compute else UNIT[dtype]), accumulate
 
 
+# Kinks. KINK: units of rounding around a kink within which correct formulas may be on either side: a coordinate that is
+# shifted, scaled and shifted back has three roundings of up to one unit each, twice that for two formulas, and eight to
+# be safe. JUMP: the change of a gradient, of its size, that counts as one: above float32's own rounding by far, and as
+# far below what any switch of a formula is for.
+KINK = 8.0
+JUMP = 2.0**-7
+
 # What the oracle must be able to refuse: the same formula in the next lower precision (for bfloat16 the three digits of
 # float8 e4m3).
 _LOWER = {"float64": "float32", "float32": "float16", "float16": "bfloat16", "bfloat16": "float8"}

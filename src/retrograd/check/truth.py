@@ -39,13 +39,16 @@ Results = dict[str, torch.Tensor | None]
 class Truth:
     """float64 values and attainable errors by tensor name; None for a gradient the reference has not.
 
-    `eager` is the reference run in the op's own precision, as float64; `peak` the largest number met on the way.
+    `eager` is the reference run in the op's own precision, as float64; `peak` the largest number met on the way
+    (of cases with values other than ordinary ones);
+    `switches` the operators in it that may have a kink.
     """
 
     want: Results
     tol: dict[str, torch.Tensor]
     eager: Results
     peak: float
+    switches: frozenset[str]
 
     def power(self) -> float:
         """Smallest relative error, uniform over a tensor, that would be seen in each of the tensors."""
@@ -97,7 +100,7 @@ def make_truth(bench: Workbench, case: Case, count: int, order: Order = first_or
         UndecidedError: the reference makes NaN of ordinary values.
     """
     try:
-        plain = Float64()
+        plain = Float64(track=bool(case.values))
         center = _detached(bench.reference_run(case, torch.float64, plain, order))
     except (SpecError, NotApplicable):
         raise
@@ -123,7 +126,7 @@ def make_truth(bench: Workbench, case: Case, count: int, order: Order = first_or
             e = eager.get(name)
             error = None if e is None else (e - c).abs()
             tol[name] = tolerance.tolerance(c, (squares[name] / max(count, 1)).sqrt(), error, bench.dtype)
-    return Truth(center, tol, eager, plain.peak)
+    return Truth(center, tol, eager, plain.peak, frozenset(plain.switches))
 
 
 def _detached(results: Results) -> Results:

@@ -9,6 +9,7 @@ import torch
 # As far from zero as activations get in training; float16 still reaches it.
 _MEAN = 1e4
 CELLS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+KINK = "kink"  # elements at points without a derivative: needs the reference, so the workbench makes it
 NAMES = ("nan", "mean", "1e4", "zero", "inf", "-inf", "constant", "100", "1e-3", "1e-6", "max/4")
 
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
-from retrograd.check import tolerance
-from retrograd.check.compare import compare, profile
+from retrograd.check import kinks, tolerance, values
+from retrograd.check.compare import Comparison, compare, profile
 from retrograd.check.layouts import REPEATING, lay_out, repeat_values
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
@@ -125,7 +125,10 @@ class Workbench:
     runs: int = 0
     _truths: dict[Any, Truth] = field(default_factory=dict)
     _grad_outs: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
+    _placed: dict[Any, torch.Tensor] = field(default_factory=dict)
+    _hulls: dict[Any, kinks.Hull] = field(default_factory=dict)
     _noisy: bool | None = None
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def base(self) -> Case:
@@ -138,7 +141,25 @@ class Workbench:
 
     def inputs(self, case: Case) -> dict[str, Any]:
         """Fresh inputs of a case, by name."""
-        return make.materialise(self.spec, case, self.seed, self.device)
+        made = make.materialise(self.spec, case, self.seed, self.device)
+        for name, held in case.values:
+            if held == values.KINK and self.spec.reference is not None:
+                key = (self._key(case), name)
+                if key not in self._placed:
+                    self._placed[key] = kinks.place(self, self._key(case).but(values=()), name)
+                made[name] = lay_out(self._placed[key].clone(), case.layout(name))
+        return made
+
+    def differentiable(self, inputs: dict[str, Any]) -> list[str]:
+        """Names of the inputs a gradient is asked for."""
+        return make.differentiable(self.spec, inputs)
+
+    def hull(self, case: Case) -> kinks.Hull:
+        """The interval of right gradients at a case and which elements are at a kink."""
+        key = self._key(case)
+        if key not in self._hulls:
+            self._hulls[key] = kinks.hull(self, key)
+        return self._hulls[key]
 
     def _key(self, case: Case) -> Any:
         return case.but(layouts=tuple((k, v) for k, v in case.layouts if v in REPEATING))
@@ -147,9 +168,14 @@ class Workbench:
         return fn(*inputs.values(), **dict(case.params))
 
     def reference_run(
-        self, case: Case, dtype: torch.dtype, mode: Float64 | None = None, order: Order = first_order
+        self,
+        case: Case,
+        dtype: torch.dtype,
+        mode: Float64 | None = None,
+        order: Order = first_order,
+        shift: dict[str, torch.Tensor] | None = None,
     ) -> Results:
-        """What `order` makes of the reference with inputs in `dtype`."""
+        """What `order` makes of the reference with inputs in `dtype`, moved by `shift` where that names them."""
         spec = self.spec
         assert spec.reference is not None
         inputs = self.inputs(self._key(case))
@@ -157,6 +183,7 @@ class Workbench:
         for name, value in inputs.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 value = value.contiguous().to(dtype)
+                value = value + shift[name] if shift is not None and name in shift else value
                 if mode is not None and mode.unit and mode.inputs:
                     value = value * (1 + mode.unit * mode.noise(value))
                 inputs[name] = value.detach().requires_grad_(name in names)
@@ -293,12 +320,14 @@ class Workbench:
         trial: Trial,
         excused: dict[str, torch.Tensor] | None = None,
         order: Order = first_order,
+        runs: int | None = None,
     ) -> tuple[list[Finding], list[Profile]]:
         """Compare a trial with the truth; an alarm is confirmed with many more noise runs before it counts.
 
-        `excused` has masks of elements that do not count; `order` is what the trial's results are.
+        `excused` has masks of elements that do not count; `order` is what the trial's results are; `runs` the
+        number of noise runs before an alarm, if not the level's.
         """
-        truth = self.truth(case, order=order)
+        truth = self.truth(case, runs, order)
         findings: list[Finding] = []
         profiles: list[Profile] = []
         for name, got in trial.tensors.items():
@@ -323,7 +352,9 @@ class Workbench:
                 found = compare(got, want, self.truth(case, tolerance.CONFIRM_RUNS, order).tol[name])
             if got.numel():
                 profiles.append(profile(name, got, want, found, case))
-            if found.wrong:
+            if found.wrong and order is first_order and (at := self._at_kinks(case, name, got, truth.tol[name], found)):
+                self.remarks.append(at)
+            elif found.wrong:
                 what = (
                     f"{name}{list(found.index)} is {found.got:.6g}, expected {found.want:.6g}: "
                     f"{found.worst:.3g} times the attainable error ({found.wrong} of {got.numel()} elements are out)"
@@ -344,3 +375,16 @@ class Workbench:
                     )
                 )
         return findings, profiles
+
+    def _at_kinks(self, case: Case, name: str, got: torch.Tensor, tol: torch.Tensor, found: Comparison) -> str:
+        """A remark if every element that is out is at a kink, and between the one-sided derivatives; else ""."""
+        if not name.startswith("grad ") or not got.numel():
+            return ""
+        hull = self.hull(case)
+        wrong = found.ratio > 1
+        if not bool((hull.at[name] & (hull.outside(name, got) <= tol))[wrong].all()):
+            return ""
+        return (
+            f"{found.wrong} of {got.numel()} elements of {name} are at kinks of the forward, such as "
+            f"{list(found.index)} at {case.text() or 'the given inputs'}; there both one-sided derivatives are accepted"
+        )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from retrograd.check import differences, tolerance
+from retrograd.check import differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
@@ -98,10 +98,7 @@ class Line:
 def _direction(bench: Workbench, case: Case, name: str, number: int) -> torch.Tensor:
     """Random signs times the size of the values around: per row where there are rows. Zero at the edge of a range."""
     value = bench.inputs(case)[name].double()
-    whole = value.square().mean().sqrt()
-    rows = value.square().mean(-1, keepdim=True).sqrt() if value.ndim > 1 else whole
-    size = torch.maximum(rows, 1e-3 * whole).expand_as(value)
-    size = torch.where(size > 0, size, 1.0)
+    size = kinks.around(value)
     generator = torch.Generator().manual_seed(derive(bench.seed, "direction", name, number))
     signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
     rule = (bench.spec.tensor_specs or {}).get(name)

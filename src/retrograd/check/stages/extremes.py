@@ -18,7 +18,8 @@ from retrograd.check.workbench import OpRaised, Trial, Workbench
 from retrograd.record import Case, Finding
 
 _ID = "extremes"
-_QUICK = 4  # of the extremes in values.NAMES, which are in the order of how much each finds
+_QUICK = 3  # of the extremes in values.NAMES, which are in the order of how much each finds
+_RUNS = 4  # noise runs of a finite extreme: an alarm is confirmed with more anyway
 # Another dtype differs in its range: what is about the formula is asked in the first one.
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "1e4", "max/4")
 
@@ -91,7 +92,7 @@ def _not_finite(bench: Workbench, case: Case, name: str, extreme: str, out: Outc
 
 def _excused(bench: Workbench, case: Case, trial: Trial) -> dict[str, torch.Tensor]:
     """Elements nobody can be asked for: the same precision overflows there, or the result itself does."""
-    truth = bench.truth(case)
+    truth = bench.truth(case, _RUNS)
     masks = {}
     for label, want in truth.want.items():
         got, eager = trial.tensors.get(label), truth.eager.get(label)
@@ -103,12 +104,12 @@ def _excused(bench: Workbench, case: Case, trial: Trial) -> dict[str, torch.Tens
 
 
 def _finite(bench: Workbench, case: Case, out: Outcome) -> None:
-    if bench.truth(case).peak > tolerance.room(case.dtype, bench.spec.compute):
+    if bench.truth(case, _RUNS).peak > tolerance.room(case.dtype, bench.spec.compute):
         (_, extreme), *_ = case.values
         out.notes.append(f"{extreme} is not judged in {case.dtype}: the reference's own formula overflows there")
         return
     trial = bench.run(case)
-    findings, profiles = bench.judge(_ID, case, trial, _excused(bench, case, trial))
+    findings, profiles = bench.judge(_ID, case, trial, _excused(bench, case, trial), runs=_RUNS)
     out.findings += [_named(f, trial) for f in findings]
     out.profiles += profiles
 

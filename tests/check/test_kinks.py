@@ -1,0 +1,153 @@
+"""The kinks stage, and what the oracle accepts at points without a derivative."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import retrograd as rg
+from retrograd.check import kinks
+from retrograd.check.workbench import BUDGETS, Workbench
+from retrograd.errors import SpecError
+
+_PATH = Path(__file__).resolve().parent.parent / "mutants" / "kinks.py"
+_MODULE = importlib.util.spec_from_file_location("kinks_mutants", _PATH)
+mutants = importlib.util.module_from_spec(_MODULE)
+_MODULE.loader.exec_module(mutants)
+
+X = dict(x=rg.tensor("M", "N"))
+
+
+def _bench(reference, inputs=None, **more):
+    spec = rg.op(reference, reference, inputs or X, **more)
+    return Workbench(spec, "float32", 0, "cpu", BUDGETS["full"], "full")
+
+
+def _places(bench, name="x"):
+    moved = bench.inputs(bench.base.but(values=((name, "kink"),)))[name]
+    return moved[moved != bench.inputs(bench.base)[name]]
+
+
+@pytest.mark.parametrize("name", mutants.MUTANTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_only_this_stage_finds_the_mutant(name, seed):
+    # The higher_order stage would see a zero second derivative where a mutant's backward has none to offer: it raises.
+    report = rg.verify(mutants.MUTANTS[name], level="quick", seed=seed, only=["kinks"])
+    assert "one-sided derivatives" in report.findings[0].what
+    if seed == 0:
+        assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["kinks"])
+
+
+@pytest.mark.parametrize("fn", [F.relu, torch.abs, F.hardtanh, F.leaky_relu, lambda x: F.max_pool1d(x, 3, 2)])
+def test_kinks_are_found_and_right_ops_left_alone(fn):
+    bench = _bench(fn, sizes=dict(N=(3, 64)))
+    assert len(_places(bench))
+    assert rg.verify(bench.spec, level="full", only=["kinks"])
+
+
+def test_places_are_the_ones():
+    assert _places(_bench(F.relu)).abs().max() == 0
+    assert set(_places(_bench(F.hardtanh)).abs().tolist()) == {1.0}
+    pixels = (_places(_bench(mutants.interpolate, dict(x=rg.tensor("N", low=-1.0, high=1.0)))) + 1) * 16 - 0.5
+    assert (pixels - pixels.round()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("fn", [torch.sin, F.gelu, lambda x: torch.softmax(x, -1), lambda x: x @ x.mT, F.softplus])
+def test_smooth_functions_have_none(fn):
+    assert not len(_places(_bench(fn)))
+
+
+def test_bends_of_the_slope_are_no_kinks():
+    assert not len(_places(_bench(lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"))))
+
+
+@pytest.mark.parametrize(
+    ("fn", "reference"),
+    [
+        (lambda x: torch.where(x < 0, 0, x), F.relu),  # slope 1 at zero, the reference has 0
+        (lambda x: torch.where(x < 0, -x, x), torch.abs),
+        (lambda x: x.max(-1).values, lambda x: x.sort(-1).values[..., -1]),  # another one of the ties
+    ],
+)
+def test_either_side_is_right_in_every_stage(fn, reference):
+    report = rg.verify(rg.op(fn, reference, X, sizes=dict(N=(1, 512))), level="full")
+    assert report, [f.what for f in report.findings]
+
+
+def test_the_oracle_says_that_it_accepted_a_side():
+    x = torch.tensor([[-1.0, 0.0, 2.0, 3.0]])
+    report = rg.verify(rg.op(lambda x: x * (x >= 0), F.relu, dict(x=x)), level="quick", only=["oracle"])
+    assert report
+    assert "1 of 4 elements of grad x are at kinks of the forward, such as [0, 1]" in report.stage("oracle").notes[0]
+
+
+def test_a_wrong_value_beside_a_kink_is_still_wrong():
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return F.relu(x)
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            return dy * (x > 0) * 1.001
+
+    x = torch.tensor([[-1.0, 0.0, 2.0, 3.0]])
+    assert rg.verify(rg.op(Off.apply, F.relu, dict(x=x)), level="quick", only=["oracle"]).verdict == "finding"
+
+
+def test_declared_kinks_widen_the_reach():
+    """A kink that the reference has beside where the op has it, by more than rounding explains."""
+    away = 2e-6
+
+    def op(x):
+        return F.relu(x - 1)
+
+    def reference(x):
+        return F.relu(x - (1 + away))
+
+    x = torch.tensor([1 + away / 2, 2.0, 0.5], dtype=torch.float64)
+
+    def distance(x):
+        return dict(x=(x - 1).abs())
+
+    spec = rg.op(op, reference, dict(x=x), dtypes=["float32"])
+    bench = Workbench(spec, "float32", 0, "cpu", BUDGETS["quick"], "quick")
+    assert not bench.hull(bench.base).at["grad x"].any()
+    declared = rg.op(op, reference, dict(x=x), dtypes=["float32"], kinks=distance)
+    bench = Workbench(declared, "float32", 0, "cpu", BUDGETS["quick"], "quick")
+    assert bench.hull(bench.base).at["grad x"].tolist() == [True, False, False]
+    with pytest.raises(SpecError, match="kinks"):
+        rg.op(op, reference, dict(x=x), kinks=3)
+
+
+def test_odds_are_those_of_the_model():
+    """A million uniform coordinates, pixels 1/16 apart: the odds are the share of floats whose cell float32 mistakes."""
+    spec = rg.op(mutants.interpolate, mutants.interpolate, dict(x=rg.tensor("N", low=-1.0, high=1.0)))
+    note = rg.verify(spec, level="full", only=["kinks"]).stage("kinks").notes[0]
+    odds = float(re.search(r"in ([\d.e-]+) % with a million", note).group(1)) / 100
+    generator = torch.Generator().manual_seed(0)
+    missed, drawn = 0, 4_000_000
+    for _ in range(5):
+        x = (torch.rand(drawn, generator=generator, dtype=torch.float64) * 2 - 1).float()
+        missed += int((((x + 1) * 16 - 0.5).floor() != ((x.double() + 1) * 16 - 0.5).floor()).sum())
+    expected = 1 - math.exp(-missed / 20)
+    assert expected / 4 < odds < min(4 * expected, 1.0)
+
+
+def test_ties_of_many_have_one_interval():
+    bench = _bench(lambda x: x.amax(-1), dict(x=torch.ones(2, 40)))
+    hull = bench.hull(bench.base)
+    assert hull.at["grad x"].sum() > 8
+    (g,) = bench.grad_outs(bench.base)
+    share = (g[:, None] / 40).expand(2, 40)
+    accepted = hull.outside("grad x", share) == 0
+    assert accepted[hull.at["grad x"]].all()
+    assert kinks.around(torch.zeros(3)).tolist() == [1, 1, 1]
