@@ -15,6 +15,8 @@ from retrograd.errors import SpecError, UsageError
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int64", "int32", "int16", "int8", "uint8", "bool")
 
+TRANSFORMS = ("compile", "inductor", "vjp", "vmap")
+
 _SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "half": "float16"}
 _DIM = re.compile(r"[A-Za-z_]\w*(\.\.\.)?")
 
@@ -114,6 +116,7 @@ class OpSpec:
     extremes: tuple[str, ...] | None = None
     double_backward: str | None = None
     kinks: Callable[..., Mapping[str, Any]] | None = None
+    transforms: tuple[str, ...] = ()
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
@@ -145,6 +148,7 @@ def op(
     extremes: Sequence[str] | None = None,
     double_backward: str | None = None,
     kinks: Callable[..., Mapping[str, Any]] | None = None,
+    transforms: Sequence[str] = (),
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
@@ -172,6 +176,8 @@ def op(
         kinks: called like `fn`, returns by input name how far each element is from the next point without a
             derivative, in the input's own units. Kinks of the reference are found without it; this is for those that
             it hides, such as a coordinate computed otherwise than in `fn`.
+        transforms: what the op promises to work under: "compile" (torch.compile with one graph, checked with the
+            backend aot_eager), "inductor" (the same with code generation, slow), "vjp", "vmap" (torch.func).
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
@@ -192,6 +198,9 @@ def op(
     names = tuple(dtype_name(d, "dtypes") for d in dtypes)
     if not names or (odd := [d for d in names if d not in FLOATS]):
         raise UsageError(f"`dtypes` has {odd if names else 'nothing'}; expected floating dtypes: {', '.join(FLOATS)}")
+    if isinstance(transforms, str) or (odd := set(transforms) - set(TRANSFORMS)):
+        odd = [transforms] if isinstance(transforms, str) else sorted(odd)
+        raise SpecError(f"`transforms` has {odd}, expected a sequence of some of {', '.join(TRANSFORMS)}")
     if kinks is not None and not callable(kinks):
         raise SpecError(f"`kinks` is {type(kinks).__name__}, expected a callable kinks(*inputs, **params) or None")
     if double_backward not in (None, "right", "raises"):
@@ -202,7 +211,7 @@ def op(
     width = None if compute is None else dtype_name(compute, "compute")
     any_value = None if extremes is None else _names(extremes, inputs)
     spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic,
-                  surrogate, any_value, double_backward, kinks)  # fmt: skip
+                  surrogate, any_value, double_backward, kinks, tuple(transforms))  # fmt: skip
     if callable(inputs) or spec.tensor_specs:
         return spec
     if sizes:

@@ -1,0 +1,172 @@
+"""compiler: what torch.compile, fake tensors and torch.func make of the op is what eager makes of it.
+
+Custom operators that the op calls are looked at whatever it declares: an operator whose schema or fake lies is wrong
+for whoever compiles a model around it. Compiling and transforming is tried where the op says that it can
+(`transforms=`), with the same random grad_out as everywhere: a loss of `out.sum()` hides what depends on grad_out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.workbench import OpRaised, Trial, Workbench
+from retrograd.record import Case
+
+_ID = "compiler"
+_TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "higher_order")
+_BACKENDS = {"compile": "aot_eager", "inductor": "inductor"}
+_TESTS = {"test_schema": "schema", "test_faketensor": "fake"}
+
+
+class Calls(TorchDispatchMode):
+    """Keeps the arguments of the first call of each custom operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in _TORCH and func not in self.first:
+            copy = lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t  # noqa: E731
+            self.first[func] = torch.utils._pytree.tree_map(copy, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _operators(bench: Workbench, case: Case, out: Outcome) -> int:
+    """Schema and fake of every custom operator in forward and backward, with the arguments it really gets."""
+    gs = bench.grad_outs(case)
+    with Calls() as calls:
+        bench.run(case, grad_outs=gs)
+    for func, (args, kwargs) in calls.first.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results = torch.library.opcheck(func, args, kwargs, test_utils=tuple(_TESTS), raise_exception=False)
+        for test, said in results.items():
+            if isinstance(said, Exception):
+                line = next((text for text in str(said).splitlines() if text.strip()), type(said).__name__)
+                what = f"operator {func} fails {test} of torch.library.opcheck: {line.strip()}"
+                out.findings.append(bench.finding(_ID, _TESTS.get(test, "operator"), what, case, tensor=str(func)))
+    return len(calls.first)
+
+
+def _compare(bench: Workbench, case: Case, trial: Trial, eager: Trial, how: str, out: Outcome) -> None:
+    """What `how` gives must be eager's bits, or as right as eager must be: compilers may reorder."""
+    name = trial.same_bits(eager)
+    if not name:
+        return
+    got, want = trial.tensors[name], eager.tensors[name]
+    if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
+        said = [None if t is None else (tuple(t.shape), t.dtype) for t in (got, want)]
+        what = f"{name} is {said[0]} {how}, {said[1]} in eager"
+        out.findings.append(bench.finding(_ID, "form", what, case, tensor=name))
+        return
+    if bench.spec.reference is None:
+        out.notes.append(
+            f"{name} has other bits {how} than in eager; without a reference nobody can say which is right"
+        )
+        return
+    for found in bench.judge(_ID, case, trial)[0]:
+        out.findings.append(replace(found, kind=how.split()[-1], what=f"{how}: {found.what}"))
+
+
+def _compiled(bench: Workbench, case: Case, eager: Trial, backend: str, out: Outcome) -> None:
+    how = f"with torch.compile(fullgraph=True, backend={backend!r})"
+    torch._dynamo.reset()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trial = _swapped(bench, torch.compile(bench.spec.fn, backend=backend, fullgraph=True)).run(case)
+    except OpRaised as error:
+        line = str(error).strip().splitlines()[0]
+        out.findings.append(bench.finding(_ID, "raises", f"{how}: {line}", case))
+        return
+    finally:
+        torch._dynamo.reset()
+    _compare(bench, case, trial, eager, how, out)
+
+
+def _swapped(bench: Workbench, fn: Callable[..., Any]) -> Workbench:
+    """The workbench with another callable for the op, and the same data."""
+    other = replace(bench, spec=replace(bench.spec, fn=fn))
+    other._grad_outs = bench._grad_outs
+    return other
+
+
+def _vjp(bench: Workbench, case: Case, eager: Trial, out: Outcome) -> None:
+    """torch.func.vjp with the case's grad_out."""
+    inputs, names = bench.inputs(case), bench.differentiable(bench.inputs(case))
+
+    def call(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = {**inputs, **dict(zip(names, leaves, strict=True))}
+        result = bench.spec.fn(*given.values(), **dict(case.params))
+        result = result if isinstance(result, (tuple, list)) else (result,)
+        return tuple(t for t in result if t.is_floating_point())
+
+    try:
+        made = torch.func.vjp(call, *(inputs[n] for n in names))
+        outs, grads = made[0], made[1](tuple(eager.grad_outs))
+    except Exception as error:
+        what = f"with torch.func.vjp: {type(error).__name__}: {str(error).splitlines()[0]}"
+        out.findings.append(bench.finding(_ID, "raises", what, case))
+        return
+    got = Trial(dict(zip(eager.outs, outs, strict=True)), {f"grad {n}": g for n, g in zip(names, grads, strict=True)},
+                eager.inputs, eager.grad_outs)  # fmt: skip
+    _compare(bench, case, got, eager, "with torch.func.vjp", out)
+
+
+def _vmapped(bench: Workbench, case: Case, eager: Trial, out: Outcome) -> None:
+    """torch.func.vmap over two draws, forward and backward: the first of the two must be what eager gives it alone."""
+    other = case.but(draw=case.draw + 1)
+    pair, gs = (bench.inputs(case), bench.inputs(other)), (bench.grad_outs(case), bench.grad_outs(other))
+    names = bench.differentiable(pair[0])
+    stacked = {n: torch.stack([p[n] for p in pair]).requires_grad_() for n in names}
+
+    def call(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = {**pair[0], **dict(zip(names, leaves, strict=True))}
+        result = bench.spec.fn(*given.values(), **dict(case.params))
+        result = result if isinstance(result, (tuple, list)) else (result,)
+        return tuple(t for t in result if t.is_floating_point())
+
+    try:
+        outs = torch.func.vmap(call)(*stacked.values())
+        both = [torch.stack([a, b]) for a, b in zip(*gs, strict=True)]
+        grads = torch.autograd.grad(outs, list(stacked.values()), both, allow_unused=True)
+    except Exception as error:
+        what = f"with torch.func.vmap: {type(error).__name__}: {str(error).splitlines()[0]}"
+        out.findings.append(bench.finding(_ID, "raises", what, case))
+        return
+    first = {f"grad {n}": None if g is None else g[0] for n, g in zip(names, grads, strict=True)}
+    got = Trial({k: t[0].detach() for k, t in zip(eager.outs, outs, strict=True)}, first, eager.inputs, eager.grad_outs)
+    _compare(bench, case, got, eager, "with torch.func.vmap", out)
+
+
+def check(bench: Workbench, case: Case) -> Outcome:
+    """Custom operators always, the rest as declared."""
+    out = Outcome()
+    count = _operators(bench, case, out)
+    declared = bench.spec.transforms
+    eager = bench.run(case)
+    for name in declared:
+        if name in _BACKENDS:
+            _compiled(bench, case, eager, _BACKENDS[name], out)
+        elif name == "vjp":
+            _vjp(bench, case, eager, out)
+        else:
+            _vmapped(bench, case, eager, out)
+    parts = [f"{count} custom operator{'s' if count != 1 else ''}"] if count else []
+    out.power_text = ", ".join([*parts, *declared]) or "no custom operator; declares nothing (transforms=)"
+    out.power = 0.0 if parts or declared else None
+    return out
+
+
+STAGE = Stage(
+    _ID, "the same compiled and transformed", 95, lambda b: [b.base] if b.dtype == b.spec.dtypes[0] else [], check,
+    after=("contract",),
+)  # fmt: skip

@@ -1,0 +1,90 @@
+"""The compiler stage: operators, torch.compile, torch.func."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import retrograd as rg
+from retrograd.errors import SpecError
+
+_PATH = Path(__file__).resolve().parent.parent / "mutants" / "compiler.py"
+_MODULE = importlib.util.spec_from_file_location("compiler_mutants", _PATH)
+mutants = importlib.util.module_from_spec(_MODULE)
+_MODULE.loader.exec_module(mutants)
+
+KINDS = dict(C01="fake", C02="schema")
+X = dict(x=rg.tensor("M", "N"))
+
+
+def _verify(fn, reference=None, **more):
+    return rg.verify(rg.op(fn, reference or fn, X, **more), level="quick", only=["compiler"])
+
+
+@pytest.mark.parametrize("name", ["C01", "C02", "C03"])
+def test_only_this_stage_finds_the_mutant(name):
+    report = rg.verify(mutants.MUTANTS[name], level="quick", only=["compiler"])
+    assert report.verdict == "finding"
+    if name in KINDS:
+        assert KINDS[name] in {f.kind for f in report.findings}
+    else:
+        assert "torch.compile" in report.findings[0].what
+    assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["compiler"])
+
+
+def test_a_healthy_op_keeps_all_promises():
+    report = _verify(F.gelu, transforms=["compile", "vjp", "vmap"])
+    assert report, [f.what for f in report.findings]
+    assert report.stage("compiler").power_text.endswith("compile, vjp, vmap")
+
+
+def test_without_promises_nothing_is_compiled():
+    report = _verify(F.gelu)
+    assert report
+    assert "declares nothing" in report.stage("compiler").power_text
+
+
+def test_a_graph_break_is_a_finding():
+    def breaks(x):
+        torch._dynamo.graph_break()
+        return x * x
+
+    assert _verify(breaks, transforms=["compile"]).findings[0].kind == "raises"
+
+
+def test_a_function_without_setup_context_is_no_vjp():
+    report = _verify(mutants.DropsBackward.apply, lambda x: x * x, transforms=["vjp"])
+    assert "setup_context" in report.findings[0].what
+
+
+def test_wrong_batching_is_found():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x / x.shape[0]
+
+        @staticmethod
+        def setup_context(ctx, inputs, _output):
+            ctx.rows = inputs[0].shape[0]
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy / ctx.rows
+
+        @staticmethod
+        def vmap(_info, _in_dims, x):
+            return Scaled.apply(x), 0  # divides by the batch
+
+    report = _verify(Scaled.apply, lambda x: x / x.shape[0], transforms=["vmap"])
+    assert "vmap" in report.findings[0].what
+
+
+def test_transforms_are_named():
+    with pytest.raises(SpecError, match="transforms"):
+        rg.op(F.gelu, inputs=X, transforms=["jit"])
+    with pytest.raises(SpecError, match="transforms"):
+        rg.op(F.gelu, inputs=X, transforms="compile")
