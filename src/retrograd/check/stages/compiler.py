@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import OpRaised, Trial, Workbench
@@ -35,7 +36,7 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace not in _TORCH and func not in self.first:
             copy = lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t  # noqa: E731
-            self.first[func] = torch.utils._pytree.tree_map(copy, (args, kwargs or {}))
+            self.first[func] = tree_map(copy, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
