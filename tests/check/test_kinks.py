@@ -51,6 +51,13 @@ def test_kinks_are_found_and_right_ops_left_alone(fn):
     assert rg.verify(bench.spec, level="full", only=["kinks"])
 
 
+def test_a_case_without_values_has_every_input_put_at_kinks():
+    spec = rg.op(F.relu, F.relu, X)
+    report = rg.verify(spec, level="quick", only=["kinks", "extremes"], case="M=3 N=20")
+    assert report
+    assert "one-sided" in report.stage("kinks").power_text
+
+
 def test_places_are_the_ones():
     assert _places(_bench(F.relu)).abs().max() == 0
     assert set(_places(_bench(F.hardtanh)).abs().tolist()) == {1.0}

@@ -47,7 +47,7 @@ def _smaller(size: Size) -> list[Size]:
 
 
 def where(tried: dict[Case, bool]) -> str:
-    """Which of the cases fail, as the simplest rule that fits: a threshold, a divisor, a layout; else counts."""
+    """Which of the cases fail, as the simplest rule that fits: layout, values, a threshold, a divisor; else counts."""
     bad = [c for c, failed in tried.items() if failed]
     good = [c for c, failed in tried.items() if not failed]
     if not good:
@@ -55,6 +55,9 @@ def where(tried: dict[Case, bool]) -> str:
     layouts = {item for c in bad for item in c.layouts}
     if layouts and all(c.layouts for c in bad) and not layouts & {item for c in good for item in c.layouts}:
         return "only with " + ", ".join(f"{k}:{v}" for k, v in sorted(layouts))
+    held = {item for c in bad for item in c.values}
+    if held and all(c.values for c in bad) and not held & {item for c in good for item in c.values}:
+        return "only with " + ", ".join(f"{k}@{v}" for k, v in sorted(held))
     for name, _ in bad[0].sizes:
         rule = _size_rule(name, [_flat(c.size(name)) for c in bad], [_flat(c.size(name)) for c in good])
         if rule:

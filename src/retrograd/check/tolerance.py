@@ -29,8 +29,11 @@ def units(dtype: str, compute: str | None) -> tuple[float, float]:
 # shifted, scaled and shifted back has three roundings of up to one unit each, twice that for two formulas, and eight to
 # be safe. JUMP: the change of a gradient, of its size, that counts as one: above float32's own rounding by far, and as
 # far below what any switch of a formula is for.
+# BESIDE: units of the larger one-sided derivative that are allowed at a kink beyond what a place without one has, for
+# those derivatives are taken KINK units away and change on the way by a few times their size per size of the input.
 KINK = 8.0
 JUMP = 2.0**-7
+BESIDE = 8 * KINK
 
 # What the oracle must be able to refuse: the same formula in the next lower precision (for bfloat16 the three digits of
 # float8 e4m3).

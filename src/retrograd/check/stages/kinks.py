@@ -10,10 +10,10 @@ import math
 
 import torch
 
-from retrograd.check import kinks, tolerance
+from retrograd.check import kinks, tolerance, values
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import Workbench
-from retrograd.record import Case
+from retrograd.record import Case, Finding
 
 _ID = "kinks"
 _SHORT = 1 / 32  # of the size of values: segments that hold one kink at most, to count how dense they are
@@ -23,49 +23,64 @@ _MANY = 1_000_000
 def check(bench: Workbench, case: Case) -> Outcome:
     """One run with elements at kinks; of those the gradient must lie in the hull, all others must be right."""
     out = Outcome(power=None, power_text="")
-    (name, _), *_ = case.values
     plain = case.but(values=())
+    held = [name for name, _ in case.values] or bench.differentiable(bench.inputs(plain))
     if not bench.truth(plain).switches:
         return out
+    for name in held:
+        _at_kinks_of(bench, case.but(values=((name, values.KINK),)), plain, name, out)
+    return out
+
+
+def _at_kinks_of(bench: Workbench, case: Case, plain: Case, name: str, out: Outcome) -> None:
     moved = bench.inputs(case)[name] != bench.inputs(plain)[name]
     if not bool(moved.any()):
-        return out
+        return
     hull = bench.hull(case)
-    label = f"grad {name}"
-    mask = moved & hull.at.get(label, torch.zeros_like(moved))
+    mask = moved & hull.at.get(f"grad {name}", torch.zeros_like(moved))
     if not bool(mask.any()):
-        return out
+        return
     trial, truth, before = bench.run(case), bench.truth(case), bench.truth(plain)
     for key, got in trial.tensors.items():
         want = truth.want.get(key)
         if got is None or want is None:
             continue
-        tol = truth.tol[key]
-        if key in hull.at:
-            near = 64 * tolerance.UNIT[case.dtype] * torch.maximum(hull.low[key].abs(), hull.high[key].abs())
-            tol = torch.where(hull.at[key], before.tol[key] + near, tol)
-            off = torch.where(hull.at[key], hull.outside(key, got), (got.detach().double() - want).abs())
-        else:
-            off = (got.detach().double() - want).abs()
+        off, tol = (got.detach().double() - want).abs(), truth.tol[key]
+        if key in hull.at:  # there the truth's own spread holds both sides of the kink, so allows too much
+            beside = tolerance.BESIDE * tolerance.UNIT[case.dtype]
+            beside = beside * torch.maximum(hull.low[key].abs(), hull.high[key].abs())
+            tol = torch.where(hull.at[key], before.tol[key] + beside, tol)
+            off = torch.where(hull.at[key], hull.outside(key, got), off)
         ratio = (off / tol).nan_to_num(math.inf)
-        if not bool((ratio > 1).any()):
-            continue
-        index = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape)) if ratio.ndim else ()
-        what = f"{key}{list(index)} is {float(got[index]):.6g} where `{name}` is at a kink of the forward"
-        if key in hull.at and bool(hull.at[key][index]):
-            what += f": right is what lies between {float(hull.low[key][index]):.6g} and "
-            what += f"{float(hull.high[key][index]):.6g}, the one-sided derivatives"
-        else:
-            what += f" elsewhere, expected {float(want[index]):.6g}"
-        out.findings.append(
-            bench.finding(_ID, "beyond-kink", what, case, tensor=key, index=index, got=float(got[index]),
-                          want=float(want[index]), excess=float(ratio.max()), wrong=int((ratio > 1).sum()),
-                          total=ratio.numel())
-        )  # fmt: skip
+        if bool((ratio > 1).any()):
+            out.findings.append(_finding(bench, case, key, got, want, hull, ratio))
     out.power_text = f"any value outside of the one-sided derivatives, at {int(mask.sum())} places"
     if bench.level != "quick" and not out.findings:
         out.notes.append(_odds(bench, case, plain, name, mask))
-    return out
+
+
+def _finding(
+    bench: Workbench,
+    case: Case,
+    key: str,
+    got: torch.Tensor,
+    want: torch.Tensor,
+    hull: kinks.Hull,
+    ratio: torch.Tensor,
+) -> Finding:
+    """The finding for a tensor that is out, by its worst element."""
+    index = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape)) if ratio.ndim else ()
+    what = f"{key}{list(index)} is {float(got[index]):.6g} with `{case.values[0][0]}` at kinks of the forward: "
+    if key in hull.at and bool(hull.at[key][index]):
+        low, high = float(hull.low[key][index]), float(hull.high[key][index])
+        what += f"right is what lies between {low:.6g} and {high:.6g}, the one-sided derivatives"
+    else:
+        what += f"expected {float(want[index]):.6g}"
+    more = dict(got=float(got[index]), want=float(want[index]), excess=float(ratio.max()))
+    wrong = int((ratio > 1).sum())
+    return bench.finding(
+        _ID, "beyond-kink", what, case, tensor=key, index=index, wrong=wrong, total=ratio.numel(), **more
+    )
 
 
 def _odds(bench: Workbench, case: Case, plain: Case, name: str, mask: torch.Tensor) -> str:
@@ -93,7 +108,7 @@ def cases(bench: Workbench) -> list[Case]:
     if bench.dtype != bench.spec.dtypes[0]:
         return []
     names = bench.differentiable(bench.inputs(bench.base))
-    return [bench.base.but(values=((name, "kink"),)) for name in names]
+    return [bench.base.but(values=((name, values.KINK),)) for name in names]
 
 
 STAGE = Stage(
