@@ -71,7 +71,8 @@ class Finding:
     """One thing that is wrong: what, where, how far, and how to see it again.
 
     `excess` is |got - want| over the error that a correct op may make at this element. `index` is the
-    element of `tensor` that is furthest out. `case` is the smallest case found that still fails.
+    element of `tensor` that is furthest out. `case` is the smallest case found that still fails. `elements` says
+    which elements of the first failing case are wrong, `looks_like` which known mistake gives the same numbers there.
     """
 
     stage: str
@@ -87,6 +88,8 @@ class Finding:
     total: int | None = None
     where: str = ""
     repro: str = ""
+    elements: str = ""
+    looks_like: str = ""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from retrograd import config, interpreter
 from retrograd.check import inputs as make
 from retrograd.check import shrink, stages
+from retrograd.check.diagnosis import diagnose
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
@@ -207,7 +208,13 @@ class Verifier:
         again = self._try(stage, bench, small) if small != kept[0].case else None
         first = again.findings[0] if again and again.findings else kept[0]
         same = [f for f in kept[1:] if (f.kind, f.tensor) != (first.kind, first.tensor)]
-        return [replace(f, where=text) for f in (first, *same)]
+        # The ordinary case tells more than the smallest, where one element may be all there is.
+        seen = {(f.kind, f.tensor): diagnose(bench, f) for f in kept}
+        shown = [replace(f, where=text) for f in (first, *same)]
+        return [
+            replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get((f.kind, f.tensor))) else f
+            for f in shown
+        ]
 
 
 def _worst_profiles(profiles: list[Any]) -> list[Any]:

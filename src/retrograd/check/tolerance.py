@@ -90,3 +90,42 @@ def stored(dtype: str, products: torch.Tensor) -> float:
     Independent roundings of half a unit each: C standard deviations of their sum.
     """
     return C * UNIT[dtype] * float(products.square().sum().sqrt())
+
+
+# A mistake is computed in float64 and compared with what the op gave: both sides of an ordinary comparison, and again
+# as much for a factor that was fitted.
+_ALIKE = 2.0
+_AMPLIFIED = 2.0**7  # most that an element's error may have grown with it: quotients by what is nearly 0
+
+
+def alike(tol: torch.Tensor, want: torch.Tensor, suspect: torch.Tensor, dtype: str) -> torch.Tensor:
+    """How far a result may be from what a suspected mistake would give: `tol`, which is about `want`, in its scale."""
+    found = suspect.nan_to_num(0.0, 0.0, 0.0).abs()
+    whole = float(found.max() / want.abs().max().clamp_min(torch.finfo(want.dtype).tiny)) if want.numel() else 1.0
+    each = (found / want.abs()).nan_to_num(1.0, 1.0).clamp(max(1.0, whole), max(_AMPLIFIED, whole))
+    return _ALIKE * each * tol + _ALIKE * UNIT[dtype] * found
+
+
+# Errors about a unit of a lower precision: rounding once leaves a third of a unit in the mean, sums of rounded terms
+# reach a few. CHANCE: standard deviations that a mean of independent errors keeps within.
+_COARSE = (0.1, 8.0)
+_CHANCE = 4.0
+
+
+def coarse(got: torch.Tensor, want: torch.Tensor) -> str:
+    """In words, that errors are those of a lower precision inside: small everywhere, and without a pattern; else ""."""
+    size = float(want.square().mean().sqrt()) if want.numel() > 1 else 0.0
+    if not size or not bool(got.isfinite().all()):
+        return ""
+    error = (got - want) / size
+    mean, count = float(error.square().mean().sqrt()), error.numel()
+    along = float((error * want).mean()) / (mean * size) if mean else 1.0  # correlation with the right result
+    means = [error.mean(axis) for axis in range(error.ndim)]
+    ways = [float(m.square().mean().sqrt()) / mean * (count / m.numel()) ** 0.5 for m in means if mean and m.numel()]
+    if abs(along) > _CHANCE / count**0.5 or any(way > _CHANCE for way in ways):
+        return ""
+    for name in ("bfloat16", "float16"):
+        low, high = (factor * UNIT[name] for factor in _COARSE)
+        if low <= mean <= high and float(error.abs().max()) <= C * high:
+            return f"noise of {mean:.1e} of the tensor's size, as if {name} were used on the way"
+    return ""

@@ -8,7 +8,7 @@ import click
 
 from retrograd.errors import RetrogradError
 
-_COMMANDS = ("verify", "flake", "report", "bench", "env")
+_COMMANDS = ("verify", "repro", "flake", "report", "bench", "env")
 
 
 class _Lazy(click.Group):

@@ -78,9 +78,10 @@ def command(
     if show_history:
         _print_history(path, targets, as_json)
         return
+    from retrograd.flake.record import FlakeReport
     from retrograd.report import check_paths, write
 
-    check_paths(*outputs)
+    check_paths(*outputs, of=FlakeReport)
     report = _run(targets, first, None if no_history else path, quiet, plan)
     # Kept first: a reader may close the pipe before it has read everything.
     if not no_history:

@@ -15,24 +15,17 @@ import click
     "outputs",
     multiple=True,
     metavar="FILE",
-    help="Write .html, .json or .txt instead of printing.",
+    help="Write .html, .json, .txt or .xml (JUnit) instead of printing.",
 )
 def command(file: Path, outputs: tuple[str, ...]) -> None:
     """Render the JSON record FILE again: as text on stdout, or as the files given with -o.
 
     The exit code tells whether the file could be rendered, not its verdict.
     """
-    from retrograd.errors import UsageError
-    from retrograd.report import check_paths, read, write
+    from retrograd.report import check_paths, load, write
 
-    check_paths(*outputs)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"cannot read {str(file)!r}: it is not UTF-8 text; expected a .json record") from None
-    report = read(text)
+    report = load(file)
+    check_paths(*outputs, of=type(report))
     if outputs:
         write(report, *outputs)
         return

@@ -42,8 +42,10 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option("--dtype", "dtypes", callback=_split, metavar="A,B", help="Dtypes, instead of those of the spec.")
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run.")
 @click.option("--case", metavar="TEXT", help="Check one case only, as a report prints it: 'M=5 N=7 eps=0.01'.")
-@click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt.")
-@click.option("--format", "shape", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json, .txt or .xml (JUnit)."
+)
+@click.option("--format", "shape", type=click.Choice(["text", "json", "github"]), default="text", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.option(
     "--list-stages",
@@ -132,6 +134,11 @@ def _interpreter() -> None:
 def _print(report: Report, shape: str) -> None:
     if shape == "json":
         click.echo(report.to_json())
+        return
+    if shape == "github":
+        from retrograd.report.github import to_github
+
+        click.echo(to_github(report), nl=False)
         return
     from rich.console import Console
 

@@ -15,7 +15,7 @@ from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
 from retrograd.flake.record import FlakeReport
 from retrograd.record import Report
 
-__all__ = ["check_paths", "read", "write"]
+__all__ = ["check_paths", "load", "read", "write"]
 
 
 AnyReport = Report | FlakeReport
@@ -37,7 +37,14 @@ def _json(report: AnyReport) -> str:
     return report.to_json() + "\n"
 
 
-_FORMATS: dict[str, Callable[[AnyReport], str]] = {".html": _html, ".json": _json, ".txt": _text}
+def _xml(report: AnyReport) -> str:
+    from retrograd.report.junit import to_junit
+
+    assert isinstance(report, Report)  # as `check_paths` has seen to
+    return to_junit(report)
+
+
+_FORMATS: dict[str, Callable[[AnyReport], str]] = {".html": _html, ".json": _json, ".txt": _text, ".xml": _xml}
 
 
 def read(text: str) -> AnyReport:
@@ -46,16 +53,29 @@ def read(text: str) -> AnyReport:
     return FlakeReport.from_json(text) if f'"{FLAKE_SCHEMA}"' in text else Report.from_json(text)
 
 
-def check_paths(*paths: str | os.PathLike[str]) -> None:
-    """Complain now about a path that `write` would refuse after minutes of checking.
+def load(path: str | os.PathLike[str]) -> AnyReport:
+    """The report in a .json file; UsageError if the file cannot be read or holds none."""
+    name = os.fspath(path)
+    try:
+        return read(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {name!r}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read {name!r}: it is not UTF-8 text; expected a .json record") from None
+
+
+def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) -> None:
+    """Complain now about a path that `write` would refuse after minutes of checking; `of` is what will be written.
 
     Raises:
-        UsageError: the suffix is unknown or the folder does not exist.
+        UsageError: the suffix is unknown or not one for such a report, or the folder does not exist.
         MissingExtraError: an .html file is asked for and vl-convert-python is not installed.
     """
     for path in map(Path, paths):
         if path.suffix.lower() not in _FORMATS:
             raise UsageError(f"cannot write {str(path)!r}: the name must end in one of {', '.join(_FORMATS)}")
+        if path.suffix.lower() == ".xml" and of is FlakeReport:
+            raise UsageError(f"cannot write {str(path)!r}: only `verify` has JUnit XML; use .json, .html or .txt")
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         if path.suffix.lower() == ".html":
@@ -65,13 +85,13 @@ def check_paths(*paths: str | os.PathLike[str]) -> None:
 
 
 def write(report: AnyReport, *paths: str | os.PathLike[str]) -> None:
-    """Write the report to every path, as HTML, JSON or text by its suffix.
+    """Write the report to every path, as HTML, JSON, text or JUnit XML by its suffix.
 
     Raises:
-        UsageError: the suffix is not .html, .json or .txt, or the file cannot be written.
+        UsageError: the suffix is not .html, .json, .txt or .xml, or the file cannot be written.
         MissingExtraError: an .html file is asked for and vl-convert-python is not installed.
     """
-    check_paths(*paths)
+    check_paths(*paths, of=type(report))
     for path in map(Path, paths):
         content = _FORMATS[path.suffix.lower()](report)
         try:

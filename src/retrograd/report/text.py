@@ -88,6 +88,8 @@ def _finding(finding: Finding, place: int, total: int, console: Console) -> None
     rows = [
         ("what", finding.what),
         ("", words.evidence(finding)),
+        ("like", finding.looks_like),
+        ("which", finding.elements),
         ("where", finding.where),
         ("case", words.case(finding.case)),
         ("repro", finding.repro),
