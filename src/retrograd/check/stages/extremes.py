@@ -19,7 +19,7 @@ from retrograd.record import Case, Finding
 
 _ID = "extremes"
 _QUICK = 3  # of the extremes in values.NAMES, which are in the order of how much each finds
-_RUNS = 4  # noise runs of a finite extreme: an alarm is confirmed with more anyway
+_RUNS = 3  # noise runs of a finite extreme: an alarm is confirmed with more anyway
 # Another dtype differs in its range: what is about the formula is asked in the first one.
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "1e4", "max/4")
 

@@ -16,6 +16,7 @@ from retrograd.check.workbench import Trial, Workbench
 from retrograd.record import Case, Finding
 
 _ID = "higher_order"
+_RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with more
 
 
 def second_order(
@@ -67,7 +68,7 @@ def check(bench: Workbench, case: Case) -> Outcome:
         out.findings.append(bench.finding(_ID, "does-not-raise", what, case))
         return out
     try:
-        truth = bench.truth(case, order=second_order)
+        truth = bench.truth(case, _RUNS, second_order)
     except NotApplicable as error:
         out.notes.append(f"gradients of gradients are not refused and cannot be judged: {error}")
         return out
@@ -82,7 +83,7 @@ def check(bench: Workbench, case: Case) -> Outcome:
         elif got[name] is not None and bool((got[name] != 0).any()):  # type: ignore[union-attr]
             results[name] = got[name]
     trial = Trial({}, results, graph.inputs, graph.grad_outs)
-    findings, out.profiles = bench.judge(_ID, case, trial, order=second_order)
+    findings, out.profiles = bench.judge(_ID, case, trial, order=second_order, runs=_RUNS)
     out.findings += findings
     out.power = truth.power()
     out.power_text = f"relative error {out.power:.1e}"
