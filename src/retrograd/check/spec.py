@@ -198,13 +198,7 @@ def op(
     names = tuple(dtype_name(d, "dtypes") for d in dtypes)
     if not names or (odd := [d for d in names if d not in FLOATS]):
         raise UsageError(f"`dtypes` has {odd if names else 'nothing'}; expected floating dtypes: {', '.join(FLOATS)}")
-    if isinstance(transforms, str) or (odd := set(transforms) - set(TRANSFORMS)):
-        odd = [transforms] if isinstance(transforms, str) else sorted(odd)
-        raise SpecError(f"`transforms` has {odd}, expected a sequence of some of {', '.join(TRANSFORMS)}")
-    if kinks is not None and not callable(kinks):
-        raise SpecError(f"`kinks` is {type(kinks).__name__}, expected a callable kinks(*inputs, **params) or None")
-    if double_backward not in (None, "right", "raises"):
-        raise SpecError(f"`double_backward` is {double_backward!r}, expected 'right', 'raises' or None")
+    _check_promises(transforms, kinks, double_backward)
     for key, rule in (sizes or {}).items():
         _check_size_rule(key, rule)
     spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
@@ -217,6 +211,16 @@ def op(
     if sizes:
         raise SpecError("`sizes` is given, but `inputs` are concrete tensors; describe them with retrograd.tensor(...)")
     return spec
+
+
+def _check_promises(transforms: Any, kinks: Any, double_backward: Any) -> None:
+    if isinstance(transforms, str) or (odd := set(transforms) - set(TRANSFORMS)):
+        odd = [transforms] if isinstance(transforms, str) else sorted(odd)
+        raise SpecError(f"`transforms` has {odd}, expected a sequence of some of {', '.join(TRANSFORMS)}")
+    if kinks is not None and not callable(kinks):
+        raise SpecError(f"`kinks` is {type(kinks).__name__}, expected a callable kinks(*inputs, **params) or None")
+    if double_backward not in (None, "right", "raises"):
+        raise SpecError(f"`double_backward` is {double_backward!r}, expected 'right', 'raises' or None")
 
 
 def _names(extremes: Sequence[str], inputs: Inputs) -> tuple[str, ...]:
