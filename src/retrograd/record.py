@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -198,6 +199,14 @@ class Report:
             return _report(data)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"report is damaged: {type(error).__name__} {error}") from None
+
+
+def verdict_of(stages: Sequence[StageResult]) -> Literal["proved", "finding", "undecided"]:
+    """The verdict that results of stages come to; none that ran to its end decides nothing."""
+    if any(stage.findings for stage in stages):
+        return "finding"
+    ran = [stage for stage in stages if stage.status in ("passed", "failed")]
+    return "undecided" if not ran or any(stage.status == "undecided" for stage in stages) else "proved"
 
 
 def _plain(value: Any) -> Any:

@@ -58,7 +58,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
 
 
 def _run(*args: str) -> Any:
-    return CliRunner().invoke(main, ["verify", "op.py:spec", "--device", "cpu", *args])
+    return CliRunner().invoke(main, ["verify", "op.py:spec", "--device", "cpu", "--in-process", *args])
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("proved", 0), ("finding", 1), ("undecided", 3)])
@@ -123,7 +123,7 @@ def test_options_arrive(fake: Fake) -> None:
 
 
 def test_defaults(fake: Fake) -> None:
-    assert CliRunner().invoke(main, ["verify", "op.py:spec"]).exit_code == 0
+    assert CliRunner().invoke(main, ["verify", "op.py:spec", "--in-process"]).exit_code == 0
     assert fake.options["dtypes"] is None
     assert fake.options["only"] == ()
     assert fake.options["case"] is None

@@ -6,8 +6,9 @@ import datetime
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,9 +21,12 @@ from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
 from retrograd.errors import SpecError, UndecidedError, UsageError
-from retrograd.record import Case, Finding, Report, StageResult
+from retrograd.record import Case, Finding, Report, StageResult, verdict_of
 
 Progress = Callable[[str, str], None]
+# Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "stage" and a report of that
+# stage alone.
+Watch = Callable[[str, Any], None]
 
 
 class Verifier:
@@ -41,6 +45,8 @@ class Verifier:
         device: str = "cpu",
         case: str | None = None,
         name: str | None = None,
+        failed: Mapping[str, Sequence[str]] | None = None,
+        watch: Watch | None = None,
         **describe: Any,
     ) -> None:
         if describe and isinstance(target, OpSpec):
@@ -69,7 +75,18 @@ class Verifier:
             )
             for d in names
         }
-        self.failed: dict[str, set[str]] = {d: set() for d in names}
+        self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
+        self.watch = watch
+
+    def report(self, results: Sequence[StageResult], seconds: float) -> Report:
+        """The report of these results."""
+        notes = ("no reference: values were not compared with a truth",) if self.spec.reference is None else ()
+        return Report(
+            target=self.target, verdict=verdict_of(results), level=self.level, seed=self.seed,
+            dtypes=tuple(self.benches), device=_describe(self.device), stages=tuple(results),
+            seconds=round(seconds, 3), started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            environment=_environment(), notes=notes,
+        )  # fmt: skip
 
     def repro(self, finding: Finding) -> str:
         """The command that runs exactly this finding's stage, case and seed again."""
@@ -133,6 +150,8 @@ class Verifier:
         except (OpRaised, NotApplicable) as error:
             return self._no_base(stage, bench, error)
         for case in wanted:
+            if self.watch:
+                self.watch("case", case)
             bench.remarks.clear()
             outcome = self._try(stage, bench, case)
             if outcome is None:
@@ -249,7 +268,8 @@ def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
 def verify(
     target: Any, *, level: str = "full", seed: int = 0, only: Sequence[str] = (), skip: Sequence[str] = (),
     dtypes: Sequence[Any] | None = None, device: str = "cpu", case: str | None = None, name: str | None = None,
-    progress: Progress | None = None, **describe: Any,
+    progress: Progress | None = None, failed: Mapping[str, Sequence[str]] | None = None, watch: Watch | None = None,
+    **describe: Any,
 ) -> Report:  # fmt: skip
     """Prove the backward pass of an op right, or say what is wrong, where and how to see it again.
 
@@ -263,6 +283,8 @@ def verify(
         case: one case as `Case.text` writes it, instead of the cases of each stage.
         name: how repro lines call the target.
         progress: called with a stage id and a line of text as each stage starts and ends.
+        failed: ids of stages that an earlier process found wrong, by dtype; what they make meaningless is skipped.
+        watch: told of everything that begins and ends (`Watch`), for who has to know where a process was when it died.
 
     Returns:
         A Report; true if proved.
@@ -275,28 +297,28 @@ def verify(
     """
     start = time.perf_counter()
     chosen = choose(only, skip)
-    verifier = Verifier(target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, **describe)
+    verifier = Verifier(
+        target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed, watch=watch,
+        **describe,
+    )  # fmt: skip
+    if watch:
+        watch("begin", verifier.report([], 0.0))
     results: list[StageResult] = []
     for stage in chosen:
         if progress:
             progress(stage.id, "running")
+        if watch:
+            watch("start", stage)
         try:
             result = verifier.run_stage(stage)
         except UndecidedError as error:
             result = StageResult(stage.id, stage.title, "undecided", reason=str(error))
         results.append(result)
+        if watch:
+            watch("stage", verifier.report([result], result.seconds))
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
-    ran = [r for r in results if r.status in ("passed", "failed")]
-    undecided = not ran or any(r.status == "undecided" for r in results)
-    verdict = "finding" if any(r.findings for r in results) else "undecided" if undecided else "proved"
-    notes = ("no reference: values were not compared with a truth",) if verifier.spec.reference is None else ()
-    return Report(
-        target=verifier.target, verdict=verdict, level=level, seed=seed, dtypes=tuple(verifier.benches),
-        device=_describe(verifier.device), stages=tuple(results), seconds=round(time.perf_counter() - start, 3),
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        environment=_environment(), notes=notes,
-    )  # fmt: skip
+    return verifier.report(results, time.perf_counter() - start)
 
 
 def _describe(device: str) -> str:
@@ -305,6 +327,7 @@ def _describe(device: str) -> str:
     return "cpu (Triton interpreter)" if config.interpreting() else "cpu"
 
 
+@cache
 def _environment() -> dict[str, str]:
     from retrograd import env
 

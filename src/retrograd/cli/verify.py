@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrograd import config
 from retrograd.cli._progress import live
-from retrograd.errors import MissingExtraError, UsageError
+from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 
 if TYPE_CHECKING:
+    from retrograd.check.isolated import Limits
     from retrograd.record import Report
 
 
@@ -47,6 +51,13 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 )
 @click.option("--format", "shape", type=click.Choice(["text", "json", "github"]), default="text", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds that a case may take.")
+@click.option(
+    "--memory", type=float, metavar="GB", help="What the op's process may hold  [default: most of what is free]."
+)
+@click.option("--in-process", is_flag=True, help="Run in this process, for a debugger: a crash ends it.")
+@click.option("--events", type=click.Path(path_type=Path), hidden=True)
+@click.option("--failed", hidden=True)
 @click.option(
     "--list-stages",
     is_flag=True,
@@ -69,32 +80,96 @@ def command(
     outputs: tuple[str, ...],
     shape: str,
     quiet: bool,
+    timeout: float,
+    memory: float | None,
+    in_process: bool,
+    events: Path | None,
+    failed: str | None,
 ) -> None:
     """Check the backward pass of TARGET.
 
-    TARGET is a shipped name (rms_norm), package.module:name or path/file.py:name.
+    TARGET is a shipped name (rms_norm), package.module:name or path/file.py:name. It runs in a process of its own: an
+    op that crashes, hangs, leaks or prints without end is a finding, and the other stages go on.
 
     Exit code: 0 proved, 1 finding, 2 wrong usage, 3 cannot decide.
     """
+    from retrograd.check.isolated import limits
     from retrograd.check.spec import dtype_name
     from retrograd.report import check_paths, write
 
     # All that can be wrong with the arguments is told before torch is imported and minutes are spent.
     check_paths(*outputs)
-    names = tuple(dtype_name(d, "--dtype") for d in dtypes) or None
-    place = _device(device)
-    # An op that prints must not get between a reader and the JSON on stdout.
-    with contextlib.redirect_stdout(sys.stderr), live(quiet) as progress:
-        from retrograd.catalog import resolve
-        from retrograd.check.run import verify
-
-        report = verify(
-            resolve(target), level=level, seed=seed, only=only, skip=skip, dtypes=names, device=place,
-            case=case, name=target, progress=progress,
-        )  # fmt: skip
+    names = tuple(dtype_name(d, "--dtype") for d in dtypes)
+    bounds = limits(timeout, memory)
+    _check_device(device)
+    options: dict[str, Any] = dict(
+        level=level, seed=seed, only=only, skip=skip, dtypes=names or None, case=case, name=target
+    )
+    if events is not None:
+        _tell(events, target, device, options | {"failed": json.loads(failed or "{}")})
+        return
+    with live(quiet) as progress:
+        if in_process:
+            # An op that prints must not get between a reader and the JSON on stdout.
+            with contextlib.redirect_stdout(sys.stderr):
+                report = _verify(target, device, options | {"progress": progress})
+        else:
+            report = _isolated(target, device, options, bounds, progress)
     _print(report, shape)
     write(report, *outputs)
     ctx.exit(report.exit_code)
+
+
+def _verify(target: str, device: str, options: dict[str, Any]) -> Report:
+    place = _device(device)
+    from retrograd.catalog import resolve
+    from retrograd.check.run import verify
+
+    return verify(resolve(target), device=place, **options)
+
+
+def _isolated(
+    target: str, device: str, options: dict[str, Any], bounds: Limits, progress: Callable[[str, str], None] | None
+) -> Report:
+    from retrograd.check.isolated import Request, verify_isolated
+
+    always = (target, "--level", options["level"], "--seed", str(options["seed"]), "--device", device)
+    given = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
+    chosen = [word for name, values in given if values for word in (name, ",".join(values))]
+    chosen += ["--case", options["case"]] if options["case"] is not None else []
+    return verify_isolated(Request(always, tuple(chosen), tuple(options["skip"])), bounds, progress)
+
+
+def _tell(path: Path, target: str, device: str, options: dict[str, Any]) -> None:
+    """Be the child of `retrograd.check.isolated`: write down what begins and ends."""
+    from retrograd.children import Lines
+
+    lines = Lines(path)
+    found: dict[str, list[str]] = {dtype: list(ids) for dtype, ids in options["failed"].items()}
+
+    def watch(what: str, about: Any) -> None:
+        if what == "start":
+            lines.say(what, about.id, about.title)
+        elif what == "case":
+            lines.say(what, about.dtype, about.text())
+        elif what == "stage":
+            for finding in about.findings:
+                found.setdefault(finding.case.dtype, []).append(finding.stage)
+            lines.say(what, about.to_json(), found)
+        else:
+            lines.say(what, about.to_json())
+
+    try:
+        _verify(target, device, options | {"watch": watch})
+    except RetrogradError as error:
+        lines.say("error", str(error), error.exit_code)
+    else:
+        lines.say("end")
+
+
+def _check_device(device: str) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise UsageError(f"`--device` is {device!r}, expected auto, cpu, cuda or cuda:N")
 
 
 def _device(device: str) -> str:
@@ -104,8 +179,6 @@ def _device(device: str) -> str:
         UsageError: no such device.
         MissingExtraError: torch is not installed.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise UsageError(f"`--device` is {device!r}, expected auto, cpu, cuda or cuda:N")
     if device == "cpu":
         _interpreter()
     try:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from retrograd import config
+from retrograd import children, config
 from retrograd.errors import UsageError
 from retrograd.flake.plan import Batch
 from retrograd.flake.record import Run, run_from
@@ -26,9 +23,6 @@ from retrograd.flake.record import Run, run_from
 STARTUP = 120.0
 # A test that takes its process down this often in a row will not stop doing so.
 _ENOUGH = 3
-_KEPT = 16 * 1024  # bytes of output, which may be endless
-_FRAMES = 6  # of a traceback, innermost first: the rest is pytest and this package
-_TICK = 0.02
 
 
 @dataclass
@@ -98,17 +92,11 @@ class _Process:
         self.started: int | None = None  # the trial that it is in
         self.runs: dict[int, dict[str, Any]] = {}
         self.silent = 0.0
-        self._output: deque[bytes] = deque()
-        self._kept = 0
+        self._tail: children.Tail | None = None
 
     def log(self) -> str:
         """The end of what the process printed; where it died or hung, the innermost frames."""
-        lines = b"".join(self._output).decode("utf-8", "replace").splitlines()
-        dumps = [at for at, line in enumerate(lines) if line.startswith(("Fatal Python error", "Timeout ("))]
-        if not dumps:
-            return "\n".join(lines)[-2000:].strip()
-        frames = [line for line in lines[dumps[-1] :] if line.strip()]
-        return "\n".join(frames[:_FRAMES])
+        return self._tail.text() if self._tail else ""
 
     def wait(self, out: Outcome) -> str:
         """Read until the process ends: "end", "problem", "hung", or how it died."""
@@ -119,14 +107,12 @@ class _Process:
             job["arguments"] = _arguments(self._batch)
             (Path(folder) / "job").write_text(json.dumps(job), encoding="utf-8")
             child = self._start(str(Path(folder) / "job"), str(results))
-            reader = threading.Thread(target=self._drain, args=(child.stdout,), daemon=True)
-            reader.start()
+            self._tail = children.Tail(child)
             try:
                 return self._follow(child, results, out)
             finally:
-                _end(child)
-                # A grandchild may hold the pipe open for ever.
-                reader.join(timeout=1)
+                children.end(child)
+                self._tail.close()
 
     def _start(self, job: str, results: str) -> subprocess.Popen[bytes]:
         changes = self._batch.setting.variables()
@@ -141,20 +127,12 @@ class _Process:
             start_new_session=True,
         )
 
-    def _drain(self, pipe: Any) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for piece in iter(lambda: pipe.read1(65536), b""):
-                self._output.append(piece[-_KEPT:])
-                self._kept += len(self._output[-1])
-                while self._kept - len(self._output[0]) > _KEPT:
-                    self._kept -= len(self._output.popleft())
-
     def _follow(self, child: subprocess.Popen[bytes], results: Path, out: Outcome) -> str:
         heard = time.monotonic()
         with results.open(encoding="utf-8") as lines:
             while True:
                 code = child.poll()
-                for words in _whole_lines(lines):
+                for words in children.whole_lines(lines):
                     heard = time.monotonic()
                     if self._hear(words, out):
                         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -162,14 +140,14 @@ class _Process:
                         return str(words[0])
                 self.silent = time.monotonic() - heard
                 if code is not None:
-                    return _death(code)
+                    return children.death(code)
                 # The child prints where it hangs when its time is up; let it.
                 limit = self._timeout + 1 if self.started is not None else max(self._timeout, STARTUP)
                 if self.silent > limit:
                     return "hung"
                 if self._stop.is_set():
                     return "stopped"
-                time.sleep(_TICK)
+                children.sleep()
 
     def _hear(self, words: list[Any], out: Outcome) -> bool:
         """Take a line in; whether it was the last."""
@@ -188,38 +166,12 @@ class _Process:
         return words[0] in ("end", "problem")
 
 
-def _whole_lines(file: Any) -> Iterator[list[Any]]:
-    """Lines that are complete; half a line stays for the next time."""
-    while True:
-        at = file.tell()
-        line = file.readline()
-        if not line.endswith("\n"):
-            file.seek(at)
-            return
-        yield json.loads(line)
-
-
 def _arguments(batch: Batch) -> list[str]:
     """What pytest is to collect: the test, or its whole file where others go before it."""
     argument = batch.target.argument
     if any(trial.before for trial in batch.trials):
         return [argument.partition("::")[0]]
     return [argument]
-
-
-def _death(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child, and what it started, if it still runs."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
 
 
 def require(target: Any) -> None:

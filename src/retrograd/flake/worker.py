@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from retrograd.children import Lines
 from retrograd.flake.calls import call, returned, takes_seed
 from retrograd.flake.margins import Recorder
 from retrograd.flake.record import plain
@@ -29,16 +30,12 @@ from retrograd.flake.seeding import seed_all, seed_imports
 LONGEST_MESSAGE = 2000
 
 
-class Results:
+class Results(Lines):
     """The file that the parent reads."""
 
-    def __init__(self, path: str) -> None:
-        self._file: TextIO = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
-
     def say(self, *words: Any) -> None:
-        """One line, flushed."""
-        self._file.write(json.dumps(plain(words)) + "\n")
-        self._file.flush()
+        """One line, of numbers that JSON has."""
+        super().say(*plain(words))
 
 
 class Trials:

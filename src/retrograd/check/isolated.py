@@ -1,0 +1,216 @@
+"""`verify` in a process of its own, so that an op may crash, hang, leak or print without end, and is told so.
+
+Imports no torch: the child does, and says in a file how far it is. A stage that takes the process down is a finding,
+and a new process takes the stages that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrograd import children, config
+from retrograd.errors import RetrogradError, UsageError
+from retrograd.record import Case, Finding, Report, StageResult, verdict_of
+
+Progress = Callable[[str, str], None]
+
+# Imports of torch and of the user's module, before the first stage; a cold disk takes half a minute.
+STARTUP = 120.0
+# An op that ends the process in so many stages in a row will do so in the others.
+_ENOUGH = 3
+_SHARE = 0.8  # of the memory that is free at the start
+
+
+@dataclass
+class _Child:
+    """What one process said until it ended."""
+
+    stages: list[StageResult]
+    header: Report | None = None
+    running: str = ""
+    title: str = ""
+    case: str = ""
+    dtype: str = ""
+    failed: dict[str, list[str]] | None = None
+    ended: str = ""  # "end", "error", "hung", "memory" or how it died
+    error: tuple[str, int] = ("", 2)
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to verify, as the options of the command line; all strings.
+
+    Attributes:
+        always: target, level, seed and device: what a repro line repeats.
+        chosen: --only, --dtype and --case, if given.
+        skip: stages to leave out.
+    """
+
+    always: tuple[str, ...]
+    chosen: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a process: seconds that a case may take, bytes that it may hold (0: any)."""
+
+    timeout: float
+    memory: int
+
+
+def limits(timeout: float = 300.0, memory: float | None = None) -> Limits:
+    """Limits from seconds and gigabytes; memory None is most of what is free.
+
+    Raises:
+        UsageError: one is not positive.
+    """
+    for name, value in (("timeout", timeout), ("memory", memory)):
+        if value is not None and value <= 0:
+            raise UsageError(f"`--{name}` is {value:g}, expected a number above 0")
+    return Limits(timeout, int(memory * 1e9) if memory is not None else int(_SHARE * children.available()))
+
+
+def verify_isolated(request: Request, bounds: Limits, progress: Progress | None = None) -> Report:
+    """What `retrograd verify` finds; `progress` is called with a stage id and a line of text as stages start and end.
+
+    Raises:
+        RetrogradError: the command refused its arguments, or the process ended before the first stage; with the
+            message and the exit code.
+    """
+    start, header, in_a_row = time.perf_counter(), None, 0
+    done: list[StageResult] = []
+    failed: dict[str, list[str]] = {}
+    while in_a_row < _ENOUGH:
+        left_out = [*request.skip, *(stage.id for stage in done)]
+        words = [*request.always, *request.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
+        child = _run(words, failed, bounds, progress)
+        done += child.stages
+        header, failed = header or child.header, child.failed or failed
+        if child.ended == "end":
+            break
+        if child.ended == "error" or not child.running or header is None:
+            raise _refused(child)
+        in_a_row = 1 if child.stages else in_a_row + 1
+        done.append(_lost(child, request, bounds))
+        if progress:
+            progress(child.running, f"failed ({child.ended})")
+    stopped = ("stages that are left were not tried: three in a row ended the process",) if in_a_row == _ENOUGH else ()
+    assert header is not None
+    return replace(
+        header,
+        stages=tuple(done),
+        verdict=verdict_of(done),
+        seconds=round(time.perf_counter() - start, 3),
+        notes=(*header.notes, *stopped),
+    )
+
+
+def _refused(child: _Child) -> RetrogradError:
+    if child.ended == "error":
+        error = RetrogradError(child.error[0])
+        error.exit_code = child.error[1]  # type: ignore[misc]
+        return error
+    how = "did not answer" if child.ended == "hung" else f"ended ({child.ended})"
+    return RetrogradError(f"the process {how} before the first stage, while the op was imported\n{child.log}".strip())
+
+
+def _lost(child: _Child, request: Request, bounds: Limits) -> StageResult:
+    """The result of the stage that the process was in."""
+    kind = {"hung": "hang", "memory": "memory"}.get(child.ended, "crash")
+    said = {
+        "hang": f"no answer for {bounds.timeout:g} s: the op hangs, or needs a longer --timeout",
+        "memory": f"the process came to hold {bounds.memory / 1e9:.1f} GB: the op leaks, or needs more --memory",
+        "crash": f"the op took the process down ({child.ended})",
+    }[kind]
+    at = f"{child.dtype} {child.case}".strip()
+    again = ["retrograd", "verify", *request.always, "--only", child.running]
+    again += ["--dtype", child.dtype] if child.dtype else []
+    again += ["--case", child.case] if child.case else []
+    found = Finding(
+        stage=child.running,
+        kind=kind,
+        what="\n".join(filter(None, [said, child.log])),
+        case=Case(child.dtype),
+        where=f"at {at}" if at else "before its first case",
+        repro=shlex.join(again),
+    )
+    return StageResult(child.running, child.title, "failed", findings=(found,))
+
+
+def _run(arguments: Sequence[str], failed: dict[str, list[str]], bounds: Limits, progress: Progress | None) -> _Child:
+    child = _Child([])
+    with tempfile.TemporaryDirectory(prefix="retrograd-verify-") as folder:
+        events = Path(folder) / "events"
+        events.touch()
+        command = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
+        command += ["--events", str(events), "--failed", json.dumps(failed)]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=config.child_environment({}),
+            start_new_session=True,
+        )
+        tail = children.Tail(process)
+        try:
+            child.ended = _follow(process, events, child, bounds, progress)
+        finally:
+            children.end(process, dump=child.ended == "hung")
+            tail.close()
+        child.log = tail.text()
+    return child
+
+
+def _follow(
+    process: subprocess.Popen[bytes], events: Path, child: _Child, bounds: Limits, progress: Progress | None
+) -> str:
+    heard = time.monotonic()
+    with events.open(encoding="utf-8") as lines:
+        while True:
+            code = process.poll()
+            for words in children.whole_lines(lines):
+                heard = time.monotonic()
+                _hear(words, child, progress)
+                if words[0] in ("end", "error"):
+                    return str(words[0])
+            if code is not None:
+                return children.death(code)
+            if time.monotonic() - heard > (bounds.timeout if child.running else max(bounds.timeout, STARTUP)):
+                return "hung"
+            if bounds.memory and children.resident(process) > bounds.memory:
+                return "memory"
+            children.sleep()
+
+
+def _hear(words: list[Any], child: _Child, progress: Progress | None) -> None:
+    kind, *rest = words
+    if kind == "begin":
+        child.header = Report.from_json(rest[0])
+    elif kind == "start":
+        child.running, child.title = rest
+        child.case = child.dtype = ""
+        if progress:
+            progress(child.running, "running")
+    elif kind == "case":
+        child.dtype, child.case = rest
+    elif kind == "stage":
+        (result,) = Report.from_json(rest[0]).stages
+        child.stages.append(result)
+        child.failed = rest[1]
+        child.running = ""
+        if progress:
+            progress(result.id, f"{result.status} ({result.seconds:.2f} s)")
+    elif kind == "error":
+        child.error = (rest[0], rest[1])

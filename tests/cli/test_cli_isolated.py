@@ -1,0 +1,130 @@
+"""Ops that crash, hang, leak, print without end or end the interpreter: each is told, and the other stages go on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrograd.record import Report
+
+HEAD = """
+import ctypes, os, sys, time
+import torch
+from retrograd import op, tensor
+
+calls = 0
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        global calls
+        calls += 1
+        misbehave(ctx.saved_tensors[0])
+        return 2 * g * ctx.saved_tensors[0]
+
+spec = op(Square.apply, lambda x: x * x, dict(x=tensor("M", "N")), dtypes=["float32"], name="square")
+"""
+# Only where grad_out or x is not contiguous, so in one stage.
+CRASH = "def misbehave(x):\n    if not x.is_contiguous(): ctypes.string_at(0)\n"
+EXIT = "def misbehave(x):\n    if not x.is_contiguous(): os._exit(7)\n"
+HANG = "def misbehave(x):\n    while not x.is_contiguous(): time.sleep(0.1)\n"
+LEAK = "kept = []\ndef misbehave(x):\n    while not x.is_contiguous(): kept.append(bytes(2**24))\n"
+PRINT = "def misbehave(x):\n    print('x' * 100000); sys.stderr.write('y' * 100000)\n"
+ALWAYS = "def misbehave(x):\n    ctypes.string_at(0)\n"
+ONLY = ("--only", "oracle,layouts,shapes", "--level", "quick", "--device", "cpu")
+
+
+def verify(folder: Path, body: str, *args: str, target: str = "op.py:spec") -> subprocess.CompletedProcess[str]:
+    (folder / "op.py").write_text(HEAD + body)
+    command = [sys.executable, "-m", "retrograd", "verify", target, *ONLY, "-o", "r.json", *args]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+
+
+def report(folder: Path) -> Report:
+    return Report.from_json((folder / "r.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("body", "args", "kind", "said"),
+    [
+        (CRASH, (), "crash", "killed by SIGSEGV"),
+        (EXIT, (), "crash", "exit code 7"),
+        (HANG, ("--timeout", "4"), "hang", "no answer for 4 s"),
+        (LEAK, ("--memory", "1.5"), "memory", "came to hold 1.5 GB"),
+    ],
+    ids=["crash", "exit", "hang", "leak"],
+)
+def test_what_takes_the_process_down_is_a_finding(
+    tmp_path: Path, body: str, args: tuple[str, ...], kind: str, said: str
+) -> None:
+    done = verify(tmp_path, body, *args)
+    assert done.returncode == 1, done.stderr
+    found = report(tmp_path)
+    assert {stage.id: stage.status for stage in found.stages} == dict(
+        oracle="passed", layouts="failed", shapes="passed"
+    )
+    (finding,) = found.findings
+    assert finding.kind == kind
+    assert said in finding.what
+    assert "x:" in finding.where
+    assert "--only layouts" in finding.repro
+    assert said in done.stdout
+
+
+def test_where_it_crashed_and_hung_is_shown(tmp_path: Path) -> None:
+    verify(tmp_path, CRASH)
+    assert "in misbehave" in report(tmp_path).findings[0].what
+    verify(tmp_path, HANG, "--timeout", "4")
+    assert "in misbehave" in report(tmp_path).findings[0].what
+
+
+def test_megabytes_of_output_harm_nobody(tmp_path: Path) -> None:
+    done = verify(tmp_path, PRINT)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert len(done.stdout) + len(done.stderr) < 5000
+    assert report(tmp_path)
+
+
+def test_an_op_that_always_crashes_is_given_up(tmp_path: Path) -> None:
+    done = verify(tmp_path, ALWAYS, "--only", "contract,mutation,algebra,oracle,shapes")
+    assert done.returncode == 1
+    assert [stage.status for stage in report(tmp_path).stages] == ["failed"] * 3
+    assert "three in a row ended the process" in done.stdout
+
+
+def test_a_module_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
+    done = verify(tmp_path, "def misbehave(x): pass\nos._exit(9)\n")
+    assert done.returncode == 2
+    assert "ended (exit code 9) before the first stage" in done.stderr
+
+
+def test_errors_of_the_child_are_those_of_the_command(tmp_path: Path) -> None:
+    done = verify(tmp_path, "def misbehave(x): pass\n", target="op.py:nothing")
+    assert done.returncode == 2
+    assert "nothing" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [("--timeout", "0"), ("--memory", "-1")])
+def test_limits_are_numbers_above_0(tmp_path: Path, args: tuple[str, ...]) -> None:
+    done = verify(tmp_path, "def misbehave(x): pass\n", *args)
+    assert done.returncode == 2
+    assert f"`{args[0]}` is" in done.stderr
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_the_same_report_in_this_process(tmp_path: Path) -> None:
+    results = []
+    for args in ((), ("--in-process",)):
+        assert verify(tmp_path, "def misbehave(x): pass\n", *args).returncode == 0
+        found = report(tmp_path)
+        results.append([(s.id, s.status, s.cases, s.runs, s.power_text) for s in found.stages])
+    assert results[0] == results[1]
