@@ -66,3 +66,23 @@ def test_an_operator_that_refuses_deterministic_mode_is_no_finding(scaled):
 def test_verify_leaves_a_healthy_operator_alone(scaled):
     spec = rg.op(lambda x: _Reads.apply(x, scaled, False), lambda x: x * 2, dict(x=rg.tensor("M", "N")))
     assert rg.verify(spec, level="quick")
+
+
+def test_another_path_under_a_mode_is_no_lost_memory() -> None:
+    """Ops may take operators that a mode sees where one is active, with other last bits."""
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            if torch.utils._python_dispatch._get_current_dispatch_mode() is None:
+                return g * x.cos()
+            return g * (torch.pi / 2 - x).sin()
+
+    spec = rg.op(Watched.apply, torch.sin, dict(x=rg.tensor("M", "N")), dtypes=["float32"])
+    assert rg.verify(spec, level="quick", only=["poison"])
