@@ -23,7 +23,7 @@ _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional")
 
 
 class Fill(TorchDispatchMode):
-    """Fill every floating tensor that comes uninitialised with `value`, every integer one with `whole`; None: neither."""
+    """Fill floating tensors that come uninitialised with `value`, integer ones with `whole`; None fills neither."""
 
     def __init__(self, value: float | None, whole: int = 0) -> None:
         super().__init__()
