@@ -16,6 +16,7 @@ import torch
 from retrograd import op, tensor
 
 calls = 0
+DTYPES = ["float32", "bfloat16", "float16"]
 
 class Square(torch.autograd.Function):
     @staticmethod
@@ -128,3 +129,33 @@ def test_the_same_report_in_this_process(tmp_path: Path) -> None:
         found = report(tmp_path)
         results.append([(s.id, s.status, s.cases, s.runs, s.power_text) for s in found.stages])
     assert results[0] == results[1]
+
+
+def test_jobs_share_the_dtypes_and_say_the_same(tmp_path: Path) -> None:
+    """More jobs than dtypes among them."""
+    body = "def misbehave(x): pass\nspec = op(Square.apply, lambda x: x * x, dict(x=tensor('M', 'N')), dtypes=DTYPES)\n"
+    seen = []
+    for args in ((), ("-j", "4")):
+        done = verify(tmp_path, body, *args)
+        assert done.returncode == 0, done.stderr
+        found = report(tmp_path)
+        assert sorted(found.dtypes) == ["bfloat16", "float16", "float32"]
+        seen.append([(s.id, s.status, s.cases, s.runs) for s in found.stages])
+    assert seen[0] == seen[1]
+
+
+def test_a_crash_in_one_job_leaves_the_others_alone(tmp_path: Path) -> None:
+    body = CRASH.replace("not x.is_contiguous()", "x.dtype == torch.float16 and not x.is_contiguous()")
+    body += "spec = op(Square.apply, lambda x: x * x, dict(x=tensor('M', 'N')), dtypes=DTYPES)\n"
+    assert verify(tmp_path, body, "-j", "2").returncode == 1
+    found = report(tmp_path)
+    assert [finding.case.dtype for finding in found.findings] == ["float16"]
+    assert {stage.id: stage.status for stage in found.stages} == dict(
+        oracle="passed", layouts="failed", shapes="passed"
+    )
+
+
+def test_no_jobs_are_refused(tmp_path: Path) -> None:
+    done = verify(tmp_path, "def misbehave(x): pass\n", "-j", "0")
+    assert done.returncode == 2
+    assert "`--jobs` is 0, expected 1 or more" in done.stderr

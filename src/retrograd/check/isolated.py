@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,13 @@ class Request:
         always: target, level, seed and device: what a repro line repeats.
         chosen: --only, --dtype and --case, if given.
         skip: stages to leave out.
+        share: (i, n): every n-th dtype from number i on.
     """
 
     always: tuple[str, ...]
     chosen: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    share: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -81,20 +84,71 @@ def limits(timeout: float = 300.0, memory: float | None = None) -> Limits:
     return Limits(timeout, int(memory * 1e9) if memory is not None else int(_SHARE * children.available()))
 
 
-def verify_isolated(request: Request, bounds: Limits, progress: Progress | None = None) -> Report:
+def verify_isolated(request: Request, bounds: Limits, progress: Progress | None = None, jobs: int = 1) -> Report:
     """What `retrograd verify` finds; `progress` is called with a stage id and a line of text as stages start and end.
 
+    With `jobs` the dtypes are dealt out to that many processes.
+
     Raises:
+        UsageError: `jobs` is not positive.
         RetrogradError: the command refused its arguments, or the process ended before the first stage; with the
             message and the exit code.
     """
-    start, header, in_a_row = time.perf_counter(), None, 0
+    if jobs < 1:
+        raise UsageError(f"`--jobs` is {jobs}, expected 1 or more")
+    start = time.perf_counter()
+    shares = [replace(request, share=(i, jobs)) for i in range(jobs)]
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = list(pool.map(lambda share: _verify_share(share, bounds, progress), shares))
+    return replace(_merged(parts), seconds=round(time.perf_counter() - start, 3))
+
+
+def _merged(parts: Sequence[Report]) -> Report:
+    """One report of those of several dtypes; a share without a dtype has no stages."""
+    found = [part for part in parts if part.dtypes]
+    columns: dict[str, list[StageResult]] = {}
+    for part in found:
+        for stage in part.stages:
+            columns.setdefault(stage.id, []).append(stage)
+    stages = tuple(_joined(results) for results in columns.values())
+    return replace(
+        found[0],
+        dtypes=tuple(dtype for part in found for dtype in part.dtypes),
+        stages=stages,
+        verdict=verdict_of(stages),
+        notes=tuple(dict.fromkeys(note for part in found for note in part.notes)),
+    )
+
+
+def _joined(results: Sequence[StageResult]) -> StageResult:
+    """One result of those of several dtypes: the worst status, everything that was found."""
+    worst = next(r for status in ("failed", "undecided", "passed", "skipped") for r in results if r.status == status)
+    if len(results) == 1:
+        return worst
+    texts = dict.fromkeys(r.power_text.removeprefix("relative error ") for r in results if r.power_text)
+    text = ", ".join(texts)
+    return replace(
+        worst,
+        reason="; ".join(dict.fromkeys(r.reason for r in results if r.reason)),
+        cases=sum(r.cases for r in results),
+        runs=sum(r.runs for r in results),
+        seconds=max(r.seconds for r in results),
+        power=max((r.power for r in results if r.power is not None), default=None),
+        power_text=f"relative error {text}" if any(r.power for r in results) else text,
+        notes=tuple(dict.fromkeys(note for r in results for note in r.notes)),
+        findings=tuple(f for r in results for f in r.findings),
+        profiles=tuple(p for r in results for p in r.profiles),
+    )
+
+
+def _verify_share(request: Request, bounds: Limits, progress: Progress | None) -> Report:
+    header, in_a_row = None, 0
     done: list[StageResult] = []
     failed: dict[str, list[str]] = {}
     while in_a_row < _ENOUGH:
         left_out = [*request.skip, *(stage.id for stage in done)]
         words = [*request.always, *request.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
-        child = _run(words, failed, bounds, progress)
+        child = _run(words, {"failed": failed, "share": request.share}, bounds, progress)
         done += child.stages
         header, failed = header or child.header, child.failed or failed
         if child.ended == "end":
@@ -111,7 +165,6 @@ def verify_isolated(request: Request, bounds: Limits, progress: Progress | None 
         header,
         stages=tuple(done),
         verdict=verdict_of(done),
-        seconds=round(time.perf_counter() - start, 3),
         notes=(*header.notes, *stopped),
     )
 
@@ -148,13 +201,13 @@ def _lost(child: _Child, request: Request, bounds: Limits) -> StageResult:
     return StageResult(child.running, child.title, "failed", findings=(found,))
 
 
-def _run(arguments: Sequence[str], failed: dict[str, list[str]], bounds: Limits, progress: Progress | None) -> _Child:
+def _run(arguments: Sequence[str], job: dict[str, Any], bounds: Limits, progress: Progress | None) -> _Child:
     child = _Child([])
     with tempfile.TemporaryDirectory(prefix="retrograd-verify-") as folder:
         events = Path(folder) / "events"
         events.touch()
         command = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
-        command += ["--events", str(events), "--failed", json.dumps(failed)]
+        command += ["--child", json.dumps({"events": str(events)} | job)]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -47,6 +47,7 @@ class Verifier:
         name: str | None = None,
         failed: Mapping[str, Sequence[str]] | None = None,
         watch: Watch | None = None,
+        share: tuple[int, int] = (0, 1),
         **describe: Any,
     ) -> None:
         if describe and isinstance(target, OpSpec):
@@ -63,6 +64,7 @@ class Verifier:
             if odd - known:
                 raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
         interpreter.prepare()
+        names = names[share[0] :: share[1]]
         self.benches = {
             d: Workbench(
                 self.spec,
@@ -269,7 +271,7 @@ def verify(
     target: Any, *, level: str = "full", seed: int = 0, only: Sequence[str] = (), skip: Sequence[str] = (),
     dtypes: Sequence[Any] | None = None, device: str = "cpu", case: str | None = None, name: str | None = None,
     progress: Progress | None = None, failed: Mapping[str, Sequence[str]] | None = None, watch: Watch | None = None,
-    **describe: Any,
+    share: tuple[int, int] = (0, 1), **describe: Any,
 ) -> Report:  # fmt: skip
     """Prove the backward pass of an op right, or say what is wrong, where and how to see it again.
 
@@ -285,6 +287,7 @@ def verify(
         progress: called with a stage id and a line of text as each stage starts and ends.
         failed: ids of stages that an earlier process found wrong, by dtype; what they make meaningless is skipped.
         watch: told of everything that begins and ends (`Watch`), for who has to know where a process was when it died.
+        share: (i, n): every n-th dtype from number i on, for processes that share the work; none may be left.
 
     Returns:
         A Report; true if proved.
@@ -299,12 +302,12 @@ def verify(
     chosen = choose(only, skip)
     verifier = Verifier(
         target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed, watch=watch,
-        **describe,
+        share=share, **describe,
     )  # fmt: skip
     if watch:
         watch("begin", verifier.report([], 0.0))
     results: list[StageResult] = []
-    for stage in chosen:
+    for stage in chosen if verifier.benches else ():
         if progress:
             progress(stage.id, "running")
         if watch:

@@ -6,14 +6,12 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrograd import config
-from retrograd.cli._progress import live
+from retrograd.cli._progress import Progress, live
 from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +21,10 @@ if TYPE_CHECKING:
 
 def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+
+
+def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any] | None:
+    return json.loads(value) if value else None
 
 
 def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -55,9 +57,11 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option(
     "--memory", type=float, metavar="GB", help="What the op's process may hold  [default: most of what is free]."
 )
+@click.option(
+    "-j", "--jobs", type=int, default=1, show_default=True, help="Processes that the dtypes are dealt out to."
+)
 @click.option("--in-process", is_flag=True, help="Run in this process, for a debugger: a crash ends it.")
-@click.option("--events", type=click.Path(path_type=Path), hidden=True)
-@click.option("--failed", hidden=True)
+@click.option("--child", callback=_job, hidden=True)
 @click.option(
     "--list-stages",
     is_flag=True,
@@ -82,9 +86,9 @@ def command(
     quiet: bool,
     timeout: float,
     memory: float | None,
+    jobs: int,
     in_process: bool,
-    events: Path | None,
-    failed: str | None,
+    child: dict[str, Any] | None,
 ) -> None:
     """Check the backward pass of TARGET.
 
@@ -105,31 +109,31 @@ def command(
     options: dict[str, Any] = dict(
         level=level, seed=seed, only=only, skip=skip, dtypes=names or None, case=case, name=target
     )
-    if events is not None:
-        _tell(events, target, device, options | {"failed": json.loads(failed or "{}")})
+    if child is not None:
+        _tell(child, target, device, options)
         return
     with live(quiet) as progress:
         if in_process:
-            # An op that prints must not get between a reader and the JSON on stdout.
-            with contextlib.redirect_stdout(sys.stderr):
-                report = _verify(target, device, options | {"progress": progress})
+            report = _verify(target, device, options | {"progress": progress})
         else:
-            report = _isolated(target, device, options, bounds, progress)
+            report = _isolated(target, device, options, bounds, jobs, progress)
     _print(report, shape)
     write(report, *outputs)
     ctx.exit(report.exit_code)
 
 
 def _verify(target: str, device: str, options: dict[str, Any]) -> Report:
-    place = _device(device)
-    from retrograd.catalog import resolve
-    from retrograd.check.run import verify
+    # An op that prints must not get between a reader and the JSON on stdout.
+    with contextlib.redirect_stdout(sys.stderr):
+        place = _device(device)
+        from retrograd.catalog import resolve
+        from retrograd.check.run import verify
 
-    return verify(resolve(target), device=place, **options)
+        return verify(resolve(target), device=place, **options)
 
 
 def _isolated(
-    target: str, device: str, options: dict[str, Any], bounds: Limits, progress: Callable[[str, str], None] | None
+    target: str, device: str, options: dict[str, Any], bounds: Limits, jobs: int, progress: Progress | None
 ) -> Report:
     from retrograd.check.isolated import Request, verify_isolated
 
@@ -137,15 +141,15 @@ def _isolated(
     given = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
     chosen = [word for name, values in given if values for word in (name, ",".join(values))]
     chosen += ["--case", options["case"]] if options["case"] is not None else []
-    return verify_isolated(Request(always, tuple(chosen), tuple(options["skip"])), bounds, progress)
+    return verify_isolated(Request(always, tuple(chosen), tuple(options["skip"])), bounds, progress, jobs)
 
 
-def _tell(path: Path, target: str, device: str, options: dict[str, Any]) -> None:
+def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]) -> None:
     """Be the child of `retrograd.check.isolated`: write down what begins and ends."""
     from retrograd.children import Lines
 
-    lines = Lines(path)
-    found: dict[str, list[str]] = {dtype: list(ids) for dtype, ids in options["failed"].items()}
+    lines = Lines(job["events"])
+    found: dict[str, list[str]] = {dtype: list(ids) for dtype, ids in job["failed"].items()}
 
     def watch(what: str, about: Any) -> None:
         if what == "start":
@@ -160,7 +164,8 @@ def _tell(path: Path, target: str, device: str, options: dict[str, Any]) -> None
             lines.say(what, about.to_json())
 
     try:
-        _verify(target, device, options | {"watch": watch})
+        given = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"])}
+        _verify(target, device, options | given)
     except RetrogradError as error:
         lines.say("error", str(error), error.exit_code)
     else:
