@@ -13,7 +13,9 @@ gives one test a stage: test_rms_norm[contract], test_rms_norm[mutation], ... Fo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,8 +93,7 @@ class StageCheck:
 
         result = self.run()
         if result.findings:
-            lines = [f"[{f.stage}] {f.what}\n  where: {f.where}\n  repro: {f.repro}" for f in result.findings]
-            raise VerificationError("\n".join(lines))
+            raise VerificationError("\n".join(f.text() for f in result.findings))
         if result.status == "skipped":
             pytest.skip(result.reason)
 
@@ -117,6 +118,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("retrograd_stage", stages, ids=[s.id for s in stages], indirect=True)
 
 
+def _target(path: Path, module: Any, spec: Any) -> str | None:
+    """What the command line calls a spec of a test module, for repro lines; None if it has no name there."""
+    name = next((name for name, value in vars(module).items() if value is spec), None)
+    return f"{os.path.relpath(path)}:{name}" if name else None
+
+
 @pytest.fixture
 def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     """The stage this test is for; verifiers are shared by the stages of one mark, and with them the truths."""
@@ -130,6 +137,7 @@ def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     if config.getoption("--retrograd-seed") is not None:
         options["seed"] = config.getoption("--retrograd-seed")
     options.setdefault("level", "quick")
+    options.setdefault("name", _target(request.node.path, request.module, mark.args[0]))
     known = config.stash[_VERIFIERS]
     key = request.node.nodeid.split("[")[0]
     if key not in known:

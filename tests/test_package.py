@@ -57,4 +57,10 @@ def test_plugin_fails_with_what_where_repro(pytester):
     pytester.makepyfile(SUITE.format(fn="lambda x: x * x * 1.001"))
     result = pytester.runpytest_subprocess()
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*times the attainable error*", "*repro: retrograd verify*"])
+    # The command finds the spec in the test module.
+    wanted = [
+        "*times the attainable error*",
+        "*like: 1.001 times the right one*",
+        "*repro: retrograd verify test_*.py:spec *",
+    ]
+    result.stdout.fnmatch_lines(wanted)

@@ -92,6 +92,11 @@ class Finding:
     elements: str = ""
     looks_like: str = ""
 
+    def text(self) -> str:
+        """What, like what, which, where and how to see it again, in lines."""
+        labelled = (("like", self.looks_like), ("which", self.elements), ("where", self.where), ("repro", self.repro))
+        return "\n".join([f"[{self.stage}] {self.what}", *(f"  {label}: {said}" for label, said in labelled if said)])
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -175,7 +180,7 @@ class Report:
         if self.verdict == "finding":
             lines = [f"{self.target}: {len(self.findings)} finding(s)"]
             for f in self.findings:
-                lines += [f"[{f.stage}] {f.what}", f"  where: {f.where}", f"  repro: {f.repro}"]
+                lines.append(f.text())
             raise VerificationError("\n".join(lines))
         if self.verdict == "undecided":
             reasons = [f"{s.id}: {s.reason}" for s in self.stages if s.status == "undecided"]
