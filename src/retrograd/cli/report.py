@@ -17,7 +17,9 @@ import click
     metavar="FILE",
     help="Write .html, .json, .txt or .xml (JUnit) instead of printing.",
 )
-def command(file: Path, outputs: tuple[str, ...]) -> None:
+@click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Append to events in this folder.")
+@click.option("--step", type=int, default=0, show_default=True, help="Step of these events.")
+def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step: int) -> None:
     """Render the JSON record FILE again: as text on stdout, or as the files given with -o.
 
     The exit code tells whether the file could be rendered, not its verdict.
@@ -26,7 +28,9 @@ def command(file: Path, outputs: tuple[str, ...]) -> None:
 
     report = load(file)
     check_paths(*outputs, of=type(report))
-    if outputs:
+    if tensorboard is not None:
+        _events(report, tensorboard, step)
+    if outputs or tensorboard is not None:
         write(report, *outputs)
         return
     from rich.console import Console
@@ -39,3 +43,13 @@ def command(file: Path, outputs: tuple[str, ...]) -> None:
         flake.render(report, Console())
     else:
         plain.render(report, Console())
+
+
+def _events(report: object, folder: Path, step: int) -> None:
+    from retrograd.errors import UsageError
+    from retrograd.record import Report
+    from retrograd.report.tensorboard import to_tensorboard
+
+    if not isinstance(report, Report):
+        raise UsageError("`--tensorboard` takes a report of `retrograd verify`, not of `retrograd flake`")
+    to_tensorboard(report, folder, step)
