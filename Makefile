@@ -31,8 +31,9 @@ lint: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# A file stays in one process: tests of a file share what is expensive to make.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV) .uv out
