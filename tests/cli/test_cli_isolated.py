@@ -75,16 +75,11 @@ def test_what_takes_the_process_down_is_a_finding(
     (finding,) = found.findings
     assert finding.kind == kind
     assert said in finding.what
+    if kind == "hang" or "SIGSEGV" in said:
+        assert "in misbehave" in finding.what
     assert "x:" in finding.where
     assert "--only layouts" in finding.repro
     assert said in done.stdout
-
-
-def test_where_it_crashed_and_hung_is_shown(tmp_path: Path) -> None:
-    verify(tmp_path, CRASH)
-    assert "in misbehave" in report(tmp_path).findings[0].what
-    verify(tmp_path, HANG, "--timeout", "4")
-    assert "in misbehave" in report(tmp_path).findings[0].what
 
 
 def test_megabytes_of_output_harm_nobody(tmp_path: Path) -> None:

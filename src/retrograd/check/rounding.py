@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -210,6 +211,12 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
     return None
 
 
+@cache
+def _about(func: Any) -> tuple[str, bool]:
+    """An operator's name, and whether it returns memory that it was given."""
+    return func._schema.name.removeprefix("aten::"), any(r.alias_info for r in func._schema.returns)
+
+
 class Float64(TorchDispatchMode):
     """Lift everything to float64; with `unit` > 0 perturb each operator's result.
 
@@ -237,11 +244,11 @@ class Float64(TorchDispatchMode):
 
     def noise(self, t: torch.Tensor) -> torch.Tensor:
         """Uniform in [-1, 1), the shape of `t`."""
-        return torch.rand(t.shape, generator=self.generator, dtype=t.dtype, device=t.device) * 2 - 1
+        return torch.empty_like(t).uniform_(-1.0, 1.0, generator=self.generator)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        name = func._schema.name.removeprefix("aten::")
+        name, returns_alias = _about(func)
         if not self._inside and name not in _SMOOTH:
             self.switches.add(name)
         if kwargs.get("dtype") in _LOW:
@@ -259,12 +266,13 @@ class Float64(TorchDispatchMode):
         out = func(*args, **kwargs)
         if self.track and not self.unit:
             self._record(func, name, args, kwargs, out)
-        if not self.unit or name in _EXACT or any(r.alias_info for r in func._schema.returns):
+        if not self.unit or name in _EXACT or returns_alias:
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
         # Sums of whole numbers (offsets, counts) are exact.
-        inexact = isinstance(out, torch.Tensor) and out.is_floating_point()
-        extra = _reduction_error(name, out, args, kwargs) if inexact else None
-        return tree_map_only(torch.Tensor, lambda t: self._perturb(t, extra), out)
+        if isinstance(out, torch.Tensor):
+            extra = _reduction_error(name, out, args, kwargs) if out.is_floating_point() else None
+            return self._perturb(out, extra)
+        return tree_map_only(torch.Tensor, lambda t: self._perturb(t, None), out)
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         if name in _ADDING:
@@ -282,7 +290,8 @@ class Float64(TorchDispatchMode):
     def _perturb(self, t: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
         if t.dtype != torch.float64 or t.device.type == "meta":
             return t
-        out = t * (1 + self.unit * self.noise(t))
+        # In place, since this runs for every operator of every noise run: t (1 + unit noise) + accumulate extra noise.
+        out = self.noise(t).mul_(self.unit).add_(1.0).mul_(t)
         if extra is not None and extra.shape == t.shape:
-            out = out + self.accumulate * extra * self.noise(t)
+            out.add_(self.noise(t).mul_(extra), alpha=self.accumulate)
         return out
