@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from retrograd.errors import UndecidedError, UsageError, VerificationError
 
@@ -188,22 +188,30 @@ class Report:
 
     def to_json(self) -> str:
         """The report as JSON text; numbers that JSON lacks are the strings "nan", "inf" and "-inf"."""
-        return json.dumps(_plain(asdict(self)), indent=1)
+        return json.dumps(plain(asdict(self)), indent=1)
 
     @staticmethod
     def from_json(text: str) -> Report:
         """Read what `to_json` wrote; UsageError if it is not a report or of another schema."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"not a retrograd report: line {error.lineno} is not JSON ({error.msg})") from None
-        schema = data.get("schema") if isinstance(data, dict) else None
-        if schema != SCHEMA:
-            raise UsageError(f"report has schema {schema!r}, this version of retrograd reads {SCHEMA!r}")
-        try:
-            return _report(data)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"report is damaged: {type(error).__name__} {error}") from None
+        return parsed(text, SCHEMA, "report", _report)
+
+
+Parsed = TypeVar("Parsed")
+
+
+def parsed(text: str, schema: str, what: str, build: Callable[[dict[str, Any]], Parsed]) -> Parsed:
+    """What `build` makes of JSON of this schema; UsageError says why it is none, calling it `what`."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"not a retrograd {what}: line {error.lineno} is not JSON ({error.msg})") from None
+    given = data.get("schema") if isinstance(data, dict) else None
+    if given != schema:
+        raise UsageError(f"{what} has schema {given!r}, this version of retrograd reads {schema!r}")
+    try:
+        return build(data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{what} is damaged: {type(error).__name__} {error}") from None
 
 
 def verdict_of(stages: Sequence[StageResult]) -> Literal["proved", "finding", "undecided"]:
@@ -214,12 +222,12 @@ def verdict_of(stages: Sequence[StageResult]) -> Literal["proved", "finding", "u
     return "undecided" if not ran or any(stage.status == "undecided" for stage in stages) else "proved"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON-ready copy: tuples become lists, odd floats strings, anything else its repr."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -6,11 +6,11 @@ Standard library only, so that a record can be read and rendered without torch, 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from retrograd.errors import UndecidedError, UsageError, VerificationError
+from retrograd.errors import UndecidedError, VerificationError
+from retrograd.record import parsed, plain
 
 SCHEMA = "retrograd.flake/1"
 
@@ -215,30 +215,7 @@ class FlakeReport:
     @staticmethod
     def from_json(text: str) -> FlakeReport:
         """Read what `to_json` wrote; UsageError if it is not such a report or of another schema."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"not a flake report: line {error.lineno} is not JSON ({error.msg})") from None
-        schema = data.get("schema") if isinstance(data, dict) else None
-        if schema != SCHEMA:
-            raise UsageError(f"flake report has schema {schema!r}, this version of retrograd reads {SCHEMA!r}")
-        try:
-            flakes = tuple(_flake(item) for item in data.pop("flakes"))
-            environment = dict(data.pop("environment"))
-            return FlakeReport(flakes, environment=environment, **{k: _tuple(v) for k, v in data.items()})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"flake report is damaged: {type(error).__name__} {error}") from None
-
-
-def plain(value: Any) -> Any:
-    """JSON-ready copy: tuples become lists, numbers that JSON lacks strings."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        return parsed(text, SCHEMA, "flake report", _report)
 
 
 def run_from(data: dict[str, Any]) -> Run:
@@ -272,3 +249,9 @@ def _flake(data: dict[str, Any]) -> Flake:
         "runs": tuple(run_from(item) for item in data["runs"]),
     }
     return Flake(**{k: _tuple(v) for k, v in data.items() if k not in special}, **special)
+
+
+def _report(data: dict[str, Any]) -> FlakeReport:
+    rest = {k: _tuple(v) for k, v in data.items() if k not in ("flakes", "environment")}
+    flakes = tuple(_flake(item) for item in data["flakes"])
+    return FlakeReport(flakes, environment=dict(data["environment"]), **rest)

@@ -24,8 +24,8 @@ from typing import Any
 from retrograd.children import Lines
 from retrograd.flake.calls import call, returned, takes_seed
 from retrograd.flake.margins import Recorder
-from retrograd.flake.record import plain
 from retrograd.flake.seeding import seed_all, seed_imports
+from retrograd.record import plain
 
 LONGEST_MESSAGE = 2000
 
