@@ -1,0 +1,201 @@
+"""bounds: nothing outside the tensors is read or written, in a kernel of whatever kind.
+
+Every tensor that the op is given, or makes with an operator of PyTorch, lies inside guard bands: results must not
+depend on what they hold, and they must hold it afterwards. Kernels in Triton's interpreter have every address checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from retrograd.check import accesses
+from retrograd.check.guards import HUGE, NAN, PLAIN, SIDES, Bands, Guard
+from retrograd.check.stages import shapes
+from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.workbench import OpRaised, Trial, Workbench
+from retrograd.record import Case, Finding
+
+_ID = "bounds"
+_SHAPES = {"quick": 0, "full": 6}  # of the shapes stage, beside the ordinary case
+_REPEATS = 20  # to see whether an op differs from itself, as everywhere
+
+
+def cases(bench: Workbench) -> list[Case]:
+    """The ordinary case, with gaps between the rows of everything that has rows, and at level full some shapes."""
+    base = bench.base
+    rows = [
+        n for n, v in bench.inputs(base).items() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.ndim > 1
+    ]
+    rows += ["grad_out"] if any(g.ndim > 1 for g in bench.grad_outs(base)) else []
+    gaps = [base.but(layouts=dict.fromkeys(rows, "rows"))] if rows else []
+    return [base, *gaps, *shapes.cases(bench)[: _SHAPES[bench.level]]]
+
+
+@dataclass
+class _Guarded:
+    """What came out of a run inside guard bands: results or the error, and what was touched outside."""
+
+    trial: Trial | None = None
+    error: OpRaised | None = None
+    written: list[tuple[str, Guard, list[int]]] = field(default_factory=list)
+    seen: list[accesses.Watch] = field(default_factory=list)
+
+
+def _run(bench: Workbench, case: Case, bands: Bands) -> _Guarded:
+    """One forward and backward with everything inside `bands`, which are looked at after each."""
+    done = _Guarded()
+    inputs = {k: bands.place(v, k, f"input `{k}`") for k, v in bench.inputs(case).items()}
+    gs = bench.grad_outs(case)
+    gs = [bands.place(g, "grad_out", f"grad_out of output {i}") for i, g in enumerate(gs)]
+    graph: Any = None
+
+    def part(phase: str) -> Any:
+        with bands, accesses.watch(bands.guards) as seen:
+            done.seen.append(seen)
+            return bench.open(case, inputs=inputs, grad_outs=gs) if phase == "forward" else graph.backward()
+
+    for phase in ("forward", "backward"):
+        try:
+            graph = part(phase)
+        except OpRaised as error:
+            if bands.broken:
+                raise bands.broken from None
+            done.error = error
+        known = [guard for _, guard, _ in done.written]
+        for guard in bands.guards:
+            if not any(guard is k for k in known) and (places := guard.overwritten()):
+                done.written.append((phase, guard, places))
+        if done.error:
+            return done
+    done.trial = graph
+    return done
+
+
+def _writes(bench: Workbench, case: Case, done: _Guarded) -> Iterator[Finding]:
+    for phase, guard, places in done.written:
+        by_side = {side: [p for p in places if guard.side(p) == side] for side in SIDES}
+        said = ", ".join(f"{_count(len(at))} {side}{_nearest(guard, side, at)}" for side, at in by_side.items() if at)
+        what = f"the {phase} writes outside {guard.name}: {said}"
+        yield bench.finding(_ID, "write", what, case, tensor=guard.owner, wrong=len(places))
+
+
+def _count(n: int) -> str:
+    return f"{n} element{'s' * (n != 1)}"
+
+
+def _nearest(guard: Guard, side: str, places: list[int]) -> str:
+    if side == SIDES[2]:
+        return ""
+    away = -max(places) if side == SIDES[0] else min(places) - guard.extent + 1
+    return f" (the nearest {away} away)" if away > 1 else ""
+
+
+def _touched(bench: Workbench, case: Case, done: _Guarded) -> Iterator[Finding]:
+    for watch in done.seen:
+        for access in watch.accesses.values():
+            kind = "address-write" if access.write else "address-read"
+            yield bench.finding(_ID, kind, access.text(), case, tensor=access.argument.strip("`"), wrong=access.count)
+
+
+Noisy = Callable[[], bool]
+
+
+def _noisy(bench: Workbench, case: Case) -> bool:
+    """Whether the op differs from itself inside the same bands; without any, what it reads outside may be noise."""
+    first = _run(bench, case, Bands(PLAIN)).trial
+    again = (_run(bench, case, Bands(PLAIN)).trial for _ in range(_REPEATS))
+    return first is not None and any(t is not None and t.same_bits(first) for t in again)
+
+
+def _differs(one: Trial, other: Trial, noisy: Noisy) -> str:
+    """Name of a tensor that differs by more than the op does from itself; "" if none."""
+    name = one.same_bits(other)
+    if not name:
+        return ""
+    a, b = one.tensors[name], other.tensors[name]
+    if a is None or b is None or a.shape != b.shape:
+        return name
+    lost = bool((a.isfinite() != b.isfinite()).any())
+    return name if lost or not noisy() else ""
+
+
+def _reads(bench: Workbench, case: Case, runs: dict[str, _Guarded]) -> Iterator[Finding]:
+    """A finding if results depend on what the bands hold."""
+    one, other = runs[NAN].trial, runs[HUGE].trial
+    if one is None or other is None:
+        held, error = next((fill, done.error) for fill, done in runs.items() if done.error)
+        what = f"with {held} around the tensors that it is given {error}; with other values it does not"
+        yield bench.finding(_ID, "read", what, case)
+        return
+    noisy = cache(lambda: _noisy(bench, case))
+    name, held = _differs(one, other, noisy), f"{NAN}, then {HUGE}"
+    if not name and any(t is not None and bool(t.isnan().any()) for t in one.tensors.values()):
+        # Huge values can end as NaN too (inf - inf), and then both runs are alike.
+        other = _run(bench, case, Bands(PLAIN)).trial or other
+        name, held = _differs(one, other, noisy), f"{NAN}, then {PLAIN}"
+    if not name:
+        return
+    a, b = one.tensors[name], other.tensors[name]
+    differing = int((~((a == b) | (a.isnan() & b.isnan()))).sum()) if a is not None and b is not None else 0
+    where = _culprit(bench, case, noisy)
+    if not where:
+        return  # it does not come again: an op that is seldom off
+    what = f"{name} depends on memory outside {where}: {held} there change {_count(differing)}"
+    yield bench.finding(_ID, "read", what, case, tensor=name, wrong=differing)
+
+
+def _culprit(bench: Workbench, case: Case, noisy: Noisy) -> str:
+    """Around which tensor, and on which side, the memory lies that is read; "" if no one's makes a difference."""
+    plain = Bands(PLAIN)
+    want = _run(bench, case, plain).trial
+    owners = {guard.owner: guard.name for guard in plain.guards if guard.owner} | {"": "a tensor that the op makes"}
+
+    def read(owner: str, sides: tuple[str, ...]) -> bool:
+        for fill in (NAN, HUGE):
+            got = _run(bench, case, Bands(fill, (owner, sides))).trial
+            if got is None or (want is not None and _differs(got, want, noisy)):
+                return True
+        return False
+
+    for owner, name in owners.items():
+        if read(owner, SIDES):
+            at = [side for side in SIDES if read(owner, (side,))]
+            return f"{name} ({' and '.join(at)})" if at else name
+    return ""
+
+
+def _refusal(bench: Workbench, case: Case, out: Outcome, error: OpRaised | None) -> None:
+    """The op raises whatever the bands hold. Without bands too, which other stages tell; or because of them."""
+    try:
+        bench.run(case)
+    except OpRaised:
+        if case == bench.base or bench.override is not None:
+            raise
+    else:
+        out.notes.append(f"not checked at {case.text() or 'the given inputs'}: inside a larger allocation {error}")
+
+
+def check(bench: Workbench, case: Case) -> Outcome:
+    """Two runs inside guard bands, with NaN and with huge values; more to say where, once there is a finding."""
+    out = Outcome(power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * accesses.checks()}")
+    runs = {fill: _run(bench, case, Bands(fill)) for fill in (NAN, HUGE)}
+    found: dict[Any, Finding] = {}
+    for done in runs.values():
+        for finding in (*_touched(bench, case, done), *_writes(bench, case, done)):
+            found.setdefault((finding.kind, finding.tensor, finding.what), finding)
+        out.notes += [watch.missing for watch in done.seen if watch.missing]
+    errors = [done.error for done in runs.values()]
+    if all(errors):
+        _refusal(bench, case, out, errors[0])
+    else:
+        found |= {(f.kind, f.tensor, f.what): f for f in _reads(bench, case, runs)}
+    out.findings += found.values()
+    return out
+
+
+STAGE = Stage(_ID, "nothing outside the tensors is touched", 35, cases, check)
