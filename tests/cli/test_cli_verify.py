@@ -87,7 +87,7 @@ def test_a_bug_of_ours_is_not_hidden(fake: Fake) -> None:
     "args",
     [
         ("--dtype", "float99"), ("--device", "tpu"), ("--device", "cuda:999"), ("-o", "r.pdf"),
-        ("-o", "none/r.json"), ("--level", "slow"), ("--seed", "x"), ("--no-such",),
+        ("-o", "none/r.json"), ("--level", "slow"), ("--seed", "x"), ("--no-such",), ("--memcheck",),
     ],
 )  # fmt: skip
 def test_wrong_usage_runs_nothing(fake: Fake, args: tuple[str, ...]) -> None:

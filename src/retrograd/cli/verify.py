@@ -61,6 +61,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     "-j", "--jobs", type=int, default=1, show_default=True, help="Processes that the dtypes are dealt out to."
 )
 @click.option("--in-process", is_flag=True, help="Run in this process, for a debugger: a crash ends it.")
+@click.option("--memcheck", is_flag=True, help="On a GPU: also run the ordinary case under compute-sanitizer (slow).")
 @click.option("--child", callback=_job, hidden=True)
 @click.option(
     "--list-stages",
@@ -88,6 +89,7 @@ def command(
     memory: float | None,
     jobs: int,
     in_process: bool,
+    memcheck: bool,
     child: dict[str, Any] | None,
 ) -> None:
     """Check the backward pass of TARGET.
@@ -105,7 +107,7 @@ def command(
     check_paths(*outputs)
     names = tuple(dtype_name(d, "--dtype") for d in dtypes)
     bounds = limits(timeout, memory)
-    _check_device(device)
+    _check_place(device, memcheck and in_process)
     options: dict[str, Any] = dict(
         level=level, seed=seed, only=only, skip=skip, dtypes=names or None, case=case, name=target
     )
@@ -116,7 +118,7 @@ def command(
         if in_process:
             report = _verify(target, device, options | {"progress": progress})
         else:
-            report = _isolated(target, device, options, bounds, jobs, progress)
+            report = _isolated(target, device, options, bounds, progress, jobs=jobs, memcheck=memcheck)
     _print(report, shape)
     write(report, *outputs)
     ctx.exit(report.exit_code)
@@ -133,7 +135,14 @@ def _verify(target: str, device: str, options: dict[str, Any]) -> Report:
 
 
 def _isolated(
-    target: str, device: str, options: dict[str, Any], bounds: Limits, jobs: int, progress: Progress | None
+    target: str,
+    device: str,
+    options: dict[str, Any],
+    bounds: Limits,
+    progress: Progress | None,
+    *,
+    jobs: int,
+    memcheck: bool,
 ) -> Report:
     from retrograd.check.isolated import Request, verify_isolated
 
@@ -141,7 +150,13 @@ def _isolated(
     given = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
     chosen = [word for name, values in given if values for word in (name, ",".join(values))]
     chosen += ["--case", options["case"]] if options["case"] is not None else []
-    return verify_isolated(Request(always, tuple(chosen), tuple(options["skip"])), bounds, progress, jobs)
+    request = Request(always, tuple(chosen), tuple(options["skip"]))
+    report = verify_isolated(request, bounds, progress, jobs)
+    if memcheck:
+        from retrograd.check.memcheck import with_memcheck
+
+        report = with_memcheck(report, request, bounds.timeout)
+    return report
 
 
 def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]) -> None:
@@ -172,7 +187,9 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
         lines.say("end")
 
 
-def _check_device(device: str) -> None:
+def _check_place(device: str, both: bool) -> None:
+    if both:
+        raise UsageError("`--memcheck` starts a process of its own; leave out `--in-process`")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UsageError(f"`--device` is {device!r}, expected auto, cpu, cuda or cuda:N")
 

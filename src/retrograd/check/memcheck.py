@@ -1,0 +1,151 @@
+"""compute-sanitizer's memcheck on an op's ordinary case: what guard bands cannot see on a GPU. Torch-free.
+
+It sees every access of a compiled kernel, if each tensor is an allocation of the driver's: so PyTorch's cache is off.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from retrograd import children, config
+from retrograd.check.isolated import Request
+from retrograd.record import Case, Finding, Report, StageResult, verdict_of
+
+TOOL = "compute-sanitizer"
+_STAGE = "bounds"
+_RUNS = "contract"  # the stage whose runs are watched: the op as it is, without reference and without bands
+
+_FAULT = re.compile(r"(Invalid|Misaligned) (\S+) (\S+) of size (\d+) bytes?")
+_AT = re.compile(r"at (.+?)\+0x[0-9a-f]+(?: in (\S+:\d+))?$")
+_THREAD = re.compile(r"by thread (\(.*?\)) in block (\(.*?\))")
+_NEAR = re.compile(r"and is (\d+) bytes (before|after) the nearest allocation .* of size (\d+) bytes")
+_SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One access that memcheck reports: `what` ("global read of 4 bytes"), the kernel, its line, thread and block."""
+
+    what: str
+    kernel: str = "?"
+    line: str = ""
+    thread: str = ""
+    near: str = ""
+
+    def text(self) -> str:
+        """A sentence for a report."""
+        parts = (f"kernel {self.kernel}: {self.what}", self.near, self.line, self.thread)
+        return ", ".join(filter(None, parts))
+
+
+def parse(log: str) -> list[Fault] | None:
+    """The faults in what memcheck wrote; None if it did not come to its end.
+
+    Accesses "inside the nearest allocation" are left out: with expandable segments these are false (pytorch#196209).
+    """
+    if not _SUMMARY.search(log):
+        return None
+    faults: list[Fault] = []
+    inside: list[Fault] = []
+    for line in (raw.removeprefix("=========").strip() for raw in log.splitlines()):
+        if found := _FAULT.search(line):
+            how, space, access, size = found.groups()
+            faults.append(Fault(f"{how.lower()} {space.strip('_')} {access} of {size} bytes"))
+        elif faults and (found := _AT.match(line)) and faults[-1].kernel == "?":
+            faults[-1] = replace(faults[-1], kernel=found[1], line=found[2] or "")
+        elif faults and (found := _THREAD.search(line)):
+            faults[-1] = replace(faults[-1], thread=f"thread {found[1]} of block {found[2]}")
+        elif faults and (found := _NEAR.search(line)):
+            faults[-1] = replace(faults[-1], near=f"{found[1]} bytes {found[2]} an allocation of {found[3]}")
+        elif faults and "is inside the nearest allocation" in line:
+            inside.append(faults[-1])
+    return [f for f in faults if not any(f is i for i in inside)]
+
+
+def command(request: Request, tool: str, log: Path) -> list[str]:
+    """What runs the op's ordinary case, or the case asked for, under memcheck."""
+    words = list(request.chosen)
+    kept = [w for i in range(0, len(words), 2) if words[i] != "--only" for w in words[i : i + 2]]
+    run = [sys.executable, "-m", "retrograd", "verify", *request.always, "--level", "quick", "--only", _RUNS]
+    return [
+        tool,
+        "--tool",
+        "memcheck",
+        "--print-limit",
+        "20",
+        "--log-file",
+        str(log),
+        *run,
+        *kept,
+        "--in-process",
+        "-q",
+    ]
+
+
+def with_memcheck(report: Report, request: Request, timeout: float) -> Report:
+    """The report with what memcheck finds in its bounds stage; a tool that is missing or slow is a note there."""
+    if not any(stage.id == _STAGE for stage in report.stages):
+        return report
+    faults, note = _faults(report.device, request, timeout)
+    again = shlex.join(["retrograd", "verify", *request.always, "--only", _STAGE, "--memcheck"])
+    count = Counter((fault.kernel, fault.what) for fault in faults)
+    first = {(fault.kernel, fault.what): fault for fault in reversed(faults)}
+    case = Case(report.dtypes[0])
+    found = tuple(
+        Finding(_STAGE, "memcheck", first[key].text(), case, wrong=n, where="the ordinary case", repro=again)
+        for key, n in count.items()
+    )
+    stages = [_added(s, found, note) if s.id == _STAGE else s for s in report.stages]
+    return replace(report, stages=tuple(stages), verdict=verdict_of(stages))
+
+
+def _added(stage: StageResult, found: Sequence[Finding], note: str) -> StageResult:
+    notes = (*stage.notes, *filter(None, [note]))
+    return replace(stage, findings=(*stage.findings, *found), notes=notes, status="failed" if found else stage.status)
+
+
+def _faults(device: str, request: Request, timeout: float) -> tuple[list[Fault], str]:
+    """What memcheck reports, and a note where it could not look."""
+    if not device.startswith("cuda"):
+        return [], f"memcheck was not run: it is for GPUs, and the device is {device}"
+    tool = shutil.which(TOOL)
+    if tool is None:
+        return [], f"memcheck was not run: {TOOL} is not on PATH; it comes with the CUDA toolkit"
+    with tempfile.TemporaryDirectory(prefix="retrograd-memcheck-") as folder:
+        log = Path(folder) / "log"
+        ended, said = _run(command(request, tool, log), timeout)
+        faults = parse(log.read_text(errors="replace")) if log.exists() else None
+    if faults is None:
+        return [], f"memcheck did not come to its end ({ended}): {said[-300:]}".rstrip(": ")
+    return faults, f"memcheck: {len(faults)} faults" if faults else "memcheck: no fault"
+
+
+def _run(words: list[str], timeout: float) -> tuple[str, str]:
+    """How a process ended, and the end of what it printed."""
+    child = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # With the cache an access beyond a tensor stays inside the block that was asked of the driver.
+        env=config.child_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
+        start_new_session=True,
+    )
+    tail = children.Tail(child)
+    try:
+        ended = children.death(child.wait(timeout))
+    except subprocess.TimeoutExpired:
+        ended = f"no end within {timeout:g} s"
+    finally:
+        children.end(child)
+        tail.close()
+    return ended, tail.text()
