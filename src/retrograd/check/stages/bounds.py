@@ -81,7 +81,7 @@ def _writes(bench: Workbench, case: Case, done: _Guarded) -> Iterator[Finding]:
         by_side = {side: [p for p in places if guard.side(p) == side] for side in SIDES}
         said = ", ".join(f"{_count(len(at))} {side}{_nearest(guard, side, at)}" for side, at in by_side.items() if at)
         what = f"the {phase} writes outside {guard.name}: {said}"
-        yield bench.finding(_ID, "write", what, case, tensor=guard.owner, wrong=len(places))
+        yield bench.finding(_ID, "write", what, case, tensor=guard.owner)
 
 
 def _count(n: int) -> str:
@@ -99,7 +99,7 @@ def _touched(bench: Workbench, case: Case, done: _Guarded) -> Iterator[Finding]:
     for watch in done.seen:
         for access in watch.accesses.values():
             kind = "address-write" if access.write else "address-read"
-            yield bench.finding(_ID, kind, access.text(), case, tensor=access.argument.strip("`"), wrong=access.count)
+            yield bench.finding(_ID, kind, access.text(), case, tensor=access.argument.strip("`"))
 
 
 Noisy = Callable[[], bool]
