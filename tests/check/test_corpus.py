@@ -1,36 +1,31 @@
-"""Both directions: every broken op of the corpus is found, every healthy one is left alone."""
+"""Both directions: every broken op of the corpus is found, every healthy one is left alone.
+
+One seed here; `benchmarks/detection.py` runs as many as wanted, at every level, beside other tools.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from corpus import corpus
 
 from retrograd.check.run import verify
 
-HERE = Path(__file__).resolve().parent.parent
+MUTANTS = corpus("mutants")
+SECOND = corpus("mutants_second")
+HEALTHY = corpus("healthy")
+
+# Broken ops that the checker does not find, with the reason. It was frozen before they were written.
+MISSED: dict[str, str] = {
+    "N01": "level quick has no row that is shorter than eps and not zero; full finds it",
+    "X05": "a batch in which every target is the ignored one is never drawn, at no level",
+}
+
+# Deformable attention's forward has so many operators that differences of it take minutes in all; what only they find
+# is not in this set.
+MANY_OPERATORS = {name for name in MUTANTS if name.startswith("M")}
 
 
-def _corpus(kind: str) -> dict:
-    found = {}
-    for path in sorted((HERE / kind).glob("*.py")):
-        if path.stem.startswith("_"):
-            continue
-        spec = importlib.util.spec_from_file_location(f"corpus_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        found |= getattr(module, kind.upper())
-    return found
-
-
-MUTANTS = _corpus("mutants")
-HEALTHY = _corpus("healthy")
-
-
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [n for n in MUTANTS if n not in MANY_OPERATORS])
 def test_mutant_is_found(name):
     # Level full: R35 and L11 lose a row in 5 % of calls, and only full calls over 150 times (missed in < 0.05 %).
     report = verify(MUTANTS[name], level="full", seed=1)
@@ -41,6 +36,22 @@ def test_mutant_is_found(name):
     assert f"--only {first.stage}" in first.repro
 
 
+@pytest.mark.parametrize("name", sorted(MANY_OPERATORS))
+def test_mutant_of_many_operators_is_found(name):
+    assert verify(MUTANTS[name], level="quick", seed=1, skip=["adjoint"]).verdict == "finding"
+
+
+def _second(name: str):
+    reason = MISSED.get(name)
+    return pytest.param(name, marks=[pytest.mark.xfail(reason=reason, strict=True)] if reason else [])
+
+
+@pytest.mark.parametrize("name", [_second(name) for name in SECOND])
+def test_mutant_written_after_the_freeze_is_found(name):
+    # Without differences of the forward, which cost more than all else and are not needed to find these.
+    assert verify(SECOND[name], level="quick", seed=0, skip=["adjoint"]).verdict == "finding"
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_is_left_alone(name):
     report = verify(HEALTHY[name], level="quick", seed=1)
@@ -48,5 +59,6 @@ def test_healthy_is_left_alone(name):
 
 
 def test_corpus_size():
-    assert len(MUTANTS) >= 20
-    assert len(HEALTHY) >= 15
+    assert len(MUTANTS) >= 100
+    assert len(SECOND) >= 15
+    assert len(HEALTHY) >= 40
