@@ -18,7 +18,7 @@ HEALTHY = corpus("healthy")
 MISSED: dict[str, str] = {
     "N01": "level quick has no row that is shorter than eps and not zero; full finds it",
     "Z03": "level quick has no row of zeros; full finds it",
-    "X05": "a batch in which every target is the ignored one is never drawn, at no level",
+    "X05": "a batch in which every target is the ignored one is not drawn; full misses it at this seed, too",
 }
 
 # Deformable attention's forward has so many operators that differences of it take minutes in all; what only they find
@@ -39,7 +39,7 @@ def test_mutant_is_found(name):
 
 @pytest.mark.parametrize("name", sorted(MANY_OPERATORS))
 def test_mutant_of_many_operators_is_found(name):
-    assert verify(MUTANTS[name], level="quick", seed=1, skip=["adjoint"]).verdict == "finding"
+    assert verify(MUTANTS[name], level="quick", seed=0, skip=["adjoint"]).verdict == "finding"
 
 
 def _second(name: str):

@@ -1,0 +1,274 @@
+"""What finds broken backwards, and what accuses healthy ones: the checker beside the usual tools, on the corpus.
+
+    python benchmarks/detection.py --seeds 10 --level both --out benchmarks/results/detection.md
+
+Sets: `mutants` (known classes of bugs; the checker was developed with all but M.. and W..), `mutants_second` (new
+families of ops, written after it was frozen), `healthy`.
+The tools are used as their documentation shows, on one ordinary call with a random grad_out: torch.autograd.gradcheck
+(slow and fast, float64), torch.library.opcheck, torch.testing.assert_close with its defaults against the reference in
+float32, and FlashAttention's rule (at most twice the error of the reference in the same precision, plus 1e-5, against
+float64) in float32 and bfloat16. The file is rewritten after each op, so a run that is stopped leaves what it has.
+Exit code 1 if the checker missed a broken op or accused a healthy one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrograd.check import inputs as make
+from retrograd.check.run import verify
+from retrograd.check.spec import OpSpec
+from retrograd.record import Case
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from corpus import SETS, files, load
+
+Verdict = bool | None  # True: objects. None: cannot be used on the op
+
+
+def prepare(op: OpSpec, dtype: str, seed: int) -> tuple[Case, dict[str, Any], list[str]]:
+    """The ordinary case of an op, its inputs, and which of them want a gradient."""
+    case = make.base_case(op, dtype)
+    inputs = make.materialise(op, case, seed, "cpu")
+    return case, inputs, make.differentiable(op, inputs)
+
+
+def gradcheck(op: OpSpec, seed: int, *, fast: bool = False) -> Verdict:
+    case, inputs, names = prepare(op, "float64", seed)
+    for name in names:
+        inputs[name] = inputs[name].double().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return not torch.autograd.gradcheck(
+            lambda *a: op.fn(*a, **dict(case.params)), tuple(inputs.values()), fast_mode=fast, raise_exception=False
+        )
+
+
+def opcheck(op: OpSpec, seed: int) -> Verdict:
+    """opcheck of the op, registered as a custom operator whose backward is the op's."""
+    case, inputs, names = prepare(op, "float32", seed)
+    if not all(isinstance(v, torch.Tensor) for v in inputs.values()):
+        return None
+    params = dict(case.params)
+    with torch.no_grad():
+        many = isinstance(outs := op.fn(*inputs.values(), **params), tuple)
+    arguments = ", ".join(f"Tensor a{i}" for i in range(len(inputs)))
+    returns = "(" + ", ".join(["Tensor"] * len(outs)) + ")" if many else "Tensor"
+
+    def forward(*args: torch.Tensor) -> Any:
+        with torch.no_grad():
+            got = op.fn(*args, **params)
+        return tuple(t.clone() for t in got) if many else got.clone()
+
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        leaves = [t.detach().requires_grad_(n in names) for n, t in zip(inputs, ctx.saved_tensors, strict=True)]
+        with torch.enable_grad():
+            got = op.fn(*leaves, **params)
+        wanted = [t for t in leaves if t.requires_grad]
+        found = iter(torch.autograd.grad(got, wanted, grads if many else grads[0], allow_unused=True))
+        return tuple(next(found) if t.requires_grad else None for t in leaves)
+
+    try:
+        custom = torch.library.custom_op(
+            f"corpus::{op.name.lower()}_{time.monotonic_ns()}", forward, mutates_args=(),
+            schema=f"({arguments}) -> {returns}",
+        )  # fmt: skip
+        custom.register_fake(forward)
+        custom.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+        for key in names:
+            inputs[key].requires_grad_()
+        result = torch.library.opcheck(custom, tuple(inputs.values()), raise_exception=False)
+    except Exception:
+        return None  # e.g. its fake cannot run without data
+    return any(v != "SUCCESS" for v in result.values())
+
+
+def results(fn: Callable[..., Any], inputs: Mapping[str, Any], names: list[str], params: Any) -> list[Any]:
+    """Outputs and gradients of a function for a random grad_out, which is the same whatever the precision."""
+    leaves = {k: v.detach().clone().requires_grad_(k in names) if isinstance(v, torch.Tensor) else v
+              for k, v in inputs.items()}  # fmt: skip
+    outs = fn(*leaves.values(), **dict(params))
+    outs = [t for t in (outs if isinstance(outs, tuple) else (outs,)) if t.requires_grad]
+    gen = torch.Generator().manual_seed(0)
+    # bfloat16 values, which every precision compared holds exactly.
+    grads = [torch.randn(t.shape, generator=gen).bfloat16().to(t.dtype) for t in outs]
+    return [*outs, *torch.autograd.grad(outs, [leaves[k] for k in names], grads, allow_unused=True)]
+
+
+def close(op: OpSpec, seed: int) -> Verdict:
+    if op.reference is None:
+        return None
+    case, inputs, names = prepare(op, "float32", seed)
+    want = results(op.reference, inputs, names, case.params)
+    got = results(op.fn, inputs, names, case.params)
+    try:
+        torch.testing.assert_close(got, want)
+    except AssertionError:
+        return True
+    return False
+
+
+def twice(op: OpSpec, seed: int, *, dtype: str) -> Verdict:
+    if op.reference is None:
+        return None
+    case, inputs, names = prepare(op, dtype, seed)
+    wide = {k: v.double() if k in names else v for k, v in inputs.items()}
+    try:
+        same = results(op.reference, inputs, names, case.params)
+    except RuntimeError:
+        return None  # no bfloat16 kernel
+    truth = results(op.reference, wide, names, case.params)
+    for got, low, want in zip(results(op.fn, inputs, names, case.params), same, truth, strict=True):
+        if want is None or low is None:
+            continue
+        if got is None or got.shape != want.shape:
+            return True
+        error, allowed = (
+            (got.double() - want).abs(),
+            2 * (low.double() - want).abs().max() + 1e-5 if want.numel() else 0,
+        )
+        if not bool((error <= allowed).all()):  # NaN fails, as in the rule's assert
+            return True
+    return False
+
+
+TOOLS: dict[str, Callable[[OpSpec, int], Verdict]] = {
+    "gradcheck slow": gradcheck,
+    "gradcheck fast": lambda op, seed: gradcheck(op, seed, fast=True),
+    "opcheck": opcheck,
+    "assert_close": close,
+    "2x error f32": lambda op, seed: twice(op, seed, dtype="float32"),
+    "2x error bf16": lambda op, seed: twice(op, seed, dtype="bfloat16"),
+}
+
+
+@dataclass
+class Row:
+    """One op: per tool its verdicts by seed and the CPU seconds they took."""
+
+    name: str
+    kind: str
+    verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    stages: set[str] = field(default_factory=set)
+
+    def add(self, tool: str, judge: Callable[[], Verdict]) -> None:
+        start = time.process_time()
+        try:
+            verdict = judge()
+        except Exception:
+            verdict = True  # the tool or the op raised: a person would look
+        self.verdicts.setdefault(tool, []).append(verdict)
+        self.seconds[tool] = self.seconds.get(tool, 0.0) + time.process_time() - start
+
+    def cell(self, tool: str) -> str:
+        used = [v for v in self.verdicts[tool] if v is not None]
+        return f"{sum(used)}/{len(used)}" if used else "-"
+
+
+def measure(path: Path, name: str, levels: list[str], seeds: int, peers: bool) -> Row:
+    """All tools on one op. Each gets it fresh, as what is wrong with it may show in its first call only."""
+    row = Row(name, path.parent.name)
+    for seed in range(seeds):
+        for level in levels:
+
+            def judge(level: str = level, seed: int = seed) -> bool:
+                report = verify(load(path)[name], level=level, seed=seed)
+                row.stages |= {f.stage for f in report.findings}
+                for f in report.findings[:2] if row.kind == "healthy" else []:
+                    print(f"  {name} seed {seed} [{f.stage}] {f.what} | {f.where}", file=sys.stderr)
+                return report.verdict != "proved"
+
+            row.add(f"retrograd {level}", judge)
+        for tool, check in TOOLS.items() if peers else ():
+            torch.manual_seed(seed)
+            row.add(tool, lambda check=check, seed=seed: check(load(path)[name], seed))
+    return row
+
+
+def totals(rows: list[Row], tools: list[str]) -> list[str]:
+    """Shares of verifications that objected: found in broken sets, false alarms in the healthy one."""
+    lines = [f"| set | ops | | {' | '.join(tools)} |", "|---" * (len(tools) + 3) + "|"]
+    for kind in dict.fromkeys(r.kind for r in rows):
+        of = [r for r in rows if r.kind == kind]
+        shares, always, costs = [], [], []
+        for tool in tools:
+            used = [v for r in of for v in r.verdicts[tool] if v is not None or kind != "healthy"]
+            objected = sum(bool(v) for v in used)
+            shares.append(f"{objected}/{len(used)} = {100 * objected / max(len(used), 1):.0f} %")
+            always.append(str(sum(all(r.verdicts[tool]) for r in of)))
+            costs.append(f"{sum(r.seconds[tool] for r in of) / sum(len(r.verdicts[tool]) for r in of):.2f}")
+        lines.append(
+            f"| {kind} | {len(of)} | {'false alarms' if kind == 'healthy' else 'found'} | {' | '.join(shares)} |"
+        )
+        lines.append(f"| | | ops, at every seed | {' | '.join(always)} |")
+        lines.append(f"| | | CPU s a call | {' | '.join(costs)} |")
+    return lines
+
+
+def wrong(rows: list[Row]) -> list[str]:
+    """Broken ops that the checker missed and healthy ones that it accused, with how often."""
+    found = []
+    for row in rows:
+        for tool, verdicts in row.verdicts.items():
+            if tool.startswith("retrograd") and any(v == (row.kind == "healthy") for v in verdicts):
+                found.append(f"{row.name} ({tool.removeprefix('retrograd ')} {row.cell(tool)})")
+    return found
+
+
+def text(rows: list[Row], seeds: int) -> str:
+    tools = list(rows[0].verdicts)
+    head = (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{torch.get_num_threads()} thread, {seeds} seed(s): 0 to {seeds - 1}"
+    )
+    lines = [head, "", "Cells: objected / seeds; `-` where a tool cannot be used on the op, which counts as not found.",
+             "", *totals(rows, tools), ""]  # fmt: skip
+    lines += [f"Checker wrong: {', '.join(wrong(rows)) or 'nowhere'}.", ""]
+    lines += [f"| op | set | {' | '.join(tools)} | stages | CPU s |", "|---" * (len(tools) + 4) + "|"]
+    for row in rows:
+        cost = sum(s for t, s in row.seconds.items() if t.startswith("retrograd")) / seeds
+        cells = [row.name, row.kind, *map(row.cell, tools), " ".join(sorted(row.stages)), f"{cost:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--level", default="quick", choices=["quick", "full", "both"])
+    parser.add_argument("--sets", default=",".join(SETS), help="comma separated")
+    parser.add_argument("--names", default="", help="only these ops, comma separated")
+    parser.add_argument("--no-peers", action="store_true", help="the checker alone")
+    parser.add_argument("--out", type=Path, help="markdown")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    levels = ["quick", "full"] if args.level == "both" else [args.level]
+    # The first verification of a process imports parts of torch (1.3 s), which is no op's cost.
+    verify(next(iter(load(files("healthy")[0]).values())), level="quick", seed=0)
+    rows: list[Row] = []
+    wanted = [n for n in args.names.split(",") if n]
+    for path in [p for kind in args.sets.split(",") for p in files(kind, kernels=False)]:
+        for name in load(path):
+            if wanted and name not in wanted:
+                continue
+            rows.append(measure(path, name, levels, args.seeds, not args.no_peers))
+            print(name, {t: rows[-1].cell(t) for t in rows[-1].verdicts}, *sorted(rows[-1].stages), flush=True)
+            if args.out:
+                args.out.write_text(text(rows, args.seeds))
+    print(text(rows, args.seeds))
+    return bool(wrong(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
