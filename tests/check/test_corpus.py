@@ -26,10 +26,13 @@ MISSED: dict[str, str] = {
 MANY_OPERATORS = {name for name in MUTANTS if name.startswith("M")}
 
 
+# R35 and L11 lose a row in 5 % of calls, and only full calls over 150 times (missed in < 0.05 %); quick misses the others.
+FULL = ("R35", "L11", "W09", "R18", "RX08", "OB01", "OB02", "OB03", "OB04")
+
+
 @pytest.mark.parametrize("name", [n for n in MUTANTS if n not in MANY_OPERATORS])
 def test_mutant_is_found(name):
-    # Level full: R35 and L11 lose a row in 5 % of calls, and only full calls over 150 times (missed in < 0.05 %).
-    report = verify(MUTANTS[name], level="full", seed=1)
+    report = verify(MUTANTS[name], level="full" if name in FULL else "quick", seed=0)
     assert report.verdict == "finding"
     first = report.findings[0]
     assert first.what
