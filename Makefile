@@ -31,11 +31,9 @@ lint: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# A file stays in one process: tests of a file share what is expensive to make. The codegen gates read names of arguments
-# out of machine code, which they do not find in a worker of xdist.
+# A file stays in one process: tests of a file share what is expensive to make.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/codegen
-	$(BIN)/python -m pytest tests/codegen
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV) .uv out

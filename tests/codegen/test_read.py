@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +149,15 @@ def test_works_up_to_the_compiler_without_triton_and_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "retrograd[triton]" in done.stdout, done.stderr
+
+
+def test_a_path_of_a_checkout_that_is_gone_is_read_here() -> None:
+    """Triton's cache keeps the path of whoever compiled a kernel first."""
+    from retrograd.codegen.access import names_at
+
+    here = codegen.__path__[0].removesuffix("codegen") + "ops/msda/triton/sampling.py"
+    lines = Path(here).read_text(encoding="utf-8").splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if "tl.load(shapes_ptr + 2 * LEVEL)" in text)
+    gone = "/nowhere/src/retrograd/ops/msda/triton/sampling.py"
+    assert names_at("load", gone, line) == names_at("load", here, line) != ()
+    assert names_at("load", "/nowhere/else.py", line) == ()

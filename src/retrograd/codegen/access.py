@@ -57,11 +57,20 @@ def names_at(op: str, file: str, line: int) -> tuple[str, ...]:
 @cache
 def _calls(op: str, file: str) -> tuple[ast.Call, ...]:
     """Calls of `tl.<op>...` and of inline assembly in a file."""
-    path = Path(file)
+    path = _here(Path(file))
     if not path.is_file():
         return ()
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and node.args]
     return tuple(c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr.startswith((op, "inline_asm")))
+
+
+def _here(path: Path) -> Path:
+    """The file itself, or ours where that checkout is gone: Triton's cache keeps the path of whoever compiled first."""
+    package = Path(__file__).parents[1]
+    if path.is_file() or package.name not in path.parts:
+        return path
+    last = len(path.parts) - 1 - path.parts[::-1].index(package.name)
+    return package.joinpath(*path.parts[last + 1 :])
 
 
 def _variables(node: ast.AST) -> tuple[str, ...]:
