@@ -13,9 +13,11 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+from retrograd import config
 
 _KEPT = 16 * 1024  # bytes of output, which may be endless
 _FRAMES = 6  # of a traceback, innermost first: the rest is what called us
@@ -75,6 +77,23 @@ class Tail:
             return "\n".join(lines)[-2000:].strip()
         frames = [line for line in lines[dumps[-1] :] if line.strip()]
         return "\n".join(frames[:_FRAMES])
+
+
+def start(command: Sequence[str], changes: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process without input, whose output a `Tail` reads, in a group of its own that `end` ends as a whole.
+
+    Args:
+        command: the program and its arguments.
+        changes: variables of the environment that differ from ours.
+    """
+    return subprocess.Popen(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=config.child_environment(changes),
+        start_new_session=True,
+    )
 
 
 def death(code: int) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrograd import children, config
+from retrograd import children
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.record import Case, Finding, Report, StageResult, verdict_of
 
@@ -208,14 +208,7 @@ def _run(arguments: Sequence[str], job: dict[str, Any], bounds: Limits, progress
         events.touch()
         command = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
         command += ["--child", json.dumps({"events": str(events)} | job)]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=config.child_environment({}),
-            start_new_session=True,
-        )
+        process = children.start(command, {})
         tail = children.Tail(process)
         try:
             child.ended = _follow(process, events, child, bounds, progress)

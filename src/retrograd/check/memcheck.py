@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrograd import children, config
+from retrograd import children
 from retrograd.check.isolated import Request
 from retrograd.record import Case, Finding, Report, StageResult, verdict_of
 
@@ -131,15 +131,8 @@ def _faults(device: str, request: Request, timeout: float) -> tuple[list[Fault],
 
 def _run(words: list[str], timeout: float) -> tuple[str, str]:
     """How a process ended, and the end of what it printed."""
-    child = subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # With the cache an access beyond a tensor stays inside the block that was asked of the driver.
-        env=config.child_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
-        start_new_session=True,
-    )
+    # With the cache an access beyond a tensor stays inside the block that was asked of the driver.
+    child = children.start(words, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     tail = children.Tail(child)
     try:
         ended = children.death(child.wait(timeout))

@@ -118,14 +118,7 @@ class _Process:
         changes = self._batch.setting.variables()
         if self._batch.hash_seed is not None:
             changes = config.hash_seed(self._batch.hash_seed) | changes
-        return subprocess.Popen(
-            [sys.executable, "-m", "retrograd.flake.worker", job, results],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=config.child_environment(changes),
-            start_new_session=True,
-        )
+        return children.start([sys.executable, "-m", "retrograd.flake.worker", job, results], changes)
 
     def _follow(self, child: subprocess.Popen[bytes], results: Path, out: Outcome) -> str:
         heard = time.monotonic()

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from retrograd.check import tolerance
 from retrograd.check.compare import compare
+from retrograd.check.diagnosis.elements import describe
 from retrograd.check.rounding import Float64
 from retrograd.check.truth import Truth
 from retrograd.check.workbench import Workbench
@@ -64,7 +65,7 @@ class Evidence:
     def reference(self, change: Callable[..., Any] | None = None, *, case: Case | None = None) -> torch.Tensor | None:
         """The tensor by the reference in float64, with `change` in its place or at another case."""
         bench, case = copy.copy(self.bench), case or self.case
-        bench._grad_outs = {bench._key(case).but(values=()): self._grad_outs()}
+        bench._grad_outs = {bench._key(case).but(values=()): self.grad_outs()}
         if change is not None:
             bench.spec = replace(bench.spec, reference=change)
         return self._result(bench, case)
@@ -75,8 +76,15 @@ class Evidence:
         bench._grad_outs = {bench._key(self.case).but(values=()): grad_outs}
         return self._result(bench, self.case)
 
-    def _grad_outs(self) -> list[torch.Tensor]:
+    def grad_outs(self) -> list[torch.Tensor]:
+        """grad_out of the case without its layout, per output."""
         return self.bench.grad_outs(self.bench._key(self.case))
+
+    def times(self, part: torch.Tensor) -> float | None:
+        """How many times `part`, a summand of the right tensor, counts in what the op gave; None if it is 0."""
+        size = float(part.square().sum())
+        rest = self.want - part
+        return float(((self.got - rest) * part).nan_to_num(0.0, 0.0, 0.0).sum()) / size if size else None
 
     def _result(self, bench: Workbench, case: Case) -> torch.Tensor | None:
         try:
@@ -129,9 +137,7 @@ def _factor(value: float, case: Case) -> str:
 def _scaled(e: Evidence) -> Iterator[Suspect]:
     what = "gradient" if e.name.startswith("grad ") else "value"
     yield Suspect(f"zero everywhere: the {what} is never written, or cut off", torch.zeros_like(e.want))
-    size = float(e.want.square().sum())
-    if size:
-        times = float((e.got * e.want).nan_to_num(0.0, 0.0, 0.0).sum()) / size
+    if (times := e.times(e.want)) is not None:
         text = "the right one with the other sign" if _factor(times, e.case) == "-1" else ""
         yield Suspect(text or f"{_factor(times, e.case)} times the right one", times * e.want)
     yield Suspect("the right one without its signs", e.want.abs())
@@ -190,7 +196,7 @@ def _other_inputs(e: Evidence) -> Iterator[Suspect]:
     assert reference is not None
     if not e.name.startswith("grad "):
         return
-    tensor = e.with_grad_outs([torch.ones_like(g) for g in e.bench.grad_outs(e.bench._key(e.case))])
+    tensor = e.with_grad_outs([torch.ones_like(g) for g in e.grad_outs()])
     if tensor is not None:
         yield Suspect("grad_out is taken for ones", tensor)
     names = list(e.bench.inputs(e.bench._key(e.case)))
@@ -215,15 +221,14 @@ def _other_inputs(e: Evidence) -> Iterator[Suspect]:
 
 def _roots(e: Evidence) -> Iterator[Suspect]:
     """With several outputs: one that adds nothing to the gradient, or too much."""
-    given = e.bench.grad_outs(e.bench._key(e.case))
+    given = e.grad_outs()
     if len(given) < 2 or not e.name.startswith("grad "):
         return
     for i in range(len(given)):
         rest = e.with_grad_outs([torch.zeros_like(g) if j == i else g for j, g in enumerate(given)])
         rest = torch.zeros_like(e.want) if rest is None else rest
         part = e.want - rest
-        if size := float(part.square().sum()):
-            times = float(((e.got - rest) * part).nan_to_num(0.0, 0.0, 0.0).sum()) / size
+        if (times := e.times(part)) is not None:
             factor = _factor(times, e.case)
             how = "is not added" if factor == "0" else f"counts {factor} times"
             yield Suspect(f"the part of the gradient that belongs to output {i} {how}", rest + times * part)
@@ -305,11 +310,9 @@ def _operators(e: Evidence) -> Iterator[Suspect]:
         if not mode.text:
             return
         part = e.want - (torch.zeros_like(e.want) if without is None else without)
-        size = float(part.square().sum())
-        if not size:
+        if (times := e.times(part)) is None:
             continue
         rest = e.want - part
-        times = float(((e.got - rest) * part).nan_to_num(0.0, 0.0, 0.0).sum()) / size
         factor = _factor(times, e.case)
         lost = f"what comes back through {mode.text} is missing"
         text = lost if factor == "0" else f"what comes back through {mode.text} counts {factor} times"
@@ -318,7 +321,7 @@ def _operators(e: Evidence) -> Iterator[Suspect]:
 
 def _parts(e: Evidence) -> Iterator[Suspect]:
     """Slices of grad_out that count 0, 2 or another whole number of times in a sum over them."""
-    given = [g.double() for g in e.bench.grad_outs(e.bench._key(e.case))]
+    given = [g.double() for g in e.grad_outs()]
     if not e.name.startswith("grad ") or len(given) != 1 or not bool(e.got.isfinite().all()):
         return
     (grad_out,) = given
@@ -342,6 +345,4 @@ def _parts(e: Evidence) -> Iterator[Suspect]:
 
 
 def _places(odd: list[int], n: int, name: str) -> str:
-    from retrograd.check.diagnosis.elements import describe
-
     return describe(torch.tensor([i in odd for i in range(n)]), [name]).replace("every element", f"all of {name}")

@@ -1,8 +1,9 @@
 // What the kernels of deformable attention share: types, where a sample lies, which queries a CTA takes.
 //
 // A row is what a pixel or a query has for one head: CHANNELS elements, LANES lanes with 4 or 8 each. The GROUPS of
-// LANES lanes of a warp work on one query (or one record) each. Every lane finds the cell of one point of its group's
-// query; the group then takes these points one after the other, told by shared memory.
+// LANES lanes of a warp work on one query (or one record) each. In backward and cells every lane finds the cell of one
+// point of its group's query; the group then takes these points one after the other, told by shared memory. The forward
+// has ways of its own, as its file says.
 //
 // grad_value comes in one of three ways (plan.py chooses):
 //   ADD     backward.cu adds every corner's row atomically, where few samples touch a pixel;

@@ -70,7 +70,7 @@ class Launch:
     Attributes:
         threads: of a CTA.
         blocks: CTAs on an SM at a time, for which registers are kept.
-        unit_queries: queries that a CTA takes at a time.
+        unit_queries: queries that a CTA takes at a time, in the forward a warp.
         tiled: whether units are tiles of the image where queries are pixels.
         in_turn: whether CTAs take units in turn rather than neighbours; tiled units are always neighbours.
         ctas: in the grid.
@@ -124,7 +124,7 @@ def why_not(sizes: Sizes) -> str | None:
 
 
 def plan_queries(sizes: Sizes, processors: int, threads: int, blocks: int, *, adds: bool = False) -> Launch:
-    """For forward and backward; `threads` and `blocks` are those of a call that fills the GPU."""
+    """For `backward`; `threads` and `blocks` are those of a call that fills the GPU."""
     groups = 32 // sizes.lanes(adds)
     in_turn = sizes.value_bytes > _L2_BYTES
     slots = processors * blocks
