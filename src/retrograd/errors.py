@@ -43,3 +43,7 @@ class VerificationError(RetrogradError, AssertionError):
     """A backward pass was found wrong (raised by `Report.raise_if_failed` and by the pytest helpers)."""
 
     exit_code = 1
+
+
+class GraphError(RetrogradError, ValueError):
+    """A file is no computation graph, or a damaged one; the message says in which line."""
