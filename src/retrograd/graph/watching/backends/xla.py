@@ -1,0 +1,164 @@
+"""torch_xla 2.9: what is alive before each cut, which graph the cut ran, and its text where it was compiled.
+
+The cut is `torch_xla.sync` (or `xm.mark_step`), which is wrapped. The text of a graph is only to be had from the file that
+XLA_SAVE_TENSORS_FILE names, which torch_xla appends to at every cut; it is read there and kept only when the
+counter UncachedCompile has risen. Every private name of torch_xla is in this file.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from retrograd import config
+from retrograd.errors import GraphError, UsageError, VerificationError
+from retrograd.graph.watching import buckets, live, saved
+from retrograd.graph.watching.events import Compiled, Event, Ran
+
+_CUTS = (("torch_xla", "sync"), ("torch_xla.torch_xla", "sync"), ("torch_xla.core.xla_model", "mark_step"))
+_NEEDED = ("_xla_tensors_report", "_xla_counter_value", "_xla_metric_data", "_xla_get_default_device")
+
+
+class Xla:
+    """Wraps the cuts while it is started.
+
+    Args:
+        threshold: live tensors whose graph has more nodes than this are looked at.
+        gc_before_cut: collect garbage before each cut, so that tensors in reference cycles are never part of a graph.
+        model: its FSDP modules may have no gradient left in a bucket at a cut.
+        texts: keep texts of graphs; without them graphs are told by what is alive.
+    """
+
+    name = "xla"
+
+    def __init__(
+        self, threshold: int = 0, gc_before_cut: bool = False, model: Any = None, texts: bool = True
+    ) -> None:
+        self.threshold, self.collect, self.model, self.texts = threshold, gc_before_cut, model, texts
+        self._wrapped: list[tuple[Any, str, Any]] = []
+        self._events: list[Event] = []
+        self._alive: dict[str, tuple[int, tuple[live.Live, ...]]] = {}  # by digest: the cut that saw it first
+        self._last: tuple[int, tuple[live.Live, ...]] | None = None
+        self._tell: Callable[[Compiled], Any] = lambda compiled: None
+        self._cuts = 0
+        self._inside = False
+        self._file: saved.Follower | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def version(self) -> str:
+        """torch_xla's version."""
+        return str(sys.modules["torch_xla"].__version__)
+
+    def start(self, tell: Callable[[Compiled], Any]) -> None:
+        """Wrap the cuts; UsageError without torch_xla, GraphError where it lacks what is needed."""
+        if "torch_xla" not in sys.modules:
+            raise UsageError("`backend` is 'xla', but torch_xla is not imported; import it before retrograd.graph.watch")
+        core = getattr(sys.modules["torch_xla"], "_XLAC", None)
+        missing = [name for name in _NEEDED if not hasattr(core, name)]
+        if missing:
+            raise GraphError(
+                f"torch_xla {self.version()} has no _XLAC.{missing[0]}, which retrograd.graph.watch needs; it knows torch_xla "
+                "2.9. Save-files can be read all the same: `retrograd graph unique FILE`"
+            )
+        self._core, self._tell = core, tell
+        if self.texts:
+            self._follow()
+        for module, name in _CUTS:
+            found = sys.modules.get(module)
+            if found is not None and hasattr(found, name):
+                self._wrap(found, name)
+
+    def stop(self) -> None:
+        """Put the cuts back."""
+        while self._wrapped:
+            module, name, original = self._wrapped.pop()
+            setattr(module, name, original)
+        if self._folder is not None:
+            config.forget_saved_graphs()
+            self._folder.cleanup()
+            self._folder = None
+
+    def drain(self) -> list[Event]:
+        """What the cuts since the last call compiled and ran."""
+        events, self._events = self._events, []
+        return events
+
+    def _follow(self) -> None:
+        chosen = config.saved_graphs()
+        if chosen is None:
+            # torch_xla reads the variable at the first cut of each thread: a program that has cut before has none.
+            self._folder = tempfile.TemporaryDirectory(prefix="retrograd-graphs-")
+            chosen = config.request_saved_graphs(Path(self._folder.name) / "saved")
+        device = str(self._core._xla_get_default_device())
+        # torch_xla appends the ordinal of the device that the thread computes on.
+        self._file = saved.Follower(Path(f"{chosen}.{device.rpartition(':')[2]}"), mine=self._folder is not None)
+
+    def _wrap(self, module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def cut(*args: Any, **kwargs: Any) -> Any:
+            return self._cut(original, args, kwargs)
+
+        cut.__name__, cut.__doc__ = name, original.__doc__
+        self._wrapped.append((module, name, original))
+        setattr(module, name, cut)
+
+    def _cut(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._inside:  # mark_step calls sync
+            return original(*args, **kwargs)
+        self._inside = True
+        try:
+            if self.collect:
+                gc.collect()
+            self._check_buckets()
+            alive = self._look()
+            compiled, spent = self._counts()
+            result = original(*args, **kwargs)
+            self._ran(alive, *(b - a for a, b in zip((compiled, spent), self._counts(), strict=True)))
+            return result
+        finally:
+            self._inside = False
+
+    def _check_buckets(self) -> None:
+        left = buckets.left(self.model) if self.model is not None else ()
+        if left:
+            raise VerificationError(
+                f"{sum(n for _, n in left)} gradients are left in reduce-scatter buckets at the cut, the first in the bucket of "
+                f"{left[0][0]!r}: the optimizer misses them and the next step reduces them though they are stale. "
+                "Call retrograd.fsdp.xla.flush_before_end_of_backward(model) before training, or set "
+                "reduce_scatter_bucket_size_mb=0"
+            )
+
+    def _look(self) -> tuple[live.Live, ...]:
+        """What is alive; told before the cut, since ranks whose live tensors differ hang in it."""
+        device = str(self._core._xla_get_default_device())
+        alive = live.read(self._core._xla_tensors_report(self.threshold, device))
+        key = live.digest(alive)
+        if key not in self._alive:
+            self._alive[key] = (self._cuts, alive)
+        self._tell(Compiled("live", "live", "", family="live", digest=key, notes=tuple(map(str, alive[:8]))))
+        return alive
+
+    def _counts(self) -> tuple[int, float]:
+        """Compilations so far, and the seconds they took."""
+        metric = self._core._xla_metric_data("CompileTime")
+        return int(self._core._xla_counter_value("UncachedCompile") or 0), float(metric[1]) / 1e9 if metric else 0.0
+
+    def _ran(self, alive: tuple[live.Live, ...], compilations: int, spent: float) -> None:
+        notes = live.difference(self._last[1], alive, self._last[0]) if self._last else ()
+        blocks = self._file.read(text=compilations > 0) if self._file else []
+        block = blocks[-1] if blocks else None
+        key = block.key if block else live.digest(alive)
+        if compilations:
+            text = block.text if block else ""
+            name = block.where if block else ""
+            self._events.append(
+                Compiled("step", "hlo", text, name, "step", key, spent, notes=notes, digest=live.digest(alive))
+            )
+        self._events.append(Ran(key))
+        self._last = (self._cuts, alive)
+        self._cuts += 1

@@ -1,0 +1,71 @@
+"""The file that torch_xla saves its graphs in, read while it grows: one block a cut."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrograd.errors import GraphError
+from retrograd.graph.places import is_library
+
+_HASH = re.compile(r"^Graph Hash: ([0-9a-f]+)", re.MULTILINE)
+_FRAME = re.compile(r"^  (.*) \((.*):(\d+)\)\s*$", re.MULTILINE)
+_BEGIN, _END = "## BEGIN_GRAPH", "## END_GRAPH"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One saved graph: torch_xla's hash, the user's line of the cut, the text ("" where it was not asked for)."""
+
+    key: str
+    where: str
+    text: str
+
+
+class Follower:
+    """Reads what is appended. A file that is `mine` is emptied after each read: a dump of each step fills a disk."""
+
+    def __init__(self, path: Path, mine: bool) -> None:
+        self.path, self.mine = path, mine
+        self._at = 0 if mine or not path.exists() else path.stat().st_size
+
+    def read(self, text: bool = True) -> list[Block]:
+        """The blocks since the last call, with their texts if asked for."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._at)
+            fresh = file.read().decode("utf-8", "replace")
+            self._at = file.tell()
+        if self.mine:
+            # torch_xla opens the file anew for each block, so that its next one begins at 0.
+            self.path.write_bytes(b"")
+            self._at = 0
+        return blocks(fresh, text, str(self.path))
+
+
+def blocks(text: str, texts: bool = True, source: str = "") -> list[Block]:
+    """The blocks of a save-file.
+
+    Raises:
+        GraphError: the file holds something else than HLO.
+    """
+    found = []
+    for piece in text.split(_END)[:-1]:
+        head, begin, body = piece.partition(_BEGIN)
+        if not begin:
+            continue
+        body = body.strip("\n")
+        key = _HASH.search(body)
+        body = body[: key.start()].rstrip() if key else body
+        if "HloModule" not in body[:200]:
+            raise GraphError(
+                f"{source or 'the save-file'} holds graphs that are not HLO (they begin with {body[:40]!r}); "
+                "set XLA_SAVE_TENSORS_FMT=hlo before the first cut"
+            )
+        frames = [(m[2], int(m[3])) for m in _FRAME.finditer(head)]
+        file, line = next(((f, n) for f, n in frames if not is_library(f)), ("", 0))
+        where = f"{file.rpartition('/')[2]}:{line}" if file else ""
+        found.append(Block(key[1] if key else "", where, body if texts else ""))
+    return found
