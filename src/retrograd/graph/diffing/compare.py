@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from retrograd.graph import keys
 from retrograd.graph.canonical import Form, forms
-from retrograd.graph.diffing import collectives, labels, orders, regions
+from retrograd.graph.diffing import carried, collectives, labels, orders, regions
 from retrograd.graph.diffing.ids import Table
 from retrograd.graph.diffing.matching import Matching, match
 from retrograd.graph.diffing.picture import pictures
-from retrograd.graph.diffing.view import Half, View
+from retrograd.graph.diffing.view import Claimed, Half, View
 from retrograd.graph.ir import Graph
 from retrograd.graph.record import HARMLESS, Cause, Diff, Side
 
@@ -146,7 +146,9 @@ class _Comparison:
         relabelled, consequences = labels.changed(view)
         moved, remark = orders.parameters(view)
         inner, more = self.called(view)
-        found = [*regions.changed(view), *relabelled, *orders.operands(view), *collectives.changed(view)]
+        claimed = Claimed()
+        found = carried.changed(view, claimed)
+        found += [*regions.changed(view, claimed), *relabelled, *orders.operands(view), *collectives.changed(view)]
         found += [*orders.outputs(view), *moved, *inner]
         found = _without_doubles(found)
         if remark and found:
@@ -242,7 +244,9 @@ def _shown(text: str) -> str:
 
 
 def _without_doubles(causes: list[Cause]) -> list[Cause]:
-    """Causes that are not said by another: a collective inside a carried-over gradient, the instructions of an output."""
+    """Causes that are not said by another: a collective inside a carried-over gradient; constants written twice."""
+    if any(c.kind != "duplicate_changed" for c in causes):
+        causes = [c for c in causes if c.kind != "duplicate_changed"]
     said = {(side, name) for c in causes if c.kind in _EXPLAINS for side, names in (("a", c.a), ("b", c.b)) for name in names}
     kept = []
     for cause in causes:

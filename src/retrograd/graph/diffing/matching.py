@@ -69,51 +69,78 @@ def match(form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int]
 
 
 def _outputs(made: Matching, strict_a: Sequence[int], strict_b: Sequence[int]) -> None:
-    """Outputs that correspond: equal values in order, then equal labels, then equal shapes, each between those before."""
+    """Outputs that correspond: equal values in order, equal values elsewhere, then what is left between those.
+
+    Between two pairs, outputs correspond one by one if their shapes agree; else by label, by operation, by shape.
+    """
     outs_a, outs_b = made.form_a.outputs, made.form_b.outputs
     labels_a, labels_b = made.form_a.labels, made.form_b.labels
-    views = [
-        ([strict_a[o] for o in outs_a], [strict_b[o] for o in outs_b]),
-        ([made.ids_a[o] for o in outs_a], [made.ids_b[o] for o in outs_b]),
-        ([labels_a[o] for o in outs_a], [labels_b[o] for o in outs_b]),
-        ([labels_a[o][:2] for o in outs_a], [labels_b[o][:2] for o in outs_b]),
-        ([labels_a[o][1] for o in outs_a], [labels_b[o][1] for o in outs_b]),
-    ]
-    pairs = [(-1, -1), (len(outs_a), len(outs_b))]
-    for view_a, view_b in views:
-        refined = [pairs[0]]
-        for (i, j), (next_i, next_j) in zip(pairs, pairs[1:], strict=False):
-            if next_i - i > 1 and next_j - j > 1:
-                inner = common(view_a[i + 1 : next_i], view_b[j + 1 : next_j])
-                refined += [(i + 1 + x, j + 1 + y) for x, y in inner]
-            refined.append((next_i, next_j))
-        pairs = refined
-    made.outputs = _same_count(pairs) + _moved(pairs, *views[1])
-    made.outputs.sort()
+    found = _Outputs(len(outs_a), len(outs_b))
+    found.refine([strict_a[o] for o in outs_a], [strict_b[o] for o in outs_b])
+    ids = [made.ids_a[o] for o in outs_a], [made.ids_b[o] for o in outs_b]
+    found.refine(*ids)
+    found.moved(*ids)
+    shapes = [labels_a[o][1] for o in outs_a], [labels_b[o][1] for o in outs_b]
+    found.in_step(*shapes)
+    found.refine([labels_a[o] for o in outs_a], [labels_b[o] for o in outs_b])
+    found.refine([labels_a[o][:2] for o in outs_a], [labels_b[o][:2] for o in outs_b])
+    found.refine(*shapes)
+    found.in_step([""] * len(outs_a), [""] * len(outs_b))
+    made.outputs = found.all()
 
 
-def _same_count(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Outputs between the same neighbours correspond one by one if there are as many in either: their shape has changed."""
-    found = pairs[1:-1]
-    for (i, j), (next_i, next_j) in zip(pairs, pairs[1:], strict=False):
-        if next_i - i == next_j - j:
-            found = found + [(i + k, j + k) for k in range(1, next_i - i)]
-    return found
+class _Outputs:
+    """Pairs of outputs found so far: `chain` ascends on both sides, `crossing` are those that do not fit into it."""
 
+    def __init__(self, count_a: int, count_b: int) -> None:
+        self.chain = [(-1, -1), (count_a, count_b)]
+        self.crossing: list[tuple[int, int]] = []
+        self.taken: tuple[set[int], set[int]] = (set(), set())
 
-def _moved(pairs: list[tuple[int, int]], view_a: Sequence[int], view_b: Sequence[int]) -> list[tuple[int, int]]:
-    """Outputs of equal value that stand in another order."""
-    taken_a = {i for i, _ in pairs} | {i for i, _ in _same_count(pairs)}
-    taken_b = {j for _, j in pairs} | {j for _, j in _same_count(pairs)}
-    waiting: dict[int, list[int]] = {}
-    for j in range(len(view_b) - 1, -1, -1):
-        if j not in taken_b:
+    def all(self) -> list[tuple[int, int]]:
+        return sorted(self.chain[1:-1] + self.crossing)
+
+    def gaps(self) -> list[tuple[list[int], list[int]]]:
+        """The outputs without a partner between neighbours of the chain."""
+        taken_a, taken_b = self.taken
+        return [
+            (
+                [i for i in range(i + 1, next_i) if i not in taken_a],
+                [j for j in range(j + 1, next_j) if j not in taken_b],
+            )
+            for (i, j), (next_i, next_j) in zip(self.chain, self.chain[1:], strict=False)
+        ]
+
+    def add(self, pairs: list[tuple[int, int]]) -> None:
+        self.chain = sorted(self.chain + pairs)
+
+    def refine(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
+        """Pair what is equal in this view, in order, within each gap."""
+        new = []
+        for left, right in self.gaps():
+            if left and right:
+                inner = common([view_a[i] for i in left], [view_b[j] for j in right])  # type: ignore[arg-type]
+                new += [(left[x], right[y]) for x, y in inner]
+        self.add(new)
+
+    def in_step(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
+        """Pair one by one where a gap has as many on either side, equal in this view."""
+        new = []
+        for left, right in self.gaps():
+            if len(left) == len(right) and [view_a[i] for i in left] == [view_b[j] for j in right]:
+                new += list(zip(left, right, strict=True))
+        self.add(new)
+
+    def moved(self, view_a: Sequence[int], view_b: Sequence[int]) -> None:
+        """Pair equal values that stand in another order."""
+        gaps = self.gaps()
+        waiting: dict[int, list[int]] = {}
+        for j in sorted((j for _, right in gaps for j in right), reverse=True):
             waiting.setdefault(view_b[j], []).append(j)
-    found = []
-    for i, value in enumerate(view_a):
-        if i not in taken_a and waiting.get(value):
-            found.append((i, waiting[value].pop()))
-    return found
+        for i in sorted(i for left, _ in gaps for i in left):
+            if waiting.get(view_a[i]):
+                self.crossing.append((i, waiting[view_a[i]].pop()))
+        self.taken = {i for i, _ in self.crossing}, {j for _, j in self.crossing}
 
 
 def _unique(made: Matching) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from retrograd.graph.diffing.align import ascending
 from retrograd.graph.diffing.view import View, plural
@@ -66,7 +67,24 @@ def operands(view: View) -> list[Cause]:
         if _rewired(view, (x,), (y,)):
             text = f"output {i} is {view.a.what(x)} ({view.a.name(x)}) -> {view.b.what(y)} ({view.b.name(y)})"
             causes.append(_rewire(view, x, y, text))
-    return causes
+    return _together(causes)
+
+
+def _together(causes: list[Cause]) -> list[Cause]:
+    """Causes about the same operation at the same line as one, worded as the first."""
+    found: dict[tuple[str, str], list[Cause]] = {}
+    for cause in causes:
+        found.setdefault((cause.what.split(":")[0], cause.where), []).append(cause)
+    return [
+        replace(
+            alike[0],
+            what=alike[0].what + (f", and {len(alike) - 1} more like it" if len(alike) > 1 else ""),
+            a=tuple(n for c in alike for n in c.a),
+            b=tuple(n for c in alike for n in c.b),
+            count=len(alike),
+        )
+        for alike in found.values()
+    ]
 
 
 def _rewired(view: View, operands_a: tuple[int, ...], operands_b: tuple[int, ...]) -> list[int]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from retrograd.graph.diffing.view import Half, View, plural, shapes
-from retrograd.graph.ir import COLLECTIVES
+from retrograd.graph.diffing.view import Claimed, Half, View, plural, shapes
 from retrograd.graph.record import Cause
 
 
@@ -62,13 +61,16 @@ def _region(half: Half, nodes: list[int], inside: set[int], outputs: dict[int, l
     return Region(tuple(sorted(nodes)), parameters, tuple(sorted(fed)), tuple(places))
 
 
-def changed(view: View) -> list[Cause]:
+def changed(view: View, claimed: Claimed) -> list[Cause]:
     """Causes for what one side has and the other lacks; outputs that only one side has come with what makes them."""
     paired_a, paired_b = ({pair[k] for pair in view.outputs} for k in (0, 1))
     causes: list[Cause] = []
-    for half, other, paired, added in ((view.b, view.a, paired_b, True), (view.a, view.b, paired_a, False)):
-        extra = [p for p in range(len(half.form.outputs)) if p not in paired]
-        found = regions(half, set())
+    for half, other, paired, added, said in (
+        (view.b, view.a, paired_b, True, claimed.b),
+        (view.a, view.b, paired_a, False, claimed.a),
+    ):
+        extra = [p for p in range(len(half.form.outputs)) if p not in paired and half.form.outputs[p] not in said]
+        found = regions(half, said)
         causes += _outputs(half, found, extra, added)
         rest = [r for r in found if r.fed or not set(r.outputs) <= set(extra) or not r.outputs]
         causes += _grouped(half, other, rest, added)
@@ -104,14 +106,13 @@ def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> 
 
 
 def _grouped(half: Half, other: Half, found: list[Region], added: bool) -> list[Cause]:
-    """Regions of the same operations at the same line, as one cause."""
-    alike: dict[tuple[object, ...], list[Region]] = defaultdict(list)
+    """Regions at the same line, with new parameters or without, as one cause."""
+    alike: dict[tuple[str, bool, bool], list[Region]] = defaultdict(list)
     other_ids = set(other.ids)
     for region in found:
-        ops = Counter(half.form.labels[n][0] for n in region.nodes)
         known = all(half.ids[n] in other_ids for n in region.nodes)
-        alike[frozenset(ops.items()), half.best_line(region.nodes), known].append(region)
-    return [_region_cause(half, rs, bool(key[2]), added) for key, rs in alike.items()]
+        alike[half.best_line(region.nodes), known, bool(region.parameters)].append(region)
+    return [_region_cause(half, rs, known, added) for (_, known, _), rs in alike.items()]
 
 
 def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> Cause:
@@ -119,7 +120,7 @@ def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> 
     nodes = [n for r in alike for n in r.nodes]
     parameters = [n for r in alike for n in r.parameters]
     bodies = [n for n in nodes if form.operands[n] or form.labels[n][0] not in ("parameter", "constant", "iota")]
-    ops = list(dict.fromkeys(form.labels[n][0] for n in alike[0].nodes if n in set(bodies))) or ["constant"]
+    ops = list(dict.fromkeys(form.labels[n][0] for n in bodies)) or ["constant"]
     line = half.best_line(bodies or nodes)
     names = half.names(nodes)
     sides: tuple[tuple[str, ...], tuple[str, ...]] = ((), names) if added else (names, ())
@@ -129,14 +130,6 @@ def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> 
     if known and not parameters:
         text = f"{sign} {what} a second time: the same value is computed {'once more' if added else 'once less'}"
         return Cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], *sides, len(alike))
-    carried = added and any(form.labels[n][0] in COLLECTIVES for n in nodes) and parameters
-    if carried:
-        reduced = [n for n in nodes if form.labels[n][0] in COLLECTIVES]
-        text = (
-            f"+ {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)} that go straight into "
-            f"{form.labels[reduced[0]][0]}: gradients of an earlier step, carried over the cut without having been reduced"
-        )
-        return Cause("gradient_carried_over", text, line, _ADVICE["gradient_carried_over"], *sides, len(parameters))
     if parameters:
         kind = "parameter_added" if added else "parameter_removed"
         text = (
@@ -152,8 +145,6 @@ def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> 
 
 _ADVICE: dict[str, str] = {
     "duplicate_changed": "the same expression is written or traced twice: compute it once and keep it",
-    "gradient_carried_over": "flush every gradient bucket before the step ends (a module that is used twice or left unused "
-    "keeps the flush counter from reaching zero): gradients are a step late and wrong until then",
     "parameter_added": "state that the other step did not have (an optimizer's first step makes its buffers), or a tensor "
     "made between steps: create it before the first step, outside the traced region",
     "parameter_removed": "state that the other step had: is something used only at some steps?",

@@ -68,6 +68,14 @@ class Half:
 
 
 @dataclass(slots=True)
+class Claimed:
+    """Nodes of either side that a cause has explained already."""
+
+    a: set[int] = field(default_factory=set)
+    b: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class View:
     """Both sides of one computation, and how they correspond."""
 
