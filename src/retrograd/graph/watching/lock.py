@@ -79,7 +79,11 @@ class Check:
     def text(self) -> str:
         """One line a graph, with causes."""
         count = sum(g.status != "same" for g in self.graphs)
-        head = f"{self.lock}: {count} of {len(self.graphs)} graphs are not as locked" if count else f"{self.lock}: as locked"
+        head = (
+            f"{self.lock}: {count} of {len(self.graphs)} graphs are not as locked"
+            if count
+            else f"{self.lock}: as locked"
+        )
         return "\n".join([head, *(g.text() for g in self.graphs)])
 
     def to_json(self) -> str:
@@ -106,11 +110,9 @@ def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked
         GraphError: a file is no graph.
         UsageError: two files have the same name.
     """
-    from retrograd.graph import readers
-
     made: dict[str, Locked] = {}
     for path in paths:
-        for text, graph in readers.texts(path):
+        for text, graph in texts.of_file(path):
             name = Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else "")
             if name in made:
                 raise UsageError(f"two of the files are called {name!r}, but a lock file tells graphs by this name")
@@ -148,7 +150,9 @@ def read(path: str | Path) -> dict[str, Locked]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"the lock file {str(path)!r} cannot be read: {reason}; `retrograd graph lock` writes one") from None
+        raise UsageError(
+            f"the lock file {str(path)!r} cannot be read: {reason}; `retrograd graph lock` writes one"
+        ) from None
     return parsed(text, LOCK_SCHEMA, "lock file of graphs", _locked)
 
 
@@ -198,7 +202,9 @@ def _unpack(text: str) -> str:
     try:
         return zlib.decompress(base64.b64decode(text)).decode("utf-8", "surrogatepass")
     except (ValueError, zlib.error) as error:
-        raise UsageError(f"the lock file is damaged: the text of a graph cannot be read ({error}); lock again") from None
+        raise UsageError(
+            f"the lock file is damaged: the text of a graph cannot be read ({error}); lock again"
+        ) from None
 
 
 def _lines(text: str) -> list[str]:

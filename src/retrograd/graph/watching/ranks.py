@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from retrograd.errors import GraphError, RanksDifferError
 from retrograd.graph.watching import exchange, texts
 from retrograd.graph.watching.events import Compiled
 
+_LIVE = "live"  # the format of what is alive before a cut of torch_xla, a tensor a line
+_MOST = 4  # tensors named of each rank
 _MISSING = "nothing"  # what a rank is said to compile that compiles nothing
 
 
@@ -29,7 +33,7 @@ class Comparison:
         Raises:
             RanksDifferError: another rank has another graph here, or none in time.
         """
-        key = texts.known(made.text, made.format).key or made.digest
+        key = made.digest if made.format == _LIVE else texts.known(made.text, made.format).key
         name = f"step-{self.step}/graph-{self.count}"
         self.count += 1
         self._ask(name, f"{made.role} {key}", made)
@@ -72,13 +76,23 @@ class Comparison:
         """What differs first, from the text of the other rank."""
         theirs = self.through.get(f"{name}/text-{rank}", self.seconds) if made and made.text else None
         if made is None or theirs is None:
-            return ". " + "; ".join(made.notes) if made and made.notes else ""
+            return ""
+        if made.format == _LIVE:
+            return _alive(self.through.rank, made.text, rank, exchange.unpacked(theirs))
         try:
             own, other = (texts.parse(t, made.format) for t in (made.text, exchange.unpacked(theirs)))
         except GraphError as error:
             return f". The graphs cannot be compared further: {error}"
         causes = texts.compare(own, other).causes
         return f". From rank {self.through.rank} to rank {rank}: {causes[0].text()}" if causes else ""
+
+
+def _alive(rank: int, mine: str, other: int, theirs: str) -> str:
+    """Which tensors only one of two ranks has."""
+    here, there = (Counter(text.splitlines()) for text in (mine, theirs))
+    sides = ((rank, here - there), (other, there - here))
+    only = [f"only rank {who} has {line}" for who, lines in sides for line in list(lines.elements())[:_MOST]]
+    return ". Alive at the cut: " + "; ".join(only) if only else ""
 
 
 def _compiles(told: str) -> str:

@@ -53,12 +53,10 @@ class Watched:
         return f"graph {self.number} ({self.role}{f' {self.name}' if self.name else ''})"
 
     def why(self) -> str:
-        """The first cause in words; the framework's reason where there is none."""
-        if self.causes:
-            return self.causes[0].text()
+        """The framework's reason, else the first cause, in words."""
         if self.same_as is not None:
             return f"computes the same as graph {self.same_as}" + (f"; {self.reason}" if self.reason else "")
-        return self.reason
+        return self.reason or (self.causes[0].text() if self.causes else "")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
 import re
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +28,28 @@ class Block:
     text: str
 
 
+@functools.cache
+def own() -> Path:
+    """The file that is used where the user has chosen none; one a process, since torch_xla reads its name once."""
+    folder = tempfile.mkdtemp(prefix="retrograd-graphs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder) / "saved"
+
+
 class Follower:
     """Reads what is appended. A file that is `mine` is emptied after each read: a dump of each step fills a disk."""
 
     def __init__(self, path: Path, mine: bool) -> None:
         self.path, self.mine = path, mine
-        self._at = 0 if mine or not path.exists() else path.stat().st_size
+        if mine:
+            path.unlink(missing_ok=True)
+        self._at = path.stat().st_size if path.exists() else 0
+
+    def close(self) -> None:
+        """Let nothing grow when nobody reads: torch_xla goes on writing until the process ends."""
+        if self.mine:
+            self.path.unlink(missing_ok=True)
+            self.path.symlink_to(os.devnull)
 
     def read(self, text: bool = True) -> list[Block]:
         """The blocks since the last call, with their texts if asked for."""

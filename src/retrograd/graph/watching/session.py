@@ -91,7 +91,9 @@ class Session:
         found = texts.known(event.text, event.format, source)
         key = found.key or event.digest
         before = self._before(family, found.level, key)
-        same = next((e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == (found.level, key)), None)
+        same = next(
+            (e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == (found.level, key)), None
+        )
         notes = (*((found.problem,) if found.problem else ()), *event.notes)
         watched = Watched(
             number, event.role, event.name, self.now, key, found.level, event.recorded, event.format,  # type: ignore[arg-type]
@@ -142,13 +144,17 @@ class Session:
         graphs = []
         for name, number in (("i", i), ("j", j)):
             if not isinstance(number, int) or not 0 <= number < len(self.entries):
-                raise UsageError(f"`{name}` is {number!r}, expected the number of a graph, 0 to {len(self.entries) - 1}")
+                raise UsageError(
+                    f"`{name}` is {number!r}, expected the number of a graph, 0 to {len(self.entries) - 1}"
+                )
             graph = self.entries[number].graph
             if graph is None:
                 title = self.entries[number].watched.title
-                raise UsageError(f"`{name}` is {number}: {title} cannot be compared; {_first_note(self.entries[number])}")
+                raise UsageError(
+                    f"`{name}` is {number}: {title} cannot be compared; {_first_note(self.entries[number])}"
+                )
             graphs.append(graph)
-        return texts.compare(*graphs)
+        return texts.compare(*graphs, pictured=True)
 
     def report(self) -> WatchReport:
         """What was seen so far."""
@@ -170,12 +176,7 @@ def _first_note(entry: Entry) -> str:
 def sizes(graph: Graph) -> dict[str, int]:
     """Instructions, parameters, outputs and collectives of a graph."""
     from retrograd.graph.canonical import forms
-    from retrograd.graph.ir import COLLECTIVES
+    from retrograd.graph.diffing.compare import side
 
-    collectives = sum(i.opcode.removesuffix("-start") in COLLECTIVES for c in graph for i in c.instructions)
-    return {
-        "instructions": len(graph),
-        "parameters": len(graph.main.parameters),
-        "outputs": len(forms(graph)[graph.entry].outputs),
-        "collectives": collectives,
-    }
+    found = side(graph, forms(graph))
+    return {name: getattr(found, name) for name in ("instructions", "parameters", "outputs", "collectives")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 
 from retrograd.errors import GraphError
 from retrograd.graph.ir import Graph
@@ -33,7 +34,19 @@ def parse(text: str, format: str, source: str = "") -> Graph:
     """
     from retrograd.graph import readers
 
-    return readers.parse(text, format, source)
+    return readers.parse(text, source, format)[0]
+
+
+def of_file(path: str | PathLike[str]) -> list[tuple[str, Graph]]:
+    """The graphs of a file, each with its text.
+
+    Raises:
+        GraphError: the file is no graph.
+    """
+    from retrograd.graph.readers import files, formats
+
+    whole = files.text_of(path, files.MAX_BYTES)
+    return list(formats.pieces(whole, str(path)))
 
 
 def known(text: str, format: str, source: str = "") -> Known:
@@ -47,8 +60,8 @@ def known(text: str, format: str, source: str = "") -> Known:
         return Known(text_key(text), "text", problem=f"compared by its text alone: {error}")
 
 
-def compare(a: Graph, b: Graph) -> Diff:
-    """What changed from one graph to the other."""
-    from retrograd import graph
+def compare(a: Graph, b: Graph, pictured: bool = False) -> Diff:
+    """What changed from one graph to the other; `pictured` with the neighbourhood of the causes, for pages."""
+    from retrograd.graph.diffing.compare import compare as diff
 
-    return graph.diff(a, b)
+    return diff(a, b, pictured)

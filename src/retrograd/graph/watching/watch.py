@@ -32,7 +32,7 @@ class Watch:
         locked: str | Path | None,
     ) -> None:
         self.session = session
-        self._backends = tuple(made)
+        self.backends = tuple(made)
         self._save, self._lock = save, locked
         self._ranks = Comparison(ranks, ranks_timeout) if ranks is not None else None
         self._running = False
@@ -42,15 +42,15 @@ class Watch:
             raise UsageError("this watch was entered before; make a new one with retrograd.graph.watch(...)")
         started = []
         try:
-            for backend in self._backends:
+            for backend in self.backends:
                 backend.start(self._told)
                 started.append(backend)
         except BaseException:
             for backend in started:
                 backend.stop()
             raise
-        self.session.backends = tuple(b.name for b in self._backends)
-        self.session.versions = tuple((b.name, b.version()) for b in self._backends)
+        self.session.backends = tuple(b.name for b in self.backends)
+        self.session.versions = tuple((b.name, b.version()) for b in self.backends)
         self._running = True
         _active.append(self)
         return self
@@ -68,11 +68,13 @@ class Watch:
         _active.remove(self)
         self._running = False
         events: list[Event] = []
-        for backend in self._backends:
+        for backend in self.backends:
             events += backend.drain()
             backend.stop()
             if small := getattr(backend, "small", 0):
-                self.session.notes.append(f"{small} modules of single operations, compiled outside of jit, are not counted")
+                self.session.notes.append(
+                    f"{small} modules of single operations, compiled outside of jit, are not counted"
+                )
         if raised:
             self.session.on_extra = "explain"  # an exception is on its way, ours would hide it
         if any(isinstance(event, Compiled) for event in events):
@@ -94,7 +96,7 @@ class Watch:
             raise UsageError("step() was called outside of `with retrograd.graph.watch(...) as w:`")
         if self._ranks is not None:
             self._ranks.end_of_step()
-        self.session.step([event for backend in self._backends for event in backend.drain()])
+        self.session.step([event for backend in self.backends for event in backend.drain()])
 
     def report(self) -> WatchReport:
         """What was seen up to the last step; `.text()` is a table, `.to_json()` keeps it."""

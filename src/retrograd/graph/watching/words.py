@@ -26,17 +26,17 @@ def unexpected(graph: Watched, known: Sequence[Watched], expect: int | None, tot
     return "\n".join(lines)
 
 
-def details(graph: Watched) -> list[str]:
-    """Causes with advice, the framework's reason, notes; one line each."""
-    lines = []
-    for found in graph.causes:
+def details(graph: Watched, most: int = 6) -> list[str]:
+    """The framework's reason, causes with advice, notes; one line each, the first `most` causes."""
+    lines = [f"- the framework says: {graph.reason}"] if graph.reason else []
+    if graph.same_as is not None:
+        lines.append(f"- it computes the same as graph {graph.same_as}; only the framework's key or guards differ")
+    for found in graph.causes[:most]:
         lines.append(f"- {found.text()}")
         if found.advice:
             lines.append(f"    {found.advice}")
-    if graph.same_as is not None:
-        lines.append(f"- it computes the same as graph {graph.same_as}; only the framework's key or guards differ")
-    if graph.reason:
-        lines.append(f"- the framework says: {graph.reason}")
+    if len(graph.causes) > most:
+        lines.append(f"- and {len(graph.causes) - most} more, which the report has")
     return lines + [f"- {note}" for note in graph.notes]
 
 
@@ -53,7 +53,10 @@ def table(report: WatchReport) -> str:
         lines += ["", f"{graph.title} is one too many: {_size(graph)}", *(f"  {line}" for line in details(graph))]
     ran = [row for row in report.rows if row.ran]
     if ran:
-        lines += ["", "steps: " + ", ".join(f"{_span(first, last)} {_ran(first)}" for first, last in _runs(report, ran))]
+        lines += [
+            "",
+            "steps: " + ", ".join(f"{_span(first, last)} {_ran(first)}" for first, last in _runs(report, ran)),
+        ]
     return "\n".join(lines + [f"note: {note}" for note in report.notes])
 
 

@@ -61,7 +61,9 @@ class Compile:
     def start(self, tell: Callable[[Compiled], Any]) -> None:
         """Listen; UsageError without torch, GraphError if this torch does not send what is listened to."""
         if "torch" not in sys.modules:
-            raise UsageError("`backend` is 'compile', but torch is not imported; import it before retrograd.graph.watch")
+            raise UsageError(
+                "`backend` is 'compile', but torch is not imported; import it before retrograd.graph.watch"
+            )
         self._tell = tell
         logging.getLogger(_LOGGER).addHandler(self._listener)
         try:
@@ -99,8 +101,9 @@ class Compile:
 
     def _probe(self) -> None:
         sender = getattr(getattr(sys.modules["torch"], "_logging", None), "trace_structured", None)
-        if sender is not None:
-            about = {"name": _PROBE, "encoding": "string"}
+        about = {"name": _PROBE, "encoding": "string"}
+        # Twice: at the first message torch's own handler may take itself off the list, and the next one is skipped.
+        for _ in range(2 if sender is not None else 0):
             sender("artifact", metadata_fn=lambda: about, payload_fn=lambda: _PROBE, expect_trace_id=False)
         if self._probed != _PROBE:
             raise GraphError(
@@ -152,15 +155,16 @@ def _seconds(metrics: dict[str, Any]) -> float | None:
 
 
 def _reason(payload: Any) -> str:
-    """The guards that failed: JSON text of a list or one sentence."""
+    """The guard that failed of the entry used last: torch lists one of each older entry too, every time anew."""
     import json
 
     try:
         found = json.loads(payload) if isinstance(payload, str) else payload
     except json.JSONDecodeError:
         found = payload
-    lines = found if isinstance(found, list) else [found]
-    return "; ".join(" ".join(str(line).split()) for line in lines)
+    lines = [" ".join(str(line).split()) for line in (found if isinstance(found, list) else [found])]
+    older = f" (and {len(lines) - 1} older entries did not fit)" if len(lines) > 1 else ""
+    return f"{lines[0]}{older}" if lines else ""
 
 
 def _user_line(stack: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,10 @@ from retrograd.graph.watching.events import Compiled, Event, Ran
 
 _CUTS = (("torch_xla", "sync"), ("torch_xla.torch_xla", "sync"), ("torch_xla.core.xla_model", "mark_step"))
 _NEEDED = ("_xla_tensors_report", "_xla_counter_value", "_xla_metric_data", "_xla_get_default_device")
+_TOO_LATE = (
+    "torch_xla saved no graph: it looks for XLA_SAVE_TENSORS_FILE at its first cut; begin to watch before that, or set it "
+    "with XLA_SAVE_TENSORS_FMT=hlo before the program starts"
+)
 
 
 class Xla:
@@ -35,19 +38,17 @@ class Xla:
 
     name = "xla"
 
-    def __init__(
-        self, threshold: int = 0, gc_before_cut: bool = False, model: Any = None, texts: bool = True
-    ) -> None:
+    def __init__(self, threshold: int = 0, gc_before_cut: bool = False, model: Any = None, texts: bool = True) -> None:
         self.threshold, self.collect, self.model, self.texts = threshold, gc_before_cut, model, texts
         self._wrapped: list[tuple[Any, str, Any]] = []
         self._events: list[Event] = []
         self._alive: dict[str, tuple[int, tuple[live.Live, ...]]] = {}  # by digest: the cut that saw it first
         self._last: tuple[int, tuple[live.Live, ...]] | None = None
         self._tell: Callable[[Compiled], Any] = lambda compiled: None
+        self.after: Callable[[], Any] | None = None  # called after each cut
         self._cuts = 0
         self._inside = False
         self._file: saved.Follower | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def version(self) -> str:
         """torch_xla's version."""
@@ -56,7 +57,9 @@ class Xla:
     def start(self, tell: Callable[[Compiled], Any]) -> None:
         """Wrap the cuts; UsageError without torch_xla, GraphError where it lacks what is needed."""
         if "torch_xla" not in sys.modules:
-            raise UsageError("`backend` is 'xla', but torch_xla is not imported; import it before retrograd.graph.watch")
+            raise UsageError(
+                "`backend` is 'xla', but torch_xla is not imported; import it before retrograd.graph.watch"
+            )
         core = getattr(sys.modules["torch_xla"], "_XLAC", None)
         missing = [name for name in _NEEDED if not hasattr(core, name)]
         if missing:
@@ -77,10 +80,11 @@ class Xla:
         while self._wrapped:
             module, name, original = self._wrapped.pop()
             setattr(module, name, original)
-        if self._folder is not None:
-            config.forget_saved_graphs()
-            self._folder.cleanup()
-            self._folder = None
+        if self._file is not None:
+            self._file.close()
+            if self._file.mine:
+                config.forget_saved_graphs()
+            self._file = None
 
     def drain(self) -> list[Event]:
         """What the cuts since the last call compiled and ran."""
@@ -89,13 +93,12 @@ class Xla:
 
     def _follow(self) -> None:
         chosen = config.saved_graphs()
-        if chosen is None:
-            # torch_xla reads the variable at the first cut of each thread: a program that has cut before has none.
-            self._folder = tempfile.TemporaryDirectory(prefix="retrograd-graphs-")
-            chosen = config.request_saved_graphs(Path(self._folder.name) / "saved")
+        mine = chosen is None or chosen == str(saved.own())
+        if mine:
+            chosen = config.request_saved_graphs(saved.own())
         device = str(self._core._xla_get_default_device())
         # torch_xla appends the ordinal of the device that the thread computes on.
-        self._file = saved.Follower(Path(f"{chosen}.{device.rpartition(':')[2]}"), mine=self._folder is not None)
+        self._file = saved.Follower(Path(f"{chosen}.{device.rpartition(':')[2]}"), mine)
 
     def _wrap(self, module: Any, name: str) -> None:
         original = getattr(module, name)
@@ -119,9 +122,11 @@ class Xla:
             compiled, spent = self._counts()
             result = original(*args, **kwargs)
             self._ran(alive, *(b - a for a, b in zip((compiled, spent), self._counts(), strict=True)))
-            return result
         finally:
             self._inside = False
+        if self.after is not None:
+            self.after()
+        return result
 
     def _check_buckets(self) -> None:
         left = buckets.left(self.model) if self.model is not None else ()
@@ -140,7 +145,7 @@ class Xla:
         key = live.digest(alive)
         if key not in self._alive:
             self._alive[key] = (self._cuts, alive)
-        self._tell(Compiled("live", "live", "", family="live", digest=key, notes=tuple(map(str, alive[:8]))))
+        self._tell(Compiled("live", "live", "\n".join(map(str, alive)), family="live", digest=key))
         return alive
 
     def _counts(self) -> tuple[int, float]:
@@ -155,6 +160,8 @@ class Xla:
         key = block.key if block else live.digest(alive)
         if compilations:
             text = block.text if block else ""
+            if self._file and not block:
+                notes = (*notes, _TOO_LATE)
             name = block.where if block else ""
             self._events.append(
                 Compiled("step", "hlo", text, name, "step", key, spent, notes=notes, digest=live.digest(alive))
