@@ -21,7 +21,7 @@ _BEGIN, _END = "## BEGIN_GRAPH", "## END_GRAPH"
 
 @dataclass(frozen=True)
 class Block:
-    """One saved graph: torch_xla's hash, the user's line of the cut, the text ("" where it was not asked for)."""
+    """One saved graph: torch_xla's hash, the user's line of the cut, the text."""
 
     key: str
     where: str
@@ -51,8 +51,8 @@ class Follower:
             self.path.unlink(missing_ok=True)
             self.path.symlink_to(os.devnull)
 
-    def read(self, text: bool = True) -> list[Block]:
-        """The blocks since the last call, with their texts if asked for."""
+    def read(self) -> list[Block]:
+        """The blocks since the last call."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -63,10 +63,10 @@ class Follower:
             # torch_xla opens the file anew for each block, so that its next one begins at 0.
             self.path.write_bytes(b"")
             self._at = 0
-        return blocks(fresh, text, str(self.path))
+        return blocks(fresh, str(self.path))
 
 
-def blocks(text: str, texts: bool = True, source: str = "") -> list[Block]:
+def blocks(text: str, source: str = "") -> list[Block]:
     """The blocks of a save-file.
 
     Raises:
@@ -88,5 +88,5 @@ def blocks(text: str, texts: bool = True, source: str = "") -> list[Block]:
         frames = [(m[2], int(m[3])) for m in _FRAME.finditer(head)]
         file, line = next(((f, n) for f, n in frames if not is_library(f)), ("", 0))
         where = f"{file.rpartition('/')[2]}:{line}" if file else ""
-        found.append(Block(key[1] if key else "", where, body if texts else ""))
+        found.append(Block(key[1] if key else "", where, body))
     return found

@@ -46,6 +46,7 @@ class Xla:
         self._last: tuple[int, tuple[live.Live, ...]] | None = None
         self._tell: Callable[[Compiled], Any] = lambda compiled: None
         self.after: Callable[[], Any] | None = None  # called after each cut
+        self._seen: set[str] = set()
         self._cuts = 0
         self._inside = False
         self._file: saved.Follower | None = None
@@ -155,17 +156,19 @@ class Xla:
 
     def _ran(self, alive: tuple[live.Live, ...], compilations: int, spent: float) -> None:
         notes = live.difference(self._last[1], alive, self._last[0]) if self._last else ()
-        blocks = self._file.read(text=compilations > 0) if self._file else []
+        blocks = self._file.read() if self._file else []
         block = blocks[-1] if blocks else None
         key = block.key if block else live.digest(alive)
-        if compilations:
-            text = block.text if block else ""
+        if compilations or key not in self._seen:
             if self._file and not block:
                 notes = (*notes, _TOO_LATE)
-            name = block.where if block else ""
+            text, name = (block.text, block.where) if block else ("", "")
+            reason = "" if compilations else "torch_xla had compiled it before the watch began"
+            cost = spent if compilations else None
             self._events.append(
-                Compiled("step", "hlo", text, name, "step", key, spent, notes=notes, digest=live.digest(alive))
+                Compiled("step", "hlo", text, name, "step", key, cost, reason, notes, digest=live.digest(alive))
             )
+            self._seen.add(key)
         self._events.append(Ran(key))
         self._last = (self._cuts, alive)
         self._cuts += 1
