@@ -294,12 +294,10 @@ class _Reader:
 
 
 def _shape(raw: str) -> str:
-    """A shape without layouts and index comments: "f32[8,16]{1,0:T(8,128)}" -> "f32[8,16]"."""
-    return (
-        _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "").replace(",", ", ")
-        if raw[0] == "("
-        else raw.partition("{")[0]
-    )
+    """A shape without layouts, blanks and index comments: "(f32[8,16]{1,0:T(8,128)}, s32[])" -> "(f32[8,16],s32[])"."""
+    if raw[0] != "(":
+        return raw.partition("{")[0]
+    return _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "")
 
 
 def _bare_names(text: str) -> list[str]:
