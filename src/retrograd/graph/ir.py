@@ -15,8 +15,13 @@ from dataclasses import dataclass, field
 PER_OPERAND = frozenset({"all-reduce", "all-gather", "reduce-scatter", "collective-permute"})
 COLLECTIVES = PER_OPERAND | {"all-to-all", "collective-broadcast", "ragged-all-to-all"}
 
-# Executed although nobody reads the result.
-SIDE_EFFECTS = frozenset({"outfeed", "infeed", "send", "send-done", "recv", "recv-done", "print"})
+# Executed although nobody reads the result: HLO's, and FX's in compiled autograd, where gradients are stored by a call.
+SIDE_EFFECTS = frozenset(
+    {"outfeed", "infeed", "send", "send-done", "recv", "recv-done", "print"}
+    | {f"torch__dynamo_external_utils_{name}" for name in ("call_accumulate_grad", "_exec_final_callbacks_stub")}
+    | {f"torch__dynamo_external_utils_{name}" for name in ("call_hook", "call_hook_from_backward_state", "call_backward")}
+    | {"operator.setitem", "aten.copy_.default", "aten.set_.source_Tensor", "inductor.accumulate_grad_.default"}
+)
 
 
 class Instruction:
@@ -102,6 +107,7 @@ class Graph:
     ordinal: int = 0
     digest: str = ""
     frames: tuple[tuple[str, int], ...] = ()  # Python frames at the cut, as torch_xla's save-files list them
+    block: str = ""  # what torch_xla was doing ("ScheduleSyncTensorsGraph")
     stack: dict[int, tuple[tuple[str, int, str], ...]] = field(default_factory=dict)
 
     @property

@@ -108,11 +108,20 @@ def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> 
 def _grouped(half: Half, other: Half, found: list[Region], added: bool) -> list[Cause]:
     """Regions at the same line, with new parameters or without, as one cause."""
     alike: dict[tuple[str, bool, bool], list[Region]] = defaultdict(list)
-    other_ids = set(other.ids)
+    counts = Counter(half.exact)
     for region in found:
-        known = all(half.ids[n] in other_ids for n in region.nodes)
+        known = all(counts[half.exact[n]] > 1 for n in region.nodes) and _still_read(half, other, region)
         alike[half.best_line(region.nodes), known, bool(region.parameters)].append(region)
     return [_region_cause(half, rs, known, added) for (_, known, _), rs in alike.items()]
+
+
+def _still_read(half: Half, other: Half, region: Region) -> bool:
+    """Do the users of a region read the same values on the other side, from a twin?"""
+    for user in region.fed:
+        read = {half.exact[o] for o in half.form.operands[user] if o in region.nodes}
+        if half.partner[user] < 0 or not read <= {other.exact[o] for o in other.form.operands[half.partner[user]]}:
+            return False
+    return True
 
 
 def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> Cause:
