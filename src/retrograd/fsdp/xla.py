@@ -56,6 +56,9 @@ def flush_before_end_of_backward(model: Any) -> Handle:
             f"`model` is {type(model).__name__}, expected the root XlaFullyShardedDataParallel of torch_xla 2.9, the module "
             "on which forward is called; FSDP2 of torch needs no such repair"
         )
+    # None until the first forward: then nobody knows yet.
+    if getattr(model, "_is_root", None) is False:
+        raise UsageError("`model` is not the root of its FSDP modules; give the module on which forward is called")
     if _END in vars(model):
         raise UsageError("`model` is repaired already; remove() the first handle to do it anew")
     if not _buckets(model):

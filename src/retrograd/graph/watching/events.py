@@ -41,6 +41,7 @@ class Backend(Protocol):
     """A framework that is watched. Made by `enable` functions; never imports what the user has not."""
 
     name: str
+    tells: bool  # whether graphs are told before they run; else they are known when the step is over
 
     def start(self, tell: Callable[[Compiled], Any]) -> None:
         """Hook in; `tell` is called as soon as a graph is known, before it runs where the framework allows that."""

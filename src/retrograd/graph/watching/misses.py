@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_HEAD = re.compile(r"TRACING CACHE MISS at (?P<file>.*):(?P<line>\d+)(?::\d+)? \((?P<caller>.*)\)")
+_HEAD = re.compile(r"TRACING CACHE MISS at (?P<file>.*?):(?P<line>\d+)(?::\d+)? \((?P<caller>.*)\)")
 _FOR = re.compile(r"^\s*for (?P<name>\S+) defined at ", re.MULTILINE)
 _NEVER = re.compile(r"^\s*(?P<name>\S+) id=\d+ defined at ", re.MULTILINE)
 _NOISE = ("all previously seen cache keys differ", "for ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -13,10 +12,8 @@ from pathlib import Path
 
 from retrograd.errors import GraphError
 from retrograd.graph.places import is_library
+from retrograd.graph.readers import torch_xla
 
-_HASH = re.compile(r"^Graph Hash: ([0-9a-f]+)", re.MULTILINE)
-_FRAME = re.compile(r"^  (.*) \((.*):(\d+)\)\s*$", re.MULTILINE)
-_BEGIN, _END = "## BEGIN_GRAPH", "## END_GRAPH"
 
 
 @dataclass(frozen=True)
@@ -70,23 +67,17 @@ def blocks(text: str, source: str = "") -> list[Block]:
     """The blocks of a save-file.
 
     Raises:
-        GraphError: the file holds something else than HLO.
+        GraphError: the file is damaged, or holds something else than HLO.
     """
     found = []
-    for piece in text.split(_END)[:-1]:
-        head, begin, body = piece.partition(_BEGIN)
-        if not begin:
-            continue
-        body = body.strip("\n")
-        key = _HASH.search(body)
-        body = body[: key.start()].rstrip() if key else body
+    for block in torch_xla.blocks(text, source):
+        body = block.body.strip("\n")
         if "HloModule" not in body[:200]:
             raise GraphError(
                 f"{source or 'the save-file'} holds graphs that are not HLO (they begin with {body[:40]!r}); "
                 "set XLA_SAVE_TENSORS_FMT=hlo before the first cut"
             )
-        frames = [(m[2], int(m[3])) for m in _FRAME.finditer(head)]
-        file, line = next(((f, n) for f, n in frames if not is_library(f)), ("", 0))
+        file, line = next(((f, n) for f, n in block.frames if not is_library(f)), ("", 0))
         where = f"{file.rpartition('/')[2]}:{line}" if file else ""
-        found.append(Block(key[1] if key else "", where, body))
+        found.append(Block(block.key, where, body))
     return found

@@ -94,9 +94,10 @@ class Watch:
         """
         if not self._running:
             raise UsageError("step() was called outside of `with retrograd.graph.watch(...) as w:`")
+        events = [event for backend in self.backends for event in self._drained(backend)]
         if self._ranks is not None:
             self._ranks.end_of_step()
-        self.session.step([event for backend in self.backends for event in backend.drain()])
+        self.session.step(events)
 
     def report(self) -> WatchReport:
         """What was seen up to the last step; `.text()` is a table, `.to_json()` keeps it."""
@@ -109,6 +110,13 @@ class Watch:
     def lock(self, path: str | Path) -> None:
         """Write the lock file of the graphs seen so far, for `retrograd graph check` and `watch(lock=path)`."""
         lock.write(path, lock.of_session(self.session))
+
+    def _drained(self, backend: Backend) -> list[Event]:
+        events = backend.drain()
+        for event in events if not backend.tells else ():
+            if isinstance(event, Compiled):
+                self._told(event)
+        return events
 
     def _told(self, made: Compiled) -> None:
         if self._ranks is not None:

@@ -28,16 +28,16 @@ def unexpected(graph: Watched, known: Sequence[Watched], expect: int | None, tot
 
 def details(graph: Watched, most: int = 6) -> list[str]:
     """The framework's reason, causes with advice, notes; one line each, the first `most` causes."""
-    lines = [f"- the framework says: {graph.reason}"] if graph.reason else []
+    lines = [f"the framework says: {graph.reason}"] if graph.reason else []
     if graph.same_as is not None:
-        lines.append(f"- it computes the same as graph {graph.same_as}; only the framework's key or guards differ")
+        lines.append(f"it computes the same as graph {graph.same_as}; only the framework's key or guards differ")
     for found in graph.causes[:most]:
-        lines.append(f"- {found.text()}")
+        lines.append(found.text())
         if found.advice:
             lines.append(f"    {found.advice}")
     if len(graph.causes) > most:
-        lines.append(f"- and {len(graph.causes) - most} more, which the report has")
-    return lines + [f"- {note}" for note in graph.notes]
+        lines.append(f"and {len(graph.causes) - most} more, which the report has")
+    return lines + list(graph.notes)
 
 
 def table(report: WatchReport) -> str:
@@ -67,9 +67,11 @@ def _summary(report: WatchReport) -> str:
         text += f" ({report.computations} different)"
     if report.expect is not None:
         text += f", expected at most {report.expect}"
-    text += f"; compiling took {seconds(report.seconds)} s"
+    timed = any(graph.seconds is not None for graph in report.graphs)
+    if timed:
+        text += f"; compiling took {seconds(report.seconds)} s"
     if extra:
-        text += f"; {extra} too many, {seconds(report.wasted)} s of it"
+        text += f"; {extra} too many" + (f", {seconds(report.wasted)} s of it" if timed else "")
     return f"{text} [{', '.join(report.backends)}]"
 
 

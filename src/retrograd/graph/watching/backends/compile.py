@@ -43,6 +43,7 @@ class Compile:
     """Listens to the structured trace while it is started."""
 
     name = "compile"
+    tells = True
 
     def __init__(self) -> None:
         self._listener = _Listener(self._hear)

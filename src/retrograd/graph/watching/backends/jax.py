@@ -39,6 +39,7 @@ class Jax:
     """Sets JAX's options while it is started, and puts them back."""
 
     name = "jax"
+    tells = False
 
     def __init__(self) -> None:
         self._ear = _Ear(self._hear)
@@ -61,16 +62,16 @@ class Jax:
             raise UsageError("`backend` is 'jax', but jax is not imported; import it before retrograd.graph.watch")
         jax = sys.modules["jax"]
         for name in _OPTIONS:
-            if not hasattr(jax.config, name):
+            if name not in jax.config.values:
                 raise GraphError(
                     f"jax {self.version()} has no option {name}, which retrograd.graph.watch needs; it knows jax 0.10. "
                     "Modules in files can be compared all the same: `retrograd graph diff A B`"
                 )
         self._folder = tempfile.TemporaryDirectory(prefix="retrograd-graphs-")
-        self._before = {name: getattr(jax.config, name) for name in _OPTIONS}
+        self._before = {name: jax.config.values[name] for name in _OPTIONS}
         for name, value in _OPTIONS.items():
             jax.config.update(name, self._folder.name if value is None else value)
-        self._listen(jax)
+        self._listen()
         logger = logging.getLogger("jax")
         logger.addHandler(self._ear)
         # The explanations are ours to tell, once and beside the graph.
@@ -119,12 +120,12 @@ class Jax:
         if miss := misses.read(message):
             self._misses.append(miss)
 
-    def _listen(self, jax: Any) -> None:
+    def _listen(self) -> None:
         import jax.monitoring as monitoring
 
         self._listening = True
 
-        # JAX has no public way to take one listener away: a stopped one hears nothing.
+        # Older versions of JAX cannot take a listener away: a stopped one hears nothing.
         def hear(event: str, seconds: float, **about: Any) -> None:
             if self._listening and event.startswith(_COMPILE):
                 name = str(about.get("fun_name", ""))

@@ -37,6 +37,7 @@ class Xla:
     """
 
     name = "xla"
+    tells = True
 
     def __init__(self, threshold: int = 0, gc_before_cut: bool = False, model: Any = None, texts: bool = True) -> None:
         self.threshold, self.collect, self.model, self.texts = threshold, gc_before_cut, model, texts
