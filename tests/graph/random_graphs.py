@@ -94,7 +94,11 @@ def random_module(rng: random.Random, size: int = 40, collectives: int = 0) -> M
 
 def twins(module: Module) -> bool:
     """Are two instructions the same, constants apart? Then which of them was edited has more than one true answer."""
-    seen = [(n.opcode, n.operands, n.attrs) for n in module.nodes if n.operands and module.nodes[n.operands[0]].opcode != "constant"]
+    seen = [
+        (n.opcode, n.operands, n.attrs)
+        for n in module.nodes
+        if n.operands and module.nodes[n.operands[0]].opcode != "constant"
+    ]
     return len(set(seen)) < len(seen)
 
 
@@ -264,7 +268,7 @@ def outputs_exchanged(m: Module, rng: random.Random) -> tuple[str, ...]:
 
 def parameters_exchanged(m: Module, rng: random.Random) -> tuple[str, ...]:
     # A parameter with one use may as well have exchanged that with another.
-    used = [p for p in m.parameters if len({u for u in m.users(p)}) > 2]
+    used = [p for p in m.parameters if len(set(m.users(p))) > 2]
     if len(used) < 2:
         return ()
     i, j = (m.parameters.index(p) for p in rng.sample(used, 2))

@@ -154,7 +154,12 @@ class _Comparison:
         return self.table.nodes(form_a, self.bodies[0], numbered), self.table.nodes(form_b, self.bodies[1], numbered)
 
     def hypothesis(
-        self, form_a: Form, form_b: Form, ids: tuple[list[int], list[int]], exact: tuple[list[int], list[int]], bold: bool = True
+        self,
+        form_a: Form,
+        form_b: Form,
+        ids: tuple[list[int], list[int]],
+        exact: tuple[list[int], list[int]],
+        bold: bool = True,
     ) -> tuple[View, tuple[list[Cause], int]]:
         """What corresponds and what differs if values with equal numbers are the same."""
         matching: Matching = match(form_a, form_b, *ids, bold=bold)
@@ -173,7 +178,8 @@ class _Comparison:
         found = _without_doubles(found)
         if remark and found:
             found = [
-                replace(c, what=f"{c.what}; {remark}") if c.kind in ("parameter_added", "output_added") else c for c in found
+                replace(c, what=f"{c.what}; {remark}") if c.kind in ("parameter_added", "output_added") else c
+                for c in found
             ]
         return found, consequences + self.above(view)
 
@@ -184,7 +190,11 @@ class _Comparison:
         return sum(
             1
             for a, b in enumerate(view.a.partner)
-            if b >= 0 and form.live[a] and ids_a[a] != ids_b[b] and view.matching.alike(a, b) and view.same_operands(a, b)
+            if b >= 0
+            and form.live[a]
+            and ids_a[a] != ids_b[b]
+            and view.matching.alike(a, b)
+            and view.same_operands(a, b)
         )
 
     def called(self, view: View) -> tuple[list[Cause], int]:
@@ -207,7 +217,9 @@ class _Comparison:
             inner, more = self.computation(x, y)
             consequences += more
             label = view.a.form.labels[pairs[0][0]]
-            causes += [replace(c, what=f"in the {role} of {label[0]} {view.a.name(pairs[0][0])}: {c.what}") for c in inner]
+            causes += [
+                replace(c, what=f"in the {role} of {label[0]} {view.a.name(pairs[0][0])}: {c.what}") for c in inner
+            ]
         return causes, consequences
 
     def header(self) -> list[Cause]:
@@ -220,15 +232,15 @@ class _Comparison:
                     Cause(
                         "aliasing_changed",
                         f"{name}: {_shown(before)} -> {_shown(after)}; the computation is the same",
-                        advice="the same graph compiles again if other inputs are donated: donate the same ones at every step",
+                        advice="a graph compiles again if other inputs are donated: donate the same ones at every step",
                     )
                 )
         if not causes and self.a.key and self.b.key and self.a.key != self.b.key:
             causes.append(
                 Cause(
                     "key_changed",
-                    f"the same computation under two keys, {self.a.key[:12]} and {self.b.key[:12]}: what is not in the text "
-                    "differs (donated inputs, order of parameters of the framework, sharding flags)",
+                    f"the same computation under two keys, {self.a.key[:12]} and {self.b.key[:12]}: what is not in the "
+                    "text differs (donated inputs, order of parameters of the framework, sharding flags)",
                     advice="keep parameter aliasing on or off for the whole run",
                 )
             )
@@ -246,12 +258,15 @@ class _Comparison:
             )
         sizes = [sorted(map(len, f.barriers)) for f in (main_a, main_b)]
         if sizes[0] != sizes[1]:
-            text = f"optimisation barriers: {len(sizes[0])} over {sum(sizes[0])} values -> {len(sizes[1])} over {sum(sizes[1])}"
+            counts = [f"{len(size)} over {sum(size)}" for size in sizes]
+            text = f"optimisation barriers: {counts[0]} values -> {counts[1]}"
             notes.append(Cause("barrier_changed", text))
         if different:
             return notes
         if not notes and keys.names_key(self.a) != keys.names_key(self.b):
-            notes.append(Cause("packaging_only", "packaging: tuples, asynchronous pairs or the order of unordered collectives"))
+            notes.append(
+                Cause("packaging_only", "packaging: tuples, asynchronous pairs or the order of unordered collectives")
+            )
         layouts = [g.header.get("entry_computation_layout", "") for g in (self.a, self.b)]
         if layouts[0] != layouts[1] and _LAYOUTS.sub("", layouts[0]) == _LAYOUTS.sub("", layouts[1]):
             notes.append(Cause("layout_only", "layouts of parameters or outputs"))
@@ -281,7 +296,13 @@ def _without_doubles(causes: list[Cause]) -> list[Cause]:
     """Causes that are not said by another: a collective inside a carried-over gradient; constants written twice."""
     if any(c.kind != "duplicate_changed" for c in causes):
         causes = [c for c in causes if c.kind != "duplicate_changed"]
-    said = {(side, name) for c in causes if c.kind in _EXPLAINS for side, names in (("a", c.a), ("b", c.b)) for name in names}
+    said = {
+        (side, name)
+        for c in causes
+        if c.kind in _EXPLAINS
+        for side, names in (("a", c.a), ("b", c.b))
+        for name in names
+    }
     kept = []
     for cause in causes:
         names = [("a", n) for n in cause.a] + [("b", n) for n in cause.b]

@@ -16,7 +16,8 @@ from retrograd.graph.places import is_library
 class Half:
     """One side: the graph, the form of the computation, numbers of its values, and who has no partner.
 
-    `ids` are the numbers that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node of the other side, -1 if none; `users[k]` are live nodes that use node k (made when asked).
+    `ids` are the numbers that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
+    of the other side, -1 if none; `users[k]` are live nodes that use node k (made when asked).
     """
 
     graph: Graph

@@ -34,7 +34,9 @@ def detect(text: str, source: str = "", begins: int = 1) -> str:
         "dot": "this is a drawing (dot), not the graph's text; record it with XLA_SAVE_TENSORS_FMT=hlo",
         "html": "this is a web page; save the raw text of the dump",
     }
-    what = reasons.get(kind or "", "this is no graph; expected `HloModule`, `module`, `class GraphModule` or a save-file")
+    what = reasons.get(
+        kind or "", "this is no graph; expected `HloModule`, `module`, `class GraphModule` or a save-file"
+    )
     first = next((shown for shown in scan.lines(text[:_SHOWN]) if shown.strip()), "")
     if not first:
         what = "the text is empty; expected HLO, StableHLO or FX text"

@@ -21,7 +21,9 @@ _CLASS = re.compile(r"(?:^|(?<=\s))class (\w++)\((?:[\w.]*\.)?Module\):[^\n]*$",
 _FORWARD = re.compile(r"\bdef forward\(")
 _FILE = re.compile(r"File: (.*?):([0-9]{1,9}) in (?:.*?), code: (.*)")
 _SHAPE = re.compile(r"(?:\w+\()?([a-z]\w*\[[^\]]*\])")
-_SYMBOL = re.compile(r"(?:[suz]f?[0-9]+|inf|nan|device|torch|dtype|NoneType|Ellipsis|int|float|bool|str|math|[A-Z]\w*)\Z")
+_SYMBOL = re.compile(
+    r"(?:[suz]f?[0-9]+|inf|nan|device|torch|dtype|NoneType|Ellipsis|int|float|bool|str|math|[A-Z]\w*)\Z"
+)
 # Python's syntax tree takes some 300 bytes a character at worst; the output line of 10,000 values has 0.3 MB.
 _LONGEST = 1 << 21
 _BINARY = {
@@ -188,7 +190,9 @@ class _Reader:
         names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         for argument in names[1:]:
             if argument is not None:
-                self.define(argument.arg, body.parameter(argument.arg, _shape(argument.annotation), self.first + at), at)
+                self.define(
+                    argument.arg, body.parameter(argument.arg, _shape(argument.annotation), self.first + at), at
+                )
 
     def define(self, name: str, value: Any, at: int) -> None:
         if name in self.places:
@@ -220,7 +224,9 @@ class _Reader:
             elif isinstance(target, ast.Name) and value is not None:
                 annotation = statement.annotation if isinstance(statement, ast.AnnAssign) else None
                 self.define(target.id, self.made(one, target.id, value, _shape(annotation), at), at)
-            elif not (isinstance(target, ast.Tuple) and isinstance(value, ast.Call) and "pytree" in _dotted(value.func)):
+            elif not (
+                isinstance(target, ast.Tuple) and isinstance(value, ast.Call) and "pytree" in _dotted(value.func)
+            ):
                 raise self.error("this assignment is none that FX writes", at)
         elif not isinstance(statement, ast.Pass):
             raise self.error("this statement is none that FX writes", at)

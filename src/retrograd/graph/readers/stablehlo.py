@@ -29,7 +29,14 @@ _INTEGER = re.compile(r"(-?[0-9]+) : [sui]+[0-9]+\Z")
 _OPCODES = {"optimization_barrier": "opt-barrier", "case": "conditional", "if": "conditional"}
 _RETURNS = frozenset({"func.return", "stablehlo.return", "sdy.return", "mhlo.return", "return"})
 _ELEMENTS = {"i1": "pred", "index": "s64", "complex<f32>": "c64", "complex<f64>": "c128"}
-_DROPPED = ("mhlo.frontend_attributes", "channel_handle", "result_layouts", "operand_layouts", "callee", "called_computations")
+_DROPPED = (
+    "mhlo.frontend_attributes",
+    "channel_handle",
+    "result_layouts",
+    "operand_layouts",
+    "callee",
+    "called_computations",
+)
 
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
@@ -302,7 +309,9 @@ def _captured(operation: Any) -> Iterator[Any]:
 def _shape(text: str) -> str:
     """An MLIR type as HLO writes shapes: "tensor<8x32xf32>" -> "f32[8,32]"."""
     if text.startswith("tuple<"):
-        return "(" + ", ".join(_shape(part) for part in scan.split(text[6:-1].replace("<", "(<").replace(">", ">)"))) + ")"
+        return (
+            "(" + ", ".join(_shape(part) for part in scan.split(text[6:-1].replace("<", "(<").replace(">", ">)"))) + ")"
+        )
     if text.endswith(".token"):
         return "token[]"
     found = _TENSOR.match(text)

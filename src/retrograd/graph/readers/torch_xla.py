@@ -1,16 +1,16 @@
 """Save-files of torch_xla (XLA_SAVE_TENSORS_FILE): one block for each cut, with Python frames and the graph's hash.
 
-    [ScheduleSyncTensorsGraph]
-    TensorsGraphInfo:
-      step (train.py:79)
-      <module> (train.py:102)
+[ScheduleSyncTensorsGraph]
+TensorsGraphInfo:
+  step (train.py:79)
+  <module> (train.py:102)
 
-    Root Hashes: (1f, 2e)
+Root Hashes: (1f, 2e)
 
-    ## BEGIN_GRAPH
-    HloModule IrToHlo.2106, ...
-    Graph Hash: 5e4854
-    ## END_GRAPH
+## BEGIN_GRAPH
+HloModule IrToHlo.2106, ...
+Graph Hash: 5e4854
+## END_GRAPH
 """
 
 from __future__ import annotations
