@@ -1,0 +1,32 @@
+"""`retrograd graph ls`: which graphs files hold."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from retrograd.cli import _graph
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(files: tuple[str, ...], as_json: bool) -> None:
+    """List the graphs of FILES with their sizes and keys: ours, equal for equal computations, and the recorded one."""
+    from dataclasses import asdict
+
+    from retrograd.graph.describe import side
+
+    graphs = _graph.every(files)
+    sides = [side(graph) for graph in graphs]
+    recorded = [graph.key for graph in graphs]
+    if as_json:
+        rows = [{**asdict(one), "recorded": key} for one, key in zip(sides, recorded, strict=True)]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+
+    from retrograd.report.graph import listing
+
+    listing(sides, Console(), recorded)
