@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import click
 
 from retrograd.cli._lazy import Lazy
@@ -9,7 +11,9 @@ from retrograd.errors import RetrogradError
 
 
 class _Commands(Lazy):
-    modules = {name: f"{__name__}.{name}" for name in ("verify", "repro", "flake", "graph", "report", "bench", "env")}
+    modules: ClassVar = {
+        name: f"{__name__}.{name}" for name in ("verify", "repro", "flake", "graph", "report", "bench", "env")
+    }
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -1,4 +1,4 @@
-"""What the commands of `retrograd graph` share: reading graphs, and saying the answer in the form that was asked for."""
+"""What the commands of `retrograd graph` share: reading graphs, and saying the answer in the form asked for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--json, --format, --all and -o, as every command that answers with a record has them."""
     for option in (
         click.option("--all", "everything", is_flag=True, help="Leave nothing out."),
-        click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt."),
+        click.option(
+            "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt."
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
             "--format",
@@ -55,8 +57,8 @@ def one(spec: str) -> Graph:
     graphs = load(spec)
     if len(graphs) > 1:
         raise UsageError(
-            f"`FILE` is {spec!r}, which holds {len(graphs)} graphs; name one, from {spec}#0 to {spec}#{len(graphs) - 1} "
-            f"(`retrograd graph ls {spec}` lists them)"
+            f"`FILE` is {spec!r}, which holds {len(graphs)} graphs; name one, from {spec}#0 to "
+            f"{spec}#{len(graphs) - 1} (`retrograd graph ls {spec}` lists them)"
         )
     return graphs[0]
 

@@ -12,7 +12,7 @@ import click
 class Lazy(click.Group):
     """Finds its commands in a table of name -> module; in each module it is called `command`."""
 
-    modules: ClassVar[Mapping[str, str]] = {}
+    modules: ClassVar[Mapping[str, str]]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.modules)
@@ -22,4 +22,3 @@ class Lazy(click.Group):
             return None
         command: click.Command = importlib.import_module(self.modules[cmd_name]).command
         return command
-

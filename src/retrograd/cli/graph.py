@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import click
 
 from retrograd.cli._lazy import Lazy
 
 
 class _Commands(Lazy):
-    modules = {name: f"retrograd.cli.graph_{name}" for name in ("unique", "diff", "follow", "ls")}
+    modules: ClassVar = {name: f"retrograd.cli.graph_{name}" for name in ("unique", "diff", "follow", "ls")}
 
 
 @click.group(cls=_Commands)

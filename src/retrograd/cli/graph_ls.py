@@ -16,10 +16,13 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
     """List the graphs of FILES with their sizes and keys: ours, equal for equal computations, and the recorded one."""
     from dataclasses import asdict
 
-    from retrograd.graph.describe import side
+    from retrograd.graph.canonical import forms
+    from retrograd.graph.diffing.compare import side
+    from retrograd.graph.keys import strict_key
 
     graphs = _graph.every(files)
-    sides = [side(graph) for graph in graphs]
+    folded = [forms(graph) for graph in graphs]
+    sides = [side(graph, of, strict_key(graph, of)) for graph, of in zip(graphs, folded, strict=True)]
     recorded = [graph.key for graph in graphs]
     if as_json:
         rows = [{**asdict(one), "recorded": key} for one, key in zip(sides, recorded, strict=True)]

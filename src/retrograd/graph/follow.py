@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
 from retrograd.graph.names import Target, elements, find, name_of
 from retrograd.graph.record import Crossing, Follow, Reached, Step
+from retrograd.graph.tokens import adds_token, tokens
 
 Path = tuple[int, ...]
 
@@ -97,7 +98,7 @@ class _Walk:
             self.ways.append(_Way(computation))
             if computation.name not in self.users:
                 self.users[computation.name] = _users(computation)
-                self.tokens[computation.name] = _tokens(computation)
+                self.tokens[computation.name] = tokens(computation)
         return found
 
     def callers_of(self, computation: Computation, way: int) -> None:
@@ -222,11 +223,11 @@ class _Walk:
         elif opcode in PER_OPERAND and len(ins.operands) > 1:
             self.arrive(at.way, user, (k,), state, k, "used", False)
         else:
-            gathers, tokens = self.tokens[computation.name]
-            if _adds_token(computation, tokens, ins, k):
+            gathers, chain = self.tokens[computation.name]
+            if adds_token(computation, chain, ins, k):
                 self.arrive(at.way, user, path, state, k, "moved", at.exact)
             else:
-                only = user in gathers and all(u in tokens for u, _ in self.users[computation.name][user])
+                only = user in gathers and all(u in chain for u, _ in self.users[computation.name][user])
                 self.arrive(at.way, user, (), state, k, "order" if only else "used", False)
 
     def call(self, state: int, user: int, ins: Instruction, k: int) -> None:
@@ -248,9 +249,7 @@ class _Walk:
             self.arrive(at.way, user, (0, *at.path), state, k, "moved", at.exact)
         elif part == "start":
             self.arrive(at.way, user, _started(ins, base, k), state, k, "used", False)
-        elif part == "update" or not at.path:
-            self.arrive(at.way, user, at.path, state, k, "packaging", at.exact)
-        elif base == "all-reduce":
+        elif part == "update" or not at.path or base == "all-reduce":
             self.arrive(at.way, user, at.path, state, k, "packaging", at.exact)
         elif at.path[0] == (0 if base == "copy" else 1):
             self.arrive(at.way, user, at.path[1:], state, k, "packaging", at.exact)
@@ -370,39 +369,6 @@ def _started(ins: Instruction, base: str, k: int) -> Path:
     """Where the tuple of a start holds the result of operand k: all-reduce's is the result, others' (given, result)."""
     several = (k,) if base in PER_OPERAND and len(ins.operands) > 1 else ()
     return several if base == "all-reduce" else (1, *several)
-
-
-def _tokens(computation: Computation) -> tuple[frozenset[int], frozenset[int]]:
-    """torch_xla's token chain: the gathers that feed it, and the tokens themselves, all of them 0 (see `canonical`).
-
-    A collective's result 0 goes through `gather` into the next token, and every later collective gets `+ token`: whatever
-    passes a collective would seem to reach all that follow.
-    """
-    gathers, tokens = set(), set()
-    instructions = computation.instructions
-    for place, ins in enumerate(instructions):
-        if ins.opcode != "multiply" or not ins.shape.endswith("[]") or len(ins.operands) != 2:
-            continue
-        gather = instructions[ins.operands[1]]
-        if gather.opcode == "gather" and gather.operands and _from_collective(instructions, gather.operands[0]):
-            gathers.add(ins.operands[1])
-            tokens.update((place, ins.operands[0]))
-    return frozenset(gathers), frozenset(tokens)
-
-
-def _from_collective(instructions: list[Instruction], place: int) -> bool:
-    source = instructions[place]
-    while source.opcode in ("get-tuple-element", "opt-barrier") and source.operands:
-        source = instructions[source.operands[0]]
-    return source.opcode.removesuffix("-done") in COLLECTIVES
-
-
-def _adds_token(computation: Computation, tokens: frozenset[int], ins: Instruction, k: int) -> bool:
-    """Is this `value + broadcast(token)`, which is the value?"""
-    if ins.opcode != "add" or k != 0 or len(ins.operands) != 2:
-        return False
-    added = computation.instructions[ins.operands[1]]
-    return (added.operands[0] if added.opcode == "broadcast" and added.operands else ins.operands[1]) in tokens
 
 
 def _outputs(graph: Graph) -> list[str]:

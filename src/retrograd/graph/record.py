@@ -237,8 +237,7 @@ class Reached:
 class Follow:
     """Where one value of a graph goes: every step (or the first of `total`), the collectives and outputs it reaches.
 
-    `ends` names the instructions where a way ends that nobody uses, `effects` those with an effect of their own, such as a
-    send.
+    `ends` names the instructions where a way ends that nobody uses, `effects` those that do something, such as a send.
     """
 
     title: str

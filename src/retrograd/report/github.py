@@ -23,7 +23,9 @@ def to_github(report: Report) -> str:
 
 def command(kind: str, title: str, text: str, **properties: str) -> str:
     """One workflow command; `properties` are file and line."""
-    said = ",".join(f"{name}={_escaped(value, property=True)}" for name, value in ({**properties, "title": title}).items())
+    said = ",".join(
+        f"{name}={_escaped(value, property=True)}" for name, value in ({**properties, "title": title}).items()
+    )
     return f"::{kind} {said}::{_escaped(text)}"
 
 
