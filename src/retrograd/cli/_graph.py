@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,7 @@ def _split(spec: str) -> tuple[str, int | None]:
 
 
 def _stdin() -> str:
-    data = click.get_binary_stream("stdin").read()
+    data = sys.stdin.buffer.read()
     if data.startswith(_GZIP):
         import gzip
         import zlib

@@ -15,9 +15,9 @@ from retrograd.cli import _graph
 def command(
     ctx: click.Context, a: str, b: str, as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]
 ) -> None:
-    """Say in words why graph B is not graph A: the causes with source line and advice, consequences as a number.
+    """Say in words why two graphs differ.
 
-    With -o diff.html a page shows the changed neighbourhood of both sides as a picture to walk along.
+    The causes come first, with source line and advice; what differs only because of them is counted. With -o diff.html a page shows the changed neighbourhood of both sides as a picture to walk along.
 
     Exit code: 0 same computation, 1 different, 2 wrong usage.
     """

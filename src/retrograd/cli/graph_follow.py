@@ -12,7 +12,9 @@ from retrograd.cli import _graph
 @click.argument("value")
 @_graph.output_options
 def command(file: str, value: str, as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]) -> None:
-    """Follow VALUE through tuples, barriers, called computations and collectives to what depends on it.
+    """Follow one value to all that depends on it.
+
+    The way goes through tuples, barriers, called computations and collectives, to the outputs.
 
     VALUE is the name of an instruction (add.7, body/add.7 in a called computation), a parameter (p24) or an output
     ("output 3": what makes it); NAME[1] is element 1 of a tuple.

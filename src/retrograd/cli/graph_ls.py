@@ -13,7 +13,10 @@ from retrograd.cli import _graph
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(files: tuple[str, ...], as_json: bool) -> None:
-    """List the graphs of FILES with their sizes and keys: ours, equal for equal computations, and the recorded one."""
+    """List the graphs of files.
+
+    With their sizes and two keys: ours, which equal computations share, and the one that was recorded beside it.
+    """
     from dataclasses import asdict
 
     from retrograd.graph.canonical import forms

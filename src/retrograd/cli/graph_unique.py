@@ -11,7 +11,10 @@ from retrograd.cli import _graph
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @_graph.output_options
 def command(files: tuple[str, ...], as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]) -> None:
-    """Count the graphs of FILES: as texts, up to names, dead code, order of parameters; say who has which.
+    """Count the graphs that files really hold.
+
+    They are counted as texts, up to names, up to dead code and packaging, and up to the order of parameters; the table
+    says which file has which.
 
     Exit code: 0, however many there are; 2 wrong usage.
     """

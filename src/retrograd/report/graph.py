@@ -7,7 +7,6 @@ from io import StringIO
 from typing import TypeAlias
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from retrograd.graph.record import Cause, Diff, Follow, Side, Unique
@@ -40,7 +39,7 @@ def render(record: GraphRecord, console: Console, everything: bool = False) -> N
     for text, style in lines(record, everything):
         _line(console, text, style)
     if isinstance(record, Unique):
-        console.print(_table(record))
+        _print(console, unique_rows(record), numbers=3)
 
 
 def to_text(record: GraphRecord, width: int = 120, everything: bool = True) -> str:
@@ -173,10 +172,6 @@ def short(key: str) -> str:
     return key[:12]
 
 
-def _table(unique: Unique) -> Table:
-    return _grid(unique_rows(unique), right=3)
-
-
 def listing(sides: Sequence[Side], console: Console, recorded: Sequence[str]) -> None:
     """Print what graphs files hold, one a line."""
     head = (
@@ -194,19 +189,19 @@ def listing(sides: Sequence[Side], console: Console, recorded: Sequence[str]) ->
     rows = [head]
     for side, key in zip(sides, recorded, strict=True):
         sizes = (side.instructions, side.dead, side.parameters, side.outputs, side.collectives)
-        rows.append((side.title, side.name, side.format, short(side.key), short(key), *map(str, sizes)))  # type: ignore[arg-type]
-    console.print(_grid(rows, right=5))
+        rows.append((side.title, side.name, side.format, short(side.key), short(key), *map(str, sizes)))
+    _print(console, rows, numbers=5)
 
 
-def _grid(rows: Sequence[Sequence[str]], right: int) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for k in range(len(rows[0])):
-        numbers = k >= len(rows[0]) - right
-        table.add_column(justify="right" if numbers else "left", no_wrap=k > 0, overflow="fold")
+def _print(console: Console, rows: Sequence[Sequence[str]], numbers: int) -> None:
+    """Rows under a heading, the last columns being numbers. rich's tables cut names to fit, which makes them useless."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    first = len(widths) - numbers
     for at, row in enumerate(rows):
-        # Text objects, because names such as `x[bold]` would be read as markup.
-        table.add_row(*(Text(cell, style="dim" if at == 0 else "") for cell in row))
-    return table
+        cells = [
+            cell.rjust(w) if k >= first else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        _line(console, "  ".join(cells), "" if at else "dim")
 
 
 # GitHub.
