@@ -4,9 +4,9 @@ Folded: names, layouts and metadata (readers drop them), tuple / get-tuple-eleme
 token chain, the start/done pairs of asynchronous operations; a collective over many operands becomes one node an
 operand. What was folded is kept beside the nodes, so that a difference in packaging alone can be named.
 
-torch_xla orders its collectives by arithmetic: each operand of the next one gets `+ token`, and the token of the next is
-`token * result[0]` of the last, with a token that starts at 0 (pytorch/xla, `xla_model.py`). Without folding, a
-single additional collective changes every value behind it.
+torch_xla orders its collectives by arithmetic: the first operand of the next one gets `+ token`, and the token of the
+next is `token * result[0]` of the last, with a token that starts at 0 (pytorch/xla, `xla_model.py`). Without folding,
+a single additional collective changes every value behind it.
 """
 
 from __future__ import annotations
@@ -169,7 +169,11 @@ class _Folder:
         """One node an operand where result k depends on operand k alone; else one node."""
         made, count = self.made, len(start.operands)
         if opcode not in PER_OPERAND or count < 2:
-            node = self.node(place, start, opcode) if start is instruction else self.renamed(place, start, opcode, instruction)
+            node = (
+                self.node(place, start, opcode)
+                if start is instruction
+                else self.renamed(place, start, opcode, instruction)
+            )
             made.collectives.append(Collective(place, opcode, (node,)))
             return node
         shapes = _elements(instruction.shape)

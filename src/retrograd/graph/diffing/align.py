@@ -1,7 +1,7 @@
 """Which elements of two sequences correspond: common ones in order, found by Myers' algorithm.
 
-E. Myers, "An O(ND) difference algorithm and its variations", Algorithmica 1 (1986). Outputs of two steps differ in a few
-places of thousands, where this takes time proportional to the number of differences; difflib is quadratic when
+E. Myers, "An O(ND) difference algorithm and its variations", Algorithmica 1 (1986). Outputs of two steps differ in a
+few places of thousands, where this takes time proportional to the number of differences; difflib is quadratic when
 elements repeat, as shapes do.
 """
 

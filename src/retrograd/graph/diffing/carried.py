@@ -11,11 +11,13 @@ from retrograd.graph.canonical import Collective
 from retrograd.graph.diffing.view import Claimed, Half, View, plural, shapes
 from retrograd.graph.record import Cause
 
-_MOVES = frozenset({"reshape", "pad", "convert", "bitcast", "copy", "transpose", "concatenate", "slice", "divide", "broadcast"})
+_MOVES = frozenset(
+    {"reshape", "pad", "convert", "bitcast", "copy", "transpose", "concatenate", "slice", "divide", "broadcast"}
+)
 _REDUCTIONS = frozenset({"reduce-scatter", "all-reduce"})
 _ADVICE = (
-    "flush every gradient bucket before the step ends (a module that is used twice or left unused keeps the flush counter "
-    "from reaching zero); until then these gradients are applied a step late"
+    "flush every gradient bucket before the step ends (a module that is used twice or left unused keeps the flush "
+    "counter from reaching zero); until then these gradients are applied a step late"
 )
 
 
@@ -48,8 +50,8 @@ def _arriving(half: Half, said: set[int], only: str) -> list[Cause]:
         collective = form.collectives[number]
         text = (
             f"{'+' if only == 'B' else '-'} {plural(len(parameters), 'parameter')} "
-            f"{shapes(form.labels[n][1] for n in parameters)} that go straight into {_which(half, collective)} in {only} "
-            "only: gradients of an earlier step, carried over the cut without having been reduced"
+            f"{shapes(form.labels[n][1] for n in parameters)} that {'goes' if len(parameters) == 1 else 'go'} straight "
+            f"into {_which(half, collective)} in {only} only: gradients of an earlier step, carried over the cut without having been reduced"
         )
         names = half.names([*parameters, *collective.nodes])
         sides = ((), names) if only == "B" else (names, ())
@@ -74,9 +76,9 @@ def _waiting(half: Half, other: Half, paired: set[int], said: set[int], only: st
     nodes = [half.form.outputs[p] for p in extra]
     collective = other.form.collectives[reduced[nodes[0]]]
     text = (
-        f"{'+' if only == 'B' else '-'} {plural(len(extra), 'output')} {shapes(half.form.labels[n][1] for n in nodes)} that "
-        f"{_which(other, collective)} of {lacks} reduces and {only} does not: gradients left in a bucket at the cut, to be "
-        "carried over into the next step"
+        f"{'+' if only == 'B' else '-'} {plural(len(extra), 'output')} "
+        f"{shapes(half.form.labels[n][1] for n in nodes)} that {_which(other, collective)} of {lacks} reduces and "
+        f"{only} does not: gradients left in a bucket at the cut, to be carried over into the next step"
     )
     said.update(nodes)
     names, others = half.names(nodes), other.names(collective.nodes)

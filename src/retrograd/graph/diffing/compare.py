@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from retrograd.graph import keys
@@ -43,6 +42,9 @@ _RANK = (
     "aliasing_changed",
     "key_changed",
 )
+# Kinds that another assignment of parameters may explain with fewer instructions, and those that another alignment may.
+_DOUBTFUL = frozenset({"operand_changed", "parameter_moved", "output_removed"})
+_RESHAPED = frozenset({"operand_changed", "instruction_replaced", "instruction_removed"})
 _ALIASING = ("input_output_alias", "buffer_donor")
 _LAYOUTS = re.compile(r"\{[\d,]*(?::[^{}]*)?\}")
 
@@ -114,48 +116,72 @@ class _Comparison:
     def computation(self, name_a: str, name_b: str) -> tuple[list[Cause], int]:
         """Causes within one pair of computations and those that they call, and the number of consequences."""
         form_a, form_b = self.forms_a[name_a], self.forms_b[name_b]
-        strict = (
-            self.table.nodes(form_a, self.bodies[0], numbered=True),
-            self.table.nodes(form_b, self.bodies[1], numbered=True),
-        )
-        entry = name_a == self.a.entry and name_b == self.b.entry
-        if self.table.whole(form_a, strict[0], self.ordered(self.a, form_a)) == self.table.whole(
-            form_b, strict[1], self.ordered(self.b, form_b)
-        ):
+        numbered = self.ids(form_a, form_b, numbered=True)
+        ordered = self.ordered(self.a, form_a), self.ordered(self.b, form_b)
+        if self.table.whole(form_a, numbered[0], ordered[0]) == self.table.whole(form_b, numbered[1], ordered[1]):
             return [], 0
-        view = self.view(form_a, form_b, strict, numbered=not entry)
+        entry = name_a == self.a.entry and name_b == self.b.entry
+        view, found = self.simplest(form_a, form_b, numbered, entry)
+        if not found[0]:
+            found = [_unexplained(view)], found[1]
         if entry:
             self.entry = view
-        return self.causes(view)
+        inner, more = self.called(view)
+        return [*found[0], *inner], found[1] + more
+
+    def simplest(
+        self, form_a: Form, form_b: Form, numbered: tuple[list[int], list[int]], entry: bool
+    ) -> tuple[View, tuple[list[Cause], int]]:
+        """The correspondence that explains the difference with the fewest instructions.
+
+        In the entry, parameters may have changed places, which is tried first; in a called computation the caller gives
+        them their places. Where the answer is doubtful, that each kept its number is tried as well, and that nothing
+        came between two operations that look alike.
+        """
+        first = numbered if not entry else self.ids(form_a, form_b, False)
+        best = self.hypothesis(form_a, form_b, first, numbered)
+        if entry and any(c.kind in _DOUBTFUL for c in best[1][0]):
+            best = min(best, self.hypothesis(form_a, form_b, numbered, numbered), key=_cost)
+        if any(c.kind in _RESHAPED for c in best[1][0]):
+            best = min(best, self.hypothesis(form_a, form_b, best[0].ids, numbered, bold=False), key=_cost)
+        return best
 
     def ordered(self, graph: Graph, form: Form) -> bool:
         return form.chained or graph.header.get("is_scheduled") == "true"
 
-    def view(self, form_a: Form, form_b: Form, strict: tuple[Sequence[int], Sequence[int]], numbered: bool) -> View:
-        """In the entry, parameters may change places; in a called computation the caller gives them their places."""
-        ids_a, ids_b = strict
-        if not numbered:
-            ids_a = self.table.nodes(form_a, self.bodies[0], numbered=False)
-            ids_b = self.table.nodes(form_b, self.bodies[1], numbered=False)
-        matching: Matching = match(form_a, form_b, ids_a, ids_b, strict)
-        half_a = Half(self.a, form_a, list(ids_a), matching.a)
-        half_b = Half(self.b, form_b, list(ids_b), matching.b)
-        return View(half_a, half_b, matching)
+    def ids(self, form_a: Form, form_b: Form, numbered: bool) -> tuple[list[int], list[int]]:
+        """Numbers of the values of both; `numbered`: parameters are told apart by their numbers."""
+        return self.table.nodes(form_a, self.bodies[0], numbered), self.table.nodes(form_b, self.bodies[1], numbered)
+
+    def hypothesis(
+        self,
+        form_a: Form,
+        form_b: Form,
+        ids: tuple[list[int], list[int]],
+        exact: tuple[list[int], list[int]],
+        bold: bool = True,
+    ) -> tuple[View, tuple[list[Cause], int]]:
+        """What corresponds and what differs if values with equal numbers are the same."""
+        matching: Matching = match(form_a, form_b, *ids, bold=bold)
+        half_a = Half(self.a, form_a, ids[0], exact[0], matching.a)
+        half_b = Half(self.b, form_b, ids[1], exact[1], matching.b)
+        view = View(half_a, half_b, matching)
+        return view, self.causes(view)
 
     def causes(self, view: View) -> tuple[list[Cause], int]:
         relabelled, consequences = labels.changed(view)
         moved, remark = orders.parameters(view)
-        inner, more = self.called(view)
         claimed = Claimed()
         found = carried.changed(view, claimed)
         found += [*regions.changed(view, claimed), *relabelled, *orders.operands(view), *collectives.changed(view)]
-        found += [*orders.outputs(view), *moved, *inner]
+        found += [*orders.outputs(view), *moved]
         found = _without_doubles(found)
         if remark and found:
             found = [
-                replace(c, what=f"{c.what}; {remark}") if c.kind in ("parameter_added", "output_added") else c for c in found
+                replace(c, what=f"{c.what}; {remark}") if c.kind in ("parameter_added", "output_added") else c
+                for c in found
             ]
-        return found, consequences + more + self.above(view)
+        return found, consequences + self.above(view)
 
     def above(self, view: View) -> int:
         """Nodes that are the same operation on corresponding operands, and differ because something below them does."""
@@ -164,7 +190,11 @@ class _Comparison:
         return sum(
             1
             for a, b in enumerate(view.a.partner)
-            if b >= 0 and form.live[a] and ids_a[a] != ids_b[b] and view.matching.alike(a, b) and view.same_operands(a, b)
+            if b >= 0
+            and form.live[a]
+            and ids_a[a] != ids_b[b]
+            and view.matching.alike(a, b)
+            and view.same_operands(a, b)
         )
 
     def called(self, view: View) -> tuple[list[Cause], int]:
@@ -187,7 +217,9 @@ class _Comparison:
             inner, more = self.computation(x, y)
             consequences += more
             label = view.a.form.labels[pairs[0][0]]
-            causes += [replace(c, what=f"in the {role} of {label[0]} {view.a.name(pairs[0][0])}: {c.what}") for c in inner]
+            causes += [
+                replace(c, what=f"in the {role} of {label[0]} {view.a.name(pairs[0][0])}: {c.what}") for c in inner
+            ]
         return causes, consequences
 
     def header(self) -> list[Cause]:
@@ -200,15 +232,15 @@ class _Comparison:
                     Cause(
                         "aliasing_changed",
                         f"{name}: {_shown(before)} -> {_shown(after)}; the computation is the same",
-                        advice="the same graph compiles again if other inputs are donated: donate the same ones at every step",
+                        advice="a graph compiles again if other inputs are donated: donate the same ones at every step",
                     )
                 )
         if not causes and self.a.key and self.b.key and self.a.key != self.b.key:
             causes.append(
                 Cause(
                     "key_changed",
-                    f"the same computation under two keys, {self.a.key[:12]} and {self.b.key[:12]}: what is not in the text "
-                    "differs (donated inputs, order of parameters of the framework, sharding flags)",
+                    f"the same computation under two keys, {self.a.key[:12]} and {self.b.key[:12]}: what is not in the "
+                    "text differs (donated inputs, order of parameters of the framework, sharding flags)",
                     advice="keep parameter aliasing on or off for the whole run",
                 )
             )
@@ -226,17 +258,34 @@ class _Comparison:
             )
         sizes = [sorted(map(len, f.barriers)) for f in (main_a, main_b)]
         if sizes[0] != sizes[1]:
-            text = f"optimisation barriers: {len(sizes[0])} over {sum(sizes[0])} values -> {len(sizes[1])} over {sum(sizes[1])}"
+            counts = [f"{len(size)} over {sum(size)}" for size in sizes]
+            text = f"optimisation barriers: {counts[0]} values -> {counts[1]}"
             notes.append(Cause("barrier_changed", text))
         if different:
             return notes
         if not notes and keys.names_key(self.a) != keys.names_key(self.b):
-            notes.append(Cause("packaging_only", "packaging: tuples, asynchronous pairs or the order of unordered collectives"))
+            notes.append(
+                Cause("packaging_only", "packaging: tuples, asynchronous pairs or the order of unordered collectives")
+            )
         layouts = [g.header.get("entry_computation_layout", "") for g in (self.a, self.b)]
         if layouts[0] != layouts[1] and _LAYOUTS.sub("", layouts[0]) == _LAYOUTS.sub("", layouts[1]):
             notes.append(Cause("layout_only", "layouts of parameters or outputs"))
         assert all(n.kind in HARMLESS for n in notes)
         return notes
+
+
+def _cost(hypothesis: tuple[View, tuple[list[Cause], int]]) -> tuple[int, int]:
+    causes, consequences = hypothesis[1]
+    sizes = {c: max(c.count, len(c.a) + len(c.b)) for c in causes}
+    # Any permutation is one event: 3, a little more than one operand that changed, which names one instruction a side.
+    return sum(min(n, 3) if c.kind == "parameter_moved" else n for c, n in sizes.items()), consequences
+
+
+def _unexplained(view: View) -> Cause:
+    """Two computations that are not equal always differ for a reason; never say "same" for want of words."""
+    count_a, count_b = (sum(half.form.live) for half in (view.a, view.b))
+    text = f"the two differ in a way that has no name here ({count_a} and {count_b} live instructions)"
+    return Cause("operand_changed", text, advice="please report it, with both files")
 
 
 def _shown(text: str) -> str:
@@ -247,7 +296,13 @@ def _without_doubles(causes: list[Cause]) -> list[Cause]:
     """Causes that are not said by another: a collective inside a carried-over gradient; constants written twice."""
     if any(c.kind != "duplicate_changed" for c in causes):
         causes = [c for c in causes if c.kind != "duplicate_changed"]
-    said = {(side, name) for c in causes if c.kind in _EXPLAINS for side, names in (("a", c.a), ("b", c.b)) for name in names}
+    said = {
+        (side, name)
+        for c in causes
+        if c.kind in _EXPLAINS
+        for side, names in (("a", c.a), ("b", c.b))
+        for name in names
+    }
     kept = []
     for cause in causes:
         names = [("a", n) for n in cause.a] + [("b", n) for n in cause.b]

@@ -1,4 +1,4 @@
-"""Numbers for values, equal exactly where the values are: the same label on the same operands, in one table for both sides.
+"""Numbers for values, equal exactly where the values are: the same label on the same operands, one table for both sides.
 
 Hash-consing, so no collision can make different values equal; a number means nothing outside its table.
 """
@@ -51,7 +51,7 @@ class Table:
         return found
 
     def whole(self, form: Form, ids: list[int], ordered: bool) -> int:
-        """A number for a computation as a whole: outputs, live values with their multiplicity, how collectives are coalesced."""
+        """A number for a computation: outputs, live values with multiplicity, how collectives are coalesced."""
         live = tuple(sorted(i for i, alive in zip(ids, form.live, strict=True) if alive))
         groups = [tuple(ids[n] for n in c.nodes) for c in form.collectives]
         if not ordered:

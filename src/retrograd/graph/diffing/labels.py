@@ -81,8 +81,8 @@ def _short(text: str) -> str:
 
 
 _ADVICE: dict[str, str] = {
-    "constant_changed": "a Python number went into the graph as a constant: pass it as a tensor, or keep it the same at "
-    "every step",
+    "constant_changed": "a Python number went into the graph as a constant: pass it as a tensor, or keep it the same "
+    "at every step",
     "shape_changed": "pad to one size, drop the last incomplete batch, or mark the dimension dynamic",
     "dtype_changed": "look for a cast, autocast or a default dtype that differs between the two",
     "attribute_changed": "an argument of the operation differs: a slice bound or an axis that depends on rank or step?",

@@ -1,8 +1,8 @@
 """Which node of one graph corresponds to which of the other.
 
 First what is certain: values that are equal and occur once on either side, and everything below them, operand by
-operand. Then what equal values cannot say, because one change low in a graph makes every value above it another: a sweep
-from the outputs down, in which each node that has found its partner proposes its operands as partners of the other's
+operand. Then what equal values cannot say, because one change low in a graph makes every value above it another: a
+sweep from the outputs down, in which each node that has found its partner proposes its operands as partners of the other's
 operands. A node decides when all its users have (users stand after operands), for the partner with most proposals among
 those that are alike. Last, a sweep upwards for what no common output reaches. Each pass takes time linear in the edges.
 """
@@ -28,6 +28,7 @@ class Matching:
         self.a = [-1] * len(form_a)
         self.b = [-1] * len(form_b)
         self.outputs: list[tuple[int, int]] = []
+        self.bold = True
         self._votes: dict[int, Counter[int]] = {}
 
     def pair(self, a: int, b: int) -> None:
@@ -53,10 +54,15 @@ class Matching:
                 pending.extend(zip(operands_a[a], operands_b[b], strict=True))
 
 
-def match(form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int], strict: tuple) -> Matching:
-    """The correspondence of two forms. `ids` tell parameters apart by shape alone, `strict` (a pair) by number too."""
+def match(form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int], bold: bool = True) -> Matching:
+    """The correspondence of two forms, given numbers of their values from one table (`diffing.ids`).
+
+    `bold`: take an operation for inserted or removed if what is behind it looks more like its counterpart.
+    """
     made = Matching(form_a, form_b, ids_a, ids_b)
-    _outputs(made, *strict)
+    made.bold = bold
+    _parameters(made)
+    _outputs(made)
     for i, j in made.outputs:
         a, b = form_a.outputs[i], form_b.outputs[j]
         if ids_a[a] == ids_b[b]:
@@ -65,10 +71,23 @@ def match(form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int]
     _down(made)
     _up(made)
     _leftovers(made)
+    _late_outputs(made)
     return made
 
 
-def _outputs(made: Matching, strict_a: Sequence[int], strict_b: Sequence[int]) -> None:
+def _parameters(made: Matching) -> None:
+    """Parameters that are certain: equal, and like no other."""
+    form_a, form_b = made.form_a, made.form_b
+    count_a = Counter(made.ids_a[a] for a in form_a.parameters)
+    place_b = {made.ids_b[b]: b for b in form_b.parameters}
+    count_b = Counter(made.ids_b[b] for b in form_b.parameters)
+    for a in form_a.parameters:
+        own = made.ids_a[a]
+        if count_a[own] == 1 == count_b[own]:
+            made.pair(a, place_b[own])
+
+
+def _outputs(made: Matching) -> None:
     """Outputs that correspond: equal values in order, equal values elsewhere, then what is left between those.
 
     Between two pairs, outputs correspond one by one if their shapes agree; else by label, by operation, by shape.
@@ -76,7 +95,6 @@ def _outputs(made: Matching, strict_a: Sequence[int], strict_b: Sequence[int]) -
     outs_a, outs_b = made.form_a.outputs, made.form_b.outputs
     labels_a, labels_b = made.form_a.labels, made.form_b.labels
     found = _Outputs(len(outs_a), len(outs_b))
-    found.refine([strict_a[o] for o in outs_a], [strict_b[o] for o in outs_b])
     ids = [made.ids_a[o] for o in outs_a], [made.ids_b[o] for o in outs_b]
     found.refine(*ids)
     found.moved(*ids)
@@ -221,10 +239,10 @@ def _between(made: Matching, a: int, b: int) -> tuple[int, int] | None:
         return None
     ids_a, ids_b = made.ids_a, made.ids_b
     for o in made.form_b.operands[b]:
-        if made.b[o] < 0 and (ids_b[o] == ids_a[a] or (made.alike(a, o) and _closer(made, a, o, a, b))):
+        if made.b[o] < 0 and (ids_b[o] == ids_a[a] or (made.bold and made.alike(a, o) and _closer(made, a, o, a, b))):
             return a, o
     for o in made.form_a.operands[a]:
-        if made.a[o] < 0 and (ids_a[o] == ids_b[b] or (made.alike(o, b) and _closer(made, o, b, a, b))):
+        if made.a[o] < 0 and (ids_a[o] == ids_b[b] or (made.bold and made.alike(o, b) and _closer(made, o, b, a, b))):
             return o, b
     return None
 
@@ -281,3 +299,15 @@ def _leftovers(made: Matching) -> None:
     for a in range(len(form_a)):
         if made.a[a] < 0 and waiting.get(made.ids_a[a]):
             made.pair(a, waiting[made.ids_a[a]].pop())
+
+
+def _late_outputs(made: Matching) -> None:
+    """Outputs whose nodes turned out to be partners, wherever they stand."""
+    taken_a, taken_b = ({pair[k] for pair in made.outputs} for k in (0, 1))
+    waiting: dict[int, list[int]] = {}
+    for j, b in reversed(list(enumerate(made.form_b.outputs))):
+        if j not in taken_b:
+            waiting.setdefault(b, []).append(j)
+    for i, a in enumerate(made.form_a.outputs):
+        if i not in taken_a and waiting.get(made.a[a]):
+            made.outputs.append((i, waiting[made.a[a]].pop()))

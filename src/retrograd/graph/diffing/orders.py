@@ -24,7 +24,10 @@ def parameters(view: View) -> tuple[list[Cause], str]:
     counts = Counter(j - i for i, j in shifted)
     histogram = ", ".join(f"{shift:+d} x{n}" if n > 1 else f"{shift:+d}" for shift, n in counts.most_common(4))
     if not out_of_order:
-        return [], f"the other parameters keep their order; {len(shifted)} of {len(pairs)} have another number ({histogram})"
+        return (
+            [],
+            f"the other parameters keep their order; {len(shifted)} of {len(pairs)} have another number ({histogram})",
+        )
     moved = {i for i, _ in shifted}
     names_a = view.a.names(n for n in a.parameters if a.numbers[n] in moved and view.a.partner[n] >= 0)
     names_b = view.b.names(view.a.partner[n] for n in a.parameters if a.numbers[n] in moved and view.a.partner[n] >= 0)

@@ -14,7 +14,7 @@ from retrograd.graph.record import Cause
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Connected nodes that the other graph lacks. `fed` are partners that use them, `outputs` places among the outputs."""
+    """Connected nodes that the other graph lacks; `fed` are partners that use them, `outputs` places among outputs."""
 
     nodes: tuple[int, ...]
     parameters: tuple[int, ...]
@@ -97,7 +97,7 @@ def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> 
             f"{'a tensor' if len(places) == 1 else plural(len(places), 'tensor')} alive at the cut in "
             f"{'B' if added else 'A'} only"
         )
-        advice = "drop the last reference to it before the step ends (del it, detach and copy to the host, or keep it always)"
+        advice = "drop the last reference before the step ends (del, or copy to the host), or keep it at every step"
         kind = "output_added" if added else "output_removed"
         names = half.names(made)
         line = line or half.best_line(made)
@@ -108,11 +108,20 @@ def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> 
 def _grouped(half: Half, other: Half, found: list[Region], added: bool) -> list[Cause]:
     """Regions at the same line, with new parameters or without, as one cause."""
     alike: dict[tuple[str, bool, bool], list[Region]] = defaultdict(list)
-    other_ids = set(other.ids)
+    counts = Counter(half.exact)
     for region in found:
-        known = all(half.ids[n] in other_ids for n in region.nodes)
+        known = all(counts[half.exact[n]] > 1 for n in region.nodes) and _still_read(half, other, region)
         alike[half.best_line(region.nodes), known, bool(region.parameters)].append(region)
     return [_region_cause(half, rs, known, added) for (_, known, _), rs in alike.items()]
+
+
+def _still_read(half: Half, other: Half, region: Region) -> bool:
+    """Do the users of a region read the same values on the other side, from a twin?"""
+    for user in region.fed:
+        read = {half.exact[o] for o in half.form.operands[user] if o in region.nodes}
+        if half.partner[user] < 0 or not read <= {other.exact[o] for o in other.form.operands[half.partner[user]]}:
+            return False
+    return True
 
 
 def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> Cause:
@@ -134,8 +143,9 @@ def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> 
         kind = "parameter_added" if added else "parameter_removed"
         text = (
             f"{sign} {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}, "
-            f"used by {what}" if bodies else f"{sign} {plural(len(parameters), 'parameter')} "
-            f"{shapes(form.labels[n][1] for n in parameters)}"
+            f"used by {what}"
+            if bodies
+            else f"{sign} {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}"
         )
         return Cause(kind, text, line, _ADVICE[kind], *sides, len(parameters))
     kind = "instruction_inserted" if added else "instruction_removed"
@@ -145,8 +155,8 @@ def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> 
 
 _ADVICE: dict[str, str] = {
     "duplicate_changed": "the same expression is written or traced twice: compute it once and keep it",
-    "parameter_added": "state that the other step did not have (an optimizer's first step makes its buffers), or a tensor "
-    "made between steps: create it before the first step, outside the traced region",
+    "parameter_added": "state that the other step did not have (an optimizer's first step makes its buffers), or a "
+    "tensor made between steps: create it before the first step, outside the traced region",
     "parameter_removed": "state that the other step had: is something used only at some steps?",
     "instruction_inserted": "this line runs in B only: a branch in Python, logging, or a check at some steps?",
     "instruction_removed": "this line runs in A only: a branch in Python, logging, or a check at some steps?",
@@ -173,6 +183,12 @@ def _replaced(causes: list[Cause]) -> list[Cause]:
         old, new = (cause, twin) if cause.kind == "instruction_removed" else (twin, cause)
         text = f"{old.what[2:].removesuffix(' in A only')} replaced by {new.what[2:].removesuffix(' in B only')}"
         kept[kept.index(twin)] = Cause(
-            "instruction_replaced", text, cause.where, "another operation is called at this line", old.a, new.b, cause.count
+            "instruction_replaced",
+            text,
+            cause.where,
+            "another operation is called at this line",
+            old.a,
+            new.b,
+            cause.count,
         )
     return kept

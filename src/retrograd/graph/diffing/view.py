@@ -16,12 +16,14 @@ from retrograd.graph.places import is_library
 class Half:
     """One side: the graph, the form of the computation, numbers of its values, and who has no partner.
 
-    `partner[k]` is the node of the other side, -1 if none; `users[k]` are live nodes that use node k (made when asked).
+    `ids` are the numbers that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
+    of the other side, -1 if none; `users[k]` are live nodes that use node k (made when asked).
     """
 
     graph: Graph
     form: Form
     ids: list[int]
+    exact: list[int]
     partner: list[int]
     alone: list[int] = field(default_factory=list)
     _users: list[list[int]] | None = None
@@ -82,6 +84,11 @@ class View:
     a: Half
     b: Half
     matching: Matching
+
+    @property
+    def ids(self) -> tuple[list[int], list[int]]:
+        """The numbers of values that the matching went by."""
+        return self.a.ids, self.b.ids
 
     @property
     def outputs(self) -> list[tuple[int, int]]:

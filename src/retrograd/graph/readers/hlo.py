@@ -19,18 +19,19 @@ from retrograd.graph.ir import Computation, Graph, Instruction
 from retrograd.graph.readers import scan
 
 _NEST = scan.balanced(4)
-_SHAPE = rf"[a-z]\w*\[[^\]]*+\](?:\{{[^{{}}]*+\}})?+|\({_NEST}\)"
+_SHAPE = rf"[a-z]\w*+\[[^\]]*+\](?:\{{[^{{}}]*+\}})?+|\({_NEST}\)"
 _INSTRUCTION = re.compile(
     rf"\s*+(ROOT\s++)?+%?+([^\s=,(){{}}%]++)\s*+=\s*+({_SHAPE})\s++([a-z][\w\-]*+)\(({_NEST})\)(.*+)", re.DOTALL
 )
-_COMPUTATION = re.compile(r"\s*+(ENTRY\s++)?+%?+([^\s=,(){}%]++)\s*+(?:\(.*\)\s*+->.*)?\{\s*+\Z", re.DOTALL)
-_METADATA = re.compile(r',\s*+metadata=(\{(?:[^"{}]|"(?:[^"\\]|\\.)*+")*+\})')
+# The expressions below take every character once, so that no text, however damaged, makes them quadratic.
+_COMPUTATION = re.compile(r"\s*+(ENTRY\s++)?+%?+([^\s=,(){}%]++)\s*+")
 _NAMED = re.compile(r"%([^\s,(){}]++)")
-_NOISE = re.compile(r"/\*.*?\*/")
-_LAYOUT = re.compile(r"\{[^{}]*\}")
-_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?\Z")
-_FRAME = re.compile(r"(\d+)\s+\{(.*)\}\s*\Z")
-_PAIR = re.compile(r"(\w+)=(\d+)")
+_NOISE = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
+_LAYOUT = re.compile(r"\{[^{}]*+\}")
+_IOTA = re.compile(r"\[([\d,]++)\]<=\[([\d,]++)\](?:T\(([\d,]++)\))?\Z", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
+_ROW = re.compile(r"([0-9]{1,9}) (.*)\Z")
+_PAIR = re.compile(r"(?<!\w)(\w++)=([0-9]{1,9})(?![0-9])")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 # Attributes that say nothing about what is computed: ids, scheduling, placement of buffers, notes for tools.
@@ -56,6 +57,8 @@ _CALLS = frozenset(
 )
 # Group lists longer than this stay as written: 64k ranks would be 400 kB of text.
 _MOST_RANKS = 4096
+# Frames of one instruction: JAX records about 20; without a limit a damaged table would be read quadratically.
+_MOST_FRAMES = 128
 
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
@@ -80,7 +83,7 @@ class _Reader:
     """Reads one module line by line. Public names of the loop are locals where the loop is hot."""
 
     def __init__(self, text: str, source: str, first: int) -> None:
-        self.lines = text.splitlines()
+        self.lines = scan.lines(text)
         self.source = source
         self.first = first
         self.shapes: dict[str, str] = {}
@@ -91,9 +94,8 @@ class _Reader:
 
     def error(self, what: str, at: int | None = None) -> GraphError:
         at = self.at if at is None else at
-        line = self.lines[at].strip() if at < len(self.lines) else "the end of the file"
-        shown = line if len(line) <= 120 else line[:117] + "..."
-        return GraphError(f"{self.source or 'HLO text'}, line {self.first + at}: {what}: {shown}")
+        line = self.lines[at] if at < len(self.lines) else "the end of the file"
+        return scan.error(self.source or "HLO text", self.first + at, what, line)
 
     def graph(self) -> Graph:
         name, header = self.header()
@@ -123,7 +125,7 @@ class _Reader:
         return parts[0].lstrip("%"), {key.strip(): value.strip() for key, _, value in pairs}
 
     def tables(self) -> dict[int, tuple[tuple[str, int, str], ...]]:
-        """The tables of source positions that new XLA prints after the header: stack frame id -> frames, inner first."""
+        """The tables of source positions of new XLA after the header: stack frame id -> frames, innermost first."""
         rows: dict[str, dict[int, str]] = {}
         table = ""
         while self.at < len(self.lines):
@@ -131,21 +133,20 @@ class _Reader:
             if line in _TABLES:
                 table = line
                 rows[table] = {}
-            elif line and not table:
-                break
             elif line:
-                number, _, value = line.partition(" ")
-                if not number.isdigit():
+                found = _ROW.match(line) if table else None
+                if not found:
                     break
-                rows[table][int(number)] = value.strip()
+                rows[table][int(found[1])] = found[2].strip()
             self.at += 1
         return _frames(rows)
 
     def computation(self) -> None:
         start = self.at
-        header = self.joined()
+        header = self.joined().rstrip()
         found = _COMPUTATION.match(header)
-        if not found:
+        rest = header[found.end() : -1].strip() if found and header.endswith("{") else "?"
+        if not found or (rest and not (rest.startswith("(") and "->" in rest)):
             raise self.error("neither an instruction nor the beginning of a computation", start)
         name = found[2]
         if name in self.computations:
@@ -160,89 +161,102 @@ class _Reader:
         """The line at hand with the lines that follow while a bracket (other than the last brace) is open."""
         text = self.lines[self.at]
         self.at += 1
-        opened = text.rstrip().endswith("{")
-        depth = scan.depth(text) - opened
+        depth = scan.depth(text) - text.rstrip().endswith("{")
+        parts = [text]
         while depth > 0 and self.at < len(self.lines):
             line = self.lines[self.at]
             if _INSTRUCTION.match(line):
                 break
-            text += " " + line.strip()
+            parts.append(line.strip())
             depth += scan.depth(line)
             self.at += 1
             if line.rstrip().endswith("{") and depth == 1:
                 break
-        return text
+        return " ".join(parts)
 
     def body(self, name: str, start: int) -> Computation:
         instructions: list[Instruction] = []
         places: dict[str, int] = {}
         parameters: dict[int, int] = {}
         root = -1
-        lines, end, match = self.lines, len(self.lines), _INSTRUCTION.match
-        shapes, first = self.shapes, self.first
-        while self.at < end:
+        lines, shapes, match, first = self.lines, self.shapes, _INSTRUCTION.match, self.first
+        while True:
             at = self.at
-            found = match(lines[at])
-            if found is None:
-                text = lines[at].strip()
+            found = match(lines[at]) if at < len(lines) else None
+            if found is not None:
                 self.at += 1
-                if text.startswith("}"):
-                    break
-                if not text or text.startswith("//"):
-                    continue
-                self.at = at
-                found = self.unusual()
+                is_root, own, raw_shape, opcode, raw_operands, tail = found.groups()
             else:
-                self.at += 1
-            is_root, own, raw_shape, opcode, raw_operands, tail = (
-                found.groups() if isinstance(found, re.Match) else found
-            )
+                unusual = self.unusual(name)
+                if unusual is None:
+                    break
+                is_root, own, raw_shape, opcode, raw_operands, tail = unusual
+                at = self.at - 1
             shape = shapes.get(raw_shape)
             if shape is None:
                 shape = shapes[raw_shape] = _shape(raw_shape)
-            attrs, called, metadata = "", (), ""
-            if tail:
-                attrs, called, metadata = self.tail(tail, opcode, at)
+            attrs, called, metadata = self.tail(tail, opcode, at) if tail else ("", (), "")
             operands: tuple[int, ...] = ()
-            if opcode == "parameter":
-                number = raw_operands.strip()
-                if not number.isdecimal():
-                    raise self.error(f"a parameter has a number, this one has {number!r}", at)
-                if int(number) in parameters:
-                    raise self.error(f"parameter({number}) stands here a second time", at)
-                parameters[int(number)] = len(instructions)
-                attrs = f"{number}, {attrs}" if attrs else number
-            elif opcode == "constant":
-                literal = " ".join(raw_operands.split())
-                attrs = f"{literal}, {attrs}" if attrs else literal
+            if opcode == "parameter" or opcode == "constant":
+                value = " ".join(raw_operands.split())
+                attrs = f"{value}, {attrs}" if attrs else value
+                if opcode == "parameter":
+                    parameters[self.number(value, parameters, at)] = len(instructions)
             elif raw_operands:
+                # Splitting is right for nearly all lines; a name that it gets wrong is not found and read with care.
                 try:
                     if "%" in raw_operands:
-                        operands = tuple([places[n] for n in _NAMED.findall(raw_operands)])
+                        operands = tuple([places[part.partition(",")[0]] for part in raw_operands.split("%")[1:]])
                     else:
-                        operands = tuple([places[n] for n in _bare_names(raw_operands)])
-                except KeyError as missing:
-                    raise self.error(f"the operand {missing.args[0]} is not defined above in {name}", at) from None
+                        operands = tuple([places[part] for part in raw_operands.split(", ")])
+                except KeyError:
+                    operands = self.operands(raw_operands, places, name, at)
             if is_root:
                 root = len(instructions)
             if own in places:
                 raise self.error(f"a second instruction of {name} is called {own}", at)
             places[own] = len(instructions)
             instructions.append(Instruction(own, opcode, shape, operands, attrs, called, metadata, first + at))
-        else:
-            raise self.error(f"the computation {name} is not closed; the file may be cut off", end)
         if not instructions:
             raise self.error(f"the computation {name} is empty", start)
-        if sorted(parameters) != list(range(len(parameters))):
-            missing = next(i for i in range(len(parameters) + 1) if i not in parameters)
-            raise self.error(
-                f"the computation {name} has {len(parameters)} parameters but no parameter({missing})", start
-            )
-        numbered = [parameters[i] for i in range(len(parameters))]
+        numbered = self.numbered(parameters, name, start)
         return Computation(name, instructions, root if root >= 0 else len(instructions) - 1, numbered, first + start)
 
-    def unusual(self) -> tuple[str | None, str, str, str, str, str]:
-        """An instruction that the expression does not match: over several lines, or with brackets inside quotes."""
+    def operands(self, raw: str, places: dict[str, int], name: str, at: int) -> tuple[int, ...]:
+        """Operands with anything between their names: shapes, comments, blanks."""
+        text = _NOISE.sub("", raw)
+        names = _NAMED.findall(text) if "%" in text else [part.split()[-1] for part in scan.split(text) if part]
+        try:
+            return tuple([places[n] for n in names])
+        except KeyError as missing:
+            raise self.error(f"the operand {missing.args[0]} is not defined above in {name}", at) from None
+
+    def number(self, text: str, parameters: dict[int, int], at: int) -> int:
+        if not _NUMBER.match(text):
+            raise self.error(f"a parameter has a number, this one has {scan.shortened(text)!r}", at)
+        if int(text) in parameters:
+            raise self.error(f"parameter({text}) stands here a second time", at)
+        return int(text)
+
+    def numbered(self, parameters: dict[int, int], name: str, start: int) -> list[int]:
+        count = len(parameters)
+        missing = next((i for i in range(count) if i not in parameters), None)
+        if missing is not None:
+            raise self.error(f"the computation {name} has {count} parameters but no parameter({missing})", start)
+        return [parameters[i] for i in range(count)]
+
+    def unusual(self, computation: str) -> tuple[str | None, str, str, str, str, str] | None:
+        """An instruction that the expression does not match: several lines, brackets in quotes. None: the computation ends."""
+        while self.at < len(self.lines):
+            text = self.lines[self.at].strip()
+            if text.startswith("}"):
+                self.at += 1
+                return None
+            if text and not text.startswith("//"):
+                break
+            self.at += 1
+        else:
+            raise self.error(f"the computation {computation} is not closed; the file may be cut off")
         start = self.at
         text = self.joined().strip()
         if found := _INSTRUCTION.match(text):
@@ -263,23 +277,31 @@ class _Reader:
 
     def tail(self, tail: str, opcode: str, at: int) -> tuple[str, tuple[tuple[str, str], ...], str]:
         """Attributes, called computations and metadata from what follows the operands."""
+        head, mark, rest = tail.partition(", metadata={")
         metadata = ""
-        start = tail.find("metadata={")
-        if start >= 0 and (found := _METADATA.search(tail, max(0, start - 8))):
-            metadata = found[1]
-            tail = tail[: found.start()] + tail[found.end() :]
-        if not tail:
-            return "", (), metadata
-        key = opcode + tail if opcode in ("custom-call", "async-start") else tail
+        if mark:
+            # Metadata is the last attribute and has no brace of its own in nearly every line.
+            if '"' not in head and rest.find("}") == len(rest) - 1:
+                metadata, tail = "{" + rest, head
+            else:
+                parts = scan.split(tail[1:])
+                metadata = next((part[9:] for part in parts if part.startswith("metadata={")), "")
+                tail = "".join([", " + part for part in parts if not part.startswith("metadata={")])
+            if not tail:
+                return "", (), metadata
+        key = opcode + tail if opcode == "custom-call" else tail
         known = self.attributes.get(key)
         if known is None:
-            if not tail.lstrip().startswith(","):
+            text = tail.strip()
+            if text and not text.startswith(","):
                 raise self.error("attributes begin with a comma", at)
-            known = self.attributes[key] = _attributes(tail.lstrip()[1:], opcode)
+            if scan.depth(text):
+                raise self.error("a bracket or quote of the attributes is not closed", at)
+            known = self.attributes[key] = _attributes(text[1:], opcode)
         return known[0], known[1], metadata
 
     def called_exist(self) -> None:
-        """Every called computation is there, and none calls itself, however indirectly: callers come later in the text."""
+        """Every called computation is there, and none calls itself, even indirectly: callers come later in the text."""
         seen: set[str] = set()
         for name, computation in self.computations.items():
             for instruction in computation.instructions:
@@ -294,21 +316,10 @@ class _Reader:
 
 
 def _shape(raw: str) -> str:
-    """A shape without layouts and index comments: "f32[8,16]{1,0:T(8,128)}" -> "f32[8,16]"."""
-    return (
-        _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "").replace(",", ", ")
-        if raw[0] == "("
-        else raw.partition("{")[0]
-    )
-
-
-def _bare_names(text: str) -> list[str]:
-    """Operands printed without a percent sign, with or without shapes before them."""
-    if "/*" in text:
-        text = _NOISE.sub("", text)
-    if "[" not in text and "(" not in text:
-        return [part.strip() for part in text.split(",")]
-    return [part.split()[-1] for part in scan.split(text) if part]
+    """A shape without layouts, blanks and index comments: "(f32[8,16]{1,0:T(8,128)}, s32[])" -> "(f32[8,16],s32[])"."""
+    if raw[0] != "(":
+        return raw.partition("{")[0]
+    return _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "")
 
 
 def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -318,7 +329,7 @@ def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...
     for part in scan.split(text):
         name, _, value = part.partition("=")
         name, value = name.strip(), value.strip()
-        if name in _CALLS and not value.startswith('"') and name not in ("select", "scatter") or value.startswith("%"):
+        if value.startswith("%") or (name in _CALLS - {"select", "scatter"} and not value.startswith('"')):
             called += [(name, n.strip().lstrip("%")) for n in value.strip("{}").split(",") if n.strip()]
         elif name in _DROPPED and not (name == "backend_config" and opcode == "custom-call"):
             continue
@@ -336,10 +347,10 @@ def _groups(text: str) -> str:
     found = _IOTA.match(text)
     if not found:
         return text.replace(" ", "")
-    shape, grid = ([int(n) for n in found[i].split(",")] for i in (1, 2))
-    axes = [int(n) for n in found[3].split(",")] if found[3] else list(range(len(grid)))
+    shape, grid, axes = ([int(n) for n in (found[i] or "").split(",") if _NUMBER.match(n)] for i in (1, 2, 3))
+    axes = axes if found[3] else list(range(len(grid)))
     ranks = prod(grid)
-    if ranks != prod(shape) or ranks > _MOST_RANKS or sorted(axes) != list(range(len(grid))) or len(shape) != 2:
+    if not 0 < ranks == prod(shape) <= _MOST_RANKS or sorted(axes) != list(range(len(grid))) or len(shape) != 2:
         return text
     steps = [prod(grid[i + 1 :]) for i in range(len(grid))]
     order = [
@@ -353,15 +364,19 @@ def _frames(rows: dict[str, dict[int, str]]) -> dict[int, tuple[tuple[str, int, 
     """Stack frames by id. The printed parent is the true one plus 1: a frame that names itself has no parent."""
     files = {i: text.strip('"') for i, text in rows.get("FileNames", {}).items()}
     functions = {i: text.strip('"') for i, text in rows.get("FunctionNames", {}).items()}
-    places = {i: dict(_PAIR.findall(text)) for i, text in rows.get("FileLocations", {}).items()}
-    frames = {i: dict(_PAIR.findall(text)) for i, text in rows.get("StackFrames", {}).items()}
+    spots = {i: _numbers(text) for i, text in rows.get("FileLocations", {}).items()}
+    frames = {i: _numbers(text) for i, text in rows.get("StackFrames", {}).items()}
     stacks: dict[int, tuple[tuple[str, int, str], ...]] = {}
     for number in frames:
         stack, at = [], number
-        while at in frames and len(stack) < len(frames):
-            spot = places.get(int(frames[at].get("file_location_id", 0)), {})
-            file = files.get(int(spot.get("file_name_id", 0)), "")
-            stack.append((file, int(spot.get("line", 0)), functions.get(int(spot.get("function_name_id", 0)), "")))
-            at = int(frames[at].get("parent_frame_id", 0)) - 1
+        while at in frames and len(stack) < min(len(frames), _MOST_FRAMES):
+            spot = spots.get(frames[at].get("file_location_id", 0), {})
+            file, function = files.get(spot.get("file_name_id", 0), ""), spot.get("function_name_id", 0)
+            stack.append((file, spot.get("line", 0), functions.get(function, "")))
+            at = frames[at].get("parent_frame_id", 0) - 1
         stacks[number] = tuple(stack)
     return stacks
+
+
+def _numbers(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in _PAIR.findall(text)}
