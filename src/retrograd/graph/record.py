@@ -10,6 +10,7 @@ from retrograd.record import parsed, plain
 
 DIFF_SCHEMA = "retrograd.graph.diff/1"
 UNIQUE_SCHEMA = "retrograd.graph.unique/1"
+FOLLOW_SCHEMA = "retrograd.graph.follow/1"
 
 Kind = Literal[
     "output_added",
@@ -176,6 +177,100 @@ class Unique:
         return parsed(text, UNIQUE_SCHEMA, "count of graphs", _unique)
 
 
+@dataclass(frozen=True)
+class Step:
+    """One instruction that a followed value comes to, from the step numbered `parent` (-1: it is where one begins).
+
+    It comes in as the operands numbered `operands`; `part` is the element of the result that carries it on ("3", "1.0";
+    "" for all of it). `how`: "packaging" hands the value on, "moved" gives the same numbers another shape or place,
+    "used" computes with it, "order" only puts collectives in order. `exact`: these are still the numbers of the value.
+    `outputs` are the numbers of the graph's outputs that this is; `ends`: nobody uses it. `collective` counts from 1.
+    """
+
+    id: str
+    opcode: str
+    shape: str
+    where: str = ""
+    operands: tuple[int, ...] = ()
+    part: str = ""
+    parent: int = -1
+    how: Literal["start", "packaging", "moved", "used", "order"] = "start"
+    exact: bool = True
+    outputs: tuple[int, ...] = ()
+    ends: bool = False
+    collective: int = 0
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A collective that a followed value goes through: as operand `operand` of `of`, to result `result` (-1: to all).
+
+    It is the `ordinal`-th of all `collectives` of the graph in the order of the text, and the `nth` of the `alike` ones
+    with its opcode, all counted from 1. `exact`: what goes in is the value itself, not something computed from it.
+    """
+
+    id: str
+    opcode: str
+    ordinal: int
+    collectives: int
+    nth: int
+    alike: int
+    operand: int
+    of: int
+    result: int
+    where: str = ""
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Reached:
+    """An output that depends on a followed value; `exact` if the value itself is returned there."""
+
+    index: int
+    shape: str
+    id: str
+    where: str = ""
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Where one value of a graph goes: every step (or the first of `total`), the collectives and outputs it reaches.
+
+    `ends` names the instructions where a way ends that nobody uses, `effects` those that do something, such as a send.
+    """
+
+    title: str
+    asked: str
+    id: str
+    opcode: str
+    shape: str
+    where: str
+    steps: tuple[Step, ...]
+    total: int
+    outputs: tuple[Reached, ...] = ()
+    outputs_of: int = 0
+    collectives: tuple[Crossing, ...] = ()
+    ends: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    schema: str = FOLLOW_SCHEMA
+
+    @property
+    def dead(self) -> bool:
+        """Does nothing that leaves the graph depend on it?"""
+        return not self.outputs and not self.effects
+
+    def to_json(self) -> str:
+        """The answer as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Follow:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, FOLLOW_SCHEMA, "trail of a value", _follow)
+
+
 def _tuples(fields: dict[str, Any], **kinds: Any) -> dict[str, Any]:
     for name, kind in kinds.items():
         fields[name] = tuple(kind(v) for v in fields.get(name, ()))
@@ -201,3 +296,12 @@ def _level(fields: dict[str, Any]) -> Level:
 
 def _unique(fields: dict[str, Any]) -> Unique:
     return Unique(**_tuples(fields, titles=str, sides=lambda s: Side(**s), levels=_level, recorded=str))
+
+
+def _step(fields: dict[str, Any]) -> Step:
+    return Step(**_tuples(fields, operands=int, outputs=int))
+
+
+def _follow(fields: dict[str, Any]) -> Follow:
+    lists = {"steps": _step, "outputs": lambda r: Reached(**r), "collectives": lambda c: Crossing(**c)}
+    return Follow(**_tuples(fields, ends=str, effects=str, notes=str, **lists))
