@@ -44,6 +44,15 @@ def test_a_stray_tensor_is_named_with_its_line_the_step_and_the_cost():
     assert not report
 
 
+def test_the_second_graph_too_many_is_told_in_a_line():
+    said = []
+    session = stray_run(expect=2, say=said.append)
+    session.step([compiled(hlo(9), "d")])
+    assert len(said) == 2
+    assert len(said[1].splitlines()) == 1
+    assert "f32[9]" in said[1]
+
+
 def test_steps_say_which_graph_ran():
     report = stray_run(expect=3).report()
     assert report

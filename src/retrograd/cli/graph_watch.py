@@ -53,7 +53,8 @@ def command(
     Steps are calls of an optimizer of torch, or cuts of torch_xla. With torchrun, put it inside:
     torchrun -m retrograd.graph.watching.main '{"expect": 2}' train.py
 
-    Exit code: the program's own if it failed; else 1 if a graph is one too many, 0 if not; 2 wrong usage.
+    Exit code: the program's own if it failed; else 0, 1 if a graph is one too many, 3 if no framework was imported; 2
+    wrong usage.
     """
     if recorded:
         reports, code = [_replay(program, options)], 0
@@ -68,7 +69,8 @@ def command(
         click.echo(
             "\n\n".join(r.text() for r in shown) or "retrograd: the program imported no framework that is watched"
         )
-    ctx.exit(code or max((r.exit_code for r in shown), default=0))
+    # 3, cannot decide: nothing was watched.
+    ctx.exit(code or max((r.exit_code for r in shown), default=3))
 
 
 def _replay(files: Sequence[str], options: dict[str, object]) -> WatchReport:

@@ -128,7 +128,9 @@ class Session:
         if not extra:
             return
         known = [entry.watched for entry in self.entries]
-        text = "\n".join(words.unexpected(g, known, self._limit(g), g.number + 1) for g in extra)
+        # In full at the first one; those that follow are told in a line, and stand in the report.
+        brief = self.on_extra == "explain" and any(not g.expected for g in known[: extra[0].number])
+        text = "\n".join(words.unexpected(g, known, self._limit(g), brief) for g in extra)
         if self.on_extra == "raise":
             raise GraphChangedError(text)
         if self.on_extra == "warn":

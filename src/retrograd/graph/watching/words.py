@@ -14,16 +14,18 @@ def seconds(value: float | None) -> str:
     return "?" if value is None else f"{value:.2f}"
 
 
-def unexpected(graph: Watched, known: Sequence[Watched], expect: int | None, total: int) -> str:
-    """What a graph too many is, why it is there, since when and what it cost."""
-    limit = f"expected at most {expect}, this makes {total}" if expect is not None else "after the warm-up"
+def unexpected(graph: Watched, known: Sequence[Watched], expect: int | None, brief: bool = False) -> str:
+    """What a graph too many is, why it is there, since when and what it cost; `brief` on one line."""
+    limit = f"expected at most {expect}, this makes {graph.number + 1}" if expect is not None else "after the warm-up"
     cost = "" if graph.seconds is None else f"; compiling it took {seconds(graph.seconds)} s"
-    lines = [f"step {graph.step}: a new {graph.role} graph was compiled ({limit}){cost}: {_size(graph)}"]
+    head = f"step {graph.step}: a new {graph.role} graph was compiled ({limit}){cost}"
+    if brief:
+        return f"{head}: {graph.why() or 'no cause found'}"
+    lines = [f"{head}: {_size(graph)}"]
     if graph.against is not None:
         before = known[graph.against]
         lines.append(f"  compared with {before.title}, first seen at step {before.step}: {_size(before)}")
-    lines += [f"  {line}" for line in details(graph)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {line}" for line in details(graph))])
 
 
 def details(graph: Watched, most: int = 6) -> list[str]:
