@@ -95,7 +95,9 @@ def _watch(item: pytest.Item) -> Any:
         options = dict(mark.kwargs)
         most = mark.args[0] if len(mark.args) == 1 else options.pop("max", None)
         if len(mark.args) > 1 or (most is None and "warmup" not in options and "lock" not in options):
-            raise pytest.UsageError("retrograd_graphs needs max=N (how many graphs), or warmup=N, or lock='graphs.lock'")
+            raise pytest.UsageError(
+                "retrograd_graphs needs max=N (how many graphs), or warmup=N, or lock='graphs.lock'"
+            )
         item.stash[_WATCH] = watch(expect=most, **{"on_extra": "raise"} | options)
     return item.stash[_WATCH]
 

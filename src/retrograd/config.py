@@ -86,7 +86,9 @@ def saved_graphs() -> str | None:
     chosen = os.environ.get("XLA_SAVE_TENSORS_FILE") or None
     shape = os.environ.get("XLA_SAVE_TENSORS_FMT", "text")
     if chosen and shape != "hlo":
-        raise UsageError(f"XLA_SAVE_TENSORS_FMT is {shape!r}, expected 'hlo' to read the graphs in {chosen!r}; set or unset both")
+        raise UsageError(
+            f"XLA_SAVE_TENSORS_FMT is {shape!r}, expected 'hlo' to read the graphs in {chosen!r}; set or unset both"
+        )
     return chosen
 
 

@@ -100,7 +100,9 @@ def installed():
     package._XLAC = types.SimpleNamespace(
         _xla_tensors_report=world.report,
         _xla_counter_value=world.counters.get,
-        _xla_metric_data=lambda name: (1, world.nanoseconds, []) if name == "CompileTime" and world.nanoseconds else None,
+        _xla_metric_data=lambda name: (
+            (1, world.nanoseconds, []) if name == "CompileTime" and world.nanoseconds else None
+        ),
         _xla_get_default_device=lambda: "CPU:0",
     )
     package.sync = inner.sync = world.sync

@@ -86,7 +86,11 @@ def test_other_programs(words, said):
 
 
 def test_flags_of_python_stay_its_own():
-    assert split(["python3.11", "-u", "-X", "dev", "-m", "a.b", "-x"]) == ("python3.11", ["-u", "-X", "dev"], ["-m", "a.b", "-x"])
+    assert split(["python3.11", "-u", "-X", "dev", "-m", "a.b", "-x"]) == (
+        "python3.11",
+        ["-u", "-X", "dev"],
+        ["-m", "a.b", "-x"],
+    )
     assert split(["t.py", "-m"]) == (sys.executable, [], ["t.py", "-m"])
     with pytest.raises(UsageError):
         split(["python", "-u"])

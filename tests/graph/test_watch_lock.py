@@ -61,7 +61,9 @@ def test_without_texts_a_change_is_seen_but_not_explained(files):
 
 
 def test_a_save_file_with_many_graphs_and_two_files_of_one_name(files, tmp_path):
-    blocks = [f"## BEGIN_GRAPH\n{hlo(rate=rate)}\nGraph Hash: {i}\n## END_GRAPH\n" for i, rate in enumerate((0.25, 0.5))]
+    blocks = [
+        f"## BEGIN_GRAPH\n{hlo(rate=rate)}\nGraph Hash: {i}\n## END_GRAPH\n" for i, rate in enumerate((0.25, 0.5))
+    ]
     saved = tmp_path / "saved.0"
     saved.write_text("".join(f"[x]\nTensorsGraphInfo:\n\nRoot Hashes: ()\n\n{b}\n\n" for b in blocks))
     made = lock.of_files([saved])

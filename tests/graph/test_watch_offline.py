@@ -44,7 +44,9 @@ def test_a_stray_tensor_is_found_at_its_step():
 
 
 def test_a_save_file_is_read_step_by_step_with_its_hashes(tmp_path):
-    names = [(n, gzip.decompress(path.read_bytes()).decode()) for n, path in zip("ab", steps("base", 0, 1), strict=True)]
+    names = [
+        (n, gzip.decompress(path.read_bytes()).decode()) for n, path in zip("ab", steps("base", 0, 1), strict=True)
+    ]
     block = "[x]\nTensorsGraphInfo:\n\nRoot Hashes: ()\n\n## BEGIN_GRAPH\n{}\nGraph Hash: {}\n## END_GRAPH\n\n\n"
     saved = tmp_path / "saved.0"
     saved.write_text("".join(block.format(text, name) for name, text in [*names, names[1]]))

@@ -106,7 +106,9 @@ def test_a_text_that_cannot_be_read_is_compared_as_text_and_says_so():
 
 def test_graphs_of_other_families_are_not_compared():
     session = Session(expect=9)
-    session.step([Compiled("forward", "hlo", hlo(), family="forward 0"), Compiled("forward", "hlo", hlo(9), family="forward 1")])
+    session.step(
+        [Compiled("forward", "hlo", hlo(), family="forward 0"), Compiled("forward", "hlo", hlo(9), family="forward 1")]
+    )
     assert [g.against for g in session.report().graphs] == [None, None]
 
 
@@ -132,7 +134,9 @@ def test_bad_arguments(options, match):
         Session(**options)
 
 
-@pytest.mark.parametrize("module", ["watch", "main", "lock", "offline", "backends.compile", "backends.xla", "backends.jax"])
+@pytest.mark.parametrize(
+    "module", ["watch", "main", "lock", "offline", "backends.compile", "backends.xla", "backends.jax"]
+)
 def test_import_brings_no_framework(module):
     code = f"import sys, retrograd.graph, retrograd.graph.watching.{module}; retrograd.graph.watch; print([m for m in ('torch', 'jax', 'numpy', 'torch_xla', 'click') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

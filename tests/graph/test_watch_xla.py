@@ -197,7 +197,10 @@ def test_a_torch_xla_without_the_report_is_refused(world):
     import torch_xla
 
     del torch_xla._XLAC._xla_tensors_report
-    with pytest.raises(GraphError, match=r"torch_xla 2\.9\.0\+fake has no _XLAC\._xla_tensors_report"), graph.watch("xla"):
+    with (
+        pytest.raises(GraphError, match=r"torch_xla 2\.9\.0\+fake has no _XLAC\._xla_tensors_report"),
+        graph.watch("xla"),
+    ):
         pass
     assert torch_xla.sync == world.sync
 

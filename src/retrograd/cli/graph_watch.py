@@ -1,4 +1,4 @@
-"""`retrograd graph watch`: run a program and say which graphs its steps compile; the exit code says if there are too many."""
+"""`retrograd graph watch`: run a program and say which graphs its steps compile, and if there are too many."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Repair of torch_xla 2.9's XlaFullyShardedDataParallel with `reduce_scatter_bucket_size_mb`: buckets are emptied in time.
+"""Repair of torch_xla 2.9's FSDP with `reduce_scatter_bucket_size_mb`: buckets are emptied before backward ends.
 
-Each FSDP module has a bucket of gradients that is flushed when it is full, or when a counter of hooks reaches 0 while one
-fires. A module that is used twice in a forward sets the counter anew and takes it below 0; a parameter that is unused
-leaves it above. Then the rest of the bucket is not reduced in this backward: the optimizer misses these gradients,
+Each XlaFullyShardedDataParallel has a bucket of gradients that is flushed when it is full, or when a counter of hooks
+reaches 0 while one fires. A module that is used twice in a forward sets the counter anew and takes it below 0; a
+parameter that is unused leaves it above. Then the rest of the bucket is not reduced in this backward: the optimizer misses these gradients,
 the next step reduces them though they are stale, and each step compiles another graph (pytorch/xla#4160).
 
 Nothing here imports torch_xla: modules are known by `reduce_scatter_op.flush`.
@@ -53,8 +53,8 @@ def flush_before_end_of_backward(model: Any) -> Handle:
     """
     if not callable(getattr(type(model), _END, None)):
         raise UsageError(
-            f"`model` is {type(model).__name__}, expected the root XlaFullyShardedDataParallel of torch_xla 2.9, the module "
-            "on which forward is called; FSDP2 of torch needs no such repair"
+            f"`model` is {type(model).__name__}, expected the root XlaFullyShardedDataParallel of torch_xla 2.9, the "
+            "module on which forward is called; FSDP2 of torch needs no such repair"
         )
     # None until the first forward: then nobody knows yet.
     if getattr(model, "_is_root", None) is False:
@@ -63,7 +63,7 @@ def flush_before_end_of_backward(model: Any) -> Handle:
         raise UsageError("`model` is repaired already; remove() the first handle to do it anew")
     if not _buckets(model):
         raise UsageError(
-            "`model` has no module with reduce_scatter_op.flush, which torch_xla has since 2.5; older ones do not bucket"
+            "`model` has no module with reduce_scatter_op.flush, as torch_xla 2.9 has; without it nothing is bucketed"
         )
     end = getattr(model, _END)
 

@@ -7,7 +7,7 @@ Works on dumps (HLO of torch_xla and JAX, StableHLO, FX of torch.compile) withou
     graph.unique("step*.hlo")          # how many there really are, at four levels
     graph.diff("step1.hlo", "step2.hlo").causes[0].what
 
-and watches training loops, with whichever of torch, torch_xla and jax the program has imported: `watch`, `check_gradients`.
+and watches training loops, with whichever of torch, torch_xla and jax the program has imported: `watch`.
 """
 
 from __future__ import annotations

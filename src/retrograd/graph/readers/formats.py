@@ -56,12 +56,10 @@ def parse(text: str, source: str = "", format: str | None = None) -> list[Graph]
 
 def pieces(text: str, source: str = "", format: str | None = None) -> Iterator[tuple[str, Graph]]:
     """Each graph of a text with the part of the text that it is; see `read`."""
-    ordinal = 0
-    for piece, first, settle in _SPLIT[format or detect(text, source)](text, source):
+    for ordinal, (piece, first, settle) in enumerate(_SPLIT[format or detect(text, source)](text, source)):
         graph = settle(piece, first)
         graph.digest = blake2b(piece.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         graph.source, graph.ordinal = source, ordinal
-        ordinal += 1
         yield piece, graph
 
 

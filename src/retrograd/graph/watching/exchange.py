@@ -1,4 +1,4 @@
-"""What ranks tell each other, through a folder that all see or through torch.distributed's store. Pure of frameworks."""
+"""What ranks tell each other, through a folder that all see or through torch.distributed's store."""
 
 from __future__ import annotations
 

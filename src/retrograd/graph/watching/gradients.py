@@ -1,4 +1,4 @@
-"""After backward: has every sharded parameter a sharded gradient that was reduced? By attributes; loads no torch itself."""
+"""After backward: has every sharded parameter a sharded gradient that was reduced? By attributes; loads no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_gradients(model: Any, *, missing: str = "raise") -> None:
     optimizer holds stay without gradient, and the gradients that exist are local and of full size.
 
     Args:
-        model: a module with parameters that are DTensors (FSDP2, tensor parallelism), or were sharded and are not any more.
+        model: a module with parameters that are DTensors (FSDP2, tensor parallelism), or were sharded until forward.
         missing: what a parameter without gradient is: "raise" or "allow" (unused parameters).
 
     Raises:
@@ -64,16 +64,16 @@ def _wrong(parameter: Any, managed: bool, missing: str) -> str:
             return ""
         kind = "no gradient" if gradient is None else f"a gradient of shape {tuple(gradient.shape)}"
         return (
-            f"FSDP left it unsharded after backward, shape {tuple(parameter.shape)}, with {kind}: its gradient was never "
-            "reduced over the ranks and the optimizer's sharded parameter has none; under compiled autograd compile "
-            "the forward alone"
+            f"FSDP left it unsharded after backward, shape {tuple(parameter.shape)}, with {kind}: its gradient was "
+            "never reduced over the ranks and the optimizer's sharded parameter has none; under compiled autograd "
+            "compile the forward alone"
         )
     if gradient is None:
         return "" if missing == "allow" else "no gradient; an unused parameter, or backward did not reduce it"
     given = getattr(gradient, "placements", None)
     if given is None:
         shape = tuple(gradient.shape)
-        return f"the gradient is a plain tensor of shape {shape}, expected a DTensor of placements {placed}: it was not reduced"
+        return f"the gradient is a plain tensor of shape {shape}, expected a DTensor {placed}: it was not reduced"
     if any(p.is_partial() for p in given):
         return f"the gradient has placements {given}, expected {placed}: it is still a partial sum of each rank"
     if tuple(given) != tuple(placed):

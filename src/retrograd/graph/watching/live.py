@@ -1,4 +1,4 @@
-"""torch_xla's report of live tensors, read and compared: the cheapest way to the cause of a new graph. Pure text work."""
+"""torch_xla's report of live tensors, read and compared: the cheapest way to the cause of a new graph."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Locked:
-    """A graph in a lock file: its key, of which level ("strict" or "text"), its size, its text compressed ("" if left out)."""
+    """A graph in a lock file: its key and of which level, its size, its text compressed ("" if left out)."""
 
     key: str
     level: str

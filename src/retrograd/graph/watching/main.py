@@ -1,8 +1,8 @@
 """Runs a program with the watcher on: `python -m retrograd.graph.watching.main OPTIONS.json train.py ...`.
 
-What `retrograd graph watch -- python train.py` starts, and what goes between torchrun and a script. Steps are calls of an
-optimizer (torch.optim) or cuts (torch_xla.sync); a program may also call retrograd.graph.step() itself. The program is
-run as `__main__`, with its own arguments and folder, as Python runs it.
+What `retrograd graph watch -- python train.py` starts, and what goes between torchrun and a script. Steps are calls of
+an optimizer (torch.optim) or cuts (torch_xla.sync); a program may also call retrograd.graph.step() itself. It is run as
+`__main__`, with its own arguments and folder, as Python runs it.
 """
 
 from __future__ import annotations

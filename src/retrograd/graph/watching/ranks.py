@@ -66,8 +66,8 @@ class Comparison:
         own = f"rank {self.through.rank} {_compiles(mine)}"
         if theirs is None:
             return (
-                f"step {self.step}: {own}, rank {rank} said nothing for {self.seconds:g} s: it runs a graph that it has, or "
-                "hangs. Compiling for one rank alone ends in a collective that never returns"
+                f"step {self.step}: {own}, rank {rank} said nothing for {self.seconds:g} s: it runs a graph that "
+                "it has, or hangs. Compiling for one rank alone ends in a collective that never returns"
             )
         why = self._difference(name, rank, made) if _MISSING not in (mine, theirs) else ""
         return f"step {self.step}: {own}, rank {rank} {_compiles(theirs)}: their collectives would hang{why}"

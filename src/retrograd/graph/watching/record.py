@@ -21,8 +21,8 @@ class Watched:
     `role` says which part of a step it is ("forward", "backward", "inference", "autograd", "step", "module"), `name`
     what the framework calls it. `key` is the same for the same computation (`level` "strict"; "text" where no reader
     could read the text, "live" where the framework gave none); `recorded` is the framework's own key. `step` is the
-    first step that has it. `seconds` is what compiling it took, None if the framework does not say. `reason` is what the
-    framework says about why it was compiled. `against` is the number of the graph it was compared with, `causes` what
+    first step that has it. `seconds` is what compiling it took, None if unknown. `reason` is what the framework says
+    about why it was compiled. `against` is the number of the graph it was compared with, `causes` what
     differs, `same_as` the number of an earlier graph that computes the same. `expected` is false for a graph that makes
     one too many.
     """

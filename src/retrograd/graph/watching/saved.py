@@ -15,7 +15,6 @@ from retrograd.graph.places import is_library
 from retrograd.graph.readers import torch_xla
 
 
-
 @dataclass(frozen=True)
 class Block:
     """One saved graph: torch_xla's hash, the user's line of the cut, the text."""

@@ -1,4 +1,4 @@
-"""The steps of a run and the graphs in them: which is new, which is one too many, and why. Pure: events in, records out."""
+"""The steps of a run and their graphs: which is new, which is one too many, and why. Pure: events in, records out."""
 
 from __future__ import annotations
 

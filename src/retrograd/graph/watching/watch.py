@@ -147,7 +147,7 @@ def watch(
         print(w.report().text())
 
     Args:
-        backend: "compile" (torch.compile), "xla" (torch_xla), "jax", several of them, or "auto": those that are imported.
+        backend: "compile" (torch.compile), "xla" (torch_xla), "jax", several of them, or "auto": what is imported.
         expect: how many graphs there may be, forward and backward counted apart; None leaves it to `warmup`.
         warmup: steps in which new graphs are no surprise; 2 if neither it nor `expect` is given.
         on_extra: at a graph too many "explain" prints what changed, "warn" warns with it (GraphChangedWarning), "raise"
@@ -158,7 +158,7 @@ def watch(
             is who): each graph is compared with the other ranks' before it runs.
         ranks_timeout: seconds to wait for the other ranks.
         threshold: of torch_xla's live tensors, those whose graph has more nodes than this are compared between steps.
-        gc_before_cut: collect garbage before each cut of torch_xla; then tensors in reference cycles are never in a graph.
+        gc_before_cut: collect garbage before each cut of torch_xla, so that no graph has tensors in reference cycles.
         model: with torch_xla, a model whose reduce-scatter buckets must be empty at each cut.
         texts: with torch_xla, keep texts of graphs (torch_xla then writes each step's graph to a file); without them
             graphs are told by their live tensors alone.

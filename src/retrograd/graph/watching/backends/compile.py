@@ -1,8 +1,8 @@
 """torch.compile: the graphs that AOTAutograd makes, guard reasons and seconds, from torch's structured trace.
 
-The trace is what TORCH_TRACE writes and tlparse reads. It needs no change of the user's code, holds forward and backward
-for every backend that goes through AOTAutograd, also where torch's caches answer, and what compiled autograd traced. Wrapping
-the compilers of AOTAutograd instead would see nothing when a cache answers, and would switch those caches off.
+The trace is what TORCH_TRACE writes and tlparse reads. It needs no change of the user's code, holds forward and
+backward for every backend that goes through AOTAutograd, also where torch's caches answer, and what compiled autograd
+traced. Wrapping AOTAutograd's compilers instead would see nothing when a cache answers, and would switch caches off.
 
 Every private name is in this file. `start` sends a message through the trace and refuses if it does not come back.
 """
@@ -115,9 +115,9 @@ class Compile:
             sender("artifact", metadata_fn=lambda: about, payload_fn=lambda: _PROBE, expect_trace_id=False)
         if self._probed != _PROBE:
             raise GraphError(
-                f"torch {self.version()} has no structured trace that can be listened to (torch._logging.trace_structured "
-                f"and the logger {_LOGGER!r}); retrograd.graph.watch knows torch 2.11 to 2.13. Graphs that were written to "
-                "files can be compared with `retrograd graph diff` all the same"
+                f"torch {self.version()} has no structured trace that can be listened to "
+                f"(torch._logging.trace_structured and the logger {_LOGGER!r}); retrograd.graph.watch knows torch 2.11 "
+                "to 2.13. Graphs that were written to files can be compared with `retrograd graph diff` all the same"
             )
 
     def _artifact(self, number: str, about: Any, payload: Any) -> None:

@@ -1,7 +1,7 @@
 """JAX: the modules that are lowered, why the tracing cache missed, and seconds.
 
 Modules come from jax_dump_ir_to (StableHLO), reasons from the log of jax_explain_cache_misses, seconds from
-jax.monitoring. A module that JAX makes of one operation outside of jit is not a graph of the program and is only counted.
+jax.monitoring. A module that JAX makes of one operation outside of jit is no graph of the program and only counted.
 """
 
 from __future__ import annotations

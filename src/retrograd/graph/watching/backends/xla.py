@@ -1,8 +1,9 @@
 """torch_xla 2.9: what is alive before each cut, which graph the cut ran, and its text where it was compiled.
 
-The cut is `torch_xla.sync` (or `xm.mark_step`), which is wrapped. The text of a graph is only to be had from the file that
-XLA_SAVE_TENSORS_FILE names, which torch_xla appends to at every cut; it is read there and kept only when the
-counter UncachedCompile has risen. Every private name of torch_xla is in this file.
+The cut is `torch_xla.sync` (or `xm.mark_step`), which is wrapped. The text of a graph is only to be had from the file
+that XLA_SAVE_TENSORS_FILE names, which torch_xla appends to at every cut; it is read there and kept only when the
+counter UncachedCompile has risen, or where the graph was compiled before the watch began.
+Every private name of torch_xla is in this file.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from retrograd.graph.watching.events import Compiled, Event, Ran
 _CUTS = (("torch_xla", "sync"), ("torch_xla.torch_xla", "sync"), ("torch_xla.core.xla_model", "mark_step"))
 _NEEDED = ("_xla_tensors_report", "_xla_counter_value", "_xla_metric_data", "_xla_get_default_device")
 _TOO_LATE = (
-    "torch_xla saved no graph: it looks for XLA_SAVE_TENSORS_FILE at its first cut; begin to watch before that, or set it "
-    "with XLA_SAVE_TENSORS_FMT=hlo before the program starts"
+    "torch_xla saved no graph: it looks for XLA_SAVE_TENSORS_FILE at its first cut; begin to watch before that, or "
+    "set it with XLA_SAVE_TENSORS_FMT=hlo before the program starts"
 )
 
 
@@ -66,8 +67,8 @@ class Xla:
         missing = [name for name in _NEEDED if not hasattr(core, name)]
         if missing:
             raise GraphError(
-                f"torch_xla {self.version()} has no _XLAC.{missing[0]}, which retrograd.graph.watch needs; it knows torch_xla "
-                "2.9. Save-files can be read all the same: `retrograd graph unique FILE`"
+                f"torch_xla {self.version()} has no _XLAC.{missing[0]}, which retrograd.graph.watch needs; it knows "
+                "torch_xla 2.9. Save-files can be read all the same: `retrograd graph unique FILE`"
             )
         self._core, self._tell = core, tell
         if self.texts:
@@ -134,8 +135,8 @@ class Xla:
         left = buckets.left(self.model) if self.model is not None else ()
         if left:
             raise VerificationError(
-                f"{sum(n for _, n in left)} gradients are left in reduce-scatter buckets at the cut, the first in the bucket of "
-                f"{left[0][0]!r}: the optimizer misses them and the next step reduces them though they are stale. "
+                f"{sum(n for _, n in left)} gradients are left in reduce-scatter buckets at the cut, the first in that "
+                f"of {left[0][0]!r}: the optimizer misses them and the next step reduces them though they are stale. "
                 "Call retrograd.fsdp.xla.flush_before_end_of_backward(model) before training, or set "
                 "reduce_scatter_bucket_size_mb=0"
             )
