@@ -2,8 +2,9 @@
 
 Each XlaFullyShardedDataParallel has a bucket of gradients that is flushed when it is full, or when a counter of hooks
 reaches 0 while one fires. A module that is used twice in a forward sets the counter anew and takes it below 0; a
-parameter that is unused leaves it above. Then the rest of the bucket is not reduced in this backward: the optimizer misses these gradients,
-the next step reduces them though they are stale, and each step compiles another graph (pytorch/xla#4160).
+parameter that is unused leaves it above. Then the rest of the bucket is not reduced in this backward: the optimizer
+misses these gradients, the next step reduces them though they are stale, and each step compiles another graph
+(pytorch/xla#4160).
 
 Nothing here imports torch_xla: modules are known by `reduce_scatter_op.flush`.
 """
