@@ -19,7 +19,7 @@ def follow_lines(follow: Follow, everything: bool = True) -> Iterable[tuple[str,
     """What was followed, what it reaches, and the trail."""
     yield from head_lines(follow, everything)
     yield "", ""
-    yield from _trail(follow, everything, None if everything else _MOST_STEPS)
+    yield from trail(follow, everything, None if everything else _MOST_STEPS)
 
 
 def head_lines(follow: Follow, everything: bool = True) -> Iterable[tuple[str, str]]:
@@ -99,12 +99,8 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-def trail(follow: Follow) -> Iterable[str]:
-    """The steps, a text each: side ways first, with a dash; the longest way goes on at the same depth."""
-    return (text for text, _ in _trail(follow, True, None))
-
-
-def _trail(follow: Follow, everything: bool, most: int | None) -> Iterable[tuple[str, str]]:
+def trail(follow: Follow, everything: bool = True, most: int | None = None) -> Iterable[tuple[str, str]]:
+    """The steps, each a text and its style. Side ways come first, with a dash, the longest last at the same depth."""
     steps = follow.steps
     children: list[list[int]] = [[] for _ in steps]
     weight = [1] * len(steps)
