@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from retrograd.graph import keys
 from retrograd.graph.canonical import Form, forms
+from retrograd.graph.collection import no_collection
 from retrograd.graph.diffing import carried, collectives, labels, orders, regions
 from retrograd.graph.diffing.ids import Table
 from retrograd.graph.diffing.matching import Matching, match
@@ -51,6 +52,11 @@ _LAYOUTS = re.compile(r"\{[\d,]*(?::[^{}]*)?\}")
 
 def compare(a: Graph, b: Graph, pictured: bool = True) -> Diff:
     """Compare two graphs. `pictured`: keep the neighbourhood of the causes, for pictures."""
+    with no_collection():
+        return _compare(a, b, pictured)
+
+
+def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     started = time.perf_counter()
     forms_a, forms_b = forms(a), forms(b)
     table = Table()
@@ -59,7 +65,7 @@ def compare(a: Graph, b: Graph, pictured: bool = True) -> Diff:
     causes, consequences = both.computation(a.entry, b.entry)
     if not causes:
         causes = both.header()
-    causes.sort(key=lambda c: _RANK.index(c.kind))
+    causes.sort(key=lambda c: ("became dynamic" not in c.what, _RANK.index(c.kind)))
     view = both.entry
     live_b = sum(view.b.form.live) if view else sum(forms_b[b.entry].live)
     notes = both.notes(bool(causes))
@@ -122,12 +128,11 @@ class _Comparison:
             return [], 0
         entry = name_a == self.a.entry and name_b == self.b.entry
         view, found = self.simplest(form_a, form_b, numbered, entry)
-        if not found[0]:
-            found = [_unexplained(view)], found[1]
         if entry:
             self.entry = view
         inner, more = self.called(view)
-        return [*found[0], *inner], found[1] + more
+        causes = [*found[0], *inner]
+        return causes or [_unexplained(view)] * entry, found[1] + more
 
     def simplest(
         self, form_a: Form, form_b: Form, numbered: tuple[list[int], list[int]], entry: bool

@@ -1,4 +1,4 @@
-"""Numbers for values, equal exactly where the values are: the same label on the same operands, one table for both sides.
+"""Numbers for values, equal exactly where values are: the same label on the same operands, one table for both sides.
 
 Hash-consing, so no collision can make different values equal; a number means nothing outside its table.
 """

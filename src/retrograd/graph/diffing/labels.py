@@ -8,6 +8,7 @@ from collections import defaultdict
 from retrograd.graph.diffing.view import View
 from retrograd.graph.record import Cause, Kind
 
+_SYMBOL = re.compile(r"(?<=[\[,])\s*(?:[su]\d|<=)")
 _DTYPE = re.compile(r"\b([a-z]+\d*\w*)\[")
 
 
@@ -16,6 +17,7 @@ def changed(view: View) -> tuple[list[Cause], int]:
     form_a, form_b = view.a.form, view.b.form
     moved = _reshaped(view)
     found: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+    parameters: dict[Kind, list[tuple[int, int]]] = defaultdict(list)
     consequences = 0
     for a, b in enumerate(view.a.partner):
         if b < 0 or form_a.labels[a] == form_b.labels[b] or not (form_a.live[a] or form_b.live[b]):
@@ -24,9 +26,36 @@ def changed(view: View) -> tuple[list[Cause], int]:
         if a in moved and not moved[a]:
             consequences += 1
             continue
+        if form_a.numbers[a] >= 0 and kind in ("shape_changed", "dtype_changed"):
+            parameters[kind].append((a, b))
+            continue
         before, after = _words(view, a, b, kind)
         found[kind, before, after].append((a, b))
-    return [_cause(view, key, pairs) for key, pairs in found.items()], consequences
+    causes = [_parameters(view, kind, pairs) for kind, pairs in parameters.items()]
+    return causes + [_cause(view, key, pairs) for key, pairs in found.items()], consequences
+
+
+def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:
+    """Parameters of another shape, as one cause: everything behind them follows."""
+    labels_a, labels_b = view.a.form.labels, view.b.form.labels
+    said = [f"{view.a.form.numbers[a]} {labels_a[a][1]} -> {labels_b[b][1]}" for a, b in pairs]
+    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+    dynamic = any(_symbols(labels_b[b][1]) > _symbols(labels_a[a][1]) for a, b in pairs)
+    text = f"parameter{'s' if len(said) > 1 else ''} {'; '.join(said[:3])}{more}" + ": a size became dynamic" * dynamic
+    return Cause(
+        kind,
+        text,
+        view.b.best_line(b for _, b in pairs) or view.a.best_line(a for a, _ in pairs),
+        _ADVICE[kind],
+        view.a.names(a for a, _ in pairs),
+        view.b.names(b for _, b in pairs),
+        len(pairs),
+    )
+
+
+def _symbols(shape: str) -> int:
+    """How many sizes of a shape are symbols, as torch.compile names them (s77), or bounds (<=8)."""
+    return len(_SYMBOL.findall(shape))
 
 
 def _reshaped(view: View) -> dict[int, bool]:
@@ -60,8 +89,7 @@ def _words(view: View, a: int, b: int, kind: str) -> tuple[str, str]:
     if kind == "instruction_replaced":
         return f"{op_a} {shape_a}", f"{op_b} {shape_b}"
     if kind in ("shape_changed", "dtype_changed"):
-        number = view.a.form.numbers[a]
-        return f"{f'parameter {number}' if number >= 0 else op_a} {shape_a}", shape_b
+        return f"{op_a} {shape_a}", shape_b
     if kind == "constant_changed":
         return f"constant {shape_a} {_short(attrs_a)}", _short(attrs_b)
     only_a, only_b = _split(attrs_a), _split(attrs_b)

@@ -2,9 +2,10 @@
 
 First what is certain: values that are equal and occur once on either side, and everything below them, operand by
 operand. Then what equal values cannot say, because one change low in a graph makes every value above it another: a
-sweep from the outputs down, in which each node that has found its partner proposes its operands as partners of the other's
-operands. A node decides when all its users have (users stand after operands), for the partner with most proposals among
-those that are alike. Last, a sweep upwards for what no common output reaches. Each pass takes time linear in the edges.
+sweep from the outputs down, in which each node that has found its partner proposes its operands as partners of the
+other's operands. A node decides when all its users have (users stand after operands), for the partner with most
+proposals among those that are alike. Last, a sweep upwards for what no common output reaches. Each pass takes time
+linear in the edges.
 """
 
 from __future__ import annotations

@@ -13,27 +13,17 @@ _MOST = 1500
 
 def pictures(view: View, causes: Sequence[Cause]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """The nodes around the causes, of either side."""
-    status_a, status_b = _status(view)
     chosen_a, chosen_b = _near(view, causes)
     return (
-        tuple(_node(view.a, view.b, n, status_a[n]) for n in sorted(chosen_a)),
-        tuple(_node(view.b, view.a, n, status_b[n]) for n in sorted(chosen_b)),
+        tuple(_node(view.a, view.b, n, _status(view, n, view.a.partner[n], "removed")) for n in sorted(chosen_a)),
+        tuple(_node(view.b, view.a, n, _status(view, view.b.partner[n], n, "added")) for n in sorted(chosen_b)),
     )
 
 
-def _status(view: View) -> tuple[dict[int, str], dict[int, str]]:
-    a: dict[int, str] = {}
-    b: dict[int, str] = {}
-    for k, partner in enumerate(view.a.partner):
-        if partner < 0:
-            a[k] = "removed"
-        else:
-            same = view.matching.alike(k, partner) and view.same_operands(k, partner)
-            a[k] = b[partner] = "same" if same else "changed"
-    for k, partner in enumerate(view.b.partner):
-        if partner < 0:
-            b[k] = "added"
-    return a, b
+def _status(view: View, a: int, b: int, alone: str) -> str:
+    if a < 0 or b < 0:
+        return alone
+    return "same" if view.matching.alike(a, b) and view.same_operands(a, b) else "changed"
 
 
 def _near(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:

@@ -97,11 +97,8 @@ class View:
 
     def same_operands(self, a: int, b: int) -> bool:
         """Are the operands of two partners partners, one by one?"""
-        operands_a, operands_b = self.a.form.operands[a], self.b.form.operands[b]
         partner = self.a.partner
-        return len(operands_a) == len(operands_b) and all(
-            partner[x] == y for x, y in zip(operands_a, operands_b, strict=True)
-        )
+        return tuple([partner[o] for o in self.a.form.operands[a]]) == self.b.form.operands[b]
 
 
 def shapes(names: Iterable[str], most: int = 4) -> str:
