@@ -198,3 +198,13 @@ def test_commands_run_without_torch() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "reaches 2 of 56 outputs" in ran.stdout
+
+
+def test_the_documentation_shows_what_the_commands_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DATA / "xla")
+    text = (Path(__file__).parents[2] / "docs" / "graph.md").read_text()
+    blocks = re.findall(r"```\n\$ retrograd graph (.*)\n([^`]*)```", text)
+    assert len(blocks) == 3
+    for command, shown in blocks:
+        printed = graph(*command.split()).stdout
+        assert shown.rstrip() in "\n".join(line.rstrip() for line in printed.splitlines()), command
