@@ -212,6 +212,17 @@ def test_asynchronous_pairs() -> None:
     ]
 
 
+def test_collectives_that_mix_their_operands_and_dead_ones() -> None:
+    module = graph(
+        "add { a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT c = f32[] add(a, b)\n}\n"
+        "ENTRY e { x = f32[4] parameter(0)\n  n = f32[4] negate(x)\n  dead = f32[4] all-reduce(n), to_apply=add\n"
+        "  m = (f32[4], f32[4]) all-to-all(x, n)\n  g = f32[4] get-tuple-element(m), index=1\n"
+        "  ROOT r = (f32[4]) tuple(g)\n}"
+    )
+    found = [(c.id, c.ordinal, c.collectives, c.operand, c.result, c.exact) for c in follow(module, "x").collectives]
+    assert found == [("dead", 0, 1, 0, 0, False), ("m", 1, 1, 0, -1, True), ("m", 1, 1, 1, -1, False)]
+
+
 def test_dead_values_and_effects() -> None:
     module = graph(
         "ENTRY e { x = f32[4] parameter(0)\n  y = f32[4] parameter(1)\n  u = f32[4] parameter(2)\n  n = f32[4] negate(x)\n"

@@ -287,6 +287,17 @@ def test_clicks_on_boxes_keys_back_radius_and_search(tmp_path: Path) -> None:
 
 
 @browser
+def test_nodes_of_one_instruction_are_one_box(tmp_path: Path) -> None:
+    nodes = [fake._node(f"p.{k}", "parameter", "", "rs.1", "same") for k in range(3)]
+    nodes += [fake._node("rs.1", "reduce-scatter", f"p.{k}", "", "added" if k == 1 else "same") for k in range(3)]
+    record = Diff(fake.A, fake.B, (fake.Cause("collective_inserted", "x", b=("rs.1",)),), nodes_b=tuple(nodes))
+    seen = look(record, tmp_path)["b"]
+    assert len(seen["boxes"]) == 4
+    assert "Operands (3)0: p.0" in seen["detail"]
+    assert "Status+ only in B, cause 1" in seen["detail"]
+
+
+@browser
 def test_differences_of_the_chosen_node_are_written_out(tmp_path: Path) -> None:
     seen = look(fake.diff(fake.CONSTANT), tmp_path)
     assert "Attributes0.01 in B: 0.02" in seen["a"]["detail"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,16 +40,14 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def load(spec: str) -> list[Graph]:
     """The graphs of FILE, of FILE#3 the one, of - those on stdin."""
-    from retrograd.graph import readers
+    from retrograd.graph import sources
+    from retrograd.graph.readers import parse
 
-    path, number = _split(spec)
-    graphs = readers.parse(_stdin(), "stdin") if path == "-" else readers.read(path)
-    if number is None:
-        return graphs
-    if number >= len(graphs):
-        has = f"graphs 0 to {len(graphs) - 1}" if len(graphs) > 1 else "one graph, number 0"
-        raise UsageError(f"`FILE` is {spec!r}, but {path} holds {has}")
-    return [graphs[number]]
+    path, number = sources.split(spec)
+    if path != "-":
+        return sources.load(spec)
+    graphs = parse(_stdin(), "stdin")
+    return graphs if number is None else [sources.numbered(graphs, number, path)]
 
 
 def one(spec: str) -> Graph:
@@ -58,8 +55,8 @@ def one(spec: str) -> Graph:
     graphs = load(spec)
     if len(graphs) > 1:
         raise UsageError(
-            f"`FILE` is {spec!r}, which holds {len(graphs)} graphs; name one, from {spec}#0 to "
-            f"{spec}#{len(graphs) - 1} (`retrograd graph ls {spec}` lists them)"
+            f"{spec!r} holds {len(graphs)} graphs; name one of them, from {spec}#0 to {spec}#{len(graphs) - 1} "
+            f"(`retrograd graph ls {spec}` lists them)"
         )
     return graphs[0]
 
@@ -88,14 +85,6 @@ def say(record: GraphRecord, as_json: bool, form: str, everything: bool, outputs
         click.echo(graph.to_github(record), nl=False)
     else:
         graph.render(record, Console(), everything)
-
-
-def _split(spec: str) -> tuple[str, int | None]:
-    """A file whose own name ends in #3 is meant before graph 3 of another."""
-    path, mark, number = spec.rpartition("#")
-    if not mark or not number.isascii() or not number.isdigit() or Path(spec).exists():
-        return spec, None
-    return path, int(number)
 
 
 def _stdin() -> str:

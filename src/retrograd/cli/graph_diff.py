@@ -17,7 +17,8 @@ def command(
 ) -> None:
     """Say in words why two graphs differ.
 
-    The causes come first, with source line and advice; what differs only because of them is counted. With -o diff.html a page shows the changed neighbourhood of both sides as a picture to walk along.
+    The causes come first, with source line and advice; what differs only because of them is counted. With
+    -o diff.html a page shows the changed neighbourhood of both sides as a picture to walk along.
 
     Exit code: 0 same computation, 1 different, 2 wrong usage.
     """

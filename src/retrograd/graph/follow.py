@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
+from retrograd.graph.ir import PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
 from retrograd.graph.names import Target, elements, find, name_of
+from retrograd.graph.ordinals import collective, numbered
 from retrograd.graph.record import Crossing, Follow, Reached, Step
 from retrograd.graph.tokens import adds_token, tokens
 
@@ -76,6 +77,8 @@ class _Walk:
         self.ways_into: dict[str, int] = {}
         self.states: list[_State] = []
         self.known: dict[tuple[int, int, Path], int] = {}
+        # Operands of collectives, by way, place and number: the state of the result; does the value itself come in?
+        self.crossed: dict[tuple[int, int, int], tuple[int, bool]] = {}
         # Exact ones first, so that a value counts as unchanged wherever there is a way on which it is.
         self.exact: deque[int] = deque()
         self.computed: deque[int] = deque()
@@ -170,6 +173,9 @@ class _Walk:
             self.states[parent].goes_on = True
         key = (way, place, path)
         found = self.known.get(key)
+        if operand >= 0 and parent >= 0 and collective(self.ways[way].computation.instructions[place]):
+            into = len(self.states) if found is None else found
+            self.crossed.setdefault((way, place, operand), (into, self.states[parent].exact))
         if found is not None:
             known = self.states[found]
             if operand >= 0 and known.parent == parent and operand not in known.operands:
@@ -324,28 +330,24 @@ class _Walk:
 
     def crossings(self) -> tuple[Crossing, ...]:
         """Every collective that was come to, an operand each, in the order of the text."""
-        numbered = _numbered(self.graph)
-        found: dict[tuple[int, int], Crossing] = {}
-        for state in self.states:
-            number = numbered.get(id(self.instruction(state)))
-            if number is None or state.parent < 0:
-                continue
-            ins = self.instruction(state)
-            several = len(ins.operands) > 1 and state.path
-            exact = self.states[state.parent].exact
-            for operand in state.operands:
-                crossing = Crossing(
-                    self.id(state),
-                    ins.opcode.removesuffix("-start"),
-                    *number,
-                    operand,
-                    len(ins.operands),
-                    state.path[-1] if several else 0 if len(ins.operands) == 1 else -1,
-                    str(self.graph.where(ins)),
-                    exact,
-                )
-                found.setdefault((number[0], operand), crossing)
-        return tuple(found[key] for key in sorted(found))
+        numbers = numbered(self.graph) if self.crossed else {}
+        found: dict[tuple[int, int], tuple[int, Crossing]] = {}
+        for (way, place, operand), (state, exact) in self.crossed.items():
+            computation = self.ways[way].computation
+            ins, path = computation.instructions[place], self.states[state].path
+            several = len(ins.operands) > 1
+            crossing = Crossing(
+                name_of(self.graph, computation, ins),
+                collective(ins),
+                *numbers[id(ins)],
+                operand,
+                len(ins.operands),
+                0 if not several else path[-1] if path else -1,
+                str(self.graph.where(ins)),
+                exact,
+            )
+            found.setdefault((id(ins), operand), (ins.line, crossing))
+        return tuple(c for _, c in sorted(found.values(), key=lambda pair: (pair[0], pair[1].operand)))
 
 
 def _enters(opcode: str) -> bool:
@@ -374,22 +376,3 @@ def _started(ins: Instruction, base: str, k: int) -> Path:
 def _outputs(graph: Graph) -> list[str]:
     """The shapes of what the graph returns."""
     return elements(graph.main.instructions[graph.main.root].shape)
-
-
-def _numbered(graph: Graph) -> dict[int, tuple[int, int, int, int]]:
-    """Of each collective, by the identity of its instruction: (ordinal, of all, nth, of its opcode), from 1."""
-    found: list[tuple[Instruction, str]] = []
-    for computation in graph:
-        for ins in computation.instructions:
-            base = ins.opcode.removesuffix("-start")
-            if base in COLLECTIVES:
-                found.append((ins, base))
-    alike: dict[str, int] = {}
-    nth = []
-    for _, base in found:
-        alike[base] = alike.get(base, 0) + 1
-        nth.append(alike[base])
-    return {
-        id(ins): (ordinal, len(found), n, alike[base])
-        for ordinal, ((ins, base), n) in enumerate(zip(found, nth, strict=True), 1)
-    }

@@ -206,7 +206,8 @@ class Crossing:
     """A collective that a followed value goes through: as operand `operand` of `of`, to result `result` (-1: to all).
 
     It is the `ordinal`-th of all `collectives` of the graph in the order of the text, and the `nth` of the `alike` ones
-    with its opcode, all counted from 1. `exact`: what goes in is the value itself, not something computed from it.
+    with its opcode. These count from 1 and leave out collectives that no output needs, which have the number 0.
+    `exact`: what goes in is the value itself, not something computed from it.
     """
 
     id: str

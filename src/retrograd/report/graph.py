@@ -194,7 +194,7 @@ def listing(sides: Sequence[Side], console: Console, recorded: Sequence[str]) ->
 
 
 def _print(console: Console, rows: Sequence[Sequence[str]], numbers: int) -> None:
-    """Rows under a heading, the last columns being numbers. rich's tables cut names to fit, which makes them useless."""
+    """Rows under a heading, the last columns being numbers. rich's tables would cut names, which makes them useless."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     first = len(widths) - numbers
     for at, row in enumerate(rows):

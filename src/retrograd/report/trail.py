@@ -19,7 +19,7 @@ def follow_lines(follow: Follow, everything: bool = True) -> Iterable[tuple[str,
     """What was followed, what it reaches, and the trail."""
     yield from head_lines(follow, everything)
     yield "", ""
-    yield from _trail(follow, everything, None if everything else _MOST_STEPS)
+    yield from trail(follow, everything, None if everything else _MOST_STEPS)
 
 
 def head_lines(follow: Follow, everything: bool = True) -> Iterable[tuple[str, str]]:
@@ -45,20 +45,21 @@ def reaches(follow: Follow) -> str:
         if follow.outputs
         else "no output"
     )
-    crossed = len({crossing.ordinal for crossing in follow.collectives})
+    crossed = len({crossing.id for crossing in follow.collectives})
     said += f", through {words.count(crossed, 'collective')}" if crossed else ", through no collective"
     return said + (f", and has effects: {words.some(follow.effects, _MOST_NAMES)}" if follow.effects else "")
 
 
 def _crossing_lines(follow: Follow, everything: bool) -> Iterable[tuple[str, str]]:
     """A line a collective: those of its operands that are the value itself, and those computed from it."""
-    groups: dict[tuple[int, bool], list[Crossing]] = {}
+    groups: dict[tuple[str, bool], list[Crossing]] = {}
     for crossing in follow.collectives:
-        groups.setdefault((crossing.ordinal, crossing.exact), []).append(crossing)
+        groups.setdefault((crossing.id, crossing.exact), []).append(crossing)
     most = len(groups) if everything else _MOST_CROSSINGS
     for found in list(groups.values())[:most]:
         c = found[0]
         place = f"{c.opcode} {c.nth} of {c.alike}, collective {c.ordinal} of {c.collectives}"
+        place = place if c.ordinal else "which no output needs"
         exact = "the value itself" if c.exact else "computed from it"
         yield f"  into {c.id} ({place}): {_operands(found)}{exact}{words.at(c.where)}", ""
     if len(groups) > most:
@@ -98,12 +99,8 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-def trail(follow: Follow) -> Iterable[str]:
-    """The steps, a text each: side ways first, with a dash; the longest way goes on at the same depth."""
-    return (text for text, _ in _trail(follow, True, None))
-
-
-def _trail(follow: Follow, everything: bool, most: int | None) -> Iterable[tuple[str, str]]:
+def trail(follow: Follow, everything: bool = True, most: int | None = None) -> Iterable[tuple[str, str]]:
+    """The steps, each a text and its style. Side ways come first, with a dash, the longest last at the same depth."""
     steps = follow.steps
     children: list[list[int]] = [[] for _ in steps]
     weight = [1] * len(steps)

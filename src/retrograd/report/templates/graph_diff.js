@@ -14,7 +14,11 @@
 
   function side(letter, nodes) {
     const known = new Map();
-    for (const node of nodes) if (!known.has(node.id)) known.set(node.id, { ...node, up: [], down: [], causes: [] });
+    for (const node of nodes) {
+      const other = known.get(node.id);
+      if (other) merge(other, node);
+      else known.set(node.id, { ...node, operands: [...node.operands], users: [...node.users], up: [], down: [], causes: [] });
+    }
     const link = (from, to) => {
       const operand = known.get(from), user = known.get(to);
       if (!operand || !user || operand === user) return;
@@ -31,6 +35,15 @@
       for (const id of cause[letter]) known.get(id)?.causes.push(k + 1);
     });
     return { letter, known, chosen: "", root: document.getElementById(`side-${letter}`) };
+  }
+
+  // A collective over many operands is one node an operand in the record, and one instruction here.
+  function merge(node, more) {
+    node.operands.push(...more.operands);
+    for (const id of more.users) if (!node.users.includes(id)) node.users.push(id);
+    if (more.shape !== node.shape && !node.shape.endsWith(", ...")) node.shape += ", ...";
+    if (node.status === "same") node.status = more.status;
+    node.twin ||= more.twin;
   }
 
   // The nodes to draw: ring by ring around the chosen one, differences first, so that they are never cut off.
