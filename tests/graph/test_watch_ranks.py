@@ -150,6 +150,27 @@ def test_gradients_of_a_sharded_model(ranks, spoil, said):
             assert text == ""
 
 
+def under_compiled_autograd() -> tuple[str, bool]:
+    """What the check says after a backward under compiled autograd, and whether every gradient is in fact a DTensor."""
+    from torch._dynamo import compiled_autograd
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    torch._dynamo.reset()
+    model = torch.nn.Linear(4, 6, bias=False)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        model(torch.ones(2, 4)).sum().backward()
+    return _said(model), all(isinstance(p.grad, DTensor) for p in model.parameters())
+
+
+def test_compiled_autograd_that_skips_the_reduction_is_caught(ranks):
+    for said, sharded in ranks.run(under_compiled_autograd):
+        assert bool(said) != sharded
+        assert sharded or "weight: FSDP left it unsharded after backward" in said
+
+
 def test_an_unused_parameter_may_be_allowed():
     class Model:
         def named_parameters(self):

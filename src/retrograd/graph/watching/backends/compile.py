@@ -129,7 +129,9 @@ class Compile:
 
     def _graph(self, number: str, role: str, text: str, tell: bool = True) -> Compiled:
         frame = number.rpartition("/")[0]
-        made = Compiled(role, "fx", text, f"[{number}]", f"{role} {frame}", reason=self._reasons.get(number, ""))
+        # Each capture of compiled autograd has a number of its own, but stands for the one before.
+        family = role if role == "autograd" else f"{role} {frame}"
+        made = Compiled(role, "fx", text, f"[{number}]", family, reason=self._reasons.get(number, ""))
         with self._mutex:
             self._made.append(made)
             self._open.setdefault(number, []).append(made)
@@ -179,6 +181,6 @@ def _user_line(stack: Any) -> str:
     """The innermost line of a stack that is not a framework's: "train.py:19"."""
     frames = [found for entry in stack or () if (found := _FRAME.match(str(entry)))]
     for found in reversed(frames):
-        if not is_library(found[3]):
+        if not is_library(found[3]) and not found[3].startswith("<"):
             return f"{found[3].rpartition('/')[2]}:{found[1]}"
     return ""
