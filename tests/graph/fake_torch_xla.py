@@ -53,6 +53,7 @@ class World:
         self.nanoseconds = 0
         self.cached: set[str] = set()
         self.cuts = 0
+        self.ordinal = 0
         self._file: str | None = None
 
     def pend(self, hash: str, graph: str, live: list[tuple[str, int, str]] = ()) -> None:
@@ -71,7 +72,7 @@ class World:
     def sync(self, wait: bool = False, reset_scope: bool = True) -> None:
         if self._file is None:
             chosen = os.environ.get("XLA_SAVE_TENSORS_FILE", "")
-            self._file = f"{chosen}.0" if chosen else ""
+            self._file = f"{chosen}.{self.ordinal}" if chosen else ""
             assert not chosen or os.environ["XLA_SAVE_TENSORS_FMT"] == "hlo"
         if self._file:
             with Path(self._file).open("a") as file:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
+import threading
 import types
 import weakref
 
@@ -64,7 +66,7 @@ def test_a_stray_tensor_is_explained_by_the_graph_and_by_what_was_alive(world):
 
 def test_the_graph_is_kept_only_where_it_was_compiled_and_the_file_does_not_grow(world, tmp_path):
     with graph.watch("xla", expect=3, save=tmp_path) as w:
-        follower = w.backends[0]._file
+        follower = w.backends[0]._follower()
         train(world, w, stray_at=(2, 4))
         assert follower.path.stat().st_size == 0
     assert "XLA_SAVE_TENSORS_FILE" not in os.environ
@@ -93,7 +95,7 @@ def test_a_second_watch_reads_the_file_that_torch_xla_remembers(world):
         assert [g.level for g in w.report().graphs] == ["strict", "strict"]
         kept = w.backends[0]
         world.sync()  # goes on writing, to nowhere
-    assert kept._file is None
+    assert kept._files == {}
     assert "compiled it before the watch began" in w.report().graphs[1].reason
 
 
@@ -171,6 +173,41 @@ def test_a_gradient_in_a_bucket_at_the_cut_is_an_error(world):
         with pytest.raises(VerificationError, match="1 gradients are left in reduce-scatter buckets"):
             torch_xla.sync()
     assert world.cuts == 1
+
+
+def test_options_of_torch_xla_are_refused_elsewhere_and_a_model_needs_buckets(world):
+    with pytest.raises(UsageError, match="`threshold` is for the backend 'xla', but 'compile' is watched"):
+        graph.watch("compile", threshold=3)
+    with pytest.raises(UsageError, match="`model` is Namespace and has no module with reduce_scatter_op"):
+        graph.watch("xla", model=argparse.Namespace())
+
+
+def test_each_device_of_a_process_has_its_file_and_its_cut(world):
+    import torch_xla
+
+    names = ["CPU:0", "CPU:1"]
+    torch_xla._XLAC._xla_get_default_device = lambda: names[threading.current_thread().name == "second"]
+    both = threading.Barrier(2, timeout=30)
+    inner = world.sync
+
+    def cut(*args):
+        both.wait()  # both are inside of their cut at once
+        if threading.current_thread().name == "second":
+            inner_world.sync()
+        else:
+            inner()
+
+    inner_world = type(world)()
+    inner_world.ordinal = 1
+    torch_xla.sync = torch_xla.torch_xla.sync = cut
+    with graph.watch("xla", expect=9) as w:
+        second = threading.Thread(target=torch_xla.sync, name="second")
+        second.start()
+        torch_xla.sync()
+        second.join()
+        w.step()
+        assert sorted(w.backends[0]._files) == ["0", "1"]
+    assert all(g.level == "strict" for g in w.report().graphs)
 
 
 def test_ranks_with_other_live_tensors_stop_before_the_cut(world, tmp_path):

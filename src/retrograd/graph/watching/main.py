@@ -22,6 +22,8 @@ from retrograd.errors import RetrogradError, UsageError
 from retrograd.graph.watching import backends
 from retrograd.graph.watching.watch import Watch, watch
 
+_OF_XLA = ("threshold", "gc_before_cut", "texts")
+
 
 class AfterImport(importlib.abc.MetaPathFinder):
     """Calls back once after each of the named modules was imported for the first time."""
@@ -61,7 +63,8 @@ class Program:
         name = next(n for n, m in backends.MODULES.items() if m == module)
         if self.wanted not in ("auto", name) or (name == "compile" and self.wanted == "xla"):
             return
-        one = watch(name, **self.options)
+        own = {key: value for key, value in self.options.items() if name == "xla" or key not in _OF_XLA}
+        one = watch(name, **own)
         one.__enter__()
         self.watches.append(one)
         if name == "compile":

@@ -10,7 +10,7 @@ from typing import Any
 from retrograd import config
 from retrograd.errors import RanksDifferError, UsageError
 from retrograd.graph.record import Diff
-from retrograd.graph.watching import backends, exchange, files, lock
+from retrograd.graph.watching import backends, buckets, exchange, files, lock
 from retrograd.graph.watching.events import Backend, Compiled, Event
 from retrograd.graph.watching.ranks import Comparison
 from retrograd.graph.watching.record import WatchReport
@@ -178,8 +178,26 @@ def watch(
         raise UsageError(f"`threshold` is {threshold!r}, expected a number of nodes, 0 or more")
     session = Session(expect, warmup, on_extra, say=_say)
     options = {"threshold": threshold, "gc_before_cut": gc_before_cut, "model": model, "texts": texts}
-    made = [backends.make(name, **options) for name in backends.names(backend)]
+    chosen = backends.names(backend)
+    _check_options(options, chosen)
+    made = [backends.make(name, **options) for name in chosen]
     return Watch(session, made, save, exchange.find(ranks, config.rank()), ranks_timeout, lock)
+
+
+def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
+    """Options of torch_xla are for torch_xla, and a model has to have buckets for them to be checked."""
+    usual = {"threshold": 0, "gc_before_cut": False, "model": None, "texts": True}
+    given = [name for name, value in options.items() if value is not usual[name] and value != usual[name]]
+    if given and "xla" not in chosen:
+        raise UsageError(
+            f"`{given[0]}` is for the backend 'xla', but {', '.join(map(repr, chosen))} is watched; leave it out"
+        )
+    model = options["model"]
+    if model is not None and not buckets.modules(model):
+        raise UsageError(
+            f"`model` is {type(model).__name__} and has no module with reduce_scatter_op, expected one with parts in "
+            "torch_xla's XlaFullyShardedDataParallel; leave it out for other models"
+        )
 
 
 def step() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,9 @@ class Xla:
         self.after: Callable[[], Any] | None = None  # called after each cut
         self._seen: set[str] = set()
         self._cuts = 0
-        self._inside = False
-        self._file: saved.Follower | None = None
+        self._here = threading.local()  # each device may have a thread of its own
+        self._files: dict[str, saved.Follower] = {}
+        self._following = ""
 
     def version(self) -> str:
         """torch_xla's version."""
@@ -83,11 +85,12 @@ class Xla:
         while self._wrapped:
             module, name, original = self._wrapped.pop()
             setattr(module, name, original)
-        if self._file is not None:
-            self._file.close()
-            if self._file.mine:
-                config.forget_saved_graphs()
-            self._file = None
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        if self._following == str(saved.own()):
+            config.forget_saved_graphs()
+        self._following = ""
 
     def drain(self) -> list[Event]:
         """What the cuts since the last call compiled and ran."""
@@ -96,12 +99,19 @@ class Xla:
 
     def _follow(self) -> None:
         chosen = config.saved_graphs()
-        mine = chosen is None or chosen == str(saved.own())
-        if mine:
-            chosen = config.request_saved_graphs(saved.own())
-        device = str(self._core._xla_get_default_device())
-        # torch_xla appends the ordinal of the device that the thread computes on.
-        self._file = saved.Follower(Path(f"{chosen}.{device.rpartition(':')[2]}"), mine)
+        # torch_xla remembers the first name that it reads: a later watch of the same process reads the same file.
+        self._following = chosen or config.request_saved_graphs(saved.own())
+        self._follower()
+
+    def _follower(self) -> saved.Follower | None:
+        """The file of the device that this thread computes on: torch_xla appends its ordinal to the name."""
+        if not self._following:
+            return None
+        ordinal = str(self._core._xla_get_default_device()).rpartition(":")[2]
+        if ordinal not in self._files:
+            mine = self._following == str(saved.own())
+            self._files[ordinal] = saved.Follower(Path(f"{self._following}.{ordinal}"), mine)
+        return self._files[ordinal]
 
     def _wrap(self, module: Any, name: str) -> None:
         original = getattr(module, name)
@@ -114,19 +124,20 @@ class Xla:
         setattr(module, name, cut)
 
     def _cut(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._inside:  # mark_step calls sync
+        if getattr(self._here, "inside", False):  # mark_step calls sync
             return original(*args, **kwargs)
-        self._inside = True
+        self._here.inside = True
         try:
             if self.collect:
                 gc.collect()
             self._check_buckets()
+            file = self._follower()
             alive = self._look()
             compiled, spent = self._counts()
             result = original(*args, **kwargs)
-            self._ran(alive, *(b - a for a, b in zip((compiled, spent), self._counts(), strict=True)))
+            self._ran(file, alive, *(b - a for a, b in zip((compiled, spent), self._counts(), strict=True)))
         finally:
-            self._inside = False
+            self._here.inside = False
         if self.after is not None:
             self.after()
         return result
@@ -156,13 +167,13 @@ class Xla:
         metric = self._core._xla_metric_data("CompileTime")
         return int(self._core._xla_counter_value("UncachedCompile") or 0), float(metric[1]) / 1e9 if metric else 0.0
 
-    def _ran(self, alive: tuple[live.Live, ...], compilations: int, spent: float) -> None:
+    def _ran(self, file: saved.Follower | None, alive: tuple[live.Live, ...], compilations: int, spent: float) -> None:
         notes = live.difference(self._last[1], alive, self._last[0]) if self._last else ()
-        blocks = self._file.read() if self._file else []
+        blocks = file.read() if file else []
         block = blocks[-1] if blocks else None
         key = block.key if block else live.digest(alive)
         if compilations or key not in self._seen:
-            if self._file and not block:
+            if file and not block:
                 notes = (*notes, _TOO_LATE)
             text, name = (block.text, block.where) if block else ("", "")
             reason = "" if compilations else "torch_xla had compiled it before the watch began"
