@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from retrograd.graph.record import Diff, Unique
     from retrograd.graph.sources import Source
     from retrograd.graph.watching.gradients import check_gradients as check_gradients
+    from retrograd.graph.watching.session import GraphChangedWarning as GraphChangedWarning
     from retrograd.graph.watching.watch import step as step
     from retrograd.graph.watching.watch import watch as watch
 
 # Names that come when they are first used: watching a run is not needed to read its dumps.
 _HOMES = {
+    "GraphChangedWarning": "retrograd.graph.watching.session",
     "check_gradients": "retrograd.graph.watching.gradients",
     "step": "retrograd.graph.watching.watch",
     "watch": "retrograd.graph.watching.watch",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,23 @@ class Watch:
         _active.remove(self)
         self._running = False
         events: list[Event] = []
-        for backend in self.backends:
-            events += backend.drain()
-            backend.stop()
-            if small := getattr(backend, "small", 0):
-                self.session.notes.append(
-                    f"{small} modules of single operations, compiled outside of jit, are not counted"
-                )
+        with ExitStack() as stack:
+            for backend in self.backends:
+                stack.callback(backend.stop)
+            for backend in self.backends:
+                events += backend.drain()
+                if small := getattr(backend, "small", 0):
+                    self.session.notes.append(
+                        f"{small} modules of single operations, made outside of jit, are not counted"
+                    )
         if raised:
             self.session.on_extra = "explain"  # an exception is on its way, ours would hide it
-        if any(isinstance(event, Compiled) for event in events):
-            self.session.step(events)
-        if self._save is not None:
-            files.save(self.session, self._save)
+        try:
+            if any(isinstance(event, Compiled) for event in events):
+                self.session.step(events)
+        finally:
+            if self._save is not None:
+                files.save(self.session, self._save)
         if self._lock is not None and not raised:
             lock.hold(self.session, self._lock)
 

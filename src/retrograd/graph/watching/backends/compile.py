@@ -54,7 +54,6 @@ class Compile:
         self._reasons: dict[str, str] = {}
         self._tell: Callable[[Compiled], Any] = lambda compiled: None
         self._probed = ""
-        self._propagates = False
 
     def version(self) -> str:
         """torch's version."""
@@ -67,10 +66,7 @@ class Compile:
                 "`backend` is 'compile', but torch is not imported; import it before retrograd.graph.watch"
             )
         self._tell = tell
-        logger = logging.getLogger(_LOGGER)
-        # The trace is not for the program's own handlers, which would see it now that it is sent.
-        self._propagates, logger.propagate = logger.propagate, False
-        logger.addHandler(self._listener)
+        logging.getLogger(_LOGGER).addHandler(self._listener)
         try:
             self._probe()
         except Exception:
@@ -79,10 +75,7 @@ class Compile:
 
     def stop(self) -> None:
         """Listen no more."""
-        logger = logging.getLogger(_LOGGER)
-        if self._listener in logger.handlers:
-            logger.removeHandler(self._listener)
-            logger.propagate = self._propagates
+        logging.getLogger(_LOGGER).removeHandler(self._listener)
 
     def drain(self) -> list[Event]:
         """The graphs compiled since the last call."""
