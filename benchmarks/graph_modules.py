@@ -1,4 +1,4 @@
-"""HLO text of any size in the style of torch_xla: a recorded training step repeated with new names, one after the other.
+"""HLO text of any size in the style of torch_xla: a recorded training step repeated with new names, one after another.
 
     python benchmarks/graph_modules.py STEP.hlo.txt.gz 45000 > large.hlo.txt
 

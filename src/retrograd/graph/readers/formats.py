@@ -15,7 +15,8 @@ _HLO = re.compile(r"^[ \t]*+HloModule\b", re.MULTILINE)
 _MARKS = re.compile(
     r"^[ \t]*+(?:(?P<torch_xla>TensorsGraphInfo:|## BEGIN_GRAPH)|(?P<hlo>HloModule\b)|(?P<ir>IR \{)"
     r"|(?P<stablehlo>(?:builtin\.)?module\b[^\n=]*+\{|module\b|func\.func\b|#\w++ ?=|\"builtin\.module\")"
-    r"|(?P<dot>digraph\b)|(?P<html><(?i:!doctype|html|head|body)\b))|(?P<fx>\bclass \w+\([\w.]*Module\):|\bdef forward\()",
+    r"|(?P<dot>digraph\b)|(?P<html><(?i:!doctype|html|head|body)\b))"
+    r"|(?P<fx>\bclass \w+\([\w.]*Module\):|\bdef forward\()",
     re.MULTILINE,
 )
 # What a file has to say about itself within this many characters. A torch_xla block begins with Python frames.
@@ -34,7 +35,9 @@ def detect(text: str, source: str = "", begins: int = 1) -> str:
         "dot": "this is a drawing (dot), not the graph's text; record it with XLA_SAVE_TENSORS_FMT=hlo",
         "html": "this is a web page; save the raw text of the dump",
     }
-    what = reasons.get(kind or "", "this is no graph; expected `HloModule`, `module`, `class GraphModule` or a save-file")
+    what = reasons.get(
+        kind or "", "this is no graph; expected `HloModule`, `module`, `class GraphModule` or a save-file"
+    )
     first = next((shown for shown in scan.lines(text[:_SHOWN]) if shown.strip()), "")
     if not first:
         what = "the text is empty; expected HLO, StableHLO or FX text"

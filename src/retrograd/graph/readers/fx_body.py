@@ -56,7 +56,9 @@ class Body:
         self.parameters.append(len(self.instructions))
         return self.add(Instruction(name, "parameter", shape, (), number, line=line))
 
-    def call(self, name: str, opcode: str, args: Any, kwargs: dict[str, Any], shape: str, metadata: str, line: int) -> Ref:
+    def call(
+        self, name: str, opcode: str, args: Any, kwargs: dict[str, Any], shape: str, metadata: str, line: int
+    ) -> Ref:
         """One call. `args=` is among the attributes unless every argument is a value of the graph, in order."""
         if opcode == "operator.getitem" and (index := self.element(args)) is not None:
             return self.add(
