@@ -65,6 +65,7 @@ HOSTILE = {
     "frames": "HloModule m\n\nStackFrames\n" + "".join(f"{i} {{a=1 parent_frame_id={i}}}\n" for i in range(1, 50_000)),
     "a header": "HloModule m, " + _much("a={[("),
     "headers": _much("HloModule m\n"),
+    "headers on a line": _much("HloModule m "),
     "axes of groups": HLO + "  x = f32[] parameter(0), replica_groups=[" + _much("9,") + "]<=[1]\n",
     "open instructions": HLO + "".join(f"  x{i} = f32[] constant((\n" for i in range(50_000)),
     "percents": HLO + "  x = f32[] add(" + _much("%") + ")",

@@ -79,7 +79,7 @@ def test_places_come_from_locations() -> None:
     [
         (MODULE.replace("%arg1 :", "%arg7 :"), 3, "use of undeclared SSA value"),
         (MODULE.replace("stablehlo.add", "stablehlo.frob"), 3, "frob"),
-        (MODULE[:-20], 5, "this is no StableHLO"),
+        (MODULE[:-20], 4, "this is no StableHLO"),
         (MODULE + "(" * 100_000, 7, "brackets nest more than 200 deep"),
         ("module @m {\n}\n", 1, "no public function"),
     ],
