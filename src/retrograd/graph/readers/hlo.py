@@ -7,14 +7,12 @@ instructions from 4 s to 0.3 s.
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from math import prod
 
 from retrograd.errors import GraphError
+from retrograd.graph.collection import no_collection
 from retrograd.graph.ir import Computation, Graph, Instruction
 from retrograd.graph.readers import scan
 
@@ -64,20 +62,8 @@ _MOST_FRAMES = 64
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
     """One HLO module. `source` and `first` (the line number of its first line) are for messages."""
-    with _no_collection():
+    with no_collection():
         return _Reader(text, source, first).graph()
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: nothing here is garbage, and looking for it took a third of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class _Reader:
