@@ -10,7 +10,9 @@ from retrograd.cli._lazy import Lazy
 
 
 class _Commands(Lazy):
-    modules: ClassVar = {name: f"retrograd.cli.graph_{name}" for name in ("unique", "diff", "follow", "ls")}
+    modules: ClassVar = {
+        name: f"retrograd.cli.graph_{name}" for name in ("unique", "diff", "follow", "ls", "watch", "lock", "check")
+    }
 
 
 @click.group(cls=_Commands)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from retrograd.graph.readers import read as read
     from retrograd.graph.record import Diff, Follow, Unique
     from retrograd.graph.sources import Source
+    from retrograd.graph.watching.gradients import check_gradients as check_gradients
+    from retrograd.graph.watching.watch import step as step
+    from retrograd.graph.watching.watch import watch as watch
 
 # Loaded when they are first used: a report of something else needs none of them, and readers take 50 ms.
 _HOMES = {
@@ -36,6 +39,9 @@ _HOMES = {
     "from_fx": "readers",
     "parse": "readers",
     "read": "readers",
+    "check_gradients": "watching.gradients",
+    "step": "watching.watch",
+    "watch": "watching.watch",
 }
 
 __all__ = [*sorted(_HOMES), "diff", "follow", "unique"]

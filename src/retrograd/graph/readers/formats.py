@@ -48,15 +48,19 @@ def parse(text: str, source: str = "", format: str | None = None) -> list[Graph]
     if format is not None and format not in FORMATS:
         raise UsageError(f"format={format!r} is none of {', '.join(FORMATS)}; leave it out to find out")
     kind = format or detect(text, source)
-    graphs: list[Graph] = []
-    for piece, first, settle in _SPLIT[kind](text, source):
-        graph = settle(piece, first)
-        graph.digest = blake2b(piece.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-        graph.source, graph.ordinal = source, len(graphs)
-        graphs.append(graph)
+    graphs = [graph for _, graph in pieces(text, source, kind)]
     if not graphs:
         raise GraphError(f"{source or 'the text'}, line 1: there is no {kind} graph in it; the file may be cut off")
     return graphs
+
+
+def pieces(text: str, source: str = "", format: str | None = None) -> Iterator[tuple[str, Graph]]:
+    """Each graph of a text with the part of the text that it is; see `read`."""
+    for ordinal, (piece, first, settle) in enumerate(_SPLIT[format or detect(text, source)](text, source)):
+        graph = settle(piece, first)
+        graph.digest = blake2b(piece.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        graph.source, graph.ordinal = source, ordinal
+        yield piece, graph
 
 
 # A piece of the text, the number of its first line, and what reads it.
