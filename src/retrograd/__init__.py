@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from retrograd import flake as flake
-    from retrograd import graph as graph
     from retrograd import fsdp as fsdp
+    from retrograd import graph as graph
     from retrograd import nn as nn
     from retrograd import ops as ops
     from retrograd import patch as patch

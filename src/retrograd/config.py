@@ -5,15 +5,17 @@ Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter o
 compiled ones are kept; ~/.cache by default) and RETROGRAD_HOST (the C++ path of eager norms: "auto" takes it where it
 has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone). PYTHONHASHSEED is set for the
 processes of `retrograd flake`, unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's:
-where it saves the graph of each step, and as what) are set while `retrograd.graph.watch` looks on, unless the user has;
-RANK and WORLD_SIZE (torchrun's) say which process of a job this is.
+where it saves the graph of each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless
+the user has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from retrograd.errors import UsageError
@@ -92,17 +94,28 @@ def saved_graphs() -> str | None:
     return chosen
 
 
-def request_saved_graphs(path: Path) -> str:
-    """Ask torch_xla to save its graphs as HLO; it looks at the first step, later changes are not seen."""
-    os.environ["XLA_SAVE_TENSORS_FILE"] = str(path)
-    os.environ["XLA_SAVE_TENSORS_FMT"] = "hlo"
-    return str(path)
+_saving = [0]
+_saving_lock = threading.Lock()
 
 
-def forget_saved_graphs() -> None:
-    """Undo `request_saved_graphs`, for processes that are started later."""
-    os.environ.pop("XLA_SAVE_TENSORS_FILE", None)
-    os.environ.pop("XLA_SAVE_TENSORS_FMT", None)
+@contextmanager
+def saving_graphs(path: Path) -> Iterator[None]:
+    """Let torch_xla save its graphs as HLO in a file, if this is the first cut of the thread: it looks only then.
+
+    Only meanwhile: processes that the program starts later would write to the same file. Threads may overlap.
+    """
+    with _saving_lock:
+        _saving[0] += 1
+        os.environ["XLA_SAVE_TENSORS_FILE"] = str(path)
+        os.environ["XLA_SAVE_TENSORS_FMT"] = "hlo"
+    try:
+        yield
+    finally:
+        with _saving_lock:
+            _saving[0] -= 1
+            if not _saving[0]:
+                os.environ.pop("XLA_SAVE_TENSORS_FILE", None)
+                os.environ.pop("XLA_SAVE_TENSORS_FMT", None)
 
 
 def rank() -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.errors import UsageError
-from retrograd.graph.follow import follow
+from retrograd.graph import follow
 from retrograd.graph.ir import Graph
 from retrograd.graph.readers.hlo import parse
 from retrograd.graph.record import Follow

@@ -99,6 +99,12 @@ def test_the_whole_trail_of_a_long_chain_is_printed_at_one_depth() -> None:
     assert len(lines) == 3001 + 3
 
 
+def test_names_cannot_command_the_terminal() -> None:
+    text = graph.to_text(fake.diff(fake.Cause("output_added", "made by \x1b[2Jadd\r\x07", "a.py:1")))
+    assert "made by \\x1b[2Jadd\\r\\x07" in text
+    assert "\x1b" not in text
+
+
 # GitHub.
 
 

@@ -69,7 +69,7 @@ def test_the_graph_is_kept_only_where_it_was_compiled_and_the_file_does_not_grow
         follower = w.backends[0]._follower()
         train(world, w, stray_at=(2, 4))
         assert follower.path.stat().st_size == 0
-    assert "XLA_SAVE_TENSORS_FILE" not in os.environ
+        assert "XLA_SAVE_TENSORS_FILE" not in os.environ  # nor for processes that the program starts meanwhile
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         *(f"graph-00{i}-step.hlo.txt.gz" for i in range(3)), "report.json",
     ]  # fmt: skip

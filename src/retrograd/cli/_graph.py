@@ -52,13 +52,9 @@ def load(spec: str) -> list[Graph]:
 
 def one(spec: str) -> Graph:
     """The graph of a file that holds one, or of FILE#3."""
-    graphs = load(spec)
-    if len(graphs) > 1:
-        raise UsageError(
-            f"{spec!r} holds {len(graphs)} graphs; name one of them, from {spec}#0 to {spec}#{len(graphs) - 1} "
-            f"(`retrograd graph ls {spec}` lists them)"
-        )
-    return graphs[0]
+    from retrograd.graph import sources
+
+    return sources.single(load(spec), spec)
 
 
 def every(specs: Sequence[str]) -> list[Graph]:

@@ -31,9 +31,10 @@ class Instruction:
     """One instruction.
 
     `shape` has neither layout nor blanks ("f32[8,16]", "(f32[8],f32[])"), "" if unknown. `operands` are places in the
-    instructions of the same computation. `attrs` holds what belongs to what is computed, in sorted order: of a parameter
-    its number, of a constant its literal, of a get-tuple-element its index; never names, layouts, ids or metadata.
-    `called` names the computations it calls, each with the attribute that does. `metadata` is unparsed: ask `Graph.where`.
+    instructions of the same computation. `attrs` holds what belongs to what is computed, in sorted order: of a
+    parameter its number, of a constant its literal, of a get-tuple-element its index; never names, layouts, ids or
+    metadata. `called` names the computations it calls, each with the attribute that does. `metadata` is unparsed: ask
+    `Graph.where`.
     """
 
     __slots__ = ("attrs", "called", "line", "metadata", "name", "opcode", "operands", "shape")

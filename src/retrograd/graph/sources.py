@@ -24,9 +24,12 @@ def load(source: Source) -> list[Graph]:
 
 def one(source: Source) -> Graph:
     """The graph of a source that holds one; UsageError says how to name one of several."""
-    graphs = load(source)
+    return single(load(source), source if isinstance(source, Graph) else fspath(source))
+
+
+def single(graphs: list[Graph], name: object) -> Graph:
+    """The only graph of a source called `name`."""
     if len(graphs) > 1:
-        name = fspath(source)  # type: ignore[arg-type]
         raise UsageError(
             f"{name!r} holds {len(graphs)} graphs; name one of them, from {name}#0 to {name}#{len(graphs) - 1} "
             f"(`retrograd graph ls {name}` lists them)"

@@ -235,5 +235,8 @@ def _all_or(number: int, total: int) -> str:
 
 
 def _line(console: Console, text: str, style: str) -> None:
+    # Names come from files, and an escape character in one would command the terminal.
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
     # A Text object, because names such as `x[bold]` would be read as markup in a plain string.
     console.print(Text(text, style=style), soft_wrap=True)

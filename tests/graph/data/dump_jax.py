@@ -23,7 +23,10 @@ def norm(x, gain):
 
 def block(x, p):
     q, k, v = jnp.split(norm(x, p["gain1"]) @ p["qkv"], 3, -1)
-    heads = lambda t: t.reshape(t.shape[0], HEADS, -1).transpose(1, 0, 2)
+
+    def heads(t):
+        return t.reshape(t.shape[0], HEADS, -1).transpose(1, 0, 2)
+
     a = jax.nn.softmax(heads(q) @ heads(k).transpose(0, 2, 1) / np.sqrt(WIDTH // HEADS), -1) @ heads(v)
     x = x + a.transpose(1, 0, 2).reshape(x.shape) @ p["out"]
     return x + jax.nn.gelu(norm(x, p["gain2"]) @ p["up"]) @ p["down"], None
@@ -48,7 +51,9 @@ clip.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1, 1),))
 
 
 def custom(x, i):
-    grow = lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2 + x, x)
+    def grow(x):
+        return jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2 + x, x)
+
     branch = jax.lax.switch(i, [jnp.sin, lambda x: clip(x) ** 3, grow], x).sum()
     grad = jax.grad(lambda x: jax.lax.cond(x[0] > 0, lambda: (clip(x) ** 2).sum(), lambda: jnp.sort(x)[1]))(x)
     noise = jax.random.uniform(jax.random.key(3), (4,))

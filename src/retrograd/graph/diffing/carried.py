@@ -51,8 +51,8 @@ def _arriving(half: Half, said: set[int], only: str) -> list[Cause]:
         text = (
             f"{'+' if only == 'B' else '-'} {plural(len(parameters), 'parameter')} "
             f"{shapes(form.labels[n][1] for n in parameters)} that {'goes' if len(parameters) == 1 else 'go'} straight "
-            f"into {_which(half, collective)} in {only} only: gradients of an earlier step, carried over the cut without "
-            "having been reduced"
+            f"into {_which(half, collective)} in {only} only: gradients of an earlier step, carried over the cut "
+            "without having been reduced"
         )
         names = half.names([*parameters, *collective.nodes])
         sides = ((), names) if only == "B" else (names, ())

@@ -27,7 +27,8 @@ def text_of(path: str | PathLike[str], max_bytes: int) -> str:
             if size > max_bytes:
                 raise GraphError(_too_large(str(path), max_bytes))
             if at == 0 and b"\0" in piece:
-                raise GraphError(f"{path} is a binary file; expected text{_binary(piece)}")
+                line = 1 + piece.count(b"\n", 0, piece.index(b"\0"))
+                raise GraphError(f"{path}, line {line}: this is a binary file; expected text{_binary(piece)}")
             pieces.append(_decoded(decode, piece, str(path), lines))
             if at == 0:
                 detect(pieces[0].removeprefix("\ufeff"), str(path))
@@ -90,7 +91,7 @@ def _decoded(decode: Callable[[bytes], str], piece: bytes, name: str, lines: int
 
 def _binary(piece: bytes) -> str:
     if piece.startswith(b"ML\xefR"):
-        return "; it is MLIR bytecode: print the module as text"
+        return "; MLIR bytecode can be printed by stablehlo-translate or jax.export"
     return ", as `as_hlo_text()` or XLA_SAVE_TENSORS_FMT=hlo write it"
 
 

@@ -1,7 +1,7 @@
 """FX graphs -> Graph: the Python text that torch.compile and compiled autograd print, and graphs in memory.
 
-Both ways give the same instructions: `fx_text` and `fx_object` turn arguments into the values of `fx_body`, which writes them
-down. Torch is never imported.
+Both ways give the same instructions: `fx_text` and `fx_object` turn arguments into the values of `fx_body`, which
+writes them down. Torch is never imported.
 """
 
 from __future__ import annotations

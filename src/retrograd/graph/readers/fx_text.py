@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +20,13 @@ from retrograd.graph.readers.fx_body import Body, Made, Ref, Sub, Text, metadata
 _LOG = re.compile(r"[VIWEC][0-9]{4} [0-9:.]++ [^\]\n]*+\] (?:\[[^\]\n]*+\] ?)*+")
 _CLASS = re.compile(r"(?:^|(?<=\s))class (\w++)\((?:[\w.]*\.)?Module\):[^\n]*$", re.MULTILINE)
 _FORWARD = re.compile(r"\bdef forward\(")
-_FILE = re.compile(r"File: (.*?):([0-9]{1,9}) in (?:.*?), code: (.*)")
+_FILE = re.compile(r"File: (.*?):([0-9]{1,9}) in ")
 _SHAPE = re.compile(r"(?:\w+\()?([a-z]\w*\[[^\]]*\])")
 _SYMBOL = re.compile(
     r"(?:[suz]f?[0-9]+|inf|nan|device|torch|dtype|NoneType|Ellipsis|int|float|bool|str|math|[A-Z]\w*)\Z"
 )
 # Python's syntax tree takes some 300 bytes a character at worst; the output line of 10,000 values has 0.3 MB.
-_LONGEST = 1 << 21
+_LONGEST = 1 << 20
 _BINARY = {
     "Add": "add",
     "Sub": "sub",
@@ -84,7 +85,9 @@ def _indent(before: str) -> int:
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
     """The graph of one class (`starts`)."""
-    return _Reader(text, source, first).graph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's parser warns of `1if` and the like, which only damaged text has
+        return _Reader(text, source, first).graph()
 
 
 class _Reader:
@@ -96,6 +99,7 @@ class _Reader:
         self.metadata = ""
         self.classes: list[_Class] = []
         self.places: dict[str, Any] = {}
+        self.unnamed: Ref | None = None
 
     def error(self, what: str, at: int) -> GraphError:
         shown = self.lines[at] if at < len(self.lines) else ""
@@ -178,7 +182,7 @@ class _Reader:
         at = line.find("File: ")
         found = _FILE.match(line, at) if at >= 0 else None
         if found:
-            self.metadata = metadata_of(found[1], found[2], found[3])
+            self.metadata = metadata_of(found[1], found[2], line[found.end() :].partition(", code: ")[2])
         elif "No stacktrace" in line:
             self.metadata = ""
 
@@ -234,14 +238,13 @@ class _Reader:
     def inplace(self, body: Body, opcode: str, args: list[Any], at: int) -> None:
         """`x += y; name = x`: the second statement gives the name, see `made`."""
         short = opcode.partition(".")[2]
-        self.places[f" {short}"] = body.call(short, opcode, args, {}, "", self.metadata, self.first + at)
+        self.unnamed = body.call(short, opcode, args, {}, "", self.metadata, self.first + at)
 
     def made(self, one: _Class, name: str, node: ast.expr, shape: str, at: int) -> Any:
         """The value that an expression makes; another name of a value that is there already is no instruction."""
         if isinstance(node, ast.Name):
             value = self.value(node, at)
-            last = next((v for k, v in self.places.items() if k.startswith(" ")), value)
-            self.places = {k: v for k, v in self.places.items() if not k.startswith(" ")}
+            last, self.unnamed = self.unnamed or value, None
             if isinstance(last, Ref):
                 one.body.instructions[last.place].name = name
                 one.body.instructions[last.place].shape = shape or one.body.instructions[last.place].shape
@@ -303,8 +306,8 @@ class _Reader:
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return {key.value: self.value(one, at) for key, one in zip(node.keys, node.values, strict=True)}
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-            if isinstance(node.operand.value, (int, float, complex)):
-                return -node.operand.value
+            number = node.operand.value
+            return -number if isinstance(number, (int, float, complex)) else Text(ast.unparse(node))
         if isinstance(node, ast.Slice):
             ends = [None if one is None else self.value(one, at) for one in (node.lower, node.upper, node.step)]
             return slice(*ends)

@@ -7,14 +7,12 @@ instructions from 4 s to 0.3 s.
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from math import prod
 
 from retrograd.errors import GraphError
+from retrograd.graph.collection import no_collection
 from retrograd.graph.ir import Computation, Graph, Instruction
 from retrograd.graph.readers import scan
 
@@ -57,26 +55,15 @@ _CALLS = frozenset(
 )
 # Group lists longer than this stay as written: 64k ranks would be 400 kB of text.
 _MOST_RANKS = 4096
+_LONGEST_IOTA = 200  # a dozen axes; the product of a million sizes is a number of megabytes
 # Frames of one instruction: JAX records about 20; without a limit a damaged table would be read quadratically.
-_MOST_FRAMES = 128
+_MOST_FRAMES = 64
 
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
     """One HLO module. `source` and `first` (the line number of its first line) are for messages."""
-    with _no_collection():
+    with no_collection():
         return _Reader(text, source, first).graph()
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: nothing here is garbage, and looking for it took a third of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class _Reader:
@@ -91,6 +78,7 @@ class _Reader:
         self.computations: dict[str, Computation] = {}
         self.entry = ""
         self.at = 0
+        self.began = 0  # the first line of an instruction over several
 
     def error(self, what: str, at: int | None = None) -> GraphError:
         at = self.at if at is None else at
@@ -191,7 +179,7 @@ class _Reader:
                 if unusual is None:
                     break
                 is_root, own, raw_shape, opcode, raw_operands, tail = unusual
-                at = self.at - 1
+                at = self.began
             shape = shapes.get(raw_shape)
             if shape is None:
                 shape = shapes[raw_shape] = _shape(raw_shape)
@@ -246,7 +234,7 @@ class _Reader:
         return [parameters[i] for i in range(count)]
 
     def unusual(self, computation: str) -> tuple[str | None, str, str, str, str, str] | None:
-        """An instruction that the expression does not match: several lines, brackets in quotes. None: the computation ends."""
+        """An instruction that the expression does not match (several lines, brackets in quotes); None at the end."""
         while self.at < len(self.lines):
             text = self.lines[self.at].strip()
             if text.startswith("}"):
@@ -257,7 +245,7 @@ class _Reader:
             self.at += 1
         else:
             raise self.error(f"the computation {computation} is not closed; the file may be cut off")
-        start = self.at
+        start = self.began = self.at
         text = self.joined().strip()
         if found := _INSTRUCTION.match(text):
             return found.groups()  # type: ignore[return-value]
@@ -271,7 +259,7 @@ class _Reader:
         opened = rest.find("(")
         closed = scan.closing(rest, opened) if opened > 0 else -1
         opcode = rest[:opened].strip()
-        if end <= 0 or closed < 0 or not shape or not re.fullmatch(r"[a-z][\w\-]*", opcode):
+        if end <= 0 or closed < 0 or rest[closed] != ")" or not shape or not re.fullmatch(r"[a-z][\w\-]*", opcode):
             raise self.error("this instruction is not complete; the file may be damaged or cut off", start)
         return root, name, shape, opcode, rest[opened + 1 : closed], rest[closed + 1 :]
 
@@ -316,10 +304,11 @@ class _Reader:
 
 
 def _shape(raw: str) -> str:
-    """A shape without layouts, blanks and index comments: "(f32[8,16]{1,0:T(8,128)}, s32[])" -> "(f32[8,16],s32[])"."""
+    """A shape without layouts and index comments: "(f32[8,16]{1,0:T(8,128)}, s32[])" -> "(f32[8,16], s32[])"."""
     if raw[0] != "(":
         return raw.partition("{")[0]
-    return _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "")
+    bare = _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "")
+    return bare.replace("],", "], ").replace("),", "), ")
 
 
 def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -344,7 +333,7 @@ def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...
 
 def _groups(text: str) -> str:
     """Replica groups as lists of ranks: the iota form `[2,4]<=[4,2]T(1,0)` written out."""
-    found = _IOTA.match(text)
+    found = _IOTA.match(text) if len(text) < _LONGEST_IOTA else None
     if not found:
         return text.replace(" ", "")
     shape, grid, axes = ([int(n) for n in (found[i] or "").split(",") if _NUMBER.match(n)] for i in (1, 2, 3))
@@ -367,14 +356,11 @@ def _frames(rows: dict[str, dict[int, str]]) -> dict[int, tuple[tuple[str, int, 
     spots = {i: _numbers(text) for i, text in rows.get("FileLocations", {}).items()}
     frames = {i: _numbers(text) for i, text in rows.get("StackFrames", {}).items()}
     stacks: dict[int, tuple[tuple[str, int, str], ...]] = {}
-    for number in frames:
-        stack, at = [], number
-        while at in frames and len(stack) < min(len(frames), _MOST_FRAMES):
-            spot = spots.get(frames[at].get("file_location_id", 0), {})
-            file, function = files.get(spot.get("file_name_id", 0), ""), spot.get("function_name_id", 0)
-            stack.append((file, spot.get("line", 0), functions.get(function, "")))
-            at = frames[at].get("parent_frame_id", 0) - 1
-        stacks[number] = tuple(stack)
+    for number, frame in frames.items():
+        spot = spots.get(frame.get("file_location_id", 0), {})
+        file, function = files.get(spot.get("file_name_id", 0), ""), spot.get("function_name_id", 0)
+        outer = stacks.get(frame.get("parent_frame_id", 0) - 1, ())  # a parent is printed before its children
+        stacks[number] = ((file, spot.get("line", 0), functions.get(function, "")), *outer[: _MOST_FRAMES - 1])
     return stacks
 
 

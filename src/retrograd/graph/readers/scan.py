@@ -13,7 +13,8 @@ from retrograd.errors import GraphError
 # A quoted string is one token: brackets in it do not count; one that is not closed goes to the end. "->" and "<=" are
 # not brackets.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[(\[{]|[)\]}]|,', re.DOTALL)
-_LONGEST = 120
+# A message is read in a terminal; a damaged name may have megabytes.
+_LONGEST = 160
 
 
 def lines(text: str) -> list[str]:
@@ -30,7 +31,7 @@ def shortened(text: str) -> str:
 
 def error(source: str, line: int, what: str, shown: str = "") -> GraphError:
     """What is wrong in which line of which file, with the line as it stands there."""
-    shown = shortened(shown)
+    what, shown = shortened(what), shortened(shown)
     return GraphError(f"{source}, line {line}: {what}{': ' + shown if shown else ''}")
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from retrograd.graph.readers import scan
 
 _BLOCK = re.compile(r"\[(\w+)\]\s*\Z")
-_FRAME = re.compile(r"\s+(?P<function>.*) \((?P<file>.*):(?P<line>[0-9]{1,9})\)\s*\Z")
 _BEGIN, _END, _HASH = "## BEGIN_GRAPH", "## END_GRAPH", "Graph Hash:"
 
 
@@ -51,11 +50,20 @@ def blocks(text: str, source: str) -> Iterator[Block]:
             name, frames, ordinal, at = "", [], ordinal + 1, end
         elif found := _BLOCK.match(line):
             name, frames = found[1], []
-        elif found := _FRAME.match(line):
-            frames.append((found["file"], int(found["line"])))
+        elif frame := _frame(line):
+            frames.append(frame)
         at += 1
     if frames:
         raise scan.error(source or "the text", len(lines), f"the last block has no `{_BEGIN}`; the file is cut off")
+
+
+def _frame(line: str) -> tuple[str, int] | None:
+    """File and line of `  function (file:line)`; from the right, since files and functions may have brackets."""
+    head, colon, number = line.rstrip().rpartition(":")
+    file = head.rpartition(" (")[2]
+    if not colon or not line.startswith(" ") or file == head or not number.endswith(")"):
+        return None
+    return (file, int(number[:-1])) if number[:-1].isascii() and number[:-1].isdigit() and len(number) < 10 else None
 
 
 def _body(lines: list[str], start: int, source: str) -> tuple[str, str, int]:

@@ -12,6 +12,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Xla:
         self._cuts = 0
         self._here = threading.local()  # each device may have a thread of its own
         self._files: dict[str, saved.Follower] = {}
-        self._following = ""
+        self._following: Path | None = None
 
     def version(self) -> str:
         """torch_xla's version."""
@@ -88,9 +89,7 @@ class Xla:
         for file in self._files.values():
             file.close()
         self._files.clear()
-        if self._following == str(saved.own()):
-            config.forget_saved_graphs()
-        self._following = ""
+        self._following = None
 
     def drain(self) -> list[Event]:
         """What the cuts since the last call compiled and ran."""
@@ -100,16 +99,16 @@ class Xla:
     def _follow(self) -> None:
         chosen = config.saved_graphs()
         # torch_xla remembers the first name that it reads: a later watch of the same process reads the same file.
-        self._following = chosen or config.request_saved_graphs(saved.own())
+        self._following = Path(chosen) if chosen else saved.own()
         self._follower()
 
     def _follower(self) -> saved.Follower | None:
         """The file of the device that this thread computes on: torch_xla appends its ordinal to the name."""
-        if not self._following:
+        if self._following is None:
             return None
         ordinal = str(self._core._xla_get_default_device()).rpartition(":")[2]
         if ordinal not in self._files:
-            mine = self._following == str(saved.own())
+            mine = self._following == saved.own()
             self._files[ordinal] = saved.Follower(Path(f"{self._following}.{ordinal}"), mine)
         return self._files[ordinal]
 
@@ -134,7 +133,8 @@ class Xla:
             file = self._follower()
             alive = self._look()
             compiled, spent = self._counts()
-            result = original(*args, **kwargs)
+            with config.saving_graphs(saved.own()) if file and file.mine else nullcontext():
+                result = original(*args, **kwargs)
             self._ran(file, alive, *(b - a for a, b in zip((compiled, spent), self._counts(), strict=True)))
         finally:
             self._here.inside = False

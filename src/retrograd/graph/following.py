@@ -106,19 +106,16 @@ class _Walk:
 
     def callers_of(self, computation: Computation, way: int) -> None:
         """A value inside a called computation leaves it to every call of it, and so on up to the entry."""
+        calls = _calls(self.graph)
         pending = [(computation, way)]
         while pending:
             inner, inner_way = pending.pop()
-            for outer in self.graph:
-                for place, ins in enumerate(outer.instructions):
-                    for role, name in ins.called:
-                        if name != inner.name or not _enters(ins.opcode):
-                            continue
-                        new = (outer.name, "start") not in self.known_ways
-                        outer_way = self.way((outer.name, "start"), outer)
-                        self.ways[inner_way].callers.setdefault((outer_way, place, role), -1)
-                        if new and outer is not self.graph.main:
-                            pending.append((outer, outer_way))
+            for outer, place, role in calls.get(inner.name, ()):
+                new = (outer.name, "start") not in self.known_ways
+                outer_way = self.way((outer.name, "start"), outer)
+                self.ways[inner_way].callers.setdefault((outer_way, place, role), -1)
+                if new and outer is not self.graph.main:
+                    pending.append((outer, outer_way))
 
     def enter(self, state: int, user: int, role: str, name: str, parameter: int, path: Path) -> None:
         """Into a called computation, as one of its parameters."""
@@ -353,6 +350,17 @@ class _Walk:
 def _enters(opcode: str) -> bool:
     """Do operands of this instruction become parameters of what it calls? A reduction's `to_apply` is not meant."""
     return opcode in _CALLS or opcode in ("while", "conditional")
+
+
+def _calls(graph: Graph) -> dict[str, list[tuple[Computation, int, str]]]:
+    """Who calls each computation: the caller, the place of the call, and as what."""
+    calls: dict[str, list[tuple[Computation, int, str]]] = {}
+    for outer in graph:
+        for place, ins in enumerate(outer.instructions):
+            if ins.called and _enters(ins.opcode):
+                for role, name in ins.called:
+                    calls.setdefault(name, []).append((outer, place, role))
+    return calls
 
 
 def _users(computation: Computation) -> list[list[tuple[int, int]]]:
