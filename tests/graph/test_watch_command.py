@@ -109,6 +109,37 @@ def test_recorded_graphs(tmp_path):
     assert graph("watch", "--from", tmp_path / "none.hlo").exit_code == 2
 
 
+def test_a_program_is_held_to_its_lock_file_and_the_report_is_printed_all_the_same(program, tmp_path, capfd):
+    path, folder = tmp_path / "graphs.lock", tmp_path / "kept"
+    first = graph("watch", "--lock", path, "--save", folder, "--", sys.executable, program, 8)
+    assert first.exit_code == 0, first.output
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "graph-000-forward.fx.txt.gz",
+        "graph-001-backward.fx.txt.gz",
+        "report.json",
+    ]
+    second = graph("watch", "--lock", path, "--", sys.executable, program, 7)
+    assert second.exit_code == 1
+    assert "1 step, 2 graphs" in second.output
+    assert "2 of 2 graphs are not as locked" in capfd.readouterr().err
+    kept = graph("watch", "--from", "--expect", 2, *sorted(folder.glob("*.gz")))
+    assert "forward graph-000-forward.fx.txt.gz" in kept.output
+    assert kept.exit_code == 0
+
+
+def test_options_that_recorded_graphs_do_not_have(tmp_path):
+    (tmp_path / "a.hlo").write_text(hlo())
+    result = graph("watch", "--from", "--gc-before-cut", tmp_path / "a.hlo")
+    assert result.exit_code == 2
+    assert "`--gc-before-cut` is for a program" in result.output
+    assert (
+        graph("watch", "--from", "--lock", tmp_path / "l", "--save", tmp_path / "s", tmp_path / "a.hlo").exit_code == 0
+    )
+    (tmp_path / "a.hlo").write_text(hlo(rate=0.75))
+    assert graph("watch", "--from", "--lock", tmp_path / "l", tmp_path / "a.hlo").exit_code == 1
+    assert (tmp_path / "s" / "report.json").exists()
+
+
 def test_lock_and_check(tmp_path):
     dump, path = tmp_path / "step.hlo", tmp_path / "graphs.lock"
     dump.write_text(hlo())

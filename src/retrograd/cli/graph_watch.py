@@ -73,13 +73,24 @@ def command(
     ctx.exit(code or max((r.exit_code for r in shown), default=3))
 
 
-def _replay(files: Sequence[str], options: dict[str, object]) -> WatchReport:
+def _replay(paths: Sequence[str], options: dict[str, object]) -> WatchReport:
+    from retrograd.graph.watching import files, lock
     from retrograd.graph.watching.offline import replay
     from retrograd.graph.watching.session import Session
 
+    for name, usual in (("backend", "auto"), ("gc_before_cut", False), ("threshold", 0)):
+        if options[name] != usual:
+            raise UsageError(
+                f"`--{name.replace('_', '-')}` is for a program, but --from reads recorded graphs; leave it out"
+            )
     warmup, expect = options["warmup"], options["expect"]
     session = Session(expect, warmup, str(options["on_extra"]), say=lambda text: None)  # type: ignore[arg-type]
-    return replay(files, session)
+    report = replay(paths, session)
+    if options["save"] is not None:
+        files.save(session, options["save"])  # type: ignore[arg-type]
+    if options["lock"] is not None:
+        lock.hold(session, options["lock"])  # type: ignore[arg-type]
+    return report
 
 
 def _run(program: Sequence[str], options: dict[str, object]) -> tuple[list[WatchReport], int]:

@@ -173,7 +173,15 @@ def check(graphs: Mapping[str, Locked], locked: Mapping[str, Locked], title: str
 
 def hold(session: Session, path: str | Path) -> None:
     """Write the lock file of a run if there is none, else raise GraphChangedError if the run is not as locked."""
-    graphs = of_session(session)
+    hold_all([session], path)
+
+
+def hold_all(sessions: Sequence[Session], path: str | Path) -> None:
+    """The same for a run that several frameworks were watched in."""
+    graphs = {}
+    for session in sessions:
+        head = f"{session.backends[0]} " if len(sessions) > 1 else ""
+        graphs |= {head + name: locked for name, locked in of_session(session).items()}
     if not Path(path).exists():
         write(path, graphs)
         return

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import RetrogradError, UsageError
-from retrograd.graph.watching import backends
+from retrograd.graph.watching import backends, files, lock
 from retrograd.graph.watching.watch import Watch, watch
 
 _OF_XLA = ("threshold", "gc_before_cut", "texts")
@@ -53,7 +53,7 @@ class Program:
     """The watch of a program that is run here, begun when its framework has been imported."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.report = options.pop("report", None)
+        self.report, self.save, self.lock = (options.pop(name, None) for name in ("report", "save", "lock"))
         self.options = options
         self.wanted = options.pop("backend", "auto")
         self.watches: list[Watch] = []
@@ -82,12 +82,20 @@ class Program:
         one.session.notes.append("each call of an optimizer counts as a step")
 
     def end(self, error: BaseException | None) -> None:
-        """Stop, and write the reports."""
+        """Stop, write the reports, keep the graphs, hold them to the lock file."""
         for one in reversed(self.watches):
             one.__exit__(type(error) if error else None, error, None)
         if self.report:
             reports = [one.report().to_json() for one in self.watches]
             Path(self.report).write_text(json.dumps(reports), encoding="utf-8")
+        # A program for torch_xla imports torch too, but what it compiles is torch_xla's.
+        sessions = [one.session for one in self.watches if one.session.entries]
+        for session in sessions:
+            if self.save:
+                folder = Path(self.save)
+                files.save(session, folder if len(sessions) == 1 else folder / session.backends[0])
+        if self.lock and error is None:
+            lock.hold_all(sessions, self.lock)
 
 
 def run(command: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ def table(report: WatchReport) -> str:
 
 def _summary(report: WatchReport) -> str:
     count, extra = len(report.graphs), len(report.unexpected)
-    text = f"{report.steps} steps, {_many(count, 'graph')}"
+    text = f"{_many(report.steps, 'step')}, {_many(count, 'graph')}"
     if report.computations != count:
         text += f" ({report.computations} different)"
     if report.expect is not None:
