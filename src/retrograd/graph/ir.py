@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Collectives whose result k depends on operand k alone, so that one instruction with many operands says the same as many
-# instructions with one. all-to-all is not among them: with several operands each result mixes all of them.
+# Collectives whose result k depends on operand k alone, so that one instruction with many operands says the same as
+# many with one. all-to-all is not among them: with several operands each result mixes all of them.
 PER_OPERAND = frozenset({"all-reduce", "all-gather", "reduce-scatter", "collective-permute"})
 COLLECTIVES = PER_OPERAND | {"all-to-all", "collective-broadcast", "ragged-all-to-all"}
 
@@ -19,7 +19,10 @@ COLLECTIVES = PER_OPERAND | {"all-to-all", "collective-broadcast", "ragged-all-t
 SIDE_EFFECTS = frozenset(
     {"outfeed", "infeed", "send", "send-done", "recv", "recv-done", "print"}
     | {f"torch__dynamo_external_utils_{name}" for name in ("call_accumulate_grad", "_exec_final_callbacks_stub")}
-    | {f"torch__dynamo_external_utils_{name}" for name in ("call_hook", "call_hook_from_backward_state", "call_backward")}
+    | {
+        f"torch__dynamo_external_utils_{name}"
+        for name in ("call_hook", "call_hook_from_backward_state", "call_backward")
+    }
     | {"operator.setitem", "aten.copy_.default", "aten.set_.source_Tensor", "inductor.accumulate_grad_.default"}
 )
 
@@ -27,10 +30,10 @@ SIDE_EFFECTS = frozenset(
 class Instruction:
     """One instruction.
 
-    `shape` has no layout ("f32[8,16]", "(f32[8], f32[])"), "" if unknown. `operands` are places in the instructions of the
-    same computation. `attrs` holds what belongs to the computation, in sorted order: of a parameter its number, of a
-    constant its literal, of a get-tuple-element its index; never names, layouts, ids or metadata. `called` names the
-    computations it calls, each with the attribute that does. `metadata` is unparsed: ask `Graph.where`.
+    `shape` has neither layout nor blanks ("f32[8,16]", "(f32[8],f32[])"), "" if unknown. `operands` are places in the
+    instructions of the same computation. `attrs` holds what belongs to what is computed, in sorted order: of a parameter
+    its number, of a constant its literal, of a get-tuple-element its index; never names, layouts, ids or metadata.
+    `called` names the computations it calls, each with the attribute that does. `metadata` is unparsed: ask `Graph.where`.
     """
 
     __slots__ = ("attrs", "called", "line", "metadata", "name", "opcode", "operands", "shape")

@@ -1,4 +1,4 @@
-"""What a comparison of graphs says, as plain data, and its JSON. Standard library only; no renderer and no matcher here."""
+"""What a comparison of graphs says, as plain data, and its JSON. Standard library only; no renderer, no matcher."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Node:
-    """An instruction in the picture of a difference. `status`: same, changed, added, removed; `twin`: its other side."""
+    """An instruction in the picture of a difference; `twin` is the one on the other side, "" if there is none."""
 
     id: str
     opcode: str
