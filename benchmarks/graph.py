@@ -29,7 +29,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from graph_modules import module, text_of
+from graph_modules import module
+
+from retrograd.graph.readers.files import MAX_BYTES, text_of
 
 DATA = Path(__file__).parents[1] / "tests" / "graph" / "data" / "xla"
 SIZES = (2000, 45_000, 100_000, 200_000, 500_000)
@@ -81,7 +83,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _pairs(folder: Path, size: int) -> dict[str, tuple[Path, Path]]:
-    base = module(text_of(DATA / "base_step1.hlo.txt.gz"), size)
+    base = module(text_of(DATA / "base_step1.hlo.txt.gz", MAX_BYTES), size)
     head, _, root = base.rpartition("  ROOT %root = (")
     shapes, _, names = root.partition(") tuple(")
     scalar = re.findall(r"f32\[\] (%[\w.\-]+)", names)[-1]
