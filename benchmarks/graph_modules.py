@@ -1,4 +1,4 @@
-"""HLO text of any size in the style of torch_xla: a recorded training step repeated with new names, one after another.
+"""HLO text of any size in the style of torch_xla: a recorded training step again and again, under new names.
 
     python benchmarks/graph_modules.py STEP.hlo.txt.gz 45000 > large.hlo.txt
 
@@ -64,11 +64,15 @@ def _renamer(suffix: str):
     return lambda text: _NAME.sub(lambda found: found[0] + suffix, text)
 
 
+def text_of(path: Path) -> str:
+    """The text of a file, plain or gzip."""
+    data = path.read_bytes()
+    return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+
+
 def main(arguments: list[str]) -> int:
     path, instructions = arguments
-    data = Path(path).read_bytes()
-    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    sys.stdout.write(module(text, int(instructions)))
+    sys.stdout.write(module(text_of(Path(path)), int(instructions)))
     return 0
 
 

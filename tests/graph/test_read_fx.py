@@ -110,7 +110,7 @@ def test_what_is_returned() -> None:
     root = graph.main.instructions[graph.main.root]
     assert (root.opcode, len(root.operands)) == ("tuple", 7)
     assert graph.main.instructions[root.operands[2]].attrs == "None"
-    assert root.shape == "(f32[32,16], f32[32], , f32[32], f32[32], f32[4,32], f32[4])"
+    assert root.shape == "(f32[32,16],f32[32],,f32[32],f32[32],f32[4,32],f32[4])"
 
 
 @pytest.mark.parametrize(

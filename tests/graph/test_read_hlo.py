@@ -73,12 +73,12 @@ def test_header(features: Graph) -> None:
         ("dot", "f32[8,8]", "lhs_contracting_dims={1}, rhs_contracting_dims={1}"),
         ("gathered", "f32[16]", "dimensions={0}, replica_groups={{0,2,4,6},{1,3,5,7}}, use_global_device_ids=true"),
         ("summed", "f32[8]", "replica_groups={{0,1},{2,3}}"),
-        ("both", "(f32[4], f32[4])", "dimensions={0}, replica_groups={}"),
+        ("both", "(f32[4],f32[4])", "dimensions={0}, replica_groups={}"),
         ("first", "f32[4]", "0"),
-        ("start", "((f32[8], f32[8]), f32[8], s32[])", "replica_groups={{0,1,2,3,4,5,6,7}}"),
-        ("astart", "((f32[8]), f32[8], u32[])", ""),
+        ("start", "((f32[8],f32[8]),f32[8],s32[])", "replica_groups={{0,1,2,3,4,5,6,7}}"),
+        ("astart", "((f32[8]),f32[8],u32[])", ""),
         ("fusion", "f32[8]", "kind=kLoop"),
-        ("out", "(f32[8,16], (f32[8], token[]))", ""),
+        ("out", "(f32[8,16],(f32[8],token[]))", ""),
     ],
 )
 def test_shapes_and_attributes(features: Graph, name: str, shape: str, attrs: str) -> None:

@@ -6,7 +6,8 @@ import re
 
 from retrograd.graph.ir import Graph, Instruction, Place
 
-_FIELD = re.compile(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(-?\d+))')
+# Each character once, and at most nine digits: damaged metadata is read in linear time and never overflows `int`.
+_FIELD = re.compile(r'(?<!\w)(\w++)=(?:"((?:[^"\\]++|\\.)*+)"|(-?[0-9]{1,9})(?![0-9]))')
 _ESCAPE = re.compile(r"\\(.)")
 
 # Frames of frameworks: true, but not the line that a user can change.

@@ -263,9 +263,9 @@ class _Comparison:
             )
         sizes = [sorted(map(len, f.barriers)) for f in (main_a, main_b)]
         if sizes[0] != sizes[1]:
-            counts = [f"{len(size)} over {sum(size)}" for size in sizes]
-            text = f"optimisation barriers: {counts[0]} values -> {counts[1]}"
-            notes.append(Cause("barrier_changed", text))
+            counts = [f"{len(size)} over {sum(size)} values" for size in sizes]
+            changed = " -> ".join(counts) if counts[0] != counts[1] else f"{counts[0]}, grouped in another way"
+            notes.append(Cause("barrier_changed", f"optimisation barriers: {changed}"))
         if different:
             return notes
         if not notes and keys.names_key(self.a) != keys.names_key(self.b):

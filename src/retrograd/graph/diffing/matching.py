@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from retrograd.graph.canonical import Form
+from retrograd.graph.canonical import Form, Label
 from retrograd.graph.diffing.align import common
 
 
@@ -104,8 +104,13 @@ def _outputs(made: Matching) -> None:
     found.refine([labels_a[o] for o in outs_a], [labels_b[o] for o in outs_b])
     found.refine([labels_a[o][:2] for o in outs_a], [labels_b[o][:2] for o in outs_b])
     found.refine(*shapes)
-    found.in_step([""] * len(outs_a), [""] * len(outs_b))
+    found.in_step([is_nothing(labels_a[o]) for o in outs_a], [is_nothing(labels_b[o]) for o in outs_b])
     made.outputs = found.all()
+
+
+def is_nothing(label: Label) -> bool:
+    """Is this FX's None, as the gradient of an input that needs none? It stands for no value of the other graph."""
+    return label[0] == "constant" and label[2] == "None"
 
 
 class _Outputs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from retrograd.graph.diffing.matching import is_nothing
 from retrograd.graph.diffing.view import Claimed, Half, View, plural, shapes
 from retrograd.graph.record import Cause
 
@@ -69,7 +70,11 @@ def changed(view: View, claimed: Claimed) -> list[Cause]:
         (view.b, view.a, paired_b, True, claimed.b),
         (view.a, view.b, paired_a, False, claimed.a),
     ):
-        extra = [p for p in range(len(half.form.outputs)) if p not in paired and half.form.outputs[p] not in said]
+        extra = [
+            place
+            for place, node in enumerate(half.form.outputs)
+            if place not in paired and node not in said and not is_nothing(half.form.labels[node])
+        ]
         found = regions(half, said)
         causes += _outputs(half, found, extra, added)
         rest = [r for r in found if r.fed or not set(r.outputs) <= set(extra) or not r.outputs]

@@ -90,7 +90,7 @@ class Body:
             attrs = f"args={render(value, places, [])}"
             leaves = [Ref(place) for place in places]
         operands = tuple(one.place if isinstance(one, Ref) else self.constant(one, line) for one in leaves)
-        shape = "(" + ", ".join(self.instructions[place].shape for place in operands) + ")"
+        shape = "(" + ",".join(self.instructions[place].shape for place in operands) + ")"
         self.root = self.add(Instruction("output", "tuple", shape, operands, attrs, line=line)).place
 
     def constant(self, value: Any, line: int) -> int:

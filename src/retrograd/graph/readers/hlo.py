@@ -304,11 +304,10 @@ class _Reader:
 
 
 def _shape(raw: str) -> str:
-    """A shape without layouts and index comments: "(f32[8,16]{1,0:T(8,128)}, s32[])" -> "(f32[8,16], s32[])"."""
+    """A shape without layouts, blanks and index comments: "(f32[8,16]{1,0:T(8,128)}, s32[])" -> "(f32[8,16],s32[])"."""
     if raw[0] != "(":
         return raw.partition("{")[0]
-    bare = _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "")
-    return bare.replace("],", "], ").replace("),", "), ")
+    return _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "")
 
 
 def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...]]:

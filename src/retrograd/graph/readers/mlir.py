@@ -190,7 +190,7 @@ class _Reader:
                 break
             self.operation(body, operation, name)
         if len(root) != 1:
-            shape = "(" + ", ".join(body.instructions[place].shape for place in root) + ")"
+            shape = "(" + ",".join(body.instructions[place].shape for place in root) + ")"
             root = [body.add(Instruction("results", "tuple", shape, tuple(root), line=line))]
         self.computations[name] = Computation(name, body.instructions, root[0], body.parameters, line)
 
@@ -209,7 +209,7 @@ class _Reader:
         results = list(operation.results)
         shapes = [self.shape(value) for value in results]
         name = self.name(results[0]).partition("#")[0] if results else short
-        shape = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
+        shape = shapes[0] if len(shapes) == 1 else f"({','.join(shapes)})"
         made = Instruction(name, opcode, shape, tuple(operands), attrs, tuple(called), metadata, line)
         place = body.add(made)
         if len(results) == 1:
@@ -303,9 +303,8 @@ def _captured(operation: Any) -> Iterator[Any]:
 def _shape(text: str) -> str:
     """An MLIR type as HLO writes shapes: "tensor<8x32xf32>" -> "f32[8,32]"."""
     if text.startswith("tuple<"):
-        return (
-            "(" + ", ".join(_shape(part) for part in scan.split(text[6:-1].replace("<", "(<").replace(">", ">)"))) + ")"
-        )
+        parts = scan.split(text[6:-1].replace("<", "(<").replace(">", ">)"))
+        return "(" + ",".join(_shape(part.replace("(<", "<").replace(">)", ">")) for part in parts) + ")"
     if text.endswith(".token"):
         return "token[]"
     found = _TENSOR.match(text)
