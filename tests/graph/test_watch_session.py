@@ -84,12 +84,14 @@ def test_raise_and_warn():
 
 
 def test_the_same_computation_compiled_again_is_said_to_be_the_same():
-    session = Session(expect=1, say=lambda text: None)
+    said = []
+    session = Session(expect=1, say=said.append)
     session.step([compiled(hlo(), "a")])
     session.step([compiled(hlo().replace("multiply.4", "mul.77"), "b", reason="aliasing")])
     graph = session.report().graphs[1]
     assert (graph.same_as, graph.causes) == (0, ())
     assert "computes the same as graph 0" in session.report().text()
+    assert "it computes the same as graph 0; only the framework's key or guards differ" in said[0]
     assert session.report().computations == 1
 
 

@@ -8,6 +8,7 @@ import os
 import threading
 import types
 import weakref
+from pathlib import Path
 
 import pytest
 from fake_torch_xla import hlo, installed
@@ -95,6 +96,7 @@ def test_a_second_watch_reads_the_file_that_torch_xla_remembers(world):
         assert [g.level for g in w.report().graphs] == ["strict", "strict"]
         kept = w.backends[0]
         world.sync()  # goes on writing, to nowhere
+        assert Path(world._file).resolve() == Path(os.devnull)
     assert kept._files == {}
     assert "compiled it before the watch began" in w.report().graphs[1].reason
 
