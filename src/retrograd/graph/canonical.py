@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from retrograd.errors import GraphError
 from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
+from retrograd.graph.tokens import tokens
 
 Value: TypeAlias = "int | tuple[Value, ...]"
 Label = tuple[str, str, str]  # (opcode, shape, attributes): what a node is, its operands apart
@@ -95,7 +96,6 @@ class _Folder:
     def __init__(self, graph: Graph, computation: Computation) -> None:
         self.graph = graph
         self.made = Form(computation)
-        self.tokens: set[int] = set()
 
     def form(self) -> Form:
         made = self.made
@@ -116,7 +116,7 @@ class _Folder:
                 values.append(self.asynchronous(place, instruction))
             else:
                 values.append(self.node(place, instruction))
-        if self.tokens:
+        if made.collectives:
             self.drop_tokens()
         root = values[made.computation.root]
         made.outputs, made.structure = flat(root), _structure(root)
@@ -149,8 +149,6 @@ class _Folder:
         node = self.add(place, (opcode, instruction.shape, attrs), operands)  # type: ignore[arg-type]
         if instruction.called:
             self.made.called[node] = instruction.called
-        elif opcode == "multiply" and instruction.shape.endswith("[]"):
-            self.maybe_token(node)
         return node
 
     def element(self, place: int, instruction: Instruction) -> Value:
@@ -208,31 +206,24 @@ class _Folder:
             return self.collective(place, instruction, base, start)
         return self.renamed(place, start, base, instruction)
 
-    def maybe_token(self, node: int) -> None:
-        """`token * gather(result of a collective)`: both it and the token before it belong to the chain."""
-        made = self.made
-        operands = made.operands[node]
-        if len(operands) != 2 or made.labels[operands[1]][0] != "gather":
-            return
-        source = made.operands[operands[1]]
-        if source and made.labels[source[0]][0] in COLLECTIVES:
-            self.tokens.update((node, operands[0]))
-
     def drop_tokens(self) -> None:
-        """The operands of collectives without `+ broadcast(token)`."""
+        """The operands of collectives without `+ broadcast(token)`, where a token chain orders them."""
         made = self.made
+        chain = {node for place in tokens(made.computation)[1] for node in flat(made.values[place])}
+        if not chain:
+            return
         made.chained = True
         for collective in made.collectives:
             for node in collective.nodes:
-                made.operands[node] = tuple([self.without_token(o) for o in made.operands[node]])
+                made.operands[node] = tuple([self.without_token(o, chain) for o in made.operands[node]])
 
-    def without_token(self, node: int) -> int:
+    def without_token(self, node: int, chain: set[int]) -> int:
         made = self.made
         if made.labels[node][0] != "add" or len(made.operands[node]) != 2:
             return node
         kept, added = made.operands[node]
         token = made.operands[added][0] if made.labels[added][0] == "broadcast" and made.operands[added] else added
-        return kept if token in self.tokens else node
+        return kept if token in chain else node
 
     def effects(self) -> list[int]:
         return [

@@ -1,4 +1,4 @@
-"""torch_xla's token chain, in the instructions as they are printed (`canonical` folds it away).
+"""torch_xla's token chain, in the instructions as they are printed; `canonical` folds it away.
 
 A collective's result 0 goes through `gather` into the next token, and every later collective gets `+ token`, where all
 tokens are 0: whatever passes one collective would seem to reach all that follow.

@@ -32,9 +32,15 @@ def _near(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
     ring: list[tuple[int, int]] = []
     halves = (view.a, view.b)
     for which, half in enumerate(halves):
-        by_name = {half.name(n): n for n in range(len(half.form)) if half.form.live[n]}
-        for cause in causes:
-            ring += [(which, by_name[n]) for n in (cause.a, cause.b)[which][:50] if n in by_name]
+        wanted = {name for cause in causes for name in (cause.a, cause.b)[which][:50]}
+        # Names are compared first: a module has 37,000 of them, and the causes a few.
+        instructions, origins = half.form.computation.instructions, half.form.origins
+        endings = {name.rpartition("/")[2] for name in wanted} | wanted
+        ring += [
+            (which, n)
+            for n, place in enumerate(origins)
+            if instructions[place].name in endings and half.form.live[n] and half.name(n) in wanted
+        ]
     while ring:
         later: list[tuple[int, int]] = []
         for which, node in ring:
