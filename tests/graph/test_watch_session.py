@@ -106,6 +106,19 @@ def test_a_text_that_cannot_be_read_is_compared_as_text_and_says_so():
         session.explain(0, 1)
 
 
+def test_a_comparison_that_fails_does_not_end_the_run_and_is_told(monkeypatch):
+    from retrograd.graph.watching import texts
+
+    def fail(*args, **kwargs):
+        raise KeyError("p3")
+
+    monkeypatch.setattr(texts, "compare", fail)
+    said = []
+    report = stray_run(expect=2, say=said.append).report()
+    assert report.unexpected[0].causes == ()
+    assert "the comparison with graph 1 failed: KeyError 'p3'" in said[0]
+
+
 def test_graphs_of_other_families_are_not_compared():
     session = Session(expect=9)
     session.step(

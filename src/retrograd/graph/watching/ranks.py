@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from retrograd.errors import GraphError, RanksDifferError
+from retrograd.errors import RanksDifferError
 from retrograd.graph.watching import exchange, texts
 from retrograd.graph.watching.events import Compiled
 
@@ -81,9 +81,9 @@ class Comparison:
             return _alive(self.through.rank, made.text, rank, exchange.unpacked(theirs))
         try:
             own, other = (texts.parse(t, made.format) for t in (made.text, exchange.unpacked(theirs)))
-        except GraphError as error:
-            return f". The graphs cannot be compared further: {error}"
-        causes = texts.compare(own, other).causes
+            causes = texts.compare(own, other).causes
+        except Exception as error:  # that the ranks differ is to be said in any case
+            return f". The graphs cannot be compared further: {type(error).__name__} {error}"
         return f". From rank {self.through.rank} to rank {rank}: {causes[0].text()}" if causes else ""
 
 

@@ -121,7 +121,12 @@ class Session:
     def _compare(self, entry: Entry, before: Entry) -> None:
         if entry.graph is None or before.graph is None:
             return
-        diff = texts.compare(before.graph, entry.graph)
+        try:
+            diff = texts.compare(before.graph, entry.graph)
+        except Exception as error:  # a run of days must not end because its watcher does not understand a graph
+            failed = f"the comparison with graph {before.watched.number} failed: {type(error).__name__} {error}"
+            entry.watched = replace(entry.watched, notes=(*entry.watched.notes, failed))
+            return
         entry.watched = replace(entry.watched, causes=diff.causes[:_CAUSES])
 
     def _judge(self, extra: Sequence[Watched]) -> None:
