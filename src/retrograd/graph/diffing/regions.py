@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 from retrograd.graph.diffing.matching import is_nothing
 from retrograd.graph.diffing.view import Claimed, Half, View, plural, shapes
+from retrograd.graph.ir import Graph
 from retrograd.graph.record import Cause
+
+# What torch_xla calls its modules.
+_LAZY = ("IrToHlo", "SyncTensorsGraph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +101,30 @@ def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> 
         kinds = shapes(half.form.labels[n][1] for n in nodes)
         parameters = [n for n in made if half.form.numbers[n] >= 0 and half.partner[n] < 0]
         brings = f", with {plural(len(parameters), 'new parameter')}" if parameters and added else ""
-        what = (
-            f"{'+' if added else '-'} output {numbers} {kinds} made by {opcode}{brings}: "
-            f"{'a tensor' if len(places) == 1 else plural(len(places), 'tensor')} alive at the cut in "
-            f"{'B' if added else 'A'} only"
-        )
-        advice = "drop the last reference before the step ends (del, or copy to the host), or keep it at every step"
+        only = "B" if added else "A"
+        sign, tensors = "+" if added else "-", "a tensor" if len(places) == 1 else plural(len(places), "tensor")
+        said, advice = _meaning(half.graph)
+        what = f"{sign} output {numbers} {kinds} made by {opcode}{brings}: {tensors} {said} in {only} only"
         kind = "output_added" if added else "output_removed"
         names = half.names(made)
         line = line or half.best_line(made)
         causes.append(Cause(kind, what, line, advice, () if added else names, names if added else (), len(places)))
     return causes
+
+
+def _meaning(graph: Graph) -> tuple[str, str]:
+    """What an output is, and what to do about one more. A lazy graph returns every tensor that is alive at the cut."""
+    if graph.format == "fx":
+        return (
+            "returned or saved for backward",
+            "look at what the function returns, and which inputs and parameters need a gradient",
+        )
+    if graph.name.startswith(_LAZY):
+        return (
+            "alive at the cut",
+            "drop the last reference before the step ends (del, or copy to the host), or keep it at every step",
+        )
+    return "returned", "look at what the function returns: a value for logging, or auxiliary output?"
 
 
 def _grouped(half: Half, other: Half, found: list[Region], added: bool) -> list[Cause]:

@@ -180,9 +180,7 @@ class _Reader:
                     break
                 is_root, own, raw_shape, opcode, raw_operands, tail = unusual
                 at = self.began
-            shape = shapes.get(raw_shape)
-            if shape is None:
-                shape = shapes[raw_shape] = _shape(raw_shape)
+            shape = shapes.get(raw_shape) or shapes.setdefault(raw_shape, _shape(raw_shape))
             attrs, called, metadata = self.tail(tail, opcode, at) if tail else ("", (), "")
             operands: tuple[int, ...] = ()
             if opcode == "parameter" or opcode == "constant":
