@@ -9,6 +9,14 @@ gives one test a stage: test_rms_norm[contract], test_rms_norm[mutation], ... Fo
 
     def test_rarely_off(bwd):
         bwd.flake_rate(lambda seed: err_over_tol(seed), seeds=300).assert_below(0.01, confidence=0.95)
+
+A test that compiles more graphs than it may fails with what changed:
+
+    @pytest.mark.retrograd_graphs(max=2)
+    def test_steps(retrograd_watch):
+        for batch in batches:
+            train_step(batch)
+            retrograd_watch.step()
 """
 
 from __future__ import annotations
@@ -21,6 +29,7 @@ from typing import Any
 import pytest
 
 _VERIFIERS = pytest.StashKey[dict]()
+_WATCH = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,8 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the marks."""
     text = "retrograd(spec, **options): verify an op; the test takes the fixture `retrograd_stage`, one test a stage"
+    config.addinivalue_line("markers", text)
+    text = "retrograd_graphs(max, **options): the test may compile `max` graphs; options as of retrograd.graph.watch"
     config.addinivalue_line("markers", text)
     config.stash[_VERIFIERS] = {}
     seed = config.getoption("--retrograd-flake-seed")
@@ -71,6 +82,41 @@ class Backward:
 def bwd() -> Backward:
     """Statements about backward passes that are not of one run: `bwd.flake_rate(fn, seeds=300).assert_below(0.01)`."""
     return Backward()
+
+
+def _watch(item: pytest.Item) -> Any:
+    """The watch of a marked test, not yet entered."""
+    if _WATCH not in item.stash:
+        from retrograd.graph.watching.watch import watch
+
+        mark = item.get_closest_marker("retrograd_graphs")
+        if mark is None:
+            raise pytest.UsageError("the fixture retrograd_watch needs @pytest.mark.retrograd_graphs(max=N)")
+        options = dict(mark.kwargs)
+        most = mark.args[0] if len(mark.args) == 1 else options.pop("max", None)
+        if len(mark.args) > 1 or (most is None and "warmup" not in options and "lock" not in options):
+            raise pytest.UsageError(
+                "retrograd_graphs needs max=N (how many graphs), or warmup=N, or lock='graphs.lock'"
+            )
+        item.stash[_WATCH] = watch(expect=most, **{"on_extra": "raise"} | options)
+    return item.stash[_WATCH]
+
+
+@pytest.fixture
+def retrograd_watch(request: pytest.FixtureRequest) -> Any:
+    """The `retrograd.graph.Watch` of a test marked with retrograd_graphs; `step()` ends a step."""
+    return _watch(request.node)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    """Watch a marked test; what follows its last step() is one more step."""
+    if item.get_closest_marker("retrograd_graphs") is None:
+        return (yield)
+    with _watch(item) as one:
+        result = yield
+        one.step()
+    return result
 
 
 class StageCheck:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from retrograd import flake as flake
+    from retrograd import fsdp as fsdp
+    from retrograd import graph as graph
     from retrograd import nn as nn
     from retrograd import ops as ops
     from retrograd import patch as patch
@@ -31,7 +33,7 @@ _HOMES = {
     "write": "retrograd.report",
 }
 
-_ROOMS = ("flake", "nn", "ops", "patch")
+_ROOMS = ("flake", "fsdp", "graph", "nn", "ops", "patch")
 
 __all__ = [
     "Report",
@@ -39,6 +41,8 @@ __all__ = [
     "assert_backward",
     "flake",
     "flake_rate",
+    "fsdp",
+    "graph",
     "nn",
     "op",
     "ops",

@@ -4,14 +4,18 @@ Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter o
 (set by continuous integration: no live progress), CXX (the C++ compiler of CPU kernels), XDG_CACHE_HOME (where the
 compiled ones are kept; ~/.cache by default) and RETROGRAD_HOST (the C++ path of eager norms: "auto" takes it where it
 has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone). PYTHONHASHSEED is set for the
-processes of `retrograd flake`, unless the user has set it.
+processes of `retrograd flake`, unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's:
+where it saves the graph of each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless
+the user has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from retrograd.errors import UsageError
@@ -73,3 +77,48 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
 def hash_seed(chosen: int) -> dict[str, str]:
     """PYTHONHASHSEED for a process that is started, unless the user has set it for all of them."""
     return {} if os.environ.get("PYTHONHASHSEED") else {"PYTHONHASHSEED": str(chosen)}
+
+
+def saved_graphs() -> str | None:
+    """The file that the user lets torch_xla save its graphs in, None if none.
+
+    Raises:
+        UsageError: they are saved as something else than HLO.
+    """
+    chosen = os.environ.get("XLA_SAVE_TENSORS_FILE") or None
+    shape = os.environ.get("XLA_SAVE_TENSORS_FMT", "text")
+    if chosen and shape != "hlo":
+        raise UsageError(
+            f"XLA_SAVE_TENSORS_FMT is {shape!r}, expected 'hlo' to read the graphs in {chosen!r}; set or unset both"
+        )
+    return chosen
+
+
+_saving = [0]
+_saving_lock = threading.Lock()
+
+
+@contextmanager
+def saving_graphs(path: Path) -> Iterator[None]:
+    """Let torch_xla save its graphs as HLO in a file, if this is the first cut of the thread: it looks only then.
+
+    Only meanwhile: processes that the program starts later would write to the same file. Threads may overlap.
+    """
+    with _saving_lock:
+        _saving[0] += 1
+        os.environ["XLA_SAVE_TENSORS_FILE"] = str(path)
+        os.environ["XLA_SAVE_TENSORS_FMT"] = "hlo"
+    try:
+        yield
+    finally:
+        with _saving_lock:
+            _saving[0] -= 1
+            if not _saving[0]:
+                os.environ.pop("XLA_SAVE_TENSORS_FILE", None)
+                os.environ.pop("XLA_SAVE_TENSORS_FMT", None)
+
+
+def rank() -> tuple[int, int] | None:
+    """Number of this process and of all, as torchrun and its like set them; None outside of a job."""
+    number, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(number), int(size)) if number.isdecimal() and size.isdecimal() else None

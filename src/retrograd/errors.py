@@ -43,3 +43,19 @@ class VerificationError(RetrogradError, AssertionError):
     """A backward pass was found wrong (raised by `Report.raise_if_failed` and by the pytest helpers)."""
 
     exit_code = 1
+
+
+class GraphError(RetrogradError, ValueError):
+    """A file is no computation graph, or a damaged one; the message says in which line."""
+
+
+class GraphChangedError(RetrogradError, AssertionError):
+    """A training step compiled a graph too many, or one that differs from its lock file; the message says why."""
+
+    exit_code = 1
+
+
+class RanksDifferError(RetrogradError, RuntimeError):
+    """Ranks of one job are about to run different graphs, which would hang in a collective."""
+
+    exit_code = 1

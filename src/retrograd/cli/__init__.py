@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
+from typing import ClassVar
 
 import click
 
+from retrograd.cli._lazy import Lazy
 from retrograd.errors import RetrogradError
 
-_COMMANDS = ("verify", "repro", "flake", "report", "bench", "env")
 
-
-class _Lazy(click.Group):
-    """A group that finds its commands in the modules of this package."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"retrograd.cli.{cmd_name}").command
-        return command
+class _Commands(Lazy):
+    modules: ClassVar = {
+        name: f"{__name__}.{name}" for name in ("verify", "repro", "flake", "graph", "report", "bench", "env")
+    }
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -31,6 +23,6 @@ class _Lazy(click.Group):
             ctx.exit(error.exit_code)
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Prove the backward pass of a PyTorch op, or find what is wrong with it."""

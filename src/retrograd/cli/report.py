@@ -36,13 +36,16 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
     from rich.console import Console
 
     from retrograd.flake.record import FlakeReport
-    from retrograd.report import flake
+    from retrograd.record import Report
+    from retrograd.report import flake, graph
     from retrograd.report import text as plain
 
     if isinstance(report, FlakeReport):
         flake.render(report, Console())
-    else:
+    elif isinstance(report, Report):
         plain.render(report, Console())
+    else:
+        graph.render(report, Console(), everything=True)
 
 
 def _events(report: object, folder: Path, step: int) -> None:
@@ -51,5 +54,5 @@ def _events(report: object, folder: Path, step: int) -> None:
     from retrograd.report.tensorboard import to_tensorboard
 
     if not isinstance(report, Report):
-        raise UsageError("`--tensorboard` takes a report of `retrograd verify`, not of `retrograd flake`")
+        raise UsageError("`--tensorboard` takes a report of `retrograd verify`, and of no other command")
     to_tensorboard(report, folder, step)

@@ -1,4 +1,4 @@
-"""Renderers of a `Report` or a `FlakeReport`, chosen by the suffix of the file to write.
+"""Renderers of reports and of what `retrograd graph` says, chosen by the suffix of the file to write.
 
 The renderers are imported when they are used: a report can be read and compared without rich, jinja2
 or vl_convert.
@@ -13,23 +13,39 @@ from pathlib import Path
 from retrograd.errors import UsageError
 from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
 from retrograd.flake.record import FlakeReport
+from retrograd.graph.record import DIFF_SCHEMA, FOLLOW_SCHEMA, UNIQUE_SCHEMA, Diff, Follow, Unique
 from retrograd.record import Report
 
 __all__ = ["check_paths", "load", "read", "write"]
 
 
-AnyReport = Report | FlakeReport
+GraphRecord = Diff | Unique | Follow
+AnyReport = Report | FlakeReport | GraphRecord
+
+# Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
+_SCHEMAS: dict[str, type[FlakeReport | GraphRecord]] = {
+    FLAKE_SCHEMA: FlakeReport,
+    DIFF_SCHEMA: Diff,
+    UNIQUE_SCHEMA: Unique,
+    FOLLOW_SCHEMA: Follow,
+}
 
 
 def _html(report: AnyReport) -> str:
     from retrograd.report.html import render, render_flake
 
+    if isinstance(report, GraphRecord):
+        from retrograd.report.graph_html import render as render_graph
+
+        return render_graph(report)
     return render_flake(report) if isinstance(report, FlakeReport) else render(report)
 
 
 def _text(report: AnyReport) -> str:
-    from retrograd.report import flake, text
+    from retrograd.report import flake, graph, text
 
+    if isinstance(report, GraphRecord):
+        return graph.to_text(report)
     return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
 
 
@@ -49,8 +65,9 @@ _FORMATS: dict[str, Callable[[AnyReport], str]] = {".html": _html, ".json": _jso
 
 def read(text: str) -> AnyReport:
     """The report that JSON holds, whichever it is; UsageError if it is none."""
-    # The schema stands in the text; a look at it decides whose error message fits.
-    return FlakeReport.from_json(text) if f'"{FLAKE_SCHEMA}"' in text else Report.from_json(text)
+    # The schema stands in the text, at its end or begin; a look at it decides whose error message fits.
+    kind = next((kind for schema, kind in _SCHEMAS.items() if f'"schema": "{schema}"' in text), Report)
+    return kind.from_json(text)
 
 
 def load(path: str | os.PathLike[str]) -> AnyReport:
@@ -74,11 +91,12 @@ def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) ->
     for path in map(Path, paths):
         if path.suffix.lower() not in _FORMATS:
             raise UsageError(f"cannot write {str(path)!r}: the name must end in one of {', '.join(_FORMATS)}")
-        if path.suffix.lower() == ".xml" and of is FlakeReport:
+        if path.suffix.lower() == ".xml" and of is not Report:
             raise UsageError(f"cannot write {str(path)!r}: only `verify` has JUnit XML; use .json, .html or .txt")
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
-        if path.suffix.lower() == ".html":
+        # Only pictures of numbers need the package that draws them; graphs are drawn by their page.
+        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord):
             from retrograd.report.html import require
 
             require()

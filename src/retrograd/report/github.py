@@ -11,18 +11,22 @@ def to_github(report: Report) -> str:
     lines = []
     for finding in report.findings:
         parts = [finding.what, finding.looks_like and f"looks like: {finding.looks_like}", finding.where, finding.repro]
-        lines.append(_command("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts))))
+        lines.append(command("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts))))
     for stage in report.stages:
         if stage.status == "undecided":
-            lines.append(_command("warning", f"{report.target}: {stage.id}", stage.reason))
+            lines.append(command("warning", f"{report.target}: {stage.id}", stage.reason))
     done = sum(stage.status in ("passed", "failed") for stage in report.stages)
     said = f"{words.verdict(report.verdict)}: {done} of {len(report.stages)} stages ran to their end"
-    lines.append(_command("notice", f"retrograd verify {report.target}", said))
+    lines.append(command("notice", f"retrograd verify {report.target}", said))
     return "\n".join(lines) + "\n"
 
 
-def _command(kind: str, title: str, text: str) -> str:
-    return f"::{kind} title={_escaped(title, property=True)}::{_escaped(text)}"
+def command(kind: str, title: str, text: str, **properties: str) -> str:
+    """One workflow command; `properties` are file and line."""
+    said = ",".join(
+        f"{name}={_escaped(value, property=True)}" for name, value in ({**properties, "title": title}).items()
+    )
+    return f"::{kind} {said}::{_escaped(text)}"
 
 
 def _escaped(text: str, *, property: bool = False) -> str:

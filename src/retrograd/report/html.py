@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from retrograd.errors import MissingExtraError
 from retrograd.flake.record import FlakeReport
@@ -46,7 +46,7 @@ def render(report: Report) -> str:
     from markupsafe import Markup
 
     chosen = profiles(report)
-    return _template("report.html.j2").render(
+    return template("report.html.j2").render(
         report=report,
         words=words,
         figures=[_figure(stage, profile, Markup) for stage, profile in chosen[:_MOST_PROFILES]],
@@ -69,12 +69,13 @@ def render_flake(report: FlakeReport) -> str:
     for found in report.flakes:
         chart = charts.margins([(run.outcome, m.worst) for run in found.runs for m in run.margins])
         figures.append(Markup(_svg(chart)) if chart else "")
-    return _template("flake.html.j2").render(
+    return template("flake.html.j2").render(
         report=report, flake=flake, words=words, figures=figures, record=Markup(island(report))
     )
 
 
-def _template(name: str) -> Any:
+def template(name: str) -> Any:
+    """A template of this folder, which escapes everything."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -94,7 +95,11 @@ def profiles(report: Report) -> list[tuple[StageResult, Profile]]:
     return [(stage, profile) for stage in (*failed, *oracle) for profile in stage.profiles]
 
 
-def island(report: Report | FlakeReport) -> str:
+class _Record(Protocol):
+    def to_json(self) -> str: ...
+
+
+def island(report: _Record) -> str:
     """The record as JSON in which no text can end the script element or open a comment in it."""
     return report.to_json().replace("<", "\\u003c")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from retrograd.record import Case, Finding, StageResult
 
@@ -59,3 +60,19 @@ def power(stage: StageResult) -> str:
     if stage.power_text or stage.power is None:
         return stage.power_text
     return f"catches relative errors from {stage.power:.1e}" if stage.power else "exact"
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 output", "2 outputs"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[str], most: int | None) -> str:
+    """Names with commas; of more than `most` the first, and how many more."""
+    shown = names[:most]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+
+
+def at(where: str) -> str:
+    """A source line behind a text, if there is one."""
+    return f"  at {where}" if where else ""

@@ -1,0 +1,263 @@
+"""The canonical form of a graph: values and who uses them, with everything folded away that computes nothing.
+
+Folded: names, layouts and metadata (readers drop them), tuple / get-tuple-element, optimisation barriers, torch_xla's
+token chain, the start/done pairs of asynchronous operations; a collective over many operands becomes one node an
+operand. What was folded is kept beside the nodes, so that a difference in packaging alone can be named.
+
+torch_xla orders its collectives by arithmetic: the first operand of the next one gets `+ token`, and the token of the
+next is `token * result[0]` of the last, with a token that starts at 0 (pytorch/xla, `xla_model.py`). Without folding,
+a single additional collective changes every value behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from retrograd.errors import GraphError
+from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
+from retrograd.graph.tokens import tokens
+
+Value: TypeAlias = "int | tuple[Value, ...]"
+Label = tuple[str, str, str]  # (opcode, shape, attributes): what a node is, its operands apart
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective instruction: its place in the computation and its nodes, one an operand."""
+
+    place: int
+    opcode: str
+    nodes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Form:
+    """The canonical form of one computation.
+
+    Node k is `labels[k]` applied to the nodes `operands[k]`; it comes from the instruction `origins[k]`. Nodes come
+    after their operands. `numbers[k]` is the number of a parameter, -1 of any other node. `outputs` are nodes, `live`
+    says which nodes an output or a side effect needs.
+    """
+
+    computation: Computation
+    labels: list[Label] = field(default_factory=list)
+    operands: list[tuple[int, ...]] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    called: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    structure: str = ""
+    parameters: list[int] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    chained: bool = False  # a token chain orders the collectives
+    barriers: list[tuple[int, ...]] = field(default_factory=list)
+    live: bytearray = field(default_factory=bytearray)
+    dead: int = 0  # instructions, as they are printed, that no output or side effect needs
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def instruction(self, node: int) -> Instruction:
+        """The instruction that a node comes from."""
+        return self.computation.instructions[self.origins[node]]
+
+
+def forms(graph: Graph) -> dict[str, Form]:
+    """The canonical form of every computation, by name; GraphError if a tuple has no such element."""
+    return {name: _Folder(graph, computation).form() for name, computation in graph.computations.items()}
+
+
+def flat(value: Value) -> list[int]:
+    """The nodes of a value, in order."""
+    if type(value) is int:
+        return [value]
+    nodes: list[int] = []
+    pending: list[Value] = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, tuple):
+            pending.extend(reversed(part))
+        else:
+            nodes.append(part)
+    return nodes
+
+
+def _structure(value: Value) -> str:
+    if type(value) is int:
+        return "."
+    if all(type(v) is int for v in value):  # type: ignore[union-attr]
+        return f"({len(value)})"  # type: ignore[arg-type]
+    return "(" + ",".join(_structure(v) for v in value) + ")"  # type: ignore[union-attr]
+
+
+class _Folder:
+    def __init__(self, graph: Graph, computation: Computation) -> None:
+        self.graph = graph
+        self.made = Form(computation)
+
+    def form(self) -> Form:
+        made = self.made
+        instructions, values = made.computation.instructions, made.values
+        for place, instruction in enumerate(instructions):
+            opcode = instruction.opcode
+            if opcode == "tuple":
+                values.append(tuple([values[o] for o in instruction.operands]))
+            elif opcode == "get-tuple-element":
+                values.append(self.element(place, instruction))
+            elif opcode == "opt-barrier" and len(instruction.operands) == 1:
+                value = values[instruction.operands[0]]
+                made.barriers.append(tuple(flat(value)))
+                values.append(value)
+            elif opcode in COLLECTIVES:
+                values.append(self.collective(place, instruction, opcode, instruction))
+            elif opcode.endswith("-start") or opcode.endswith("-done") or opcode == "async-update":
+                values.append(self.asynchronous(place, instruction))
+            else:
+                values.append(self.node(place, instruction))
+        if made.collectives:
+            self.drop_tokens()
+        root = values[made.computation.root]
+        made.outputs, made.structure = flat(root), _structure(root)
+        made.parameters = [flat(values[p])[0] for p in made.computation.parameters]
+        made.live = _reached(made.operands, [*made.outputs, *self.effects()])
+        made.collectives = [c for c in made.collectives if any(made.live[n] for n in c.nodes)]
+        made.dead = self.count_dead()
+        return made
+
+    def add(self, place: int, label: Label, operands: tuple[int, ...], number: int = -1) -> int:
+        made = self.made
+        made.labels.append(label)
+        made.operands.append(operands)
+        made.origins.append(place)
+        made.numbers.append(number)
+        return len(made.labels) - 1
+
+    def node(self, place: int, instruction: Instruction, opcode: str = "") -> int:
+        values, attrs = self.made.values, instruction.attrs
+        opcode = opcode or instruction.opcode
+        if opcode == "parameter":
+            number, _, rest = attrs.partition(", ")
+            return self.add(place, ("parameter", instruction.shape, rest), (), int(number))
+        operands = tuple([values[o] for o in instruction.operands])
+        for operand in operands:
+            if type(operand) is tuple:
+                attrs = f"{attrs} operands={_structure(operands)}"
+                operands = tuple(flat(operands))
+                break
+        node = self.add(place, (opcode, instruction.shape, attrs), operands)  # type: ignore[arg-type]
+        if instruction.called:
+            self.made.called[node] = instruction.called
+        return node
+
+    def element(self, place: int, instruction: Instruction) -> Value:
+        value = self.made.values[instruction.operands[0]] if instruction.operands else 0
+        if type(value) is tuple:
+            try:
+                return value[int(instruction.attrs)]
+            except (IndexError, ValueError):
+                raise GraphError(
+                    f"{self.graph.title}, line {instruction.line}: {instruction.name} takes element "
+                    f"{instruction.attrs or '(none)'} of a tuple with {len(value)}"
+                ) from None
+        return self.node(place, instruction)
+
+    def collective(self, place: int, instruction: Instruction, opcode: str, start: Instruction) -> Value:
+        """One node an operand where result k depends on operand k alone; else one node."""
+        made, count = self.made, len(start.operands)
+        if opcode not in PER_OPERAND or count < 2:
+            node = (
+                self.node(place, start, opcode)
+                if start is instruction
+                else self.renamed(place, start, opcode, instruction)
+            )
+            made.collectives.append(Collective(place, opcode, (node,)))
+            return node
+        shapes = _elements(instruction.shape)
+        nodes = []
+        for k, operand in enumerate(start.operands):
+            shape = shapes[k] if k < len(shapes) else ""
+            nodes.append(self.add(place, (opcode, shape, start.attrs), tuple(flat(made.values[operand]))))
+            if start.called:
+                made.called[nodes[-1]] = start.called
+        made.collectives.append(Collective(place, opcode, tuple(nodes)))
+        return tuple(nodes)
+
+    def renamed(self, place: int, start: Instruction, opcode: str, done: Instruction) -> int:
+        merged = Instruction(start.name, opcode, done.shape, start.operands, start.attrs, start.called)
+        return self.node(place, merged, opcode)
+
+    def asynchronous(self, place: int, instruction: Instruction) -> Value:
+        """The start hands its place on (as a value that no node has); the done becomes the operation."""
+        base, _, part = instruction.opcode.rpartition("-")
+        made = self.made
+        if base in ("send", "recv", "infeed", "outfeed"):
+            return self.node(place, instruction)
+        if part == "start":
+            return (-1 - place,)
+        value = made.values[instruction.operands[0]] if len(instruction.operands) == 1 else 0
+        if part == "update":
+            return value
+        if not (isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], int) and value[0] < 0):
+            return self.node(place, instruction)
+        start = made.computation.instructions[-1 - value[0]]
+        if base in COLLECTIVES:
+            return self.collective(place, instruction, base, start)
+        return self.renamed(place, start, base, instruction)
+
+    def drop_tokens(self) -> None:
+        """The operands of collectives without `+ broadcast(token)`, where a token chain orders them."""
+        made = self.made
+        chain = {node for place in tokens(made.computation)[1] for node in flat(made.values[place])}
+        if not chain:
+            return
+        made.chained = True
+        for collective in made.collectives:
+            for node in collective.nodes:
+                made.operands[node] = tuple([self.without_token(o, chain) for o in made.operands[node]])
+
+    def without_token(self, node: int, chain: set[int]) -> int:
+        made = self.made
+        if made.labels[node][0] != "add" or len(made.operands[node]) != 2:
+            return node
+        kept, added = made.operands[node]
+        token = made.operands[added][0] if made.labels[added][0] == "broadcast" and made.operands[added] else added
+        return kept if token in chain else node
+
+    def effects(self) -> list[int]:
+        return [
+            k
+            for k, label in enumerate(self.made.labels)
+            if label[0] in SIDE_EFFECTS or (label[0] == "custom-call" and "has_side_effect=true" in label[2])
+        ]
+
+    def count_dead(self) -> int:
+        instructions = self.made.computation.instructions
+        roots = [self.made.computation.root]
+        roots += [
+            i
+            for i, ins in enumerate(instructions)
+            if ins.opcode in SIDE_EFFECTS or (ins.opcode == "custom-call" and "has_side_effect=true" in ins.attrs)
+        ]
+        reached = _reached([i.operands for i in instructions], roots)
+        return sum(1 for i, ins in enumerate(instructions) if not reached[i] and ins.opcode != "parameter")
+
+
+def _elements(shape: str) -> list[str]:
+    """The element shapes of a tuple shape."""
+    from retrograd.graph.readers.scan import split
+
+    return split(shape[1:-1]) if shape.startswith("(") else [shape]
+
+
+def _reached(operands: list[tuple[int, ...]], roots: list[int]) -> bytearray:
+    """Which nodes the roots need. One sweep backwards: operands stand before their users."""
+    live = bytearray(len(operands))
+    for root in roots:
+        live[root] = 1
+    for node in range(len(operands) - 1, -1, -1):
+        if live[node]:
+            for operand in operands[node]:
+                live[operand] = 1
+    return live

@@ -1,0 +1,43 @@
+"""How many graphs there really are: the same files, told apart less and less strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from retrograd.graph import keys
+from retrograd.graph.canonical import Form, forms
+from retrograd.graph.diffing.compare import side
+from retrograd.graph.ir import Graph
+from retrograd.graph.record import Level, Side, Unique
+
+_LEVELS: tuple[tuple[str, Callable[[Graph, dict[str, Form]], str]], ...] = (
+    ("text", lambda graph, of: graph.digest),
+    ("names", lambda graph, of: keys.names_key(graph)),
+    ("dead code", keys.strict_key),
+    ("parameter order", keys.free_key),
+)
+
+
+def count(graphs: Sequence[Graph]) -> Unique:
+    """The answer of `retrograd graph unique`: each level's keys, and which graph is which."""
+    found: list[tuple[str, ...]] = []
+    sides: list[Side] = []
+    known: dict[str, tuple[tuple[str, ...], Side]] = {}
+    for graph in graphs:
+        if graph.digest not in known:
+            of = forms(graph)
+            known[graph.digest] = tuple(key(graph, of) for _, key in _LEVELS), side(graph, of)
+        own, same = known[graph.digest]
+        found.append(own)
+        sides.append(Side(graph.title, graph.name, *_numbers(same), key=graph.key))
+    levels = tuple(_level(name, [own[i] for own in found]) for i, (name, _) in enumerate(_LEVELS))
+    return Unique(tuple(g.title for g in graphs), tuple(sides), levels, tuple(g.key for g in graphs))
+
+
+def _numbers(one: Side) -> tuple[str, int, int, int, int, int]:
+    return one.format, one.instructions, one.parameters, one.outputs, one.collectives, one.dead
+
+
+def _level(name: str, own: list[str]) -> Level:
+    numbers = {key: i for i, key in enumerate(dict.fromkeys(own))}
+    return Level(name, len(numbers), tuple(numbers[key] for key in own), tuple(numbers))  # type: ignore[arg-type]

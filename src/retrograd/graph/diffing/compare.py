@@ -1,0 +1,320 @@
+"""Two graphs -> Diff: which of them are the same, and if not, why, the first cause first."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+
+from retrograd.graph import keys
+from retrograd.graph.canonical import Form, forms
+from retrograd.graph.collection import no_collection
+from retrograd.graph.diffing import carried, collectives, labels, orders, regions
+from retrograd.graph.diffing.ids import Table
+from retrograd.graph.diffing.matching import Matching, match
+from retrograd.graph.diffing.picture import pictures
+from retrograd.graph.diffing.view import Claimed, Half, View
+from retrograd.graph.ir import Graph
+from retrograd.graph.record import HARMLESS, Cause, Diff, Side
+
+# What explains the rest comes first. A gradient that was carried over brings its parameters, its collective and its
+# outputs; an output brings the instructions that make it; a parameter of another shape, all shapes behind it.
+_RANK = (
+    "gradient_carried_over",
+    "output_added",
+    "output_removed",
+    "shape_changed",
+    "dtype_changed",
+    "parameter_added",
+    "parameter_removed",
+    "instruction_inserted",
+    "instruction_removed",
+    "instruction_replaced",
+    "constant_changed",
+    "attribute_changed",
+    "operand_changed",
+    "duplicate_changed",
+    "collective_inserted",
+    "collective_removed",
+    "collective_rebucketed",
+    "collective_reordered",
+    "output_moved",
+    "parameter_moved",
+    "aliasing_changed",
+    "key_changed",
+)
+# Kinds that another assignment of parameters may explain with fewer instructions, and those that another alignment may.
+_DOUBTFUL = frozenset({"operand_changed", "parameter_moved", "output_removed"})
+_RESHAPED = frozenset({"operand_changed", "instruction_replaced", "instruction_removed"})
+_ALIASING = ("input_output_alias", "buffer_donor")
+_LAYOUTS = re.compile(r"\{[\d,]*(?::[^{}]*)?\}")
+
+
+def compare(a: Graph, b: Graph, pictured: bool = True) -> Diff:
+    """Compare two graphs. `pictured`: keep the neighbourhood of the causes, for pictures."""
+    with no_collection():
+        return _compare(a, b, pictured)
+
+
+def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
+    started = time.perf_counter()
+    forms_a, forms_b = forms(a), forms(b)
+    table = Table()
+    bodies = table.bodies(forms_a, a.entry), table.bodies(forms_b, b.entry)
+    both = _Comparison(a, b, forms_a, forms_b, table, bodies)
+    causes, consequences = both.computation(a.entry, b.entry)
+    if not causes:
+        causes = both.header()
+    causes.sort(key=lambda c: ("became dynamic" not in c.what, _RANK.index(c.kind)))
+    view = both.entry
+    live_b = sum(view.b.form.live) if view else sum(forms_b[b.entry].live)
+    notes = both.notes(bool(causes))
+    matched = sum(1 for k, p in enumerate(view.a.partner) if p >= 0 and view.a.form.live[k]) if view else live_b
+    nodes = pictures(view, causes) if view and pictured else ((), ())
+    return Diff(
+        side(a, forms_a),
+        side(b, forms_b),
+        tuple(causes),
+        tuple(notes),
+        matched=matched,
+        consequences=consequences,
+        seconds=time.perf_counter() - started,
+        nodes_a=nodes[0],
+        nodes_b=nodes[1],
+    )
+
+
+def side(graph: Graph, of: dict[str, Form], key: str = "") -> Side:
+    """What a graph is, in numbers."""
+    main = of[graph.entry]
+    return Side(
+        title=graph.title,
+        name=graph.name,
+        format=graph.format,
+        instructions=len(graph),
+        parameters=len(main.parameters),
+        outputs=len(main.outputs),
+        collectives=sum(len(f.collectives) for f in of.values()),
+        dead=main.dead,
+        key=key or graph.key,
+    )
+
+
+class _Comparison:
+    """The state of one comparison. `entry` is the view of the entry computations, None if they are equal."""
+
+    def __init__(
+        self,
+        a: Graph,
+        b: Graph,
+        forms_a: dict[str, Form],
+        forms_b: dict[str, Form],
+        table: Table,
+        bodies: tuple[dict[str, int], dict[str, int]],
+    ) -> None:
+        self.a, self.b = a, b
+        self.forms_a, self.forms_b = forms_a, forms_b
+        self.table = table
+        self.bodies = bodies
+        self.entry: View | None = None
+        self.compared: set[tuple[int, int]] = set()
+
+    def computation(self, name_a: str, name_b: str) -> tuple[list[Cause], int]:
+        """Causes within one pair of computations and those that they call, and the number of consequences."""
+        form_a, form_b = self.forms_a[name_a], self.forms_b[name_b]
+        numbered = self.ids(form_a, form_b, numbered=True)
+        ordered = self.ordered(self.a, form_a), self.ordered(self.b, form_b)
+        if self.table.whole(form_a, numbered[0], ordered[0]) == self.table.whole(form_b, numbered[1], ordered[1]):
+            return [], 0
+        entry = name_a == self.a.entry and name_b == self.b.entry
+        view, found = self.simplest(form_a, form_b, numbered, entry)
+        if entry:
+            self.entry = view
+        inner, more = self.called(view)
+        causes = [*found[0], *inner]
+        return causes or [_unexplained(view)] * entry, found[1] + more
+
+    def simplest(
+        self, form_a: Form, form_b: Form, numbered: tuple[list[int], list[int]], entry: bool
+    ) -> tuple[View, tuple[list[Cause], int]]:
+        """The correspondence that explains the difference with the fewest instructions.
+
+        In the entry, parameters may have changed places, which is tried first; in a called computation the caller gives
+        them their places. Where the answer is doubtful, that each kept its number is tried as well, and that nothing
+        came between two operations that look alike.
+        """
+        first = numbered if not entry else self.ids(form_a, form_b, False)
+        best = self.hypothesis(form_a, form_b, first, numbered)
+        if entry and any(c.kind in _DOUBTFUL for c in best[1][0]):
+            best = min(best, self.hypothesis(form_a, form_b, numbered, numbered), key=_cost)
+        if any(c.kind in _RESHAPED for c in best[1][0]):
+            best = min(best, self.hypothesis(form_a, form_b, best[0].ids, numbered, bold=False), key=_cost)
+        return best
+
+    def ordered(self, graph: Graph, form: Form) -> bool:
+        return form.chained or graph.header.get("is_scheduled") == "true"
+
+    def ids(self, form_a: Form, form_b: Form, numbered: bool) -> tuple[list[int], list[int]]:
+        """Numbers of the values of both; `numbered`: parameters are told apart by their numbers."""
+        return self.table.nodes(form_a, self.bodies[0], numbered), self.table.nodes(form_b, self.bodies[1], numbered)
+
+    def hypothesis(
+        self,
+        form_a: Form,
+        form_b: Form,
+        ids: tuple[list[int], list[int]],
+        exact: tuple[list[int], list[int]],
+        bold: bool = True,
+    ) -> tuple[View, tuple[list[Cause], int]]:
+        """What corresponds and what differs if values with equal numbers are the same."""
+        matching: Matching = match(form_a, form_b, *ids, bold=bold)
+        half_a = Half(self.a, form_a, ids[0], exact[0], matching.a)
+        half_b = Half(self.b, form_b, ids[1], exact[1], matching.b)
+        view = View(half_a, half_b, matching)
+        return view, self.causes(view)
+
+    def causes(self, view: View) -> tuple[list[Cause], int]:
+        relabelled, consequences = labels.changed(view)
+        moved, remark = orders.parameters(view)
+        claimed = Claimed()
+        found = carried.changed(view, claimed)
+        found += [*regions.changed(view, claimed), *relabelled, *orders.operands(view), *collectives.changed(view)]
+        found += [*orders.outputs(view), *moved]
+        found = _without_doubles(found)
+        if remark and found:
+            found = [
+                replace(c, what=f"{c.what}; {remark}") if c.kind in ("parameter_added", "output_added") else c
+                for c in found
+            ]
+        return found, consequences + self.above(view)
+
+    def above(self, view: View) -> int:
+        """Nodes that are the same operation on corresponding operands, and differ because something below them does."""
+        ids_a, ids_b = view.a.ids, view.b.ids
+        form = view.a.form
+        return sum(
+            1
+            for a, b in enumerate(view.a.partner)
+            if b >= 0
+            and form.live[a]
+            and ids_a[a] != ids_b[b]
+            and view.matching.alike(a, b)
+            and view.same_operands(a, b)
+        )
+
+    def called(self, view: View) -> tuple[list[Cause], int]:
+        """Causes inside computations that partners call: each pair of computations once, with the number of callers."""
+        callers: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+        bodies_a, bodies_b = self.bodies
+        for a, pairs in view.a.form.called.items():
+            b = view.a.partner[a]
+            if b < 0 or not view.a.form.live[a]:
+                continue
+            for (role, x), (_, y) in zip(pairs, view.b.form.called.get(b, ()), strict=False):
+                if bodies_a[x] != bodies_b[y]:
+                    callers.setdefault((role, x, y), []).append((a, b))
+        causes: list[Cause] = []
+        consequences = 0
+        for (role, x, y), pairs in callers.items():
+            if (bodies_a[x], bodies_b[y]) in self.compared:
+                continue
+            self.compared.add((bodies_a[x], bodies_b[y]))
+            inner, more = self.computation(x, y)
+            consequences += more
+            label = view.a.form.labels[pairs[0][0]]
+            causes += [
+                replace(c, what=f"in the {role} of {label[0]} {view.a.name(pairs[0][0])}: {c.what}") for c in inner
+            ]
+        return causes, consequences
+
+    def header(self) -> list[Cause]:
+        """Aliasing and recorded keys, of graphs that compute the same."""
+        causes = []
+        for name in _ALIASING:
+            before, after = self.a.header.get(name, ""), self.b.header.get(name, "")
+            if before != after:
+                causes.append(
+                    Cause(
+                        "aliasing_changed",
+                        f"{name}: {_shown(before)} -> {_shown(after)}; the computation is the same",
+                        advice="a graph compiles again if other inputs are donated: donate the same ones at every step",
+                    )
+                )
+        if not causes and self.a.key and self.b.key and self.a.key != self.b.key:
+            causes.append(
+                Cause(
+                    "key_changed",
+                    f"the same computation under two keys, {self.a.key[:12]} and {self.b.key[:12]}: what is not in the "
+                    "text differs (donated inputs, order of parameters of the framework, sharding flags)",
+                    advice="keep parameter aliasing on or off for the whole run",
+                )
+            )
+        return causes
+
+    def notes(self, different: bool) -> list[Cause]:
+        """What differs without changing what is computed."""
+        if self.a.digest and self.a.digest == self.b.digest:
+            return []
+        notes: list[Cause] = []
+        main_a, main_b = self.forms_a[self.a.entry], self.forms_b[self.b.entry]
+        if main_a.dead != main_b.dead:
+            notes.append(
+                Cause("dead_code_only", f"dead instructions, which no output needs: {main_a.dead} -> {main_b.dead}")
+            )
+        sizes = [sorted(map(len, f.barriers)) for f in (main_a, main_b)]
+        if sizes[0] != sizes[1]:
+            counts = [f"{len(size)} over {sum(size)} values" for size in sizes]
+            changed = " -> ".join(counts) if counts[0] != counts[1] else f"{counts[0]}, grouped in another way"
+            notes.append(Cause("barrier_changed", f"optimisation barriers: {changed}"))
+        if different:
+            return notes
+        if not notes and keys.names_key(self.a) != keys.names_key(self.b):
+            notes.append(
+                Cause("packaging_only", "packaging: tuples, asynchronous pairs or the order of unordered collectives")
+            )
+        layouts = [g.header.get("entry_computation_layout", "") for g in (self.a, self.b)]
+        if layouts[0] != layouts[1] and _LAYOUTS.sub("", layouts[0]) == _LAYOUTS.sub("", layouts[1]):
+            notes.append(Cause("layout_only", "layouts of parameters or outputs"))
+        assert all(n.kind in HARMLESS for n in notes)
+        return notes
+
+
+def _cost(hypothesis: tuple[View, tuple[list[Cause], int]]) -> tuple[int, int]:
+    causes, consequences = hypothesis[1]
+    sizes = {c: max(c.count, len(c.a) + len(c.b)) for c in causes}
+    # Any permutation is one event: 3, a little more than one operand that changed, which names one instruction a side.
+    return sum(min(n, 3) if c.kind == "parameter_moved" else n for c, n in sizes.items()), consequences
+
+
+def _unexplained(view: View) -> Cause:
+    """Two computations that are not equal always differ for a reason; never say "same" for want of words."""
+    count_a, count_b = (sum(half.form.live) for half in (view.a, view.b))
+    text = f"the two differ in a way that has no name here ({count_a} and {count_b} live instructions)"
+    return Cause("operand_changed", text, advice="please report it, with both files")
+
+
+def _shown(text: str) -> str:
+    return (text if len(text) <= 100 else text[:97] + "...") or "(none)"
+
+
+def _without_doubles(causes: list[Cause]) -> list[Cause]:
+    """Causes that are not said by another: a collective inside a carried-over gradient; constants written twice."""
+    if any(c.kind != "duplicate_changed" for c in causes):
+        causes = [c for c in causes if c.kind != "duplicate_changed"]
+    said = {
+        (side, name)
+        for c in causes
+        if c.kind in _EXPLAINS
+        for side, names in (("a", c.a), ("b", c.b))
+        for name in names
+    }
+    kept = []
+    for cause in causes:
+        names = [("a", n) for n in cause.a] + [("b", n) for n in cause.b]
+        if cause.kind.startswith("collective_") and names and all(n in said for n in names):
+            continue
+        kept.append(cause)
+    return kept
+
+
+_EXPLAINS = ("gradient_carried_over",)

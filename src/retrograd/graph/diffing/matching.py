@@ -1,0 +1,319 @@
+"""Which node of one graph corresponds to which of the other.
+
+First what is certain: values that are equal and occur once on either side, and everything below them, operand by
+operand. Then what equal values cannot say, because one change low in a graph makes every value above it another: a
+sweep from the outputs down, in which each node that has found its partner proposes its operands as partners of the
+other's operands. A node decides when all its users have (users stand after operands), for the partner with most
+proposals among those that are alike. Last, a sweep upwards for what no common output reaches. Each pass takes time
+linear in the edges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from retrograd.graph.canonical import Form, Label
+from retrograd.graph.diffing.align import common
+
+
+class Matching:
+    """A one-to-one correspondence of the nodes of two forms: `a[k]` is the partner in B of node k of A, or -1.
+
+    `outputs` are pairs of places in the lists of outputs.
+    """
+
+    def __init__(self, form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int]) -> None:
+        self.form_a, self.form_b = form_a, form_b
+        self.ids_a, self.ids_b = ids_a, ids_b
+        self.a = [-1] * len(form_a)
+        self.b = [-1] * len(form_b)
+        self.outputs: list[tuple[int, int]] = []
+        self.bold = True
+        self._votes: dict[int, Counter[int]] = {}
+
+    def pair(self, a: int, b: int) -> None:
+        """Make two nodes partners."""
+        self.a[a], self.b[b] = b, a
+
+    def free(self, a: int, b: int) -> bool:
+        """Has neither a partner yet?"""
+        return self.a[a] < 0 and self.b[b] < 0
+
+    def alike(self, a: int, b: int) -> bool:
+        """Are both the same operation with the same attributes and shape, whatever their operands?"""
+        return self.form_a.labels[a] == self.form_b.labels[b]
+
+    def descend(self, a: int, b: int) -> None:
+        """Pair two equal values and everything below them."""
+        pending = [(a, b)]
+        operands_a, operands_b = self.form_a.operands, self.form_b.operands
+        while pending:
+            a, b = pending.pop()
+            if self.a[a] < 0 and self.b[b] < 0:
+                self.pair(a, b)
+                pending.extend(zip(operands_a[a], operands_b[b], strict=True))
+
+
+def match(form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int], bold: bool = True) -> Matching:
+    """The correspondence of two forms, given numbers of their values from one table (`diffing.ids`).
+
+    `bold`: take an operation for inserted or removed if what is behind it looks more like its counterpart.
+    """
+    made = Matching(form_a, form_b, ids_a, ids_b)
+    made.bold = bold
+    _parameters(made)
+    _outputs(made)
+    for i, j in made.outputs:
+        a, b = form_a.outputs[i], form_b.outputs[j]
+        if ids_a[a] == ids_b[b]:
+            made.descend(a, b)
+    _unique(made)
+    _down(made)
+    _up(made)
+    _leftovers(made)
+    _late_outputs(made)
+    return made
+
+
+def _parameters(made: Matching) -> None:
+    """Parameters that are certain: equal, and like no other."""
+    form_a, form_b = made.form_a, made.form_b
+    count_a = Counter(made.ids_a[a] for a in form_a.parameters)
+    place_b = {made.ids_b[b]: b for b in form_b.parameters}
+    count_b = Counter(made.ids_b[b] for b in form_b.parameters)
+    for a in form_a.parameters:
+        own = made.ids_a[a]
+        if count_a[own] == 1 == count_b[own]:
+            made.pair(a, place_b[own])
+
+
+def _outputs(made: Matching) -> None:
+    """Outputs that correspond: equal values in order, equal values elsewhere, then what is left between those.
+
+    Between two pairs, outputs correspond one by one if their shapes agree; else by label, by operation, by shape.
+    """
+    outs_a, outs_b = made.form_a.outputs, made.form_b.outputs
+    labels_a, labels_b = made.form_a.labels, made.form_b.labels
+    found = _Outputs(len(outs_a), len(outs_b))
+    ids = [made.ids_a[o] for o in outs_a], [made.ids_b[o] for o in outs_b]
+    found.refine(*ids)
+    found.moved(*ids)
+    shapes = [labels_a[o][1] for o in outs_a], [labels_b[o][1] for o in outs_b]
+    found.in_step(*shapes)
+    found.refine([labels_a[o] for o in outs_a], [labels_b[o] for o in outs_b])
+    found.refine([labels_a[o][:2] for o in outs_a], [labels_b[o][:2] for o in outs_b])
+    found.refine(*shapes)
+    found.in_step([is_nothing(labels_a[o]) for o in outs_a], [is_nothing(labels_b[o]) for o in outs_b])
+    made.outputs = found.all()
+
+
+def is_nothing(label: Label) -> bool:
+    """Is this FX's None, as the gradient of an input that needs none? It stands for no value of the other graph."""
+    return label[0] == "constant" and label[2] == "None"
+
+
+class _Outputs:
+    """Pairs of outputs found so far: `chain` ascends on both sides, `crossing` are those that do not fit into it."""
+
+    def __init__(self, count_a: int, count_b: int) -> None:
+        self.chain = [(-1, -1), (count_a, count_b)]
+        self.crossing: list[tuple[int, int]] = []
+        self.taken: tuple[set[int], set[int]] = (set(), set())
+
+    def all(self) -> list[tuple[int, int]]:
+        return sorted(self.chain[1:-1] + self.crossing)
+
+    def gaps(self) -> list[tuple[list[int], list[int]]]:
+        """The outputs without a partner between neighbours of the chain."""
+        taken_a, taken_b = self.taken
+        return [
+            (
+                [i for i in range(i + 1, next_i) if i not in taken_a],
+                [j for j in range(j + 1, next_j) if j not in taken_b],
+            )
+            for (i, j), (next_i, next_j) in zip(self.chain, self.chain[1:], strict=False)
+        ]
+
+    def add(self, pairs: list[tuple[int, int]]) -> None:
+        self.chain = sorted(self.chain + pairs)
+
+    def refine(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
+        """Pair what is equal in this view, in order, within each gap."""
+        new = []
+        for left, right in self.gaps():
+            if left and right:
+                inner = common([view_a[i] for i in left], [view_b[j] for j in right])  # type: ignore[arg-type]
+                new += [(left[x], right[y]) for x, y in inner]
+        self.add(new)
+
+    def in_step(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
+        """Pair one by one where a gap has as many on either side, equal in this view."""
+        new = []
+        for left, right in self.gaps():
+            if len(left) == len(right) and [view_a[i] for i in left] == [view_b[j] for j in right]:
+                new += list(zip(left, right, strict=True))
+        self.add(new)
+
+    def moved(self, view_a: Sequence[int], view_b: Sequence[int]) -> None:
+        """Pair equal values that stand in another order."""
+        gaps = self.gaps()
+        waiting: dict[int, list[int]] = {}
+        for j in sorted((j for _, right in gaps for j in right), reverse=True):
+            waiting.setdefault(view_b[j], []).append(j)
+        for i in sorted(i for left, _ in gaps for i in left):
+            if waiting.get(view_a[i]):
+                self.crossing.append((i, waiting[view_a[i]].pop()))
+        self.taken = {i for i, _ in self.crossing}, {j for _, j in self.crossing}
+
+
+def _unique(made: Matching) -> None:
+    """Pair values that occur once on either side, largest first, and what is below them.
+
+    Values that depend on no parameter (constants and what is made of them) say nothing about place: they find their
+    partners through their users.
+    """
+    count_a, count_b = Counter(made.ids_a), Counter(made.ids_b)
+    place_b = {i: b for b, i in enumerate(made.ids_b)}
+    form_a = made.form_a
+    grounded = bytearray(len(form_a))
+    for a, operands in enumerate(form_a.operands):
+        grounded[a] = form_a.numbers[a] >= 0 or any(grounded[o] for o in operands)
+    for a in range(len(form_a) - 1, -1, -1):
+        own = made.ids_a[a]
+        if made.a[a] < 0 and count_a[own] == 1 == count_b[own] and grounded[a] and form_a.operands[a]:
+            made.descend(a, place_b[own])
+
+
+def _down(made: Matching) -> None:
+    """From the outputs down: pairs propose the pairs of their operands."""
+    form_a, form_b, votes = made.form_a, made.form_b, made._votes
+    for i, j in made.outputs:
+        _propose(made, form_a.outputs[i], form_b.outputs[j], 2)
+    for a in range(len(form_a) - 1, -1, -1):
+        if made.a[a] < 0 and a in votes:
+            _decide(made, a, votes[a])
+        b = made.a[a]
+        if b >= 0:
+            _propose_operands(made, a, b)
+
+
+def _propose(made: Matching, a: int, b: int, weight: int) -> None:
+    if made.free(a, b):
+        made._votes.setdefault(a, Counter())[b] += weight
+
+
+def _propose_operands(made: Matching, a: int, b: int) -> None:
+    operands_a, operands_b = made.form_a.operands[a], made.form_b.operands[b]
+    if len(operands_a) == len(operands_b):
+        for x, y in zip(operands_a, operands_b, strict=True):
+            _propose(made, x, y, 2)
+        return
+    ids = common([made.ids_a[o] for o in operands_a], [made.ids_b[o] for o in operands_b])
+    pairs = ids or common([made.form_a.labels[o] for o in operands_a], [made.form_b.labels[o] for o in operands_b])
+    for i, j in pairs:
+        _propose(made, operands_a[i], operands_b[j], 2)
+
+
+def _decide(made: Matching, a: int, votes: Counter[int]) -> None:
+    """The partner of a node: the candidate with most votes that is alike; else see whether something came between."""
+    candidates = [b for b, _ in votes.most_common() if made.b[b] < 0]
+    equal = [b for b in candidates if made.ids_a[a] == made.ids_b[b]]
+    if equal:
+        made.descend(a, equal[0])
+        return
+    for b in candidates:
+        between = _between(made, a, b)
+        if between is not None:
+            x, y = between
+            if x == a:
+                made.pair(a, y)
+            else:
+                _propose(made, x, y, 3)
+            return
+    for b in candidates:
+        if made.alike(a, b) or _changed(made, a, b):
+            made.pair(a, b)
+            return
+    for b in candidates:  # nothing in common: what is below may still correspond
+        _propose_operands(made, a, b)
+
+
+def _between(made: Matching, a: int, b: int) -> tuple[int, int] | None:
+    """If one side has an operation more between user and operand: the pair that corresponds around it."""
+    if made.alike(a, b) and _shared(made, a, b):
+        return None
+    ids_a, ids_b = made.ids_a, made.ids_b
+    for o in made.form_b.operands[b]:
+        if made.b[o] < 0 and (ids_b[o] == ids_a[a] or (made.bold and made.alike(a, o) and _closer(made, a, o, a, b))):
+            return a, o
+    for o in made.form_a.operands[a]:
+        if made.a[o] < 0 and (ids_a[o] == ids_b[b] or (made.bold and made.alike(o, b) and _closer(made, o, b, a, b))):
+            return o, b
+    return None
+
+
+def _shared(made: Matching, a: int, b: int) -> int:
+    """How many operands of two nodes are equal or partners already, at the same place."""
+    pairs = zip(made.form_a.operands[a], made.form_b.operands[b], strict=False)
+    return sum(1 for x, y in pairs if made.a[x] == y or (made.ids_a[x] == made.ids_b[y] and made.free(x, y)))
+
+
+def _closer(made: Matching, a: int, b: int, other_a: int, other_b: int) -> bool:
+    """Has the first pair more operands in common than the second, or as many and the second is not alike?"""
+    first, second = _shared(made, a, b), _shared(made, other_a, other_b)
+    return first > second or (first == second and not made.alike(other_a, other_b))
+
+
+def _changed(made: Matching, a: int, b: int) -> bool:
+    """Can one be the other after a change: of attributes, shape or the operation itself?"""
+    label_a, label_b = made.form_a.labels[a], made.form_b.labels[b]
+    if label_a[0] == label_b[0]:
+        return True
+    arity_a, arity_b = len(made.form_a.operands[a]), len(made.form_b.operands[b])
+    return arity_a == arity_b and arity_a > 0 and 2 * _shared(made, a, b) >= arity_a
+
+
+def _up(made: Matching) -> None:
+    """From the parameters up: a node whose operands all have partners is looked for among the users of these."""
+    form_a, form_b = made.form_a, made.form_b
+    users: dict[tuple[object, ...], list[int]] = {}
+    for b in range(len(form_b) - 1, -1, -1):
+        if made.b[b] < 0 and form_b.operands[b]:
+            users.setdefault((form_b.labels[b], form_b.operands[b]), []).append(b)
+    for a in range(len(form_a)):
+        if made.a[a] >= 0 or not form_a.operands[a]:
+            continue
+        waiting = users.get((form_a.labels[a], tuple([made.a[o] for o in form_a.operands[a]])))
+        while waiting:
+            b = waiting.pop()
+            if made.b[b] < 0:
+                made.pair(a, b)
+                break
+
+
+def _leftovers(made: Matching) -> None:
+    """Equal values that nothing else could tell apart, in order; parameters by number first."""
+    form_a, form_b = made.form_a, made.form_b
+    for a, b in zip(form_a.parameters, form_b.parameters, strict=False):
+        if made.free(a, b) and made.alike(a, b) and form_a.live[a] == form_b.live[b]:
+            made.pair(a, b)
+    waiting: dict[int, list[int]] = {}
+    for b in range(len(form_b) - 1, -1, -1):
+        if made.b[b] < 0:
+            waiting.setdefault(made.ids_b[b], []).append(b)
+    for a in range(len(form_a)):
+        if made.a[a] < 0 and waiting.get(made.ids_a[a]):
+            made.pair(a, waiting[made.ids_a[a]].pop())
+
+
+def _late_outputs(made: Matching) -> None:
+    """Outputs whose nodes turned out to be partners, wherever they stand."""
+    taken_a, taken_b = ({pair[k] for pair in made.outputs} for k in (0, 1))
+    waiting: dict[int, list[int]] = {}
+    for j, b in reversed(list(enumerate(made.form_b.outputs))):
+        if j not in taken_b:
+            waiting.setdefault(b, []).append(j)
+    for i, a in enumerate(made.form_a.outputs):
+        if i not in taken_a and waiting.get(made.a[a]):
+            made.outputs.append((i, waiting[made.a[a]].pop()))

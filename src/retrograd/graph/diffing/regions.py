@@ -1,0 +1,216 @@
+"""What only one graph has: instructions inserted or removed, in connected regions, and the parameters they bring.
+
+Regions that look the same (the update of each parameter's momentum, say) are one cause with a count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from retrograd.graph.diffing.matching import is_nothing
+from retrograd.graph.diffing.view import Claimed, Half, View, plural, shapes
+from retrograd.graph.ir import Graph
+from retrograd.graph.record import Cause
+
+# What torch_xla calls its modules.
+_LAZY = ("IrToHlo", "SyncTensorsGraph")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Connected nodes that the other graph lacks; `fed` are partners that use them, `outputs` places among outputs."""
+
+    nodes: tuple[int, ...]
+    parameters: tuple[int, ...]
+    fed: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def regions(half: Half, claimed: set[int]) -> list[Region]:
+    """The regions of one side, but for nodes that are explained already.
+
+    A leaf that several regions use (one more scalar parameter, say) does not connect them, and belongs to the first.
+    """
+    alone = [n for n in half.alone if n not in claimed]
+    inside = set(alone)
+    leader = {n: n for n in alone}
+
+    def find(n: int) -> int:
+        while leader[n] != n:
+            leader[n] = leader[leader[n]]
+            n = leader[n]
+        return n
+
+    form, users = half.form, half.users
+    for n in alone:
+        for o in form.operands[n]:
+            if o in inside and (form.operands[o] or sum(u in inside for u in users[o]) == 1):
+                leader[find(n)] = find(o)
+    members: dict[int, list[int]] = defaultdict(list)
+    for n in alone:
+        if not form.operands[n] and find(n) == n and sum(u in inside for u in users[n]) > 1:
+            members[find(next(u for u in users[n] if u in inside))].append(n)
+        else:
+            members[find(n)].append(n)
+    outputs: dict[int, list[int]] = defaultdict(list)
+    for place, node in enumerate(form.outputs):
+        outputs[node].append(place)
+    return [_region(half, nodes, inside, outputs) for nodes in members.values()]
+
+
+def _region(half: Half, nodes: list[int], inside: set[int], outputs: dict[int, list[int]]) -> Region:
+    fed = {u for n in nodes for u in half.users[n] if u not in inside}
+    places = [p for n in nodes for p in outputs.get(n, ())]
+    parameters = tuple(n for n in nodes if half.form.numbers[n] >= 0)
+    return Region(tuple(sorted(nodes)), parameters, tuple(sorted(fed)), tuple(places))
+
+
+def changed(view: View, claimed: Claimed) -> list[Cause]:
+    """Causes for what one side has and the other lacks; outputs that only one side has come with what makes them."""
+    paired_a, paired_b = ({pair[k] for pair in view.outputs} for k in (0, 1))
+    causes: list[Cause] = []
+    for half, other, paired, added, said in (
+        (view.b, view.a, paired_b, True, claimed.b),
+        (view.a, view.b, paired_a, False, claimed.a),
+    ):
+        extra = [
+            place
+            for place, node in enumerate(half.form.outputs)
+            if place not in paired and node not in said and not is_nothing(half.form.labels[node])
+        ]
+        found = regions(half, said)
+        causes += _outputs(half, found, extra, added)
+        rest = [r for r in found if r.fed or not set(r.outputs) <= set(extra) or not r.outputs]
+        causes += _grouped(half, other, rest, added)
+    return _replaced(causes)
+
+
+def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> list[Cause]:
+    """An output more or less: a tensor alive at the cut, and the line that made it."""
+    makers = {p: r for r in found for p in r.outputs if not r.fed}
+    by_line: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place in extra:
+        node = half.form.outputs[place]
+        by_line[half.form.labels[node][0], half.where(node)].append(place)
+    causes = []
+    for (opcode, line), places in by_line.items():
+        nodes = [half.form.outputs[p] for p in places]
+        made = sorted({n for p in places if p in makers for n in makers[p].nodes} | set(nodes))
+        numbers = ", ".join(map(str, places[:4])) + (", ..." if len(places) > 4 else "")
+        kinds = shapes(half.form.labels[n][1] for n in nodes)
+        parameters = [n for n in made if half.form.numbers[n] >= 0 and half.partner[n] < 0]
+        brings = f", with {plural(len(parameters), 'new parameter')}" if parameters and added else ""
+        only = "B" if added else "A"
+        sign, tensors = "+" if added else "-", "a tensor" if len(places) == 1 else plural(len(places), "tensor")
+        said, advice = _meaning(half.graph)
+        what = f"{sign} output {numbers} {kinds} made by {opcode}{brings}: {tensors} {said} in {only} only"
+        kind = "output_added" if added else "output_removed"
+        names = half.names(made)
+        line = line or half.best_line(made)
+        causes.append(Cause(kind, what, line, advice, () if added else names, names if added else (), len(places)))
+    return causes
+
+
+def _meaning(graph: Graph) -> tuple[str, str]:
+    """What an output is, and what to do about one more. A lazy graph returns every tensor that is alive at the cut."""
+    if graph.format == "fx":
+        return (
+            "returned or saved for backward",
+            "look at what the function returns, and which inputs and parameters need a gradient",
+        )
+    if graph.name.startswith(_LAZY):
+        return (
+            "alive at the cut",
+            "drop the last reference before the step ends (del, or copy to the host), or keep it at every step",
+        )
+    return "returned", "look at what the function returns: a value for logging, or auxiliary output?"
+
+
+def _grouped(half: Half, other: Half, found: list[Region], added: bool) -> list[Cause]:
+    """Regions at the same line, with new parameters or without, as one cause."""
+    alike: dict[tuple[str, bool, bool], list[Region]] = defaultdict(list)
+    counts = Counter(half.exact)
+    for region in found:
+        known = all(counts[half.exact[n]] > 1 for n in region.nodes) and _still_read(half, other, region)
+        alike[half.best_line(region.nodes), known, bool(region.parameters)].append(region)
+    return [_region_cause(half, rs, known, added) for (_, known, _), rs in alike.items()]
+
+
+def _still_read(half: Half, other: Half, region: Region) -> bool:
+    """Do the users of a region read the same values on the other side, from a twin?"""
+    for user in region.fed:
+        read = {half.exact[o] for o in half.form.operands[user] if o in region.nodes}
+        if half.partner[user] < 0 or not read <= {other.exact[o] for o in other.form.operands[half.partner[user]]}:
+            return False
+    return True
+
+
+def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> Cause:
+    form = half.form
+    nodes = [n for r in alike for n in r.nodes]
+    parameters = [n for r in alike for n in r.parameters]
+    bodies = [n for n in nodes if form.operands[n] or form.labels[n][0] not in ("parameter", "constant", "iota")]
+    ops = list(dict.fromkeys(form.labels[n][0] for n in bodies)) or ["constant"]
+    line = half.best_line(bodies or nodes)
+    names = half.names(nodes)
+    sides: tuple[tuple[str, ...], tuple[str, ...]] = ((), names) if added else (names, ())
+    sign, only = ("+", "B") if added else ("-", "A")
+    times = f"{len(alike)} x " if len(alike) > 1 else ""
+    what = f"{times}{', '.join(ops[:6])}{', ...' if len(ops) > 6 else ''}"
+    if known and not parameters:
+        text = f"{sign} {what} a second time: the same value is computed {'once more' if added else 'once less'}"
+        return Cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], *sides, len(alike))
+    if parameters:
+        kind = "parameter_added" if added else "parameter_removed"
+        text = (
+            f"{sign} {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}, "
+            f"used by {what}"
+            if bodies
+            else f"{sign} {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}"
+        )
+        return Cause(kind, text, line, _ADVICE[kind], *sides, len(parameters))
+    kind = "instruction_inserted" if added else "instruction_removed"
+    text = f"{sign} {what} {shapes(form.labels[n][1] for n in bodies or nodes)} in {only} only"
+    return Cause(kind, text, line, _ADVICE[kind], *sides, len(alike))
+
+
+_ADVICE: dict[str, str] = {
+    "duplicate_changed": "the same expression is written or traced twice: compute it once and keep it",
+    "parameter_added": "state that the other step did not have (an optimizer's first step makes its buffers), or a "
+    "tensor made between steps: create it before the first step, outside the traced region",
+    "parameter_removed": "state that the other step had: is something used only at some steps?",
+    "instruction_inserted": "this line runs in B only: a branch in Python, logging, or a check at some steps?",
+    "instruction_removed": "this line runs in A only: a branch in Python, logging, or a check at some steps?",
+}
+
+
+def _replaced(causes: list[Cause]) -> list[Cause]:
+    """Something removed and something inserted at one line, as often: one replaced by the other."""
+    kept: list[Cause] = []
+    for cause in causes:
+        twin = next(
+            (
+                k
+                for k in kept
+                if {k.kind, cause.kind} == {"instruction_inserted", "instruction_removed"}
+                and k.where == cause.where
+                and k.count == cause.count
+            ),
+            None,
+        )
+        if twin is None:
+            kept.append(cause)
+            continue
+        old, new = (cause, twin) if cause.kind == "instruction_removed" else (twin, cause)
+        text = f"{old.what[2:].removesuffix(' in A only')} replaced by {new.what[2:].removesuffix(' in B only')}"
+        kept[kept.index(twin)] = Cause(
+            "instruction_replaced",
+            text,
+            cause.where,
+            "another operation is called at this line",
+            old.a,
+            new.b,
+            cause.count,
+        )
+    return kept

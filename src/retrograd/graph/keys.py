@@ -1,0 +1,120 @@
+"""Keys of graphs: equal for equal computations, in every process and on every machine (blake2b, never Python's hash).
+
+Four levels, each blind to what the next does not count:
+
+* text: the bytes.
+* names: every instruction, dead ones and packaging included; blind to names, order of lines, layouts, metadata.
+* strict: the computation: live values, their operands, the numbers of parameters, which collectives are coalesced and
+  in which order a token chain (or a schedule) puts them.
+* free: the same with parameters numbered in the order in which the outputs meet them, so that the same graph with its
+  parameters in another order has the same key. Exact, not a heuristic: operands and outputs are ordered.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from retrograd.graph.canonical import Form, Label, forms
+from retrograd.graph.ir import Computation, Graph
+
+_SIZE = 16  # bytes: at 10^6 graphs the odds of one collision are 10^-27
+
+
+def text_key(text: str) -> str:
+    """The key of a text as it stands."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_SIZE).hexdigest()
+
+
+def strict_key(graph: Graph, of: dict[str, Form] | None = None) -> str:
+    """The same for graphs that compute the same from the same parameters. 32 hexadecimal digits."""
+    return _graph_key(graph, of or forms(graph), renumbered=False)
+
+
+def free_key(graph: Graph, of: dict[str, Form] | None = None) -> str:
+    """The same for graphs that are `strict_key`-equal once their parameters are put in another order."""
+    return _graph_key(graph, of or forms(graph), renumbered=True)
+
+
+def names_key(graph: Graph) -> str:
+    """The same for graphs that differ in names, order of lines, layouts and metadata alone."""
+    made: dict[str, bytes] = {}
+    for computation in graph:
+        made[computation.name] = _raw_key(computation, made)
+    return made[graph.entry].hex()
+
+
+def _hash(*parts: bytes) -> bytes:
+    return blake2b(b"\0".join(parts), digest_size=_SIZE).digest()
+
+
+def _raw_key(computation: Computation, called: dict[str, bytes]) -> bytes:
+    digests: list[bytes] = []
+    for ins in computation.instructions:
+        label = f"{ins.opcode}\1{ins.shape}\1{ins.attrs}".encode("utf-8", "surrogatepass")
+        bodies = [called[name] for _, name in ins.called]
+        digests.append(_hash(label, *bodies, *[digests[o] for o in ins.operands]))
+    return _hash(digests[computation.root], *sorted(digests))
+
+
+def _graph_key(graph: Graph, of: dict[str, Form], renumbered: bool) -> str:
+    made: dict[str, bytes] = {}
+    scheduled = graph.header.get("is_scheduled") == "true"
+    for name, form in of.items():
+        if name != graph.entry:
+            made[name] = form_key(form, made, form.numbers)
+    main = of[graph.entry]
+    numbers = first_met(main) if renumbered else main.numbers
+    return form_key(main, made, numbers, ordered=scheduled or main.chained).hex()
+
+
+def form_key(form: Form, called: dict[str, bytes], numbers: list[int], ordered: bool = False) -> bytes:
+    """The key of one computation, given those of the computations it calls and the numbers of its parameters."""
+    digests = _digests(form, called, numbers)
+    groups = [b"".join(digests[n] for n in c.nodes) for c in form.collectives]
+    if not ordered:
+        groups.sort()
+    everything = sorted(digests[k] for k in range(len(form)) if form.live[k])
+    outputs = [digests[o] for o in form.outputs]
+    return _hash(form.structure.encode(), b"".join(outputs), b"".join(everything), *groups)
+
+
+def _digests(form: Form, called: dict[str, bytes], numbers: list[int]) -> list[bytes]:
+    labels: dict[Label, bytes] = {}
+    digests: list[bytes] = []
+    bodies = form.called
+    for node, (label, operands) in enumerate(zip(form.labels, form.operands, strict=True)):
+        text = labels.get(label)
+        if text is None:
+            text = labels[label] = "\1".join(label).encode("utf-8", "surrogatepass") + b"\0"
+        if node in bodies:
+            text += b"".join([called[name] for _, name in bodies[node]]) + b"\2"
+        elif numbers[node] >= 0:
+            text += b"%d" % numbers[node]
+        digests.append(blake2b(text + b"".join([digests[o] for o in operands]), digest_size=_SIZE).digest())
+    return digests
+
+
+def first_met(form: Form) -> list[int]:
+    """Numbers for parameters in the order in which a walk from the outputs, depth first, meets them; -1 for others.
+
+    A parameter that no output needs comes after those, in the order of its own number.
+    """
+    numbers = [-1] * len(form)
+    seen = bytearray(len(form))
+    count = 0
+    pending = list(reversed(form.outputs))
+    while pending:
+        node = pending.pop()
+        if seen[node]:
+            continue
+        seen[node] = 1
+        if form.numbers[node] >= 0:
+            numbers[node] = count
+            count += 1
+        else:
+            pending.extend(reversed(form.operands[node]))
+    for node in form.parameters:
+        if not seen[node]:
+            numbers[node] = count
+            count += 1
+    return numbers

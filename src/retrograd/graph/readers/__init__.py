@@ -1,0 +1,31 @@
+"""Files -> graphs: which format it is, and the reader of that format.
+
+`read` takes a file, plain or gzip, `parse` a text, `from_fx` an FX graph in memory. Whatever is wrong with a file,
+`GraphError` says in which line.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+from retrograd.graph.ir import Graph
+from retrograd.graph.readers.files import MAX_BYTES, text_of
+from retrograd.graph.readers.formats import parse as parse
+from retrograd.graph.readers.fx import from_fx as from_fx
+
+
+def read(path: str | PathLike[str], *, format: str | None = None, max_bytes: int = MAX_BYTES) -> list[Graph]:
+    """The graphs of a file, plain or gzip: HLO, a save-file of torch_xla, StableHLO or FX.
+
+    Args:
+        path: the file.
+        format: "hlo", "stablehlo", "fx" or "torch_xla"; None finds out.
+        max_bytes: how large the text may be once unpacked.
+
+    Returns:
+        At least one graph, in the order of the file; `source` is the path as given, `ordinal` which graph it is.
+
+    Raises:
+        GraphError: the file is missing, too large, damaged or no graph; it names file and line.
+    """
+    return parse(text_of(path, max_bytes), str(path), format)

@@ -1,0 +1,146 @@
+"""Calls with arguments -> instructions: what the reader of FX text and that of FX objects share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.graph.ir import Computation, Instruction
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An argument that is a value of the graph: the place of its instruction."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class Sub:
+    """An argument that is a graph of its own, as the branches of torch.cond are."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """An argument that is written down as it is: torch.float32."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """An argument that a call makes: device(type='cpu')."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
+class Body:
+    """A computation in the making."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self.parameters: list[int] = []
+        self.constants: dict[str, int] = {}
+        self.root = -1
+
+    def add(self, instruction: Instruction) -> Ref:
+        self.instructions.append(instruction)
+        return Ref(len(self.instructions) - 1)
+
+    def parameter(self, name: str, shape: str, line: int = 0) -> Ref:
+        number = str(len(self.parameters))
+        self.parameters.append(len(self.instructions))
+        return self.add(Instruction(name, "parameter", shape, (), number, line=line))
+
+    def call(
+        self, name: str, opcode: str, args: Any, kwargs: dict[str, Any], shape: str, metadata: str, line: int
+    ) -> Ref:
+        """One call. `args=` is among the attributes unless every argument is a value of the graph, in order."""
+        if opcode == "operator.getitem" and (index := self.element(args)) is not None:
+            return self.add(
+                Instruction(name, "get-tuple-element", shape, (args[0].place,), str(index), (), metadata, line)
+            )
+        operands: list[int] = []
+        called: list[tuple[str, str]] = []
+        shown = [render(value, operands, called) for value in args]
+        attrs = [] if all(isinstance(value, Ref) for value in args) else [f"args=({', '.join(shown)})"]
+        attrs += [f"{key}={render(kwargs[key], operands, called)}" for key in sorted(kwargs)]
+        return self.add(
+            Instruction(name, opcode, shape, tuple(operands), ", ".join(attrs), tuple(called), metadata, line)
+        )
+
+    def element(self, args: Any) -> int | None:
+        """Which element of a tuple `value[index]` takes; None if the value is a tensor."""
+        if len(args) != 2 or not isinstance(args[0], Ref) or type(args[1]) is not int:
+            return None
+        shape = self.instructions[args[0].place].shape
+        return args[1] if not shape or shape.startswith("(") else None
+
+    def output(self, value: Any, line: int = 0) -> None:
+        """The root: a tuple of everything that is returned, constants among it."""
+        flat = value if isinstance(value, (list, tuple)) else [value]
+        nested = any(isinstance(one, (list, tuple, dict, slice, Made)) for one in flat) or isinstance(value, dict)
+        attrs, leaves = "", list(flat)
+        if nested:
+            places: list[int] = []
+            attrs = f"args={render(value, places, [])}"
+            leaves = [Ref(place) for place in places]
+        operands = tuple(one.place if isinstance(one, Ref) else self.constant(one, line) for one in leaves)
+        shape = "(" + ",".join(self.instructions[place].shape for place in operands) + ")"
+        self.root = self.add(Instruction("output", "tuple", shape, operands, attrs, line=line)).place
+
+    def constant(self, value: Any, line: int) -> int:
+        text = render(value, [], [])
+        place = self.constants.get(text)
+        if place is None:
+            place = self.constants[text] = self.add(Instruction(text, "constant", "", (), text, line=line)).place
+        return place
+
+    def computation(self, name: str, line: int = 0) -> Computation:
+        return Computation(name, self.instructions, self.root, self.parameters, line)
+
+
+def render(value: Any, operands: list[int], called: list[tuple[str, str]]) -> str:
+    """An argument as text with % for each value of the graph, which goes to `operands`, and @ for each called graph."""
+
+    def all_of(values: Any) -> str:
+        return ", ".join([render(one, operands, called) for one in values])
+
+    if isinstance(value, Ref):
+        operands.append(value.place)
+        return "%"
+    if isinstance(value, Sub):
+        called.append(("calls", value.name))
+        return "@"
+    if isinstance(value, Text):
+        return value.text
+    if isinstance(value, list):
+        return f"[{all_of(value)}]"
+    if isinstance(value, tuple):
+        return f"({all_of(value)},)" if len(value) == 1 else f"({all_of(value)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {render(one, operands, called)}" for key, one in value.items()) + "}"
+    if isinstance(value, slice):
+        return f"slice({all_of((value.start, value.stop, value.step))})"
+    if isinstance(value, Made):
+        pairs = [f"{key}={render(one, operands, called)}" for key, one in value.kwargs]
+        return f"{value.name}({', '.join([render(one, operands, called) for one in value.args] + pairs)})"
+    return repr(value)
+
+
+def opcode_of(target: str) -> str:
+    """The name of a called function: torch.ops.aten.mm.default -> aten.mm.default, operator_add -> operator.add."""
+    for prefix, short in (("torch.ops.", ""), ("operator_", "operator."), ("_operator_", "operator.")):
+        if target.startswith(prefix):
+            return short + target[len(prefix) :]
+    return target.removeprefix("builtins.")
+
+
+def metadata_of(file: str, line: str, code: str) -> str:
+    """A source line as HLO writes it, for `places.place`."""
+    escaped = [text.replace("\\", "\\\\").replace('"', '\\"') for text in (code, file)]
+    return f'{{op_name="{escaped[0]}" source_file="{escaped[1]}" source_line={line}}}'

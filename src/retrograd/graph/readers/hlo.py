@@ -1,0 +1,365 @@
+"""HLO text -> Graph: as torch_xla 2.9 prints it (operands with shapes) and as current XLA and JAX do (names alone).
+
+One compiled expression reads nearly every line; what it does not match goes through a scanner that knows quotes and
+nested brackets. Shapes and attributes repeat, so both are normalised once for each distinct text: this took 45,000
+instructions from 4 s to 0.3 s.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from math import prod
+
+from retrograd.errors import GraphError
+from retrograd.graph.collection import no_collection
+from retrograd.graph.ir import Computation, Graph, Instruction
+from retrograd.graph.readers import scan
+
+_NEST = scan.balanced(4)
+_SHAPE = rf"[a-z]\w*+\[[^\]]*+\](?:\{{[^{{}}]*+\}})?+|\({_NEST}\)"
+_INSTRUCTION = re.compile(
+    rf"\s*+(ROOT\s++)?+%?+([^\s=,(){{}}%]++)\s*+=\s*+({_SHAPE})\s++([a-z][\w\-]*+)\(({_NEST})\)(.*+)", re.DOTALL
+)
+# The expressions below take every character once, so that no text, however damaged, makes them quadratic.
+_COMPUTATION = re.compile(r"\s*+(ENTRY\s++)?+%?+([^\s=,(){}%]++)\s*+")
+_NAMED = re.compile(r"%([^\s,(){}]++)")
+_NOISE = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
+_LAYOUT = re.compile(r"\{[^{}]*+\}")
+_IOTA = re.compile(r"\[([\d,]++)\]<=\[([\d,]++)\](?:T\(([\d,]++)\))?\Z", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
+_ROW = re.compile(r"([0-9]{1,9}) (.*)\Z")
+_PAIR = re.compile(r"(?<!\w)(\w++)=([0-9]{1,9})(?![0-9])")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+# Attributes that say nothing about what is computed: ids, scheduling, placement of buffers, notes for tools.
+_DROPPED = frozenset(
+    {
+        "metadata",
+        "channel_id",
+        "frontend_attributes",
+        "operand_layout_constraints",
+        "control-predecessors",
+        "origin",
+        "statistics",
+        "backend_config",
+        "output_to_operand_aliasing",
+        "async_group_id",
+        "async_execution_thread",
+        "sharding_remover",
+    }
+)
+_CALLS = frozenset(
+    {"to_apply", "calls", "condition", "body", "branch_computations", "true_computation", "false_computation"}
+    | {"called_computations", "select", "scatter"}
+)
+# Group lists longer than this stay as written: 64k ranks would be 400 kB of text.
+_MOST_RANKS = 4096
+_LONGEST_IOTA = 200  # a dozen axes; the product of a million sizes is a number of megabytes
+# Frames of one instruction: JAX records about 20; without a limit a damaged table would be read quadratically.
+_MOST_FRAMES = 64
+
+
+def parse(text: str, source: str = "", first: int = 1) -> Graph:
+    """One HLO module. `source` and `first` (the line number of its first line) are for messages."""
+    with no_collection():
+        return _Reader(text, source, first).graph()
+
+
+class _Reader:
+    """Reads one module line by line. Public names of the loop are locals where the loop is hot."""
+
+    def __init__(self, text: str, source: str, first: int) -> None:
+        self.lines = scan.lines(text)
+        self.source = source
+        self.first = first
+        self.shapes: dict[str, str] = {}
+        self.attributes: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        self.computations: dict[str, Computation] = {}
+        self.entry = ""
+        self.at = 0
+        self.began = 0  # the first line of an instruction over several
+
+    def error(self, what: str, at: int | None = None) -> GraphError:
+        at = self.at if at is None else at
+        line = self.lines[at] if at < len(self.lines) else "the end of the file"
+        return scan.error(self.source or "HLO text", self.first + at, what, line)
+
+    def graph(self) -> Graph:
+        name, header = self.header()
+        tables = self.tables()
+        while self.at < len(self.lines):
+            line = self.lines[self.at]
+            if not line.strip() or line.lstrip().startswith("//"):
+                self.at += 1
+                continue
+            self.computation()
+        if not self.computations:
+            raise self.error("the module has no computation; the file may be cut off")
+        entry = self.entry or next(reversed(self.computations))
+        self.called_exist()
+        return Graph(name, self.computations, entry, "hlo", header, source=self.source, stack=tables)
+
+    def header(self) -> tuple[str, dict[str, str]]:
+        while self.at < len(self.lines) and not self.lines[self.at].strip():
+            self.at += 1
+        if self.at == len(self.lines) or not self.lines[self.at].lstrip().startswith("HloModule"):
+            raise self.error("an HLO module begins with `HloModule NAME`, this does not")
+        parts = scan.split(self.lines[self.at].strip()[len("HloModule") :])
+        if not parts or not parts[0]:
+            raise self.error("the module has no name")
+        self.at += 1
+        pairs = (part.partition("=") for part in parts[1:])
+        return parts[0].lstrip("%"), {key.strip(): value.strip() for key, _, value in pairs}
+
+    def tables(self) -> dict[int, tuple[tuple[str, int, str], ...]]:
+        """The tables of source positions of new XLA after the header: stack frame id -> frames, innermost first."""
+        rows: dict[str, dict[int, str]] = {}
+        table = ""
+        while self.at < len(self.lines):
+            line = self.lines[self.at].strip()
+            if line in _TABLES:
+                table = line
+                rows[table] = {}
+            elif line:
+                found = _ROW.match(line) if table else None
+                if not found:
+                    break
+                rows[table][int(found[1])] = found[2].strip()
+            self.at += 1
+        return _frames(rows)
+
+    def computation(self) -> None:
+        start = self.at
+        header = self.joined().rstrip()
+        found = _COMPUTATION.match(header)
+        rest = header[found.end() : -1].strip() if found and header.endswith("{") else "?"
+        if not found or (rest and not (rest.startswith("(") and "->" in rest)):
+            raise self.error("neither an instruction nor the beginning of a computation", start)
+        name = found[2]
+        if name in self.computations:
+            raise self.error(f"a second computation is called {name!r}", start)
+        if found[1]:
+            if self.entry:
+                raise self.error("a second ENTRY computation", start)
+            self.entry = name
+        self.computations[name] = self.body(name, start)
+
+    def joined(self) -> str:
+        """The line at hand with the lines that follow while a bracket (other than the last brace) is open."""
+        text = self.lines[self.at]
+        self.at += 1
+        depth = scan.depth(text) - text.rstrip().endswith("{")
+        parts = [text]
+        while depth > 0 and self.at < len(self.lines):
+            line = self.lines[self.at]
+            if _INSTRUCTION.match(line):
+                break
+            parts.append(line.strip())
+            depth += scan.depth(line)
+            self.at += 1
+            if line.rstrip().endswith("{") and depth == 1:
+                break
+        return " ".join(parts)
+
+    def body(self, name: str, start: int) -> Computation:
+        instructions: list[Instruction] = []
+        places: dict[str, int] = {}
+        parameters: dict[int, int] = {}
+        root = -1
+        lines, shapes, match, first = self.lines, self.shapes, _INSTRUCTION.match, self.first
+        while True:
+            at = self.at
+            found = match(lines[at]) if at < len(lines) else None
+            if found is not None:
+                self.at += 1
+                is_root, own, raw_shape, opcode, raw_operands, tail = found.groups()
+            else:
+                unusual = self.unusual(name)
+                if unusual is None:
+                    break
+                is_root, own, raw_shape, opcode, raw_operands, tail = unusual
+                at = self.began
+            shape = shapes.get(raw_shape) or shapes.setdefault(raw_shape, _shape(raw_shape))
+            attrs, called, metadata = self.tail(tail, opcode, at) if tail else ("", (), "")
+            operands: tuple[int, ...] = ()
+            if opcode == "parameter" or opcode == "constant":
+                value = " ".join(raw_operands.split())
+                attrs = f"{value}, {attrs}" if attrs else value
+                if opcode == "parameter":
+                    parameters[self.number(value, parameters, at)] = len(instructions)
+            elif raw_operands:
+                # Splitting is right for nearly all lines; a name that it gets wrong is not found and read with care.
+                try:
+                    if "%" in raw_operands:
+                        operands = tuple([places[part.partition(",")[0]] for part in raw_operands.split("%")[1:]])
+                    else:
+                        operands = tuple([places[part] for part in raw_operands.split(", ")])
+                except KeyError:
+                    operands = self.operands(raw_operands, places, name, at)
+            if is_root:
+                root = len(instructions)
+            if own in places:
+                raise self.error(f"a second instruction of {name} is called {own}", at)
+            places[own] = len(instructions)
+            instructions.append(Instruction(own, opcode, shape, operands, attrs, called, metadata, first + at))
+        if not instructions:
+            raise self.error(f"the computation {name} is empty", start)
+        numbered = self.numbered(parameters, name, start)
+        return Computation(name, instructions, root if root >= 0 else len(instructions) - 1, numbered, first + start)
+
+    def operands(self, raw: str, places: dict[str, int], name: str, at: int) -> tuple[int, ...]:
+        """Operands with anything between their names: shapes, comments, blanks."""
+        text = _NOISE.sub("", raw)
+        names = _NAMED.findall(text) if "%" in text else [part.split()[-1] for part in scan.split(text) if part]
+        try:
+            return tuple([places[n] for n in names])
+        except KeyError as missing:
+            raise self.error(f"the operand {missing.args[0]} is not defined above in {name}", at) from None
+
+    def number(self, text: str, parameters: dict[int, int], at: int) -> int:
+        if not _NUMBER.match(text):
+            raise self.error(f"a parameter has a number, this one has {scan.shortened(text)!r}", at)
+        if int(text) in parameters:
+            raise self.error(f"parameter({text}) stands here a second time", at)
+        return int(text)
+
+    def numbered(self, parameters: dict[int, int], name: str, start: int) -> list[int]:
+        count = len(parameters)
+        missing = next((i for i in range(count) if i not in parameters), None)
+        if missing is not None:
+            raise self.error(f"the computation {name} has {count} parameters but no parameter({missing})", start)
+        return [parameters[i] for i in range(count)]
+
+    def unusual(self, computation: str) -> tuple[str | None, str, str, str, str, str] | None:
+        """An instruction that the expression does not match (several lines, brackets in quotes); None at the end."""
+        while self.at < len(self.lines):
+            text = self.lines[self.at].strip()
+            if text.startswith("}"):
+                self.at += 1
+                return None
+            if text and not text.startswith("//"):
+                break
+            self.at += 1
+        else:
+            raise self.error(f"the computation {computation} is not closed; the file may be cut off")
+        start = self.began = self.at
+        text = self.joined().strip()
+        if found := _INSTRUCTION.match(text):
+            return found.groups()  # type: ignore[return-value]
+        left, equals, right = text.partition(" = ")
+        root = "ROOT" if left.startswith("ROOT ") else None
+        name = left.removeprefix("ROOT ").strip().lstrip("%")
+        if not equals or not name or any(c in name for c in " ,(){}"):
+            raise self.error("this is no instruction (`name = shape opcode(operands)`); the file may be damaged", start)
+        end = scan.closing(right, 0) + 1 if right.startswith("(") else right.find(" ")
+        shape, rest = right[:end].strip(), right[end:].lstrip()
+        opened = rest.find("(")
+        closed = scan.closing(rest, opened) if opened > 0 else -1
+        opcode = rest[:opened].strip()
+        if end <= 0 or closed < 0 or rest[closed] != ")" or not shape or not re.fullmatch(r"[a-z][\w\-]*", opcode):
+            raise self.error("this instruction is not complete; the file may be damaged or cut off", start)
+        return root, name, shape, opcode, rest[opened + 1 : closed], rest[closed + 1 :]
+
+    def tail(self, tail: str, opcode: str, at: int) -> tuple[str, tuple[tuple[str, str], ...], str]:
+        """Attributes, called computations and metadata from what follows the operands."""
+        head, mark, rest = tail.partition(", metadata={")
+        metadata = ""
+        if mark:
+            # Metadata is the last attribute and has no brace of its own in nearly every line.
+            if '"' not in head and rest.find("}") == len(rest) - 1:
+                metadata, tail = "{" + rest, head
+            else:
+                parts = scan.split(tail[1:])
+                metadata = next((part[9:] for part in parts if part.startswith("metadata={")), "")
+                tail = "".join([", " + part for part in parts if not part.startswith("metadata={")])
+            if not tail:
+                return "", (), metadata
+        key = opcode + tail if opcode == "custom-call" else tail
+        known = self.attributes.get(key)
+        if known is None:
+            text = tail.strip()
+            if text and not text.startswith(","):
+                raise self.error("attributes begin with a comma", at)
+            if scan.depth(text):
+                raise self.error("a bracket or quote of the attributes is not closed", at)
+            known = self.attributes[key] = _attributes(text[1:], opcode)
+        return known[0], known[1], metadata
+
+    def called_exist(self) -> None:
+        """Every called computation is there, and none calls itself, even indirectly: callers come later in the text."""
+        seen: set[str] = set()
+        for name, computation in self.computations.items():
+            for instruction in computation.instructions:
+                for attribute, called in instruction.called:
+                    if called in seen:
+                        continue
+                    at = instruction.line - self.first
+                    if called not in self.computations:
+                        raise self.error(f"{attribute} names the computation {called}, which is not in the module", at)
+                    raise self.error(f"{attribute} names the computation {called}, which is not defined above", at)
+            seen.add(name)
+
+
+def _shape(raw: str) -> str:
+    """A shape without layouts, blanks and index comments: "(f32[8,16]{1,0:T(8,128)}, s32[])" -> "(f32[8,16],s32[])"."""
+    if raw[0] != "(":
+        return raw.partition("{")[0]
+    return _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "")
+
+
+def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """What an attribute list says about the computation: sorted `name=value`, and (attribute, computation) called."""
+    kept: list[str] = []
+    called: list[tuple[str, str]] = []
+    for part in scan.split(text):
+        name, _, value = part.partition("=")
+        name, value = name.strip(), value.strip()
+        if value.startswith("%") or (name in _CALLS - {"select", "scatter"} and not value.startswith('"')):
+            called += [(name, n.strip().lstrip("%")) for n in value.strip("{}").split(",") if n.strip()]
+        elif name in _DROPPED and not (name == "backend_config" and opcode == "custom-call"):
+            continue
+        elif name == "index" and opcode == "get-tuple-element":
+            kept.append(value)
+        elif name == "replica_groups":
+            kept.append(f"replica_groups={_groups(value)}")
+        else:
+            kept.append(f"{name}={value}" if value else name)
+    return ", ".join(sorted(kept)), tuple(called)
+
+
+def _groups(text: str) -> str:
+    """Replica groups as lists of ranks: the iota form `[2,4]<=[4,2]T(1,0)` written out."""
+    found = _IOTA.match(text) if len(text) < _LONGEST_IOTA else None
+    if not found:
+        return text.replace(" ", "")
+    shape, grid, axes = ([int(n) for n in (found[i] or "").split(",") if _NUMBER.match(n)] for i in (1, 2, 3))
+    axes = axes if found[3] else list(range(len(grid)))
+    ranks = prod(grid)
+    if not 0 < ranks == prod(shape) <= _MOST_RANKS or sorted(axes) != list(range(len(grid))) or len(shape) != 2:
+        return text
+    steps = [prod(grid[i + 1 :]) for i in range(len(grid))]
+    order = [
+        sum(i * steps[a] for i, a in zip(at, axes, strict=True)) for at in product(*(range(grid[a]) for a in axes))
+    ]
+    rows = [order[i : i + shape[1]] for i in range(0, ranks, shape[1])]
+    return "{" + ",".join("{" + ",".join(map(str, row)) + "}" for row in rows) + "}"
+
+
+def _frames(rows: dict[str, dict[int, str]]) -> dict[int, tuple[tuple[str, int, str], ...]]:
+    """Stack frames by id. The printed parent is the true one plus 1: a frame that names itself has no parent."""
+    files = {i: text.strip('"') for i, text in rows.get("FileNames", {}).items()}
+    functions = {i: text.strip('"') for i, text in rows.get("FunctionNames", {}).items()}
+    spots = {i: _numbers(text) for i, text in rows.get("FileLocations", {}).items()}
+    frames = {i: _numbers(text) for i, text in rows.get("StackFrames", {}).items()}
+    stacks: dict[int, tuple[tuple[str, int, str], ...]] = {}
+    for number, frame in frames.items():
+        spot = spots.get(frame.get("file_location_id", 0), {})
+        file, function = files.get(spot.get("file_name_id", 0), ""), spot.get("function_name_id", 0)
+        outer = stacks.get(frame.get("parent_frame_id", 0) - 1, ())  # a parent is printed before its children
+        stacks[number] = ((file, spot.get("line", 0), functions.get(function, "")), *outer[: _MOST_FRAMES - 1])
+    return stacks
+
+
+def _numbers(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in _PAIR.findall(text)}

@@ -1,0 +1,375 @@
+"""StableHLO text -> Graph through jaxlib's MLIR parser: what `stablehlo` starts in a child process.
+
+    python -m retrograd.graph.readers.mlir FOLDER SOURCE FIRST_LINE
+
+The text has a syntax of its own for nearly every operation, which is not worth copying. Operations get the names that
+HLO gives them, so that collectives, tuples and barriers mean the same everywhere. Regions
+become called computations; what a region uses from outside becomes further parameters of it and operands of the
+operation, as in HLO. An operation with several results is one instruction and a get-tuple-element for each.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from retrograd.errors import GraphError
+from retrograd.graph.ir import Computation, Graph, Instruction
+from retrograd.graph.readers import scan
+
+_AT = re.compile(r'"-":([0-9]{1,9}):[0-9]')
+_NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*+)"\(')
+_FRAME = re.compile(r'"((?:[^"\\]|\\.)*+)"\("((?:[^"\\]|\\.)*+)":([0-9]{1,9})')
+_BARE = re.compile(r'"((?:[^"\\]|\\.)*+)":([0-9]{1,9}):[0-9]')
+_TENSOR = re.compile(r"tensor<((?:[0-9?]+x)*)([^,>]+(?:<[^>]*>)?)(?:, .*)?>\Z")
+_DENSE = re.compile(r"dense<(.*)> : tensor<.*>\Z", re.DOTALL)
+_ARRAY = re.compile(r"array<\w+(?:: (.*))?>\Z")
+_ENUM = re.compile(r"#stablehlo<\w+ (\w+)>")
+_INTEGER = re.compile(r"(-?[0-9]+) : [sui]+[0-9]+\Z")
+_OPCODES = {"optimization_barrier": "opt-barrier", "case": "conditional", "if": "conditional"}
+_RETURNS = frozenset({"func.return", "stablehlo.return", "sdy.return", "mhlo.return", "return"})
+_ELEMENTS = {"i1": "pred", "index": "s64", "complex<f32>": "c64", "complex<f64>": "c128"}
+_DROPPED = (
+    "mhlo.frontend_attributes",
+    "channel_handle",
+    "result_layouts",
+    "operand_layouts",
+    "callee",
+    "called_computations",
+)
+
+
+def parse(text: str, source: str = "", first: int = 1) -> Graph:
+    """One module of StableHLO text, read in this process."""
+    ir, context = _context()
+    with context:
+        try:
+            module = ir.Module.parse(text, context=context)
+        except (ir.MLIRError, ValueError) as error:
+            raise _damaged(str(error), text, source, first) from None
+        try:
+            return _Reader(ir, module, source, first).graph()
+        except RecursionError:
+            raise scan.error(source or "StableHLO text", first, "functions call each other too deep") from None
+
+
+def _context() -> tuple[Any, Any]:
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import chlo, sdy, stablehlo
+
+    registry = ir.DialectRegistry()
+    try:
+        from jaxlib.mlir._mlir_libs._jax_mlir_ext import register_dialects
+    except ImportError:  # older jaxlib has it in a module of its own
+        from jaxlib.mlir._mlir_libs.register_jax_dialects import register_dialects
+    register_dialects(registry)
+    context = ir.Context()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    stablehlo.register_dialect(context)
+    sdy.register_dialect(context)
+    getattr(chlo, "register_dialect", getattr(chlo, "register_chlo_dialect", None))(context)
+    context.allow_unregistered_dialects = True
+    return ir, context
+
+
+def _damaged(message: str, text: str, source: str, first: int) -> GraphError:
+    found = _AT.search(message)
+    line = int(found[1]) if found else 1
+    lines = scan.lines(text)
+    shown = lines[line - 1] if line <= len(lines) else ""
+    errors = [part for part in scan.lines(message) if "error:" in part]
+    said = _AT.sub("", errors[0]).split("error:")[-1].lstrip(" 0123456789:") if errors else "it is not MLIR text"
+    return scan.error(source or "StableHLO text", first + line - 1, f"this is no StableHLO ({said.strip()})", shown)
+
+
+class _Body:
+    """A computation in the making: instructions, and where each MLIR value is."""
+
+    def __init__(self, outer: _Body | None = None) -> None:
+        self.instructions: list[Instruction] = []
+        self.values: dict[Any, int] = {}
+        self.parameters: list[int] = []
+        self.outer = outer
+        self.names: dict[str, int] = {}
+
+    def add(self, instruction: Instruction) -> int:
+        count = self.names.get(instruction.name, 0)
+        self.names[instruction.name] = count + 1
+        if count:
+            instruction.name = f"{instruction.name}.{count}"
+        self.instructions.append(instruction)
+        return len(self.instructions) - 1
+
+    def parameter(self, value: Any, name: str, shape: str, attrs: str = "") -> int:
+        number = str(len(self.parameters))
+        place = self.add(Instruction(name, "parameter", shape, (), f"{number}, {attrs}" if attrs else number))
+        self.parameters.append(place)
+        self.values[value] = place
+        return place
+
+
+class _Reader:
+    def __init__(self, ir: Any, module: Any, source: str, first: int) -> None:
+        self.ir = ir
+        self.module = module
+        self.source = source
+        self.first = first
+        self.computations: dict[str, Computation] = {}
+        self.types: dict[Any, str] = {}
+        self.stack: dict[int, tuple[tuple[str, int, str], ...]] = {}
+        self.stacks: dict[tuple[tuple[str, int, str], ...], int] = {}
+        self.functions: dict[str, Any] = {}
+        self.open: list[str] = []
+        self.count = 0  # of regions
+        self.aliases: list[str] = []
+        self.state = ir.AsmState(module.operation) if hasattr(ir, "AsmState") else None
+
+    def error(self, line: int, what: str) -> GraphError:
+        return scan.error(self.source or "StableHLO text", line or self.first, what)
+
+    def graph(self) -> Graph:
+        for operation in self.module.body.operations:
+            operation = operation.operation
+            if operation.name == "func.func":
+                self.functions[_string(operation.attributes["sym_name"])] = operation
+        public = [n for n, f in self.functions.items() if "private" not in str(_get(f.attributes, "sym_visibility"))]
+        entry = "main" if "main" in self.functions else (public or [""])[0]
+        if not entry:
+            raise self.error(self.first, "the module has no public function")
+        self.function(entry)
+        for name in self.functions:
+            self.function(name)
+        attributes = self.module.operation.attributes
+        name = _string(_get(attributes, "sym_name")) or "module"
+        header = {key.removeprefix("mhlo."): _value(value) for key, value in _items(attributes) if key != "sym_name"}
+        if self.aliases:
+            header["input_output_alias"] = "{ " + ", ".join(self.aliases) + " }"
+        return Graph(name, self.computations, entry, "stablehlo", header, source=self.source, stack=self.stack)
+
+    def function(self, name: str) -> None:
+        """Reads a function, and those that it calls before it."""
+        if name in self.computations:
+            return
+        operation = self.functions.get(name)
+        if operation is None or name in self.open:
+            raise self.error(self.first, f"{name} is called but {'calls itself' if operation else 'not defined'}")
+        self.open.append(name)
+        blocks = list(operation.regions[0].blocks) if len(operation.regions) else []
+        line = self.where(operation.location)[1]
+        if len(blocks) != 1:
+            raise self.error(line, f"the function {name} has {len(blocks)} blocks; expected 1, as StableHLO is printed")
+        body = _Body()
+        arguments = _get(operation.attributes, "arg_attrs")
+        for number, value in enumerate(blocks[0].arguments):
+            notes = dict(_items(arguments[number])) if arguments is not None else {}
+            self.donated(notes, number)
+            sharding = next((_value(notes[n]) for n in ("mhlo.sharding", "sdy.sharding") if n in notes), "")
+            body.parameter(value, self.name(value), self.shape(value), f"sharding={sharding}" if sharding else "")
+        self.fill(body, blocks[0], name, line)
+        self.open.remove(name)
+
+    def donated(self, notes: dict[str, Any], number: int) -> None:
+        if "tf.aliasing_output" in notes:
+            output = _value(notes["tf.aliasing_output"])
+            self.aliases.append(f"{{{output}}}: ({number}, {{}}, may-alias)")
+        elif "jax.buffer_donor" in notes:
+            self.aliases.append(f"donor ({number}, {{}})")
+
+    def fill(self, body: _Body, block: Any, name: str, line: int) -> None:
+        """The operations of a block, up to the one that returns, as the computation `name`."""
+        root: list[int] = []
+        for operation in block.operations:
+            operation = operation.operation
+            if operation.name in _RETURNS:
+                root = [self.place(body, value) for value in operation.operands]
+                break
+            self.operation(body, operation, name)
+        if len(root) != 1:
+            shape = "(" + ",".join(body.instructions[place].shape for place in root) + ")"
+            root = [body.add(Instruction("results", "tuple", shape, tuple(root), line=line))]
+        self.computations[name] = Computation(name, body.instructions, root[0], body.parameters, line)
+
+    def operation(self, body: _Body, operation: Any, owner: str) -> None:
+        metadata, line = self.where(operation.location)
+        short = operation.name.partition(".")[2] or operation.name
+        opcode = _OPCODES.get(short) or short.replace("_", "-")
+        operands = [self.place(body, value) for value in operation.operands]
+        attrs = _attributes(operation, opcode)
+        called, outside = self.regions(body, operation, owner, line)
+        for attribute in ("callee", "called_computations"):
+            for callee in _symbols(_get(operation.attributes, attribute)):
+                self.function(callee)
+                called.append(("to_apply", callee))
+        operands += outside
+        results = list(operation.results)
+        shapes = [self.shape(value) for value in results]
+        name = self.name(results[0]).partition("#")[0] if results else short
+        shape = shapes[0] if len(shapes) == 1 else f"({','.join(shapes)})"
+        made = Instruction(name, opcode, shape, tuple(operands), attrs, tuple(called), metadata, line)
+        place = body.add(made)
+        if len(results) == 1:
+            body.values[results[0]] = place
+            return
+        for index, value in enumerate(results):
+            part = Instruction(
+                f"{name}#{index}", "get-tuple-element", shapes[index], (place,), str(index), (), metadata, line
+            )
+            body.values[value] = body.add(part)
+
+    def regions(self, body: _Body, operation: Any, owner: str, line: int) -> tuple[list[tuple[str, str]], list[int]]:
+        """The regions of an operation as called computations, and where the values are that they use from outside."""
+        if not len(operation.regions):
+            return [], []
+        used = list(_captured(operation))
+        called = []
+        names = {"stablehlo.while": ("condition", "body")}.get(operation.name, ())
+        for number, region in enumerate(operation.regions):
+            blocks = list(region.blocks)
+            if not blocks:
+                continue
+            inner = _Body(body)
+            for value in blocks[0].arguments:
+                inner.parameter(value, self.name(value), self.shape(value))
+            for value in used:
+                inner.parameter(value, self.name(value), self.shape(value))
+            self.count += 1
+            name = f"{owner.partition('.region_')[0]}.region_{self.count}"
+            self.fill(inner, blocks[0], name, line)
+            called.append((names[number] if names else "to_apply", name))
+        return called, [self.place(body, value) for value in used]
+
+    def place(self, body: _Body, value: Any) -> int:
+        place = body.values.get(value)
+        if place is None:
+            raise self.error(0, f"the value {self.name(value)} is used before it is defined")
+        return place
+
+    def name(self, value: Any) -> str:
+        shown = value.get_name(self.state) if self.state is not None else value.get_name()
+        return shown.lstrip("%")
+
+    def shape(self, value: Any) -> str:
+        kind = value.type
+        shape = self.types.get(kind)
+        if shape is None:
+            shape = self.types[kind] = _shape(str(kind))
+        return shape
+
+    def where(self, location: Any) -> tuple[str, int]:
+        """Metadata as HLO writes it, and the line of the text if the text has no positions of its own."""
+        text = str(location)
+        if found := _AT.search(text):
+            return "", self.first + int(found[1]) - 1
+        named = _NAMED.match(text)
+        frames = [(file, int(line), function) for function, file, line in _FRAME.findall(text)]
+        if not frames and (bare := _BARE.search(text)):
+            frames = [(bare[1], int(bare[2]), "")]
+        if not named and not frames:
+            return "", 0
+        if named and frames and frames[0][2] == named[1]:
+            frames[0] = (*frames[0][:2], "")
+        stack = tuple(frames)
+        number = self.stacks.setdefault(stack, len(self.stacks) + 1)
+        self.stack[number] = stack
+        return f'{{op_name="{named[1] if named else ""}" stack_frame_id={number}}}', 0
+
+
+def _captured(operation: Any) -> Iterator[Any]:
+    """Values that the regions of an operation use and do not define, each once, in the order of first use."""
+    defined: set[Any] = set()
+    seen: set[Any] = set()
+
+    def walk(inner: Any) -> Iterator[Any]:
+        for region in inner.regions:
+            for block in region.blocks:
+                defined.update(block.arguments)
+                for one in block.operations:
+                    one = one.operation
+                    for value in one.operands:
+                        if value not in defined and value not in seen:
+                            seen.add(value)
+                            yield value
+                    yield from walk(one)
+                    defined.update(one.results)
+
+    yield from walk(operation)
+
+
+def _shape(text: str) -> str:
+    """An MLIR type as HLO writes shapes: "tensor<8x32xf32>" -> "f32[8,32]"."""
+    if text.startswith("tuple<"):
+        parts = scan.split(text[6:-1].replace("<", "(<").replace(">", ">)"))
+        return "(" + ",".join(_shape(part.replace("(<", "<").replace(">)", ">")) for part in parts) + ")"
+    if text.endswith(".token"):
+        return "token[]"
+    found = _TENSOR.match(text)
+    if not found:
+        return text
+    element = _ELEMENTS.get(found[2]) or re.sub(r"^(?:i|si)(?=[0-9])", "s", found[2]).replace("ui", "u").lower()
+    return f"{element}[{found[1].rstrip('x').replace('x', ',')}]"
+
+
+def _attributes(operation: Any, opcode: str) -> str:
+    kept = []
+    for name, value in _items(operation.attributes):
+        if name in _DROPPED:
+            continue
+        text = _value(value)
+        if (opcode == "constant" and name == "value") or (opcode == "get-tuple-element" and name == "index"):
+            kept.insert(0, text)
+        else:
+            kept.append(f"{name.removeprefix('mhlo.')}={text}")
+    return ", ".join(kept)
+
+
+def _value(attribute: Any) -> str:
+    """An attribute as text without the types that MLIR repeats: `dense<[[0, 1]]> : tensor<1x2xi64>` -> `{{0,1}}`."""
+    text = str(attribute)
+    if found := _DENSE.match(text):
+        return found[1].replace("[", "{").replace("]", "}").replace(", ", ",") if "[" in found[1] else found[1]
+    if found := _ARRAY.match(text):
+        return "{" + (found[1] or "").replace(" ", "") + "}"
+    if found := _INTEGER.match(text):
+        return found[1]
+    return _ENUM.sub(r"\1", text)
+
+
+def _items(attributes: Any) -> Iterable[tuple[str, Any]]:
+    """Names and values of an attribute dictionary; older bindings yield pairs, newer ones names."""
+    for one in attributes:
+        if isinstance(one, str):
+            yield one, attributes[one]
+        else:
+            yield one.name, one.attr
+
+
+def _get(attributes: Any, name: str) -> Any:
+    return attributes[name] if name in attributes else None  # noqa: SIM401 (the bindings have no .get)
+
+
+def _string(attribute: Any) -> str:
+    return "" if attribute is None else str(attribute).strip('"')
+
+
+def _symbols(attribute: Any) -> list[str]:
+    return [] if attribute is None else re.findall(r"@([\w.\-$]+)", str(attribute))
+
+
+def _main(arguments: list[str]) -> int:
+    folder, source, first = arguments
+    text = Path(folder, "module.mlir").read_bytes().decode()
+    try:
+        result = parse(text, source, int(first)), ""
+    except GraphError as error:
+        result = None, str(error)
+    Path(folder, "result").write_bytes(pickle.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,187 @@
+"""torch_xla 2.9: what is alive before each cut, which graph the cut ran, and its text where it was compiled.
+
+The cut is `torch_xla.sync` (or `xm.mark_step`), which is wrapped. The text of a graph is only to be had from the file
+that XLA_SAVE_TENSORS_FILE names, which torch_xla appends to at every cut; it is read there and kept only when the
+counter UncachedCompile has risen, or where the graph was compiled before the watch began.
+Every private name of torch_xla is in this file.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from retrograd import config
+from retrograd.errors import GraphError, UsageError, VerificationError
+from retrograd.graph.watching import buckets, live, saved
+from retrograd.graph.watching.events import Compiled, Event, Ran
+
+_CUTS = (("torch_xla", "sync"), ("torch_xla.torch_xla", "sync"), ("torch_xla.core.xla_model", "mark_step"))
+_NEEDED = ("_xla_tensors_report", "_xla_counter_value", "_xla_metric_data", "_xla_get_default_device")
+_TOO_LATE = (
+    "torch_xla saved no graph: it looks for XLA_SAVE_TENSORS_FILE at its first cut; begin to watch before that, or "
+    "set it with XLA_SAVE_TENSORS_FMT=hlo before the program starts"
+)
+
+
+class Xla:
+    """Wraps the cuts while it is started.
+
+    Args:
+        threshold: live tensors whose graph has more nodes than this are looked at.
+        gc_before_cut: collect garbage before each cut, so that tensors in reference cycles are never part of a graph.
+        model: its FSDP modules may have no gradient left in a bucket at a cut.
+        texts: keep texts of graphs; without them graphs are told by what is alive.
+    """
+
+    name = "xla"
+    tells = True
+
+    def __init__(self, threshold: int = 0, gc_before_cut: bool = False, model: Any = None, texts: bool = True) -> None:
+        self.threshold, self.collect, self.model, self.texts = threshold, gc_before_cut, model, texts
+        self._wrapped: list[tuple[Any, str, Any]] = []
+        self._events: list[Event] = []
+        self._alive: dict[str, tuple[int, tuple[live.Live, ...]]] = {}  # by digest: the cut that saw it first
+        self._last: tuple[int, tuple[live.Live, ...]] | None = None
+        self._tell: Callable[[Compiled], Any] = lambda compiled: None
+        self.after: Callable[[], Any] | None = None  # called after each cut
+        self._seen: set[str] = set()
+        self._cuts = 0
+        self._here = threading.local()  # each device may have a thread of its own
+        self._files: dict[str, saved.Follower] = {}
+        self._following: Path | None = None
+
+    def version(self) -> str:
+        """torch_xla's version."""
+        return str(sys.modules["torch_xla"].__version__)
+
+    def start(self, tell: Callable[[Compiled], Any]) -> None:
+        """Wrap the cuts; UsageError without torch_xla, GraphError where it lacks what is needed."""
+        if "torch_xla" not in sys.modules:
+            raise UsageError(
+                "`backend` is 'xla', but torch_xla is not imported; import it before retrograd.graph.watch"
+            )
+        core = getattr(sys.modules["torch_xla"], "_XLAC", None)
+        missing = [name for name in _NEEDED if not hasattr(core, name)]
+        if missing:
+            raise GraphError(
+                f"torch_xla {self.version()} has no _XLAC.{missing[0]}, which retrograd.graph.watch needs; it knows "
+                "torch_xla 2.9. Save-files can be read all the same: `retrograd graph unique FILE`"
+            )
+        self._core, self._tell = core, tell
+        if self.texts:
+            self._follow()
+        for module, name in _CUTS:
+            found = sys.modules.get(module)
+            if found is not None and hasattr(found, name):
+                self._wrap(found, name)
+
+    def stop(self) -> None:
+        """Put the cuts back."""
+        while self._wrapped:
+            module, name, original = self._wrapped.pop()
+            setattr(module, name, original)
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._following = None
+
+    def drain(self) -> list[Event]:
+        """What the cuts since the last call compiled and ran."""
+        events, self._events = self._events, []
+        return events
+
+    def _follow(self) -> None:
+        chosen = config.saved_graphs()
+        # torch_xla remembers the first name that it reads: a later watch of the same process reads the same file.
+        self._following = Path(chosen) if chosen else saved.own()
+        self._follower()
+
+    def _follower(self) -> saved.Follower | None:
+        """The file of the device that this thread computes on: torch_xla appends its ordinal to the name."""
+        if self._following is None:
+            return None
+        ordinal = str(self._core._xla_get_default_device()).rpartition(":")[2]
+        if ordinal not in self._files:
+            mine = self._following == saved.own()
+            self._files[ordinal] = saved.Follower(Path(f"{self._following}.{ordinal}"), mine)
+        return self._files[ordinal]
+
+    def _wrap(self, module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def cut(*args: Any, **kwargs: Any) -> Any:
+            return self._cut(original, args, kwargs)
+
+        cut.__name__, cut.__doc__ = name, original.__doc__
+        self._wrapped.append((module, name, original))
+        setattr(module, name, cut)
+
+    def _cut(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if getattr(self._here, "inside", False):  # mark_step calls sync
+            return original(*args, **kwargs)
+        self._here.inside = True
+        try:
+            if self.collect:
+                gc.collect()
+            self._check_buckets()
+            file = self._follower()
+            alive = self._look()
+            compiled, spent = self._counts()
+            with config.saving_graphs(saved.own()) if file and file.mine else nullcontext():
+                result = original(*args, **kwargs)
+            self._ran(file, alive, *(b - a for a, b in zip((compiled, spent), self._counts(), strict=True)))
+        finally:
+            self._here.inside = False
+        if self.after is not None:
+            self.after()
+        return result
+
+    def _check_buckets(self) -> None:
+        left = buckets.left(self.model) if self.model is not None else ()
+        if left:
+            raise VerificationError(
+                f"{sum(n for _, n in left)} gradients are left in reduce-scatter buckets at the cut, the first in that "
+                f"of {left[0][0]!r}: the optimizer misses them and the next step reduces them though they are stale. "
+                "Call retrograd.fsdp.xla.flush_before_end_of_backward(model) before training, or set "
+                "reduce_scatter_bucket_size_mb=0"
+            )
+
+    def _look(self) -> tuple[live.Live, ...]:
+        """What is alive; told before the cut, since ranks whose live tensors differ hang in it."""
+        device = str(self._core._xla_get_default_device())
+        alive = live.read(self._core._xla_tensors_report(self.threshold, device))
+        key = live.digest(alive)
+        if key not in self._alive:
+            self._alive[key] = (self._cuts, alive)
+        self._tell(Compiled("live", "live", "\n".join(map(str, alive)), family="live", digest=key))
+        return alive
+
+    def _counts(self) -> tuple[int, float]:
+        """Compilations so far, and the seconds they took."""
+        metric = self._core._xla_metric_data("CompileTime")
+        return int(self._core._xla_counter_value("UncachedCompile") or 0), float(metric[1]) / 1e9 if metric else 0.0
+
+    def _ran(self, file: saved.Follower | None, alive: tuple[live.Live, ...], compilations: int, spent: float) -> None:
+        notes = live.difference(self._last[1], alive, self._last[0]) if self._last else ()
+        blocks = file.read() if file else []
+        block = blocks[-1] if blocks else None
+        key = block.key if block else live.digest(alive)
+        if compilations or key not in self._seen:
+            if file and not block:
+                notes = (*notes, _TOO_LATE)
+            text, name = (block.text, block.where) if block else ("", "")
+            reason = "" if compilations else "torch_xla had compiled it before the watch began"
+            cost = spent if compilations else None
+            self._events.append(
+                Compiled("step", "hlo", text, name, "step", key, cost, reason, notes, digest=live.digest(alive))
+            )
+            self._seen.add(key)
+        self._events.append(Ran(key))
+        self._last = (self._cuts, alive)
+        self._cuts += 1

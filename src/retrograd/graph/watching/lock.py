@@ -1,0 +1,228 @@
+"""The lock file: which graphs a program has, by name, with their texts, so that a change can be explained.
+
+JSON with sorted names and short lines, so that versions of it can be compared by eye and merged.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from retrograd.errors import GraphChangedError, UsageError
+from retrograd.graph.ir import Graph
+from retrograd.graph.record import Cause
+from retrograd.graph.watching import texts
+from retrograd.graph.watching.record import cause
+from retrograd.graph.watching.session import Session, sizes
+from retrograd.record import parsed, plain
+
+LOCK_SCHEMA = "retrograd.graph.lock/1"
+CHECK_SCHEMA = "retrograd.graph.lock.check/1"
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A graph in a lock file: its key and of which level, its size, its text compressed ("" if left out)."""
+
+    key: str
+    level: str
+    format: str
+    instructions: int = 0
+    parameters: int = 0
+    outputs: int = 0
+    collectives: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What became of one name: "changed" with causes, "added" (not in the lock), "missing" (only in the lock)."""
+
+    name: str
+    status: Literal["same", "changed", "added", "missing"]
+    causes: tuple[Cause, ...] = ()
+    note: str = ""
+
+    def text(self) -> str:
+        """The change in lines, causes with advice."""
+        if self.status == "same":
+            return f"same     {self.name}"
+        lines = [f"{self.status:<8} {self.name}" + (f": {self.note}" if self.note else "")]
+        for found in self.causes:
+            lines.append(f"  - {found.text()}")
+            lines += [f"      {found.advice}"] if found.advice else []
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Graphs against a lock file, true if none changed."""
+
+    lock: str
+    graphs: tuple[Changed, ...]
+    schema: str = CHECK_SCHEMA
+
+    def __bool__(self) -> bool:
+        return all(g.status == "same" for g in self.graphs)
+
+    @property
+    def exit_code(self) -> int:
+        """0 as locked, 1 changed."""
+        return 0 if self else 1
+
+    def text(self) -> str:
+        """One line a graph, with causes."""
+        count = sum(g.status != "same" for g in self.graphs)
+        head = (
+            f"{self.lock}: {count} of {len(self.graphs)} graphs are not as locked"
+            if count
+            else f"{self.lock}: as locked"
+        )
+        return "\n".join([head, *(g.text() for g in self.graphs)])
+
+    def to_json(self) -> str:
+        """The check as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Check:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, CHECK_SCHEMA, "check of a lock file", _check)
+
+
+def of_text(text: str, format: str, name: str, keep: bool = True) -> Locked:
+    """What the lock keeps of a graph; `keep` its text too."""
+    found = texts.known(text, format, name)
+    made = Locked(found.key, found.level, format, text=_pack(text) if keep else "")
+    return replace(made, **sizes(found.graph)) if found.graph is not None else made
+
+
+def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked]:
+    """The graphs of files by name: the file's without its folder, "#2" for the second graph of a file.
+
+    Raises:
+        GraphError: a file is no graph.
+        UsageError: two files have the same name.
+    """
+    made: dict[str, Locked] = {}
+    for path in paths:
+        for text, graph in texts.of_file(path):
+            name = Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else "")
+            if name in made:
+                raise UsageError(f"two of the files are called {name!r}, but a lock file tells graphs by this name")
+            made[name] = of_text(text, graph.format, name, keep)
+    return made
+
+
+def of_session(session: Session) -> dict[str, Locked]:
+    """The graphs of a watched run by name: part and how many of this part came before ("forward 0")."""
+    made: dict[str, Locked] = {}
+    counts: dict[str, int] = {}
+    for entry in session.entries:
+        role = entry.watched.role
+        number = counts.get(role, 0)
+        counts[role] = number + 1
+        locked = Locked(entry.watched.key, entry.watched.level, entry.watched.format, text=_pack(entry.text))
+        if entry.graph is not None:
+            locked = replace(locked, **sizes(entry.graph))
+        made[f"{role} {number}"] = locked
+    return made
+
+
+def write(path: str | Path, graphs: Mapping[str, Locked]) -> None:
+    """Write a lock file; UsageError if it cannot be written."""
+    listed = {name: asdict(graphs[name]) | {"text": _lines(graphs[name].text)} for name in sorted(graphs)}
+    try:
+        Path(path).write_text(json.dumps({"schema": LOCK_SCHEMA, "graphs": listed}, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the lock file {str(path)!r} cannot be written: {error.strerror or error}") from None
+
+
+def read(path: str | Path) -> dict[str, Locked]:
+    """The graphs of a lock file; UsageError if it is none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(
+            f"the lock file {str(path)!r} cannot be read: {reason}; `retrograd graph lock` writes one"
+        ) from None
+    return parsed(text, LOCK_SCHEMA, "lock file of graphs", _locked)
+
+
+def check(graphs: Mapping[str, Locked], locked: Mapping[str, Locked], title: str = "the lock file") -> Check:
+    """Compare graphs with locked ones, name by name."""
+    found = []
+    for name in sorted({*graphs, *locked}):
+        if name not in graphs:
+            found.append(Changed(name, "missing", note="the lock file has it, the program does not"))
+        elif name not in locked:
+            found.append(Changed(name, "added", note="the lock file does not have it; if it is meant, lock again"))
+        elif (graphs[name].level, graphs[name].key) == (locked[name].level, locked[name].key):
+            found.append(Changed(name, "same"))
+        else:
+            found.append(_changed(name, locked[name], graphs[name]))
+    return Check(title, tuple(found))
+
+
+def hold(session: Session, path: str | Path) -> None:
+    """Write the lock file of a run if there is none, else raise GraphChangedError if the run is not as locked."""
+    hold_all([session], path)
+
+
+def hold_all(sessions: Sequence[Session], path: str | Path) -> None:
+    """The same for a run that several frameworks were watched in."""
+    graphs = {}
+    for session in sessions:
+        head = f"{session.backends[0]} " if len(sessions) > 1 else ""
+        graphs |= {head + name: locked for name, locked in of_session(session).items()}
+    if not Path(path).exists():
+        write(path, graphs)
+        return
+    found = check(graphs, read(path), str(path))
+    if not found:
+        raise GraphChangedError(found.text())
+
+
+def _changed(name: str, before: Locked, now: Locked) -> Changed:
+    sides = [_graph(side, name) for side in (before, now)]
+    if sides[0] is None or sides[1] is None:
+        return Changed(name, "changed", note="the key differs; without the texts of both it cannot be said why")
+    causes = texts.compare(sides[0], sides[1]).causes
+    return Changed(name, "changed", causes, "" if causes else "the key differs, the computation does not: lock again")
+
+
+def _graph(locked: Locked, name: str) -> Graph | None:
+    return texts.known(_unpack(locked.text), locked.format, name).graph if locked.text else None
+
+
+def _pack(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 9)).decode() if text else ""
+
+
+def _unpack(text: str) -> str:
+    try:
+        return zlib.decompress(base64.b64decode(text)).decode("utf-8", "surrogatepass")
+    except (ValueError, zlib.error) as error:
+        raise UsageError(
+            f"the lock file is damaged: the text of a graph cannot be read ({error}); lock again"
+        ) from None
+
+
+def _lines(text: str) -> list[str]:
+    return [text[i : i + _WIDTH] for i in range(0, len(text), _WIDTH)]
+
+
+def _locked(data: dict[str, Any]) -> dict[str, Locked]:
+    return {name: Locked(**fields | {"text": "".join(fields["text"])}) for name, fields in data["graphs"].items()}
+
+
+def _check(fields: dict[str, Any]) -> Check:
+    graphs = tuple(Changed(**g | {"causes": tuple(map(cause, g["causes"]))}) for g in fields["graphs"])
+    return Check(**fields | {"graphs": graphs})

@@ -1,0 +1,189 @@
+"""The steps of a run and their graphs: which is new, which is one too many, and why. Pure: events in, records out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from retrograd.errors import GraphChangedError, UsageError
+from retrograd.graph.ir import Graph
+from retrograd.graph.record import Diff
+from retrograd.graph.watching import texts, words
+from retrograd.graph.watching.events import Compiled, Event, Ran
+from retrograd.graph.watching.record import Step, Watched, WatchReport
+
+ON_EXTRA = ("explain", "raise", "warn")
+_WARMUP = 2  # steps: the first has no optimizer state yet, the second has
+_CAUSES = 12  # kept of one comparison; what follows them is their consequence as a rule
+
+
+class GraphChangedWarning(UserWarning):
+    """A training step compiled a graph too many."""
+
+
+@dataclass
+class Entry:
+    """A graph with what is needed to compare it."""
+
+    watched: Watched
+    text: str
+    graph: Graph | None
+    family: str
+
+
+@dataclass
+class Session:
+    """Judges graphs as they come.
+
+    `expect` is how many graphs there may be, `warmup` the number of steps in which new ones are no surprise; either may
+    be None. `say` prints.
+    """
+
+    expect: int | None = None
+    warmup: int | None = None
+    on_extra: str = "explain"
+    say: Callable[[str], None] = print
+    backends: tuple[str, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    entries: list[Entry] = field(default_factory=list)
+    rows: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    now: int = 0
+
+    def __post_init__(self) -> None:
+        if self.expect is None and self.warmup is None:
+            self.warmup = _WARMUP
+        for name, value in (("expect", self.expect), ("warmup", self.warmup)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise UsageError(f"`{name}` is {value!r}, expected a number of {_WHAT[name]}, 0 or more, or None")
+        if self.on_extra not in ON_EXTRA:
+            raise UsageError(f"`on_extra` is {self.on_extra!r}, expected one of {', '.join(map(repr, ON_EXTRA))}")
+
+    def step(self, events: Sequence[Event]) -> Step:
+        """Close a step with what happened in it.
+
+        Raises:
+            GraphChangedError: a graph is one too many and `on_extra` is "raise". The step is recorded all the same.
+        """
+        first = len(self.entries)
+        ran: list[int] = []
+        for event in events:
+            number = self._add(event) if isinstance(event, Compiled) else self._find(event)
+            if isinstance(event, Ran) and number is not None and number not in ran:
+                ran.append(number)
+        new = [entry.watched for entry in self.entries[first:]]
+        row = Step(self.now, tuple(g.number for g in new), tuple(ran), sum(g.seconds or 0.0 for g in new))
+        last = next((r for r in reversed(self.rows) if r.ran), None)
+        if row.compiled or (row.ran and (last is None or last.ran != row.ran)):
+            self.rows.append(row)
+        self.now += 1
+        self._judge([g for g in new if not g.expected])
+        return row
+
+    def _find(self, event: Ran) -> int | None:
+        return next((e.watched.number for e in self.entries if e.watched.recorded == event.recorded), None)
+
+    def _add(self, event: Compiled) -> int:
+        number = len(self.entries)
+        family = event.family or event.role
+        source = f"{event.role} graph {number}"
+        found = texts.known(event.text, event.format, source)
+        key = found.key or event.digest
+        before = self._before(family, found.level, key)
+        same = next(
+            (e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == (found.level, key)), None
+        )
+        notes = (*((found.problem,) if found.problem else ()), *event.notes)
+        watched = Watched(
+            number, event.role, event.name, self.now, key, found.level, event.recorded, event.format,  # type: ignore[arg-type]
+            seconds=event.seconds, reason=event.reason, against=before, same_as=same, notes=notes,
+            expected=self._expected(number),
+        )  # fmt: skip
+        if found.graph is not None:
+            watched = replace(watched, **sizes(found.graph))
+        entry = Entry(watched, event.text, found.graph, family)
+        self.entries.append(entry)
+        if before is not None and same is None:
+            self._compare(entry, self.entries[before])
+        return number
+
+    def _before(self, family: str, level: str, key: str) -> int | None:
+        """The graph to compare a new one with: the last of its family, or of its role where the family is new."""
+        candidates = [e for e in self.entries if e.family == family]
+        return candidates[-1].watched.number if candidates else None
+
+    def _expected(self, number: int) -> bool:
+        if self.expect is not None and number >= self.expect:
+            return False
+        return self.warmup is None or self.now < self.warmup
+
+    def _compare(self, entry: Entry, before: Entry) -> None:
+        if entry.graph is None or before.graph is None:
+            return
+        try:
+            diff = texts.compare(before.graph, entry.graph)
+        except Exception as error:  # a run of days must not end because its watcher does not understand a graph
+            failed = f"the comparison with graph {before.watched.number} failed: {type(error).__name__} {error}"
+            entry.watched = replace(entry.watched, notes=(*entry.watched.notes, failed))
+            return
+        entry.watched = replace(entry.watched, causes=diff.causes[:_CAUSES])
+
+    def _judge(self, extra: Sequence[Watched]) -> None:
+        if not extra:
+            return
+        known = [entry.watched for entry in self.entries]
+        # In full at the first one; those that follow are told in a line, and stand in the report.
+        brief = self.on_extra == "explain" and any(not g.expected for g in known[: extra[0].number])
+        text = "\n".join(words.unexpected(g, known, self._limit(g), brief) for g in extra)
+        if self.on_extra == "raise":
+            raise GraphChangedError(text)
+        if self.on_extra == "warn":
+            warnings.warn(text, GraphChangedWarning, stacklevel=4)
+        else:
+            self.say(f"retrograd.graph: {text}")
+
+    def _limit(self, graph: Watched) -> int | None:
+        return self.expect if self.expect is not None and graph.number >= self.expect else None
+
+    def explain(self, i: int, j: int) -> Diff:
+        """Compare two of the graphs by their numbers; UsageError if there is no such graph or no text of it."""
+        graphs = []
+        for name, number in (("i", i), ("j", j)):
+            if not isinstance(number, int) or not 0 <= number < len(self.entries):
+                raise UsageError(
+                    f"`{name}` is {number!r}, expected the number of a graph, 0 to {len(self.entries) - 1}"
+                )
+            graph = self.entries[number].graph
+            if graph is None:
+                title = self.entries[number].watched.title
+                raise UsageError(
+                    f"`{name}` is {number}: {title} cannot be compared; {_first_note(self.entries[number])}"
+                )
+            graphs.append(graph)
+        return texts.compare(*graphs, pictured=True)
+
+    def report(self) -> WatchReport:
+        """What was seen so far."""
+        graphs = tuple(entry.watched for entry in self.entries)
+        wasted = sum(g.seconds or 0.0 for g in graphs if not g.expected)
+        return WatchReport(
+            self.backends, self.now, self.expect, self.warmup, graphs, tuple(self.rows),
+            sum(g.seconds or 0.0 for g in graphs), wasted, tuple(self.notes), self.versions,
+        )  # fmt: skip
+
+
+_WHAT = {"expect": "graphs", "warmup": "steps"}
+
+
+def _first_note(entry: Entry) -> str:
+    return next(iter(entry.watched.notes), "its text is unknown")
+
+
+def sizes(graph: Graph) -> dict[str, int]:
+    """Instructions, parameters, outputs and collectives of a graph."""
+    from retrograd.graph.canonical import forms
+    from retrograd.graph.diffing.compare import side
+
+    found = side(graph, forms(graph))
+    return {name: getattr(found, name) for name in ("instructions", "parameters", "outputs", "collectives")}

@@ -1,0 +1,76 @@
+"""JAX: what its log says, read from captured text; and, where JAX is installed, a real run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from retrograd.graph.watching import misses
+
+# As jax 0.10.2 logs them (jax._src.interpreters.partial_eval, WARNING).
+NEVER = """TRACING CACHE MISS at /home/u/train.py:21:16 (<module>):
+  never seen function:
+    step id=139840837845856 defined at /home/u/train.py:18"""
+SHAPE = """TRACING CACHE MISS at /home/u/train.py:24:16 (main):
+  for step defined at /home/u/train.py:18
+  all previously seen cache keys differ. For the closest previous key:
+  different input types:
+  * at x, now f32[5,4] and before f32[8,4]"""
+TREE = """TRACING CACHE MISS at /home/u/a (b):3/train.py:25:20 (<module>):
+  for step defined at /home/u/train.py:18
+  all previously seen cache keys differ. For the closest previous key:
+  different input pytree:
+  * at input path [0], now tuple of length 3 and before tuple of length 2, so the lengths do not match"""
+
+
+@pytest.mark.parametrize(
+    ("message", "miss"),
+    [
+        (NEVER, misses.Miss("step", "train.py:21", "never seen function")),
+        (SHAPE, misses.Miss("step", "train.py:24", "different input types: * at x, now f32[5,4] and before f32[8,4]")),
+    ],
+    ids=["never", "shape"],
+)
+def test_a_miss_is_read(message, miss):
+    assert misses.read(message) == miss
+
+
+def test_another_structure_of_arguments_and_other_messages():
+    found = misses.read(TREE)
+    assert found.function == "step"
+    assert found.why.endswith("so the lengths do not match")
+    assert misses.read("Compiling step with global shapes and types [ShapedArray(float32[8,4])].") is None
+
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+import retrograd.graph as graph
+
+@jax.jit
+def step(w, x):
+    return w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+
+before = jax.config.values["jax_dump_ir_to"], jax.config.values["jax_explain_cache_misses"]
+w = jnp.ones((4, 2))
+with graph.watch("jax", expect=1) as o:
+    for batch in (8, 8, 5, 5):
+        w = step(w, jnp.ones((batch, 4)))
+        o.step()
+assert before == (jax.config.values["jax_dump_ir_to"], jax.config.values["jax_explain_cache_misses"])
+first, second = o.report().graphs
+assert (first.step, second.step, second.against, second.level) == (0, 2, 0, "strict"), o.report()
+assert "now f32[5,4] and before f32[8,4]" in second.reason, second
+assert [c.kind for c in second.causes] == ["shape_changed"], second.causes
+assert second.seconds > 0 and first.name == "step"
+print("done")
+"""
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+def test_a_real_run():
+    # A process of its own: JAX's settings and threads are not for the other tests.
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
