@@ -57,7 +57,7 @@ def module(step: str, instructions: int) -> str:
     last = [(shape, name) for shape, names in outputs.items() for name in names if shape]
     root = f"  ROOT %root = ({', '.join(s for s, _ in last)}) tuple({', '.join(f'{s} %{n}' for s, n in last)})"
     name = header.split(",")[0]
-    return "\n".join([name, "", *subs, "ENTRY %entry () -> () {", *lines, root, "}", ""])
+    return "\n".join([name, "", *subs, "ENTRY %entry {", *lines, root, "}", ""])
 
 
 def _renamer(suffix: str):
