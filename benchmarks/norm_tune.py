@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from retrograd.ops._cuda import nvrtc
 from retrograd.ops._triton.gpu import Backend, Gpu
 from retrograd.ops.norm.cuda import WidePlan, launch
 from retrograd.ops.norm.plan import (
@@ -96,9 +97,14 @@ def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     return list(dict.fromkeys(plans))
 
 
+def wide_dtypes(centered: bool, add: bool) -> Any:
+    """Of the tensors of the clustered kernel."""
+    return launch._Dtypes(DTYPE, DTYPE if add else None, DTYPE, DTYPE if centered else None, DTYPE, DTYPE)
+
+
 def wide_plans(n: int, centered: bool, add: bool) -> list[WidePlan]:
     """Plans of the clustered kernel, the chosen one first."""
-    dtypes = launch._Dtypes(DTYPE, DTYPE if add else None, DTYPE, DTYPE if centered else None, DTYPE, DTYPE)
+    dtypes = wide_dtypes(centered, add)
     plans = [launch.plan_wide(n, dtypes, centered)]
     for cluster, threads, resident in itertools.product(launch._CLUSTERS, (256, 512, 1024), (1, 2, 3, 4)):
         size = launch._slice_bytes(n, dtypes, cluster)
@@ -171,7 +177,10 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
     """Compile what a plan launches, without a GPU; the reason if it cannot be."""
     what, op, m, n, plan = job
     if isinstance(plan, WidePlan):
-        return ""  # NVRTC compiles it where it runs
+        dtypes = wide_dtypes("ln" in op, "add" in op)
+        options = launch.options_of(n, dtypes, plan, "ln" in op, "add" in op, False)
+        nvrtc.compile_cubin(launch._SOURCE, ("--gpu-architecture=sm_90", "--std=c++17", *options))  # into the cache
+        return ""
     from retrograd.codegen import facts_of, recording
     from retrograd.ops._triton.launch import dry
 

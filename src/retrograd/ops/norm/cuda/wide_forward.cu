@@ -62,10 +62,6 @@ constexpr int STEP = THREADS * VEC;
 constexpr int X_STEP = STEP * X_SIZE, RESIDUAL_STEP = STEP * RESIDUAL_SIZE;
 constexpr int RESIDUAL_AT = SLICE * X_SIZE;
 
-// Many pieces of weight and bias: each is asked for when the one BATCH before it has been used. Few: by batches, which
-// takes fewer registers.
-constexpr bool ROLLING = VECS > 2 * BATCH;
-
 static_assert(THREADS % 32 == 0 && THREADS <= 1024 && CLUSTER <= 16 && N % 8 == 0, "pieces of 16 bytes");
 
 using Address = unsigned;  // of shared memory
@@ -103,7 +99,9 @@ __device__ __forceinline__ void wait(const void* barrier) {
     } while (!done);
 }
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// Relaxed: a release would be a fence of the whole GPU ahead of the first load. What others have to see is the barriers,
+// for which there is a fence of their own.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 __device__ __forceinline__ Address address_in(Address here, int rank) {
@@ -339,14 +337,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
     }
     Raw<WEIGHT_TYPE> weights[BATCH];
     Raw<BIAS_TYPE> biases[BATCH];
-    const auto ask_for_vectors = [&](int j, int place) {
-        if (j >= VECS || !exists(j)) return;
-        const long long column = first_column + j * STEP;
-        if constexpr (HAS_WEIGHT) weights[place] = load_global<WEIGHT_TYPE>(weight + column * WEIGHT_SIZE);
-        if constexpr (HAS_BIAS) biases[place] = load_global<BIAS_TYPE>(bias + column * BIAS_SIZE);
-    };
+    const auto ask_for_vectors = [&](int first) {
 #pragma unroll
-    for (int j = 0; j < BATCH; ++j) ask_for_vectors(j, j);
+        for (int i = 0; i < BATCH; ++i) {
+            if (first + i >= VECS || !exists(first + i)) continue;
+            const long long column = first_column + (first + i) * STEP;
+            if constexpr (HAS_WEIGHT) weights[i] = load_global<WEIGHT_TYPE>(weight + column * WEIGHT_SIZE);
+            if constexpr (HAS_BIAS) biases[i] = load_global<BIAS_TYPE>(bias + column * BIAS_SIZE);
+        }
+    };
+    ask_for_vectors(0);
     if constexpr (BULK || CLUSTER > 1) cluster_wait();
     if constexpr (BULK)
         wait(&shared.x_there);
@@ -420,10 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
     char* const to = y + (row * N + first_column) * Y_SIZE;
 #pragma unroll 1
     for (int first = 0; first < VECS; first += BATCH) {
-        if (!ROLLING && first > 0) {
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) ask_for_vectors(first + i, i);
-        }
+        if (first > 0) ask_for_vectors(first);
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int j = first + i;
@@ -439,7 +436,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
                 if constexpr (HAS_BIAS) value[e] += shift[e];
             }
             store_global<Y_TYPE>(to + j * STEP * Y_SIZE, rounded<Y_TYPE>(value));
-            if constexpr (ROLLING) ask_for_vectors(j + BATCH, i);
         }
     }
 }
