@@ -12,7 +12,6 @@ import torch
 import triton
 from norm_cases import Case, check, make_inputs, run
 
-from retrograd.errors import NativeBuildError
 from retrograd.ops._cuda import nvrtc
 from retrograd.ops.norm.cuda import fits_wide, norm_fwd_wide, plan_wide
 from retrograd.ops.norm.cuda import launch as wide
@@ -65,15 +64,7 @@ def test_rows_that_no_cluster_holds_are_known() -> None:
     assert not fits_wide(1 << 20, BF16, F32)
 
 
-def _has_nvrtc() -> bool:
-    try:
-        nvrtc.version()
-    except NativeBuildError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: it comes with PyTorch for CUDA")
+@pytest.mark.skipif(not nvrtc.is_there(), reason="no NVRTC here: it comes with PyTorch for CUDA")
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize(("name", "n"), [*zip(DTYPES, itertools.cycle(WIDTHS), strict=False)])
 def test_machine_code_does_not_spill(name: str, n: int, arch: str, tmp_path: Path) -> None:

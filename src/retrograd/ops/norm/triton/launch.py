@@ -280,9 +280,11 @@ def _clustered(
     # From sm_120 on a program has 99 KiB of shared memory; the kernel's slices take up to 220.
     if gpu.backend is not Backend.CUDA or not 90 <= gpu.arch < 120:
         return False
+    from retrograd.ops._cuda import nvrtc
     from retrograd.ops.norm.cuda import fits_wide
 
-    return fits_wide(x.shape[1], x.dtype, None if residual is None else residual.dtype)
+    # Without its compiler the row is walked: slower, but LayerNorm of 8200 columns is nothing unusual.
+    return fits_wide(x.shape[1], x.dtype, None if residual is None else residual.dtype) and nvrtc.is_there()
 
 
 _Finalizer = tuple[Handle | None, tuple[Any, ...]]
