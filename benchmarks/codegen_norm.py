@@ -62,6 +62,9 @@ PROFILES = {
     "rms-bf16-inference": Profile(backward=False),
     "rms-bf16-unaligned": Profile(offset=1),
     "rms-bf16-3gib": Profile(bytes=3 << 30),
+    "rms-bf16-small": Profile(bytes=4 << 20),
+    "ln-bf16-small": Profile(bias=True, centered=True, bytes=4 << 20),
+    "ln-add-bf16-small": Profile(bias=True, residual=BF16, grad_s=True, centered=True, bytes=4 << 20),
     "add-bf16": Profile(residual=BF16, grad_s=True),
     "add-bf16-stream32": Profile(weight=F32, residual=F32, s=F32, grad_s=True),
     "ln-bf16": Profile(bias=True, centered=True),
@@ -87,7 +90,9 @@ COVERING = """
 8192 ln-add-f32 | 12288 rms-f16-no-weight | 16384 ln-add-bf16 | 16384 rms-f32
 20480 ln-add-bf16-parts | 28672 rms-bf16-inference | 32768 ln-add-bf16 | 33333 rms-bf16 | 50008 rms-bf16
 65536 ln-add-f32 | 65536 rms-bf16-heads | 100000 add-bf16-stream32 | 131072 rms-bf16-vectors-only | 262144 ln-add-bf16
-16384 ln-bf16 | 16384 add-bf16 | 65536 rms-bf16 | 65536 add-bf16 | 65536 ln-bf16 | 131072 rms-f32
+256 ln-bf16-small | 512 ln-add-bf16 | 1024 ln-add-bf16-small | 2048 ln-bf16 | 4096 ln-add-bf16 | 4096 rms-bf16-small
+256 rms-f32 | 512 ln-bf16 | 1024 ln-f32 | 2048 ln-add-f32 | 4096 ln-f32 | 8192 rms-bf16 | 8192 ln-add-bf16
+16384 ln-bf16 | 16384 add-bf16 | 16384 ln-add-f32 | 65536 rms-bf16 | 65536 add-bf16 | 65536 ln-bf16 | 131072 rms-f32
 """
 
 # Loads of one value a row, of the words that programs exchange, of one value a column of a 64-column block.

@@ -1,4 +1,5 @@
-"""Time launch plans of the norm kernels against each other on one GPU: the source of the tables in `ops/norm/plan.py`.
+"""Time launch plans of the norm kernels against each other on one GPU: the source of the tables in `ops/norm/plan.py`
+and of the plans in `ops/norm/cuda/launch.py`.
 
 Every plan is compiled beforehand in parallel, checked against float64 on a few rows, and timed by replaying a CUDA
 graph of calls that rotate through inputs larger than the L2 cache.
@@ -23,8 +24,17 @@ from typing import Any
 
 import torch
 
+from retrograd.ops._cuda import nvrtc
 from retrograd.ops._triton.gpu import Backend, Gpu
-from retrograd.ops.norm.plan import Kind, ceil_div, next_power_of_2, plan_backward, plan_forward
+from retrograd.ops.norm.cuda import WidePlan, launch
+from retrograd.ops.norm.plan import (
+    FORWARD_TRITON_LIMIT,
+    Kind,
+    ceil_div,
+    next_power_of_2,
+    plan_backward,
+    plan_forward,
+)
 from retrograd.ops.norm.spec import NormSpec
 
 DTYPE = torch.bfloat16
@@ -66,24 +76,50 @@ def sliced(n: int, sms: int, itemsize: int = 2) -> list[dict[str, Any]]:
     return found
 
 
-def forward_plans(m: int, n: int, sms: int) -> list[Any]:
+def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     """Plans to try."""
-    base = plan_forward(m, n, 1, 2, Gpu(Backend.CUDA, sms))
-    plans = [base]
-    if next_power_of_2(n) <= 65536:
-        for rows, width, warps in tiles(n, [2048, 4096, 8192, 16384], [8, 16, 32, 64]):
-            plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps,
-                                 programs=ceil_div(m, rows)))  # fmt: skip
+    centered, add = "ln" in op, "add" in op
+    base = plan_forward(m, n, 1, 2, Gpu(Backend.CUDA, sms), centered=centered, streams=2 if add else 1)
+    plans: list[Any] = [base]
+    if next_power_of_2(n) <= 32768:
+        sizes = [1024, 2048, 4096, 8192, 16384, 32768]
+        for (rows, width, warps), early, stream in itertools.product(
+            tiles(n, sizes, [8, 16, 32]), (False, True), (False, True) if n <= 4096 else (False,)
+        ):
+            plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps, early=early,
+                                 programs=ceil_div(m, rows), stream=stream, unroll=1))  # fmt: skip
     for width, warps, unroll in itertools.product((2048, 4096, 8192, 16384), (4, 8, 16, 32), (1, 2)):
         if n > width and width // (32 * warps) in (8, 16):
             plans.append(replace(base, kind=Kind.LOOPED, block_m=1, block_n=width, num_warps=warps, programs=m,
-                                 unroll=unroll))  # fmt: skip
+                                 early=False, stream=False, unroll=unroll))  # fmt: skip
+    if n > FORWARD_TRITON_LIMIT[centered, add] // 2:
+        plans += wide_plans(n, centered, add)
     return list(dict.fromkeys(plans))
 
 
-def backward_plans(m: int, n: int, sms: int) -> list[Any]:
+def wide_dtypes(centered: bool, add: bool) -> Any:
+    """Of the tensors of the clustered kernel."""
+    return launch._Dtypes(DTYPE, DTYPE if add else None, DTYPE, DTYPE if centered else None, DTYPE, DTYPE)
+
+
+def wide_plans(n: int, centered: bool, add: bool) -> list[WidePlan]:
+    """Plans of the clustered kernel, the chosen one first."""
+    dtypes = wide_dtypes(centered, add)
+    plans = [launch.plan_wide(n, dtypes, centered)]
+    for cluster, threads, resident in itertools.product(launch._CLUSTERS, (256, 512, 1024), (1, 2, 3, 4, 6)):
+        size = launch._slice_bytes(n, dtypes, cluster)
+        if size < 24 * 1024 or not 768 <= threads * resident <= 1536 or resident * (size + 3 * 1024) > 226 * 1024:
+            continue
+        most = launch._batch(n, dtypes, cluster, threads, 65536 // (threads * resident) // 16 * 8)
+        for batch, bulk in itertools.product({most, max(1, most // 2)}, (False, True)):
+            plans.append(WidePlan(cluster, threads, resident, batch, bulk, size))
+    return plans
+
+
+def backward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     """Plans to try."""
-    base = plan_backward(m, n, 1, 2, Gpu(Backend.CUDA, sms))
+    streams = 3 if "add" in op else 2
+    base = plan_backward(m, n, 1, 2, Gpu(Backend.CUDA, sms), centered="ln" in op, streams=streams)
     plans = [base]
     if next_power_of_2(n) <= 16384:
         for (rows, width, warps), stages, resident in itertools.product(
@@ -106,9 +142,12 @@ def backward_plans(m: int, n: int, sms: int) -> list[Any]:
 
 def call(what: str, op: str, n: int, plan: Any, t: dict[str, Any]) -> Any:
     """One forward or backward of `op` with a plan."""
+    from retrograd.ops.norm.cuda import norm_fwd_wide
     from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 
     spec = NormSpec("ln" in op, 1e-6)
+    if isinstance(plan, WidePlan):
+        return norm_fwd_wide(t["x"], t["w"], t["b"], t["r"], spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=plan)
     if what == "fwd":
         return norm_fwd(t["x"], t["w"], t["b"], t["r"], spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=plan)
     return norm_bwd(
@@ -129,14 +168,24 @@ def tensors(op: str, m: int, n: int, device: str) -> dict[str, Any]:
                 r=make(m, n, device=device, dtype=DTYPE) if "add" in op else None, mean=mean, rstd=stats)  # fmt: skip
 
 
+def compiled(plan: Any) -> Any:
+    """What a kernel depends on."""
+    return plan if isinstance(plan, WidePlan) else replace(plan, programs=0)
+
+
 def compile_one(job: tuple[str, str, int, int, Any]) -> str:
     """Compile what a plan launches, without a GPU; the reason if it cannot be."""
     what, op, m, n, plan = job
+    if isinstance(plan, WidePlan):
+        dtypes = wide_dtypes("ln" in op, "add" in op)
+        options = launch.options_of(n, dtypes, plan, "ln" in op, "add" in op, False)
+        nvrtc.compile_cubin(launch._SOURCE, ("--gpu-architecture=sm_90", "--std=c++17", *options))  # into the cache
+        return ""
     from retrograd.codegen import facts_of, recording
-    from retrograd.ops._triton import launch
+    from retrograd.ops._triton.launch import dry
 
     try:
-        with launch.dry(132), recording("sm_90") as launches:
+        with dry(132), recording("sm_90") as launches:
             call(what, op, n, plan, tensors(op, min(m, 4096), n, "cpu"))
         return "; ".join(f"{f.registers} regs {f.spill_bytes} spill" for f in map(facts_of, launches[:1]))
     except Exception as error:
@@ -211,7 +260,7 @@ def main() -> None:
     parser.add_argument("--what", default="fwd,bwd")
     parser.add_argument("--op", default="rms")
     parser.add_argument("--n", default="256,512,1024,2048,4096,8192,16384,32768,65536,131072")
-    parser.add_argument("--only", default="", help="kinds: tile, slices, looped")
+    parser.add_argument("--only", default="", help="kinds: tile, slices, looped, wide")
     parser.add_argument("--rows", type=int)
     parser.add_argument("--keep", type=int, default=4, help="best plans printed")
     parser.add_argument("--out", type=Path)
@@ -220,10 +269,10 @@ def main() -> None:
     jobs = []
     for what, op, n in itertools.product(args.what.split(","), args.op.split(","), map(int, args.n.split(","))):
         m = args.rows or rows_of(n)
-        jobs += [(what, op, m, n, p) for p in (forward_plans if what == "fwd" else backward_plans)(m, n, 132)
-                 if not args.only or p.kind.value in args.only]  # fmt: skip
+        jobs += [(what, op, m, n, p) for p in (forward_plans if what == "fwd" else backward_plans)(op, m, n, 132)
+                 if not args.only or ("wide" if isinstance(p, WidePlan) else p.kind.value) in args.only]  # fmt: skip
     began = time.monotonic()
-    single = {(j[0], j[1], j[3], replace(j[4], programs=0)): j for j in jobs}
+    single = {(j[0], j[1], j[3], compiled(j[4])): j for j in jobs}
     with ProcessPoolExecutor(min(14, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         notes = dict(zip(single, pool.map(compile_one, single.values()), strict=True))
     print(f"{len(jobs)} plans, {len(single)} compiled in {time.monotonic() - began:.0f} s", flush=True)
@@ -255,7 +304,7 @@ def time_plans(
     small = {k: v[:512] if v is not None and v.shape[0] == m and k not in "wb" else v for k, v in sets[0].items()}
     rows = []
     for plan in plans:
-        note = notes[what, op, n, replace(plan, programs=0)]
+        note = notes[what, op, n, compiled(plan)]
         row: dict[str, Any] = dict(what=what, op=op, m=m, n=n, note=note, plan=str(plan))
         try:
             row["wrong"] = wrong(what, op, n, plan, small)

@@ -45,6 +45,21 @@ def test_weight_gradient_is_the_same_bits_every_time():
         assert torch.equal(again, first)
 
 
+# 2048 rows of 1024 columns are written past the caches, all 65536 are not; 8192 and more are walked, sliced, clustered.
+@pytest.mark.parametrize("n", [256, 1000, 1024, 4096, 8192, 16384, 32768, 65536])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("added", [False, True], ids=["plain", "residual"])
+def test_a_row_has_the_same_bits_in_every_batch(norm, n, added):
+    gen = torch.Generator("cuda").manual_seed(0)
+    x, residual = (torch.randn(2**26 // n, n, device="cuda", generator=gen).bfloat16() for _ in range(2))
+    weight = torch.randn(n, device="cuda", generator=gen).bfloat16()
+    op = getattr(rg.ops, norm)
+    whole = op(x, weight, residual=residual if added else None, impl="triton")
+    for rows in (slice(0, 1), slice(5, 2**21 // n + 5), slice(-3, None)):
+        alone = op(x[rows], weight, residual=residual[rows] if added else None, impl="triton")
+        assert torch.equal(alone, whole[rows])
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices in one process")
 def test_two_devices_in_one_process():
     outs = []

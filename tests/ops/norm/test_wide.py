@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,15 +12,14 @@ import torch
 import triton
 from norm_cases import Case, check, make_inputs, run
 
-from retrograd.errors import NativeBuildError
 from retrograd.ops._cuda import nvrtc
+from retrograd.ops.norm.cuda import fits_wide, norm_fwd_wide, plan_wide
 from retrograd.ops.norm.cuda import launch as wide
-from retrograd.ops.norm.cuda import norm_fwd_wide, plan_wide
 from retrograd.ops.norm.spec import NormSpec
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-# Slices of 8192 and 16384 columns; the last slice shorter than the others, which it is at 32776 by much.
-WIDTHS = (32776, 40960, 50000, 65536, 131072, 262144)
+# One CTA; slices of a power of two, of another number of columns, the last shorter than the others; a large cluster.
+WIDTHS = (16392, 32768, 32776, 40960, 50000, 65536, 131072, 262144)
 # x, residual, weight, bias, y, s
 DTYPES = {
     "rms": (BF16, None, BF16, None, BF16, BF16),
@@ -28,10 +28,12 @@ DTYPES = {
     "ln": (BF16, None, BF16, BF16, BF16, BF16),
     "rms-residual": (BF16, BF16, BF16, None, BF16, BF16),
     "ln-residual": (BF16, BF16, BF16, BF16, BF16, BF16),
+    "ln-fp32": (F32, None, F32, F32, F32, F32),
     "ln-stream-fp32": (BF16, F32, F32, F32, BF16, F32),
     "rms-no-weight": (BF16, None, None, None, BF16, BF16),
 }
-SHARED_LIMIT = 227 * 1024  # of a program on sm_90, less what the kernel declares itself
+SHARED_LIMIT = 227 * 1024  # of a multiprocessor of sm_90
+WIDE = re.compile(r"LDG(STS)?\.\S*128")
 
 
 def _dtypes(name: str) -> wide._Dtypes:
@@ -41,43 +43,47 @@ def _dtypes(name: str) -> wide._Dtypes:
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("name", DTYPES)
 def test_plan_covers_the_row_and_fits(name: str, n: int) -> None:
-    plan = plan_wide(n, _dtypes(name))
+    plan = plan_wide(n, _dtypes(name), name.startswith("ln"))
     slice_n = 64 * -(-n // (64 * plan.cluster))
     assert plan.cluster * slice_n >= n
-    assert plan.shared_bytes + 3072 <= SHARED_LIMIT
-    assert plan.stages > plan.look
-    assert plan.threads + 64 <= 1024
+    assert plan.resident * (plan.shared_bytes + 6 * 1024) <= SHARED_LIMIT
+    assert plan.resident * plan.threads <= 2048
+    assert plan.batch >= 1
 
 
-def test_plan_that_does_not_fit_names_the_mend() -> None:
-    with pytest.raises(ValueError, match=r"shared memory, expected at most \d+ .* take a larger cluster"):
-        plan_wide(262144, _dtypes("ln"), cluster=2)
-    with pytest.raises(ValueError, match="threads a multiple of 32"):
-        plan_wide(65536, _dtypes("ln"), threads=100)
+def test_a_row_that_does_not_fit_names_the_mend() -> None:
+    with pytest.raises(ValueError, match="shared memory of a cluster of 2; use impl='triton'"):
+        plan_wide(262144, _dtypes("ln"), True, cluster=2)
+    with pytest.raises(ValueError, match="a row of 4194304 columns does not fit into the shared memory of any cluster"):
+        plan_wide(1 << 22, _dtypes("rms"), False)
 
 
-def _has_nvrtc() -> bool:
-    try:
-        nvrtc.version()
-    except NativeBuildError:
-        return False
-    return True
+def test_rows_that_no_cluster_holds_are_known() -> None:
+    assert fits_wide(1 << 20, BF16, None)
+    assert not fits_wide(1 << 21, BF16, None)
+    assert not fits_wide(1 << 20, BF16, F32)
 
 
-@pytest.mark.skipif(not _has_nvrtc(), reason="no NVRTC here: it comes with PyTorch for CUDA")
-@pytest.mark.parametrize(("name", "n"), [*zip(DTYPES, itertools.cycle(WIDTHS[2:]), strict=False)])
-def test_machine_code_does_not_spill(name: str, n: int, tmp_path: Path) -> None:
+@pytest.mark.skipif(not nvrtc.is_there(), reason="no NVRTC here: it comes with PyTorch for CUDA")
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize(("name", "n"), [*zip(DTYPES, itertools.cycle(WIDTHS), strict=False)])
+def test_machine_code_does_not_spill(name: str, n: int, arch: str, tmp_path: Path) -> None:
     dtypes = _dtypes(name)
     own_s = dtypes.residual is not None
-    plan = plan_wide(n, dtypes)
-    options = wide.options_of(n, dtypes, plan, name.startswith("ln"), own_s, False, False)
-    cubin = nvrtc.compile_cubin(wide._SOURCE, ("--gpu-architecture=sm_90", "--std=c++17", *options))
+    centered = name.startswith("ln")
+    plan = plan_wide(n, dtypes, centered, int(arch.removeprefix("sm_")))
+    options = wide.options_of(n, dtypes, plan, centered, own_s, False)
+    cubin = nvrtc.compile_cubin(wide._SOURCE, (f"--gpu-architecture={arch}", "--std=c++17", *options))
     path = tmp_path / "wide.cubin"
     path.write_bytes(cubin)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     assert "STACK:0" in usage, usage
     assert "LOCAL:0" in usage, usage
+    code = subprocess.run([tool.with_name("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
+    narrow = [line for line in code.splitlines() if re.search(r"\b(LDG|LDGSTS)\b", line) and not WIDE.search(line)]
+    # Beside a residual of four bytes an element, a thread takes 8 bytes of x.
+    assert not narrow or "stream" in name, narrow
 
 
 needs_gpu = [

@@ -46,6 +46,16 @@ def compile_cubin(source: Path, options: tuple[str, ...], headers: tuple[Path, .
 
 
 @cache
+def is_there() -> bool:
+    """Whether an NVRTC can be loaded."""
+    try:
+        _library()
+    except NativeBuildError:
+        return False
+    return True
+
+
+@cache
 def version() -> tuple[int, int]:
     """Of NVRTC, as CUDA counts.
 

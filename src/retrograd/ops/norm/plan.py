@@ -7,7 +7,7 @@ plans without register spills of `benchmarks/norm_tune.py` on H200 (bfloat16, 20
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
@@ -26,7 +26,8 @@ class Kind(Enum):
 class ForwardPlan:
     """`programs` programs (a head) of [block_m, block_n] tiles.
 
-    `stream`: TILE reads and writes past the caches. `unroll`: steps of a LOOPED walk that are done together.
+    `stream`: TILE reads and writes past the caches. `early`: TILE asks for weight and bias together with x. `unroll`:
+    steps of a LOOPED walk that are done together.
     """
 
     kind: Kind
@@ -35,6 +36,7 @@ class ForwardPlan:
     num_warps: int
     programs: int
     stream: bool = False
+    early: bool = False
     unroll: int = 1
 
 
@@ -65,23 +67,28 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Rows a tile, warps, pipeline stages and programs a multiprocessor, for a width."""
+    """Rows a tile, warps, pipeline stages and programs a multiprocessor, for a width; `early` as in `ForwardPlan`."""
 
     block_m: int
     num_warps: int
     num_stages: int = 1
     resident: int = 1
+    early: bool = False
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """Bytes of each tensor in a SLICES program, its warps, programs a multiprocessor, rows ahead, pipeline stages."""
+    """Bytes of each tensor in a SLICES program, its warps, programs a multiprocessor, rows ahead, pipeline stages.
+
+    `fill`: take a slice and a stage more where that leaves no program idle.
+    """
 
     bytes: int
     num_warps: int
     resident: int
     ahead: int = 2
     num_stages: int = 3
+    fill: bool = False
 
 
 # Columns per step when a row is walked in pieces.
@@ -93,44 +100,54 @@ FORWARD_TILE_LIMIT = {Backend.CUDA: 16384, Backend.HIP: 32768, Backend.INTERPRET
 # The same with a residual, for rows of a power of two 16-bit elements: 99 % in one tile, 88 % walked (H200). On sm_100
 # 24 bytes a thread would spill.
 _RESIDUAL_TILE_LIMIT = 32768
-# Wider rows go to the clustered kernel (`ops/norm/cuda`) where there is one: walked, they no longer fit into L1 twice.
-FORWARD_WALK_LIMIT = 32768
+# (LayerNorm, residual) -> widest row that stays with Triton where there is the clustered kernel (`ops/norm/cuda`).
+# Above 32768 columns a walk no longer finds a row in L1 (83 % at 65536); LayerNorm, which walks three times, reaches
+# 90 % at 32768, and 94 % in one tile at 16384, where the clustered kernel reaches 99 %.
+FORWARD_TRITON_LIMIT = {(False, False): 32768, (False, True): 32768, (True, False): 8192, (True, True): 16384}
 BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384, Backend.INTERPRETER: 16384}
 
-# Width -> tile; narrower rows share the first entry's number of elements. 16-bit inputs; wider ones halve block_m.
+# Width -> tile of RMSNorm, of LayerNorm, of either with a residual; narrower rows share the first entry's number of
+# elements. 16-bit inputs; wider ones halve block_m.
 _FORWARD_TILES = {
-    256: _Tile(8, 2),
-    512: _Tile(4, 2),
-    1024: _Tile(2, 4),
-    2048: _Tile(1, 4),
-    4096: _Tile(2, 8),
-    8192: _Tile(1, 8),
-    16384: _Tile(1, 16),
-    32768: _Tile(1, 32),
+    256: (_Tile(8, 2, early=True), _Tile(4, 1, early=True), _Tile(8, 2, early=True)),
+    512: (_Tile(2, 1, early=True), _Tile(4, 2), _Tile(4, 2, early=True)),
+    1024: (_Tile(2, 4, early=True), _Tile(4, 4), _Tile(2, 4, early=True)),
+    2048: (_Tile(1, 4, early=True), _Tile(1, 4), _Tile(1, 4, early=True)),
+    4096: (_Tile(1, 4, early=True), _Tile(1, 4, early=True), _Tile(1, 4, early=True)),
+    8192: (_Tile(1, 8), _Tile(1, 8), _Tile(1, 16, early=True)),
+    16384: (_Tile(1, 16), _Tile(1, 16), _Tile(1, 32, early=True)),
+    32768: (_Tile(1, 32), _Tile(1, 32), _Tile(1, 32)),
 }
 _BACKWARD_TILES = {
-    256: _Tile(16, 8, 4, 1),
-    512: _Tile(8, 8, 4, 1),
+    256: _Tile(8, 2, 3, 4),
+    512: _Tile(4, 2, 3, 4),
     1024: _Tile(4, 4, 3, 2),
     2048: _Tile(1, 4, 4, 2),
     4096: _Tile(2, 8, 3, 1),
     8192: _Tile(1, 8, 3, 1),
     16384: _Tile(1, 16, 1, 1),
 }
+# The same for three tensors.
+_BACKWARD_TILES_3 = _BACKWARD_TILES | {256: _Tile(16, 8, 4, 1)}
+# RMSNorm of rows of whole steps of so many 16-bit elements is walked above _WALK_FROM columns on NVIDIA: 102 % instead
+# of 98 % at 8192, 99.5 % instead of 98.7 % at 16384 columns, with 32 registers a thread instead of 51 and more.
+_WALK_STEP, _WALK_WARPS, _WALK_FROM = 4096, 16, 4096
 # Tensors read -> bytes of each in a step of the walk: what 1024 threads hold without giving up a second program
 # (one tensor), or with one program a multiprocessor (two).
 _WALK_BYTES = {1: 16384, 2: 32768}
-# Widest row whose forward bypasses the caches.
-_STREAM_LIMIT = 1024
-# (LayerNorm, tensors read) -> slice, and the slice for rows of more than _WIDE_BYTES.
+# Widest row, in bytes, whose vectors may come early: LayerNorm with a residual spills at 16384 float32.
+_EARLY_BYTES = 32768
+# Fewer bytes of x and residual are read and written past the caches: 2 to 7 % faster up to 16 MiB, 1 to 3 % slower
+# above 32 MiB.
+_STREAM_BYTES = 32 * 1024**2
+# (LayerNorm, tensors read) -> slice, the slice for wider rows, and how many bytes a row has, in the widest dtype read,
+# above which that is taken.
 _BACKWARD_SLICES = {
-    (False, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3)),
-    (False, 3): (_Slice(4096, 4, 4), _Slice(4096, 4, 4)),
-    (True, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3)),
-    (True, 3): (_Slice(16384, 8, 1), _Slice(16384, 8, 1)),
+    (False, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3), 131072),
+    (False, 3): (_Slice(4096, 4, 4), _Slice(8192, 4, 2), 65536),
+    (True, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3, fill=True), 65536),
+    (True, 3): (_Slice(8192, 4, 2), _Slice(16384, 8, 1), 65536),
 }
-# LayerNorm -> bytes of a row, in the widest dtype read, above which the second slice is taken.
-_WIDE_BYTES = {False: 131072, True: 65536}
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
 _PIPELINE_BYTES = 156 * 1024
 # An interpreted operation costs 60-100 us up to about this many elements.
@@ -146,6 +163,7 @@ def plan_forward(
     itemsize: int,
     gpu: Gpu,
     *,
+    centered: bool = False,
     streams: int = 1,
     max_tile_n: int | None = None,
 ) -> ForwardPlan:
@@ -157,6 +175,7 @@ def plan_forward(
         heads: rows of the weight.
         itemsize: bytes of the widest element that is read.
         gpu: what runs the kernels.
+        centered: LayerNorm.
         streams: [rows, n] tensors that are read.
         max_tile_n: lowers the width above which a row is walked in pieces.
     """
@@ -164,10 +183,16 @@ def plan_forward(
     limit = FORWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
     if streams > 1 and n == width and max_tile_n is None and gpu.arch < 100 and itemsize <= 2:
         limit = _RESIDUAL_TILE_LIMIT
+    cuda = gpu.backend is Backend.CUDA
+    if cuda and not centered and streams == 1 and itemsize <= 2 and _WALK_FROM < n <= limit and n % _WALK_STEP == 0:
+        return ForwardPlan(Kind.LOOPED, 1, _WALK_STEP, _WALK_WARPS, rows)
     if width <= limit:
-        tile = _tile(_FORWARD_TILES, width, itemsize, gpu)
-        stream = gpu.backend is Backend.CUDA and width <= _STREAM_LIMIT
-        return ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m), stream=stream)
+        column = 2 if streams > 1 else int(centered)
+        tile = _tile({key: tiles[column] for key, tiles in _FORWARD_TILES.items()}, width, itemsize, gpu)
+        programs = ceil_div(rows, tile.block_m)
+        stream = cuda and streams * rows * n * itemsize < _STREAM_BYTES
+        early = cuda and tile.early and width * itemsize <= _EARLY_BYTES
+        return ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, stream=stream, early=early)
     block_m, block_n = _walk(limit, gpu)
     if gpu.backend is Backend.INTERPRETER:
         return ForwardPlan(Kind.LOOPED, block_m, block_n, 4, ceil_div(rows, block_m))
@@ -207,7 +232,7 @@ def plan_backward(
     width = next_power_of_2(n)
     limit = BACKWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
     if width <= limit:
-        tile = _tile(_BACKWARD_TILES, width, itemsize, gpu)
+        tile = _tile(_BACKWARD_TILES if streams == 2 else _BACKWARD_TILES_3, width, itemsize, gpu)
         stage_bytes = streams * itemsize * tile.block_m * width
         stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         wanted = parts or ceil_div(gpu.num_sms * tile.resident, heads)
@@ -217,8 +242,8 @@ def plan_backward(
         )
     # A fixed number of parts must not depend on how many groups of slices a GPU can hold.
     if _may_slice(n, heads, gpu, max_tile_n) and parts is None:
-        narrow, wide = _BACKWARD_SLICES[centered, streams]
-        sliced = _sliced_backward(rows, n, itemsize, wide if n * itemsize > _WIDE_BYTES[centered] else narrow, gpu)
+        narrow, wide, most = _BACKWARD_SLICES[centered, streams]
+        sliced = _sliced_backward(rows, n, itemsize, wide if n * itemsize > most else narrow, gpu)
         if sliced is not None:
             return sliced
     return _walked_backward(rows, n, heads, gpu, parts, limit)
@@ -246,7 +271,7 @@ def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile
     # Fewer than 8 elements a thread are less than 16 bytes of a 16-bit tensor.
     lanes = _lanes(gpu)
     warps = max(1, min(tile.num_warps, block_m * width // (8 * lanes), 1024 // lanes))
-    return _Tile(block_m, warps, tile.num_stages, tile.resident)
+    return replace(tile, block_m=block_m, num_warps=warps)
 
 
 def _lanes(gpu: Gpu) -> int:
@@ -260,7 +285,11 @@ def _registers(tile: _Slice) -> int:
 
 def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -> BackwardPlan | None:
     slices, slice_n = _slices(n, tile.bytes // itemsize)
-    groups = min(rows, tile.resident * gpu.num_sms // slices)
+    slots, stages = tile.resident * gpu.num_sms, tile.num_stages
+    # LayerNorm at 131072 columns on 132 multiprocessors: 90 % with 8 groups of 33 slices, 87 % with 8 of 32.
+    if tile.fill and slots % slices > slots // 40 and slots % (slices + 1) == 0:
+        slices, slice_n, stages = slices + 1, 64 * ceil_div(n, 64 * (slices + 1)), stages + 1
+    groups = min(rows, slots // slices)
     if not groups:
         return None
     return BackwardPlan(
@@ -271,7 +300,7 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
         groups * slices,
         groups,
         *_finalizer(groups, gpu),
-        num_stages=tile.num_stages,
+        num_stages=stages,
         slices=slices,
         slice_n=slice_n,
         ahead=tile.ahead,

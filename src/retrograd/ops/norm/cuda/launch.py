@@ -16,13 +16,8 @@ from retrograd.ops.norm.spec import NormSpec
 _SOURCE = Path(__file__).with_name("wide_forward.cu")
 _NUMBERS = {None: -1, torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type
 _SIZES = {None: 0, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
-_CLUSTERS = (2, 4, 8, 16)  # above 8 not every GPU can place them
-# A CTA has 227 KiB on sm_90; the struct Shared takes less than 3 of them.
-_BUFFER_BYTES = 224 * 1024
-_MAX_STAGES = 16
-_HELPER_THREADS = 64  # producer and combiner
-# What a thread needs beside weight and bias, without and with s in place; ptxas 13.0 spills at less.
-_OWN_REGISTERS = (32, 40)
+_CLUSTERS = (1, 2, 4, 8, 16)  # above 8 not every GPU can place them
+_MOST_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -31,21 +26,40 @@ class WidePlan:
 
     Attributes:
         cluster: CTAs that share a row.
-        threads: that compute in a CTA; 64 more copy and combine.
-        stages: rows of x in shared memory.
-        residual_stages: rows of the residual there, 0 without one.
-        look: rows between a row's sums and its use.
-        vectors_shared: Whether weight and bias lie in shared memory, not in registers.
+        threads: in a CTA.
+        resident: CTAs a multiprocessor for which registers are limited.
+        batch: 16-byte pieces of the weight that a thread asks for at once.
+        bulk: Whether one thread copies the whole slice.
         shared_bytes: of dynamic shared memory.
     """
 
     cluster: int
     threads: int
-    stages: int
-    residual_stages: int
-    look: int
-    vectors_shared: bool
+    resident: int
+    batch: int
+    bulk: bool
     shared_bytes: int
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """`resident` CTAs of `threads` share a multiprocessor, each with at most `most_bytes` of x and residual.
+
+    `registers` of a thread hold the pieces of weight and bias that it asks for at once; `whole`: all of them.
+    """
+
+    threads: int
+    resident: int
+    most_bytes: int
+    registers: int
+    whole: bool = False
+
+
+# A multiprocessor has 227 KiB; the struct Shared takes less than 5 of them in a CTA and the driver 1.
+_THREE = _Layout(512, 3, 64 * 1024, 16)
+_TWO = _Layout(512, 2, 104 * 1024, 32)
+_ONE = _Layout(1024, 1, 128 * 1024, 32, whole=True)  # nobody else computes while the last piece is waited for
+_WIDEST = _Layout(512, 1, 220 * 1024, 32)
 
 
 @dataclass(frozen=True)
@@ -62,11 +76,6 @@ class _Dtypes:
         """Elements that a thread takes at once, as in wide_forward.cu."""
         return 16 // max(_SIZES[self.x], _SIZES[self.residual], _SIZES[self.y], _SIZES[self.s])
 
-    @property
-    def in_place(self) -> bool:
-        """Whether s replaces x in shared memory."""
-        return self.residual is not None and _SIZES[self.s] <= _SIZES[self.x]
-
 
 def norm_fwd_wide(
     x: torch.Tensor,
@@ -79,11 +88,7 @@ def norm_fwd_wide(
     s_dtype: torch.dtype,
     store_stats: bool = True,
     store_s: bool = True,
-    cluster: int | None = None,
-    threads: int | None = None,
-    stages: int | None = None,
-    look: int | None = None,
-    guard: bool = False,
+    plan: WidePlan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Launch the forward for wide rows and return (y, s, mean, rstd).
 
@@ -98,18 +103,14 @@ def norm_fwd_wide(
         s_dtype: dtype of s = x + residual, which is rounded before it is normalised.
         store_stats: Whether mean and rstd are written.
         store_s: Whether s is written where it is not x itself.
-        cluster: CTAs that share a row: 2, 4, 8 or, where the GPU can place them, 16; None lets `plan_wide` choose.
-        threads: that compute in a CTA, a multiple of 32; None likewise.
-        stages: rows of x in shared memory; None takes as many as fit.
-        look: rows between a row's sums and its use, 1 or 2; None is 1.
-        guard: Whether a kernel that waits for a second prints where and goes on, for whoever debugs it.
+        plan: Launch plan; None asks `plan_wide`.
 
     Returns:
         y [M, N]; s [M, N], or None if it was not to be stored or is x; mean [M] float32, None for RMSNorm; rstd [M]
         float32. None for statistics not stored.
 
     Raises:
-        ValueError: N is no multiple of 8, a vector has heads, or the plan does not fit.
+        ValueError: N is no multiple of 8, a vector has heads, or a row does not fit into shared memory.
         RuntimeError: x is not on such a GPU.
         NativeBuildError: there is no NVRTC.
 
@@ -134,92 +135,78 @@ def norm_fwd_wide(
     weight, bias = aligned_vector(weight), aligned_vector(bias)
     types = (x, residual, weight, bias)
     dtypes = _Dtypes(*(None if t is None else t.dtype for t in types), out_dtype, s_dtype)  # type: ignore[arg-type]
-    plan = plan_wide(n, dtypes, cluster, threads, stages, look)
+    major, minor = _capability(device.index)
+    plan = plan or plan_wide(n, dtypes, spec.centered, 10 * major + minor)
     with torch.cuda.device(device):
         own_s = outs[1] is not None
-        kernel = _kernel(device.index, n, dtypes, plan, spec.centered, own_s, spec.weight_offset != 0, guard)
+        kernel = _kernel(device.index, n, dtypes, plan, spec.centered, own_s, spec.weight_offset != 0)
         pointers = (x, residual, weight, bias, *outs)
         args = (
             *(ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in pointers),
-            *(ctypes.c_longlong(v) for v in (x.stride(0), 0 if residual is None else residual.stride(0), rows)),
+            *(ctypes.c_longlong(v) for v in (x.stride(0), 0 if residual is None else residual.stride(0))),
             ctypes.c_float(spec.eps),
             ctypes.c_float(spec.weight_offset),
         )
-        kernel.launch(min(rows, kernel.max_clusters), args)
+        kernel.launch(rows, args)
     return outs
 
 
 @cache
-def plan_wide(
-    n: int,
-    dtypes: _Dtypes,
-    cluster: int | None = None,
-    threads: int | None = None,
-    stages: int | None = None,
-    look: int | None = None,
-) -> WidePlan:
-    """The plan for rows of n columns, with what is given and the rest chosen.
+def plan_wide(n: int, dtypes: _Dtypes, centered: bool, arch: int = 90, cluster: int | None = None) -> WidePlan:
+    """The plan for rows of n columns, the best of `benchmarks/norm_tune.py` on H200 (bfloat16, 2026-11).
+
+    The fewer CTAs share a row, the better: 65536 columns of RMSNorm reach 98 % of the copy bandwidth in one CTA of 1024
+    threads and 96 % in two of 512. LayerNorm has more to wait for and wants three CTAs on a multiprocessor, for which a
+    residual leaves no registers where the slice has the most columns.
+
+    Args:
+        n: columns.
+        dtypes: of all tensors.
+        centered: LayerNorm.
+        arch: compute capability times ten.
+        cluster: CTAs that share a row; None chooses.
 
     Raises:
-        ValueError: it does not fit into shared memory, or an argument is out of range.
+        ValueError: a CTA's slice does not fit into shared memory.
     """
-    look = look or 1
-    if cluster is None:
-        # The smallest that leaves room for four rows ahead; else the smallest of 8 and 16 that fits.
-        fitting = {}
-        for size in _CLUSTERS[:3]:
-            try:
-                fitting[size] = plan_wide(n, dtypes, size, threads, stages, look)
-            except ValueError:
-                continue
-            if fitting[size].stages >= look + 4:
-                return fitting[size]
-        cluster = 8 if 8 in fitting and (threads or _roomy(64 * -(-n // 512), dtypes)) else 16
-    slice_n = 64 * -(-n // (64 * cluster))
-    if threads is None:
-        threads = _roomy(slice_n, dtypes) or 384
-    if cluster not in _CLUSTERS or threads % 32 or not 32 <= threads <= 960 or look not in (1, 2):
-        raise ValueError(
-            f"cluster={cluster}, threads={threads}, look={look} is no plan; expected cluster in {_CLUSTERS}, threads a "
-            "multiple of 32 up to 960, look 1 or 2"
+    candidates = [(1, _THREE)] if centered and dtypes.residual is None else []
+    candidates += [(1, _TWO), (1, _ONE)]
+    candidates += [] if centered else [(2, _TWO), (2, _ONE)]
+    candidates += [*((size, _THREE) for size in (2, 4, 8)), (8, _TWO), (16, _THREE), (16, _TWO), (16, _WIDEST)]
+    for size, layout in candidates:
+        slice_bytes = _slice_bytes(n, dtypes, size)
+        # On sm_100 two pieces of two vectors spill beside a residual; RMSNorm's single one is slower with four.
+        few = layout is _THREE and (not centered or (arch >= 100 and dtypes.residual is not None))
+        batch = _batch(n, dtypes, size, layout.threads, layout.registers // 2 if few else layout.registers)
+        fits = slice_bytes <= layout.most_bytes and (
+            not layout.whole or batch == _pieces(n, dtypes, size, layout.threads)
         )
-    vectors_shared = _held(slice_n, threads, dtypes) > _room(threads, dtypes)
-    fixed = slice_n * (_SIZES[dtypes.weight] + _SIZES[dtypes.bias]) if vectors_shared else 0
-    x_bytes, residual_bytes = slice_n * _SIZES[dtypes.x], slice_n * _SIZES[dtypes.residual]
-
-    def residual_rows(x_rows: int) -> int:
-        # Where s replaces x the residual is free again `look` steps before.
-        return 0 if dtypes.residual is None else x_rows - look if dtypes.in_place else x_rows
-
-    def bytes_of(x_rows: int) -> int:
-        return fixed + x_rows * x_bytes + residual_rows(x_rows) * residual_bytes
-
-    if stages is None:
-        stages = max((k for k in range(look + 1, _MAX_STAGES + 1) if bytes_of(k) <= _BUFFER_BYTES), default=look + 1)
-    if stages <= look or bytes_of(stages) > _BUFFER_BYTES:
-        raise ValueError(
-            f"{stages} stages of a slice of {slice_n} columns take {bytes_of(stages)} bytes of shared memory, expected "
-            f"at most {_BUFFER_BYTES} and more than look={look} stages; take a larger cluster"
-        )
-    return WidePlan(cluster, threads, stages, residual_rows(stages), look, vectors_shared, bytes_of(stages))
+        if fits and cluster in (None, size):
+            return WidePlan(size, layout.threads, layout.resident, batch, size == 2 and not centered, slice_bytes)
+    asked = f"a cluster of {cluster}" if cluster else "any cluster"
+    raise ValueError(f"a row of {n} columns does not fit into the shared memory of {asked}; use impl='triton'")
 
 
-def _roomy(slice_n: int, dtypes: _Dtypes) -> int | None:
-    """The most threads that have room for their columns; where none has, 16 bytes a thread spill."""
-    columns = {t: slice_n // t for t in (512, 384, 256)}
-    return next((t for t, e in columns.items() if _held(slice_n, t, dtypes) + e // 2 + 8 <= _room(t, dtypes)), None)
+def _pieces(n: int, dtypes: _Dtypes, cluster: int, threads: int) -> int:
+    """Pieces of 16 bytes of the widest tensor that a thread has of a row."""
+    return -(-64 * -(-n // (64 * cluster)) // (threads * dtypes.vec))
 
 
-def _held(slice_n: int, threads: int, dtypes: _Dtypes) -> int:
-    """Registers of a thread that hold its columns' weight and bias."""
-    vecs = -(-slice_n // (dtypes.vec * threads))
-    return vecs * dtypes.vec * (_SIZES[dtypes.weight] + _SIZES[dtypes.bias]) // 4
+def _batch(n: int, dtypes: _Dtypes, cluster: int, threads: int, registers: int) -> int:
+    """Pieces of weight and bias that `registers` hold."""
+    each = max(4, dtypes.vec * (_SIZES[dtypes.weight] + _SIZES[dtypes.bias]) // 4)
+    most = registers // each if each <= 8 else 1  # widened, two float32 vectors take as many registers again
+    return max(1, min(_MOST_BATCH, most, _pieces(n, dtypes, cluster, threads)))
 
 
-def _room(threads: int, dtypes: _Dtypes) -> int:
-    """Registers of a thread that are free for them; warps get registers by fours."""
-    registers = min(248, 65536 // (-(-(threads + _HELPER_THREADS) // 128) * 128) // 8 * 8)
-    return registers - _OWN_REGISTERS[dtypes.in_place]
+def fits_wide(n: int, x: torch.dtype, residual: torch.dtype | None) -> bool:
+    """Whether rows of n columns fit into the shared memory of the largest cluster."""
+    return _slice_bytes(n, _Dtypes(x, residual, None, None, x, x), _CLUSTERS[-1]) <= _WIDEST.most_bytes
+
+
+def _slice_bytes(n: int, dtypes: _Dtypes, cluster: int) -> int:
+    """Of x and residual in a CTA."""
+    return 64 * -(-n // (64 * cluster)) * (_SIZES[dtypes.x] + _SIZES[dtypes.residual])
 
 
 def aligned_rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -239,16 +226,13 @@ def aligned_vector(vector: torch.Tensor | None) -> torch.Tensor | None:
     return vector.clone(memory_format=torch.contiguous_format)
 
 
-def options_of(
-    n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: bool, offset: bool, guard: bool
-) -> tuple[str, ...]:
+def options_of(n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: bool, offset: bool) -> tuple[str, ...]:
     """The macros of wide_forward.cu."""
     macros = dict(
-        N=n, CLUSTER=plan.cluster, THREADS=plan.threads, STAGES=plan.stages, RESIDUAL_STAGES=plan.residual_stages,
-        LOOK=plan.look, CENTERED=int(centered), X_TYPE=_NUMBERS[dtypes.x], RESIDUAL_TYPE=_NUMBERS[dtypes.residual],
+        N=n, CLUSTER=plan.cluster, THREADS=plan.threads, RESIDENT=plan.resident, BATCH=plan.batch, BULK=int(plan.bulk),
+        CENTERED=int(centered), X_TYPE=_NUMBERS[dtypes.x], RESIDUAL_TYPE=_NUMBERS[dtypes.residual],
         WEIGHT_TYPE=_NUMBERS[dtypes.weight], BIAS_TYPE=_NUMBERS[dtypes.bias], Y_TYPE=_NUMBERS[dtypes.y],
         S_TYPE=_NUMBERS[dtypes.s], STORE_S=int(own_s), HAS_OFFSET=int(offset),
-        VECTORS_SHARED=int(plan.vectors_shared), GUARD=int(guard),
     )  # fmt: skip
     return tuple(f"-D{name}={value}" for name, value in macros.items())
 
@@ -267,16 +251,15 @@ def _kernel(
     centered: bool,
     own_s: bool,
     offset: bool,
-    guard: bool,
 ) -> driver.Kernel:
     major, minor = _capability(device_index)
     options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17")
-    cubin = nvrtc.compile_cubin(_SOURCE, options + options_of(n, dtypes, plan, centered, own_s, offset, guard))
+    cubin = nvrtc.compile_cubin(_SOURCE, options + options_of(n, dtypes, plan, centered, own_s, offset))
     return driver.load(
         cubin,
         "wide_forward",
         device_index,
         cluster=plan.cluster,
-        threads=plan.threads + _HELPER_THREADS,
+        threads=plan.threads,
         shared_bytes=plan.shared_bytes,
     )

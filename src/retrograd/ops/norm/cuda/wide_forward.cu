@@ -1,52 +1,25 @@
-// Forward of RMSNorm and LayerNorm over wide rows, for thread-block clusters (sm_90 and later). Needs no header.
+// Forward of RMSNorm and LayerNorm, one wide row a cluster of CTAs or a CTA (sm_90 and later). Needs no header.
 //
-// A cluster of CLUSTER CTAs stays for rows cluster_id, cluster_id + clusters, ...; each CTA owns a slice of SLICE
-// columns, for which it holds weight and bias. Every element is read from memory once: rows come ahead of their use
-// through rings of bulk copies. The CTAs of a row exchange two float32 sums through distributed shared memory; LOOK
-// rows lie between what is sent and what is needed, which hides the exchange.
+// A CTA copies its slice of SLICE columns to shared memory, asks for the first BATCH pieces of weight and bias meanwhile,
+// sums the slice up, sends the sums of its warps to every CTA of the cluster through distributed shared memory, waits for
+// those of the others, and writes its slice of y. Every element is read from memory once; in shared memory only the
+// thread that is to use an element reads it. A CTA lives for one row: while some of the multiprocessors' CTAs wait for
+// memory or for each other, others store.
 //
-// Warps: THREADS / 32 consumers, a producer, a combiner. Per CTA, over the rows i of its cluster in their order:
-//   producer:  for each i: wait r_empty, copy residual(i); wait x_empty, copy x(i)
-//   consumers: A(0) .. A(LOOK - 1); for each k: A(k + LOOK), B(k)
-//              A(i): wait x_full, r_full; s = x + residual; the warp's sums to part(i); release residual
-//              B(k): wait stats(k); y; release x
-//   combiner:  P(0) .. P(LOOK - 1); for each k: wait words(k), publish stats(k); P(k + LOOK)
-//              P(i): wait part(i), send words(i) to every CTA of the cluster
-// No barrier of the block or of the cluster is inside a loop.
+// Each warp sends its own sums to a place of their own and adds up all that have come, in one order everywhere. One
+// barrier counts them by bytes. Before anything is sent all CTAs of the cluster have met, so that they run and their
+// barriers are set; afterwards a CTA may end as soon as it has all sums, because none is sent to it later and what it
+// sent itself is on its way to CTAs that wait for it.
 //
-// Why nothing is overwritten while it is still read:
-//   part(i), LOOK + 1 slots. A warp writes rows 0 .. LOOK into slots of their own. Row j > LOOK is written after
-//     B(j - LOOK - 1), so after stats(j - LOOK - 1), which the combiner published after P(j - 2): it has read part of
-//     row j - 2, and all the more of row j - LOOK - 1, the last user of the slot.
-//   stats(k), LOOK + 1 slots. Row j is published after P(min(j - 1 + LOOK, rows - 1)). All warps had then finished A of
-//     that row and, before it, B(min(j - 2, rows - 2 - LOOK)). The last user of the slot is row j - LOOK - 1, which is
-//     neither later than j - 2 nor than rows - 2 - LOOK.
-//   words(i), 4 LOOK slots, 2 LOOK are needed. A combiner sends row i after it has received words(i - LOOK) from every
-//     peer, and a peer sends those after it has read its words(i - 2 LOOK): at every receiver the last user of the
-//     slot, row i - 4 LOOK, has been read, and its phase of the barrier is complete and armed again.
-//   x(i), STAGES slots, and residual(i): the empty barriers, on which each warp arrives after its last read. Where s
-//     was written in place, every thread first makes its writes known to the asynchronous proxy.
-// In each ring a phase of a barrier cannot complete before all threads that wait for the phase before it have passed,
-// by the same arguments: a parity never means two phases.
-//
-// Why nothing waits forever: order the events by row. x(i) waits for B(i - STAGES), which comes after
-// A(i - STAGES + LOOK), of an earlier row, as STAGES > LOOK. residual(i) waits for A(i - RESIDUAL_STAGES), or for B of
-// that row where RESIDUAL_STAGES == STAGES. A waits for copies of its row and, as the consumer's program goes, for B of
-// earlier rows. P(i) waits for A(i) and words(i - LOOK). words(k) waits for P(k) in the CTAs of the cluster, which run
-// at the same time. stats(k) waits for words(k), B(k) for stats(k) and A(k + LOOK). Every event waits for events of
-// smaller rows, or of its own row in the order copy, A, P, words, stats, B, but for B(k) after A(k + LOOK): A of a row
-// waits for no B or stats later than k - 1 = (k + LOOK) - LOOK - 1, so no circle closes.
-// CTAs of a cluster have the same rows, so each waits for exactly what is sent; with no row they only meet at the ends.
-//
-// The order of every sum depends on N and the macros, never on the number of rows or of clusters.
+// The order of every sum depends on N and the macros, never on the number of rows.
 
 #ifndef N  // for inspection by hand; launch.py gives all of them
-#define N 131072
-#define CLUSTER 8
+#define N 65536
+#define CLUSTER 2
 #define THREADS 512
-#define STAGES 6
-#define RESIDUAL_STAGES 0
-#define LOOK 1
+#define RESIDENT 2
+#define BATCH 8
+#define BULK 1
 #define CENTERED 0
 #define X_TYPE 1
 #define RESIDUAL_TYPE -1
@@ -56,8 +29,6 @@
 #define S_TYPE 1
 #define STORE_S 0
 #define HAS_OFFSET 0
-#define VECTORS_SHARED 0
-#define GUARD 0
 #endif
 
 namespace {
@@ -80,58 +51,24 @@ constexpr int SLICE = over(N, 64 * CLUSTER) * 64;
 constexpr int VECS = over(SLICE, VEC * THREADS);
 constexpr bool FULL = N == SLICE * CLUSTER && SLICE % (VEC * THREADS) == 0;
 constexpr int WARPS = THREADS / 32;
-constexpr int WORD_SLOTS = 4 * LOOK;
-constexpr int SLOTS = LOOK + 1;
+constexpr int WORDS = WARPS * CLUSTER;
 
-// s replaces x in shared memory where it fits into the place of its own x; else it is computed a second time.
+// s replaces x in shared memory where it fits into the place of its own x; else it is computed again.
 constexpr bool ROUNDS = HAS_RESIDUAL || S_TYPE != X_TYPE;
 constexpr bool IN_PLACE = HAS_RESIDUAL && S_SIZE <= X_SIZE;
-
-// LayerNorm looks at a row twice; in between it stays in registers if there are enough.
-constexpr int VECTOR_WORDS = VECTORS_SHARED ? 0 : VECS * VEC * (WEIGHT_SIZE + BIAS_SIZE) / 4;
-// Warps get registers by fours.
-constexpr int EVEN_SHARE = 65536 / (over(THREADS + 64, 128) * 128) / 8 * 8;
-constexpr int REGISTERS = EVEN_SHARE > 248 ? 248 : EVEN_SHARE;
-constexpr bool HOLDS = VECS * VEC * S_SIZE / 4 + VECTOR_WORDS <= REGISTERS - 48;
 
 // From a thread's piece to its next.
 constexpr int STEP = THREADS * VEC;
 constexpr int X_STEP = STEP * X_SIZE, RESIDUAL_STEP = STEP * RESIDUAL_SIZE;
+constexpr int RESIDUAL_AT = SLICE * X_SIZE;
 
-constexpr int X_BYTES = SLICE * X_SIZE, RESIDUAL_BYTES = SLICE * RESIDUAL_SIZE;
-constexpr int RESIDUAL_AT = STAGES * X_BYTES;
-constexpr int WEIGHT_AT = RESIDUAL_AT + (HAS_RESIDUAL ? RESIDUAL_STAGES * RESIDUAL_BYTES : 0);
-constexpr int BIAS_AT = WEIGHT_AT + SLICE * WEIGHT_SIZE;
-
-static_assert(THREADS % 32 == 0 && WARPS <= 30, "the combiner reads the sum of a warp in each lane");
-static_assert(CLUSTER <= 16 && N % 8 == 0, "copies are of 16 bytes and more");
-static_assert(STAGES > LOOK, "A(k + LOOK) comes before B(k)");
-static_assert(!HAS_RESIDUAL || (IN_PLACE ? RESIDUAL_STAGES >= 1 : RESIDUAL_STAGES == STAGES), "see the top");
+static_assert(THREADS % 32 == 0 && THREADS <= 1024 && CLUSTER <= 16 && N % 8 == 0, "pieces of 16 bytes");
 
 using Address = unsigned;  // of shared memory
 
 struct Shared {
-    unsigned long long x_full[STAGES], x_empty[STAGES];
-    unsigned long long residual_full[RESIDUAL_STAGES + 1], residual_empty[RESIDUAL_STAGES + 1];
-    unsigned long long part_full[SLOTS], stats_full[SLOTS], words_full[WORD_SLOTS];
-    float2 part[SLOTS][WARPS];           // of this CTA's warps: sum of squares; or sum, squares about the warp's mean
-    float2 words[WORD_SLOTS][CLUSTER];   // the same of the cluster's CTAs
-    float2 stats[SLOTS];                 // mean, rstd
-};
-
-static_assert(sizeof(Shared) <= 3072, "227 KiB less what launch.py gives to the buffers");
-
-// Place and round in a ring; the parity that the wait for a filled slot takes.
-template <int SIZE>
-struct Cursor {
-    int at = 0;
-    unsigned parity = 0;
-    __device__ void next() {
-        if (++at == SIZE) {
-            at = 0;
-            parity ^= 1;
-        }
-    }
+    unsigned long long x_there, words_there;
+    float2 words[WORDS];  // of each warp of the cluster: sum of squares; or sum, squares about the warp's mean
 };
 
 __device__ __forceinline__ Address address(const void* pointer) {
@@ -142,59 +79,29 @@ __device__ __forceinline__ void barrier_init(const void* barrier, int arrivals) 
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void arrive(const void* barrier) {
-    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
-}
-
 __device__ __forceinline__ void arrive_expecting(const void* barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
                  "r"(bytes)
                  : "memory");
 }
 
-// Whether the phase of this parity is over; from peers of the cluster if FAR.
-template <bool FAR>
-__device__ __forceinline__ bool is_over(Address barrier, unsigned parity) {
+// Until the first phase is over, with what CTAs of the cluster sent.
+__device__ __forceinline__ void wait(const void* barrier) {
     unsigned done;
-    if constexpr (FAR)
+    do {
         asm volatile(
             "{\n.reg .pred p;\n"
-            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
             "selp.u32 %0, 1, 0, p;\n}"
             : "=r"(done)
-            : "r"(barrier), "r"(parity)
+            : "r"(address(barrier))
             : "memory");
-    else
-        asm volatile(
-            "{\n.reg .pred p;\n"
-            "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(done)
-            : "r"(barrier), "r"(parity)
-            : "memory");
-    return done;
+    } while (!done);
 }
 
-// GUARD: a wait of a second is reported and given up, and so are later ones; the results are wrong then.
-template <bool FAR = false>
-__device__ __forceinline__ void wait(const void* barrier, unsigned parity, bool& stuck, const char* what) {
-    const Address at = address(barrier);
-#if GUARD
-    const long long began = clock64();
-    while (!stuck && !is_over<FAR>(at, parity))
-        if (clock64() - began > 2000000000ll) {
-            stuck = true;
-            if (threadIdx.x % 32 == 0)
-                printf("wide norm: CTA %d warp %d waits for %s, parity %u\n", int(blockIdx.x), int(threadIdx.x / 32),
-                       what, parity);
-        }
-#else
-    while (!is_over<FAR>(at, parity)) {
-    }
-#endif
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// Relaxed: a release would be a fence of the whole GPU ahead of the first load. What others have to see is the barriers,
+// for which there is a fence of their own.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 __device__ __forceinline__ Address address_in(Address here, int rank) {
@@ -211,10 +118,23 @@ __device__ __forceinline__ void send(const void* slot, const void* barrier, int 
                  : "memory");
 }
 
-__device__ __forceinline__ void copy_in(Address to, const void* from, unsigned bytes, const void* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(barrier))
-                 : "memory");
+// BYTES (8 or 16) to shared memory, for this thread.
+template <int BYTES>
+__device__ __forceinline__ void copy_in(Address to, const char* from) {
+    const auto source = __cvta_generic_to_global(from);
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(source) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(source) : "memory");
+}
+
+// Many bytes to shared memory, for all who wait on the barrier.
+__device__ __forceinline__ void copy_slice(Address to, const void* from, unsigned bytes, const void* barrier) {
+    if (bytes > 0)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+            "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(barrier))
+            : "memory");
 }
 
 // VEC elements as stored.
@@ -251,7 +171,7 @@ __device__ __forceinline__ void store_shared(Address to, const Raw<TYPE>& raw) {
                          : "memory");
 }
 
-// volatile: loaded once, not again where it is used.
+// volatile: loaded here and once, not again where it is used.
 template <int TYPE>
 __device__ __forceinline__ Raw<TYPE> load_global(const char* from) {
     Raw<TYPE> raw;
@@ -308,7 +228,7 @@ __device__ __forceinline__ Raw<TYPE> rounded(const float (&value)[VEC]) {
     return raw;
 }
 
-// The same, opaque: else the compiler widens weight and bias before the loop, to twice the registers.
+// The same, opaque: else the compiler widens early what was asked for early, to twice the registers.
 template <int TYPE>
 __device__ __forceinline__ Raw<TYPE> here(Raw<TYPE> raw) {
 #pragma unroll
@@ -354,11 +274,15 @@ __device__ __forceinline__ float columns_of_warp(int columns, int warp) {
     return static_cast<float>(pieces * VEC);
 }
 
-__device__ __forceinline__ float mean_of(float sum, float count) { return count > 0 ? __fdiv_rn(sum, count) : 0.0f; }
+__device__ __forceinline__ float mean_of(float sum, float count) {
+    constexpr int ALL = VECS * VEC * 32;
+    if constexpr (FULL && (ALL & (ALL - 1)) == 0) return sum * (1.0f / ALL);  // exact
+    return count > 0 ? __fdiv_rn(sum, count) : 0.0f;
+}
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) wide_forward(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
     const char* __restrict__ x,         // [M, N], rows x_stride elements apart
     const char* __restrict__ residual,  // [M, N] or none
     const char* __restrict__ weight,    // [N] or none
@@ -367,265 +291,151 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) wide_forward(
     char* __restrict__ s_out,           // [M, N] contiguous, if STORE_S
     float* __restrict__ mean_out,       // [M] or null
     float* __restrict__ rstd_out,       // [M] or null
-    long long x_stride, long long residual_stride, long long rows_in_all, float eps, float weight_offset) {
+    long long x_stride, long long residual_stride, float eps, float weight_offset) {
     __shared__ Shared shared;
     extern __shared__ __align__(128) char buffers[];
 
-    unsigned rank, cluster, clusters;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
-    asm("mov.u32 %0, %%nclusterid.x;" : "=r"(clusters));
+    const long long row = blockIdx.x / CLUSTER;
+    const int rank = blockIdx.x % CLUSTER;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rows = cluster < rows_in_all ? static_cast<int>((rows_in_all - 1 - cluster) / clusters) + 1 : 0;
     const int columns = columns_of(rank);
-    bool stuck = false;
+    const long long slice = static_cast<long long>(rank) * SLICE, first_column = slice + threadIdx.x * VEC;
+    const auto exists = [&](int j) { return FULL || (j * THREADS + static_cast<int>(threadIdx.x)) * VEC < columns; };
+    const char* const x_from = x + row * x_stride * X_SIZE;
+    const char* const residual_from = residual + row * residual_stride * RESIDUAL_SIZE;
 
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; ++i) {
-            barrier_init(&shared.x_full[i], 1);
-            barrier_init(&shared.x_empty[i], WARPS);
-        }
-        for (int i = 0; i < RESIDUAL_STAGES; ++i) {
-            barrier_init(&shared.residual_full[i], 1);
-            barrier_init(&shared.residual_empty[i], WARPS);
-        }
-        for (int i = 0; i < SLOTS; ++i) {
-            barrier_init(&shared.part_full[i], WARPS);
-            barrier_init(&shared.stats_full[i], 1);
-        }
-        for (int i = 0; i < WORD_SLOTS; ++i) barrier_init(&shared.words_full[i], 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        for (int i = 0; i < WORD_SLOTS; ++i) arrive_expecting(&shared.words_full[i], CLUSTER * sizeof(float2));
-    }
-    __syncwarp();
-    cluster_arrive();
-
-    if (warp < WARPS) {  // consumers
-        const Address mine = address(buffers) + threadIdx.x * VEC * X_SIZE;
-        const Address mine_residual = address(buffers) + RESIDUAL_AT + threadIdx.x * VEC * RESIDUAL_SIZE;
-        const Address mine_weight = address(buffers) + WEIGHT_AT + threadIdx.x * VEC * WEIGHT_SIZE;
-        const Address mine_bias = address(buffers) + BIAS_AT + threadIdx.x * VEC * BIAS_SIZE;
-        const long long first_column = static_cast<long long>(rank) * SLICE + threadIdx.x * VEC;
-        const int piece = threadIdx.x;
-        const auto exists = [&](int j) { return FULL || (j * THREADS + piece) * VEC < columns; };
-        Raw<WEIGHT_TYPE> weights[VECTORS_SHARED ? 1 : VECS];
-        Raw<BIAS_TYPE> biases[VECTORS_SHARED ? 1 : VECS];
-#pragma unroll
-        for (int j = 0; j < VECS; ++j) {
-            if (!exists(j)) continue;
-            const long long column = first_column + j * STEP;
-            if constexpr (HAS_WEIGHT) {
-                const Raw<WEIGHT_TYPE> stored = load_global<WEIGHT_TYPE>(weight + column * WEIGHT_SIZE);
-                if constexpr (VECTORS_SHARED)  // read by this thread alone
-                    store_shared<WEIGHT_TYPE>(mine_weight + j * STEP * WEIGHT_SIZE, stored);
-                else
-                    weights[j] = stored;
-            }
-            if constexpr (HAS_BIAS) {
-                const Raw<BIAS_TYPE> stored = load_global<BIAS_TYPE>(bias + column * BIAS_SIZE);
-                if constexpr (VECTORS_SHARED)
-                    store_shared<BIAS_TYPE>(mine_bias + j * STEP * BIAS_SIZE, stored);
-                else
-                    biases[j] = stored;
-            }
-        }
-        const float count = columns_of_warp(columns, warp);
-        cluster_wait();
-
-        Cursor<STAGES> x_a, x_b;
-        Cursor<RESIDUAL_STAGES + (RESIDUAL_STAGES == 0)> residual_a, residual_b;
-        Cursor<SLOTS> part_a, stats_b;
-        const auto sum_up = [&](int i) {  // A(i)
-            const long long row = cluster + static_cast<long long>(i) * clusters;
-            const Address x_at = mine + x_a.at * X_BYTES, residual_at = mine_residual + residual_a.at * RESIDUAL_BYTES;
-            char* const to = s_out + (row * N + first_column) * S_SIZE;
-            wait(&shared.x_full[x_a.at], x_a.parity, stuck, "x");
-            if constexpr (HAS_RESIDUAL)
-                wait(&shared.residual_full[residual_a.at], residual_a.parity, stuck, "residual");
-            float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            Raw<S_TYPE> held[CENTERED && HOLDS ? VECS : 1];
-#pragma unroll
-            for (int j = 0; j < VECS; ++j) {
-                if (!exists(j)) continue;
-                const Raw<S_TYPE> stored = load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP);
-                if constexpr (IN_PLACE) store_shared<S_TYPE>(x_at + j * X_STEP, stored);
-                if constexpr (STORE_S) store_global<S_TYPE>(to + j * STEP * S_SIZE, stored);
-                if constexpr (CENTERED && HOLDS) held[j] = stored;
-                float s[VEC];
-                widen<S_TYPE>(stored, s);
-#pragma unroll
-                for (int e = 0; e < VEC; ++e)
-                    lanes[e % 4] = CENTERED ? lanes[e % 4] + s[e] : fmaf(s[e], s[e], lanes[e % 4]);
-            }
-            float2 sums = {warp_sum((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])), 0.0f};
-            if constexpr (CENTERED) {
-                const float centre = mean_of(sums.x, count);
-                float squares[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-                for (int j = 0; j < VECS; ++j) {
-                    if (!exists(j)) continue;
-                    float s[VEC];
-                    if constexpr (HOLDS)
-                        widen<S_TYPE>(held[j], s);
-                    else if constexpr (IN_PLACE)
-                        widen<S_TYPE>(load_shared<S_TYPE>(x_at + j * X_STEP), s);
-                    else
-                        widen<S_TYPE>(load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP), s);
-#pragma unroll
-                    for (int e = 0; e < VEC; ++e) squares[e % 4] = fmaf(s[e] - centre, s[e] - centre, squares[e % 4]);
-                }
-                sums.y = warp_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-            }
-            __syncwarp();
-            if (lane == 0) {
-                shared.part[part_a.at][warp] = sums;
-                arrive(&shared.part_full[part_a.at]);
-                if constexpr (IN_PLACE) arrive(&shared.residual_empty[residual_a.at]);
-            }
-            x_a.next();
-            part_a.next();
-            if constexpr (HAS_RESIDUAL) residual_a.next();
-        };
-        const auto normalise = [&](int k) {  // B(k)
-            const long long row = cluster + static_cast<long long>(k) * clusters;
-            const Address x_at = mine + x_b.at * X_BYTES, residual_at = mine_residual + residual_b.at * RESIDUAL_BYTES;
-            char* const to = y + (row * N + first_column) * Y_SIZE;
-            wait(&shared.stats_full[stats_b.at], stats_b.parity, stuck, "stats");
-            const float2 stats = shared.stats[stats_b.at];
-#pragma unroll
-            for (int j = 0; j < VECS; ++j) {
-                if (!exists(j)) continue;
-                float value[VEC], scale[VEC], shift[VEC];
-                if constexpr (IN_PLACE)
-                    widen<S_TYPE>(load_shared<S_TYPE>(x_at + j * X_STEP), value);
-                else
-                    widen<S_TYPE>(load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP), value);
-                if constexpr (HAS_WEIGHT) {
-                    if constexpr (VECTORS_SHARED)
-                        widen<WEIGHT_TYPE>(load_shared<WEIGHT_TYPE>(mine_weight + j * STEP * WEIGHT_SIZE), scale);
-                    else
-                        widen<WEIGHT_TYPE>(here(weights[j]), scale);
-                }
-                if constexpr (HAS_BIAS) {
-                    if constexpr (VECTORS_SHARED)
-                        widen<BIAS_TYPE>(load_shared<BIAS_TYPE>(mine_bias + j * STEP * BIAS_SIZE), shift);
-                    else
-                        widen<BIAS_TYPE>(here(biases[j]), shift);
-                }
-#pragma unroll
-                for (int e = 0; e < VEC; ++e) {
-                    value[e] = (CENTERED ? value[e] - stats.x : value[e]) * stats.y;
-                    if constexpr (HAS_WEIGHT) value[e] *= HAS_OFFSET ? scale[e] + weight_offset : scale[e];
-                    if constexpr (HAS_BIAS) value[e] += shift[e];
-                }
-                store_global<Y_TYPE>(to + j * STEP * Y_SIZE, rounded<Y_TYPE>(value));
-            }
-            if constexpr (IN_PLACE) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            __syncwarp();
-            if (lane == 0) {
-                arrive(&shared.x_empty[x_b.at]);
-                if constexpr (HAS_RESIDUAL && !IN_PLACE) arrive(&shared.residual_empty[residual_b.at]);
-            }
-            x_b.next();
-            stats_b.next();
-            if constexpr (HAS_RESIDUAL && !IN_PLACE) residual_b.next();
-        };
-#pragma unroll 1
-        for (int i = 0; i < LOOK; ++i)
-            if (i < rows) sum_up(i);
-#pragma unroll 1
-        for (int k = 0; k < rows; ++k) {
-            if (k + LOOK < rows) sum_up(k + LOOK);
-            normalise(k);
-        }
-    } else if (warp == WARPS) {  // producer
-        cluster_wait();
-        if (lane == 0) {
-            Cursor<STAGES> x_at;
-            Cursor<RESIDUAL_STAGES + (RESIDUAL_STAGES == 0)> residual_at;
-            const auto copy_row = [&](const void* full, Address to, const char* from, int bytes) {
-                arrive_expecting(full, bytes);
-                if (bytes > 0) copy_in(to, from, bytes, full);
-            };
-            // The other parity: an untouched barrier counts as if the phase before its first were over.
-#pragma unroll 1
-            for (int i = 0; i < rows; ++i) {
-                const long long row = cluster + static_cast<long long>(i) * clusters;
-                const long long column = static_cast<long long>(rank) * SLICE;
-                if constexpr (HAS_RESIDUAL) {
-                    wait(&shared.residual_empty[residual_at.at], residual_at.parity ^ 1, stuck, "room for residual");
-                    copy_row(&shared.residual_full[residual_at.at],
-                             address(buffers) + RESIDUAL_AT + residual_at.at * RESIDUAL_BYTES,
-                             residual + (row * residual_stride + column) * RESIDUAL_SIZE, columns * RESIDUAL_SIZE);
-                    residual_at.next();
-                }
-                wait(&shared.x_empty[x_at.at], x_at.parity ^ 1, stuck, "room for x");
-                copy_row(&shared.x_full[x_at.at], address(buffers) + x_at.at * X_BYTES,
-                         x + (row * x_stride + column) * X_SIZE, columns * X_SIZE);
-                x_at.next();
-                if (stuck) break;
+    if constexpr (BULK || CLUSTER > 1) {
+        if (threadIdx.x == 0) {
+            barrier_init(&shared.x_there, 1);
+            barrier_init(&shared.words_there, 1);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            arrive_expecting(&shared.words_there, WORDS * sizeof(float2));
+            if constexpr (BULK) {
+                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                arrive_expecting(&shared.x_there, columns * (X_SIZE + RESIDUAL_SIZE));
+                copy_slice(address(buffers), x_from + slice * X_SIZE, columns * X_SIZE, &shared.x_there);
+                if constexpr (HAS_RESIDUAL)
+                    copy_slice(address(buffers) + RESIDUAL_AT, residual_from + slice * RESIDUAL_SIZE,
+                               columns * RESIDUAL_SIZE, &shared.x_there);
             }
         }
         __syncwarp();
-    } else {  // combiner
-        const float count = lane < WARPS ? columns_of_warp(columns, lane) : 0.0f;
-        cluster_wait();
-        Cursor<SLOTS> part, stats;
-        Cursor<WORD_SLOTS> sent, received;
-        const auto publish = [&] {  // P(i)
-            wait(&shared.part_full[part.at], part.parity, stuck, "part");
-            float2 sums = {0.0f, 0.0f};
-            if (lane < WARPS) sums = shared.part[part.at][lane];
-            float2 all = {warp_sum(sums.x), 0.0f};
-            if constexpr (CENTERED) {
-                const float off = mean_of(sums.x, count) - mean_of(all.x, static_cast<float>(columns));
-                all.y = warp_sum(fmaf(count * off, off, sums.y));
-            }
-            if (lane < CLUSTER) send(&shared.words[sent.at][rank], &shared.words_full[sent.at], lane, all);
-            __syncwarp();
-            part.next();
-            sent.next();
-        };
-#pragma unroll 1
-        for (int i = 0; i < LOOK; ++i)
-            if (i < rows) publish();
-#pragma unroll 1
-        for (int k = 0; k < rows; ++k) {
-            wait<true>(&shared.words_full[received.at], received.parity, stuck, "words");
-            float2 words[CLUSTER];
+        cluster_arrive();
+    }
+
+    const Address x_at = address(buffers) + threadIdx.x * VEC * X_SIZE;
+    const Address residual_at = address(buffers) + RESIDUAL_AT + threadIdx.x * VEC * RESIDUAL_SIZE;
+    if constexpr (!BULK) {
 #pragma unroll
-            for (int g = 0; g < CLUSTER; ++g) words[g] = shared.words[received.at][g];
-            __syncwarp();
-            if (lane == 0) arrive_expecting(&shared.words_full[received.at], CLUSTER * sizeof(float2));
-            float total = 0.0f, mean = 0.0f, squares = 0.0f;
-#pragma unroll
-            for (int g = 0; g < CLUSTER; ++g) total += words[g].x;
-            if constexpr (CENTERED) {
-                mean = __fdiv_rn(total, static_cast<float>(N));
-#pragma unroll
-                for (int g = 0; g < CLUSTER; ++g) {
-                    const float here = static_cast<float>(columns_of(g)), off = mean_of(words[g].x, here) - mean;
-                    squares += fmaf(here * off, off, words[g].y);
-                }
-            } else {
-                squares = total;
-            }
-            const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(squares, static_cast<float>(N)) + eps));
-            if (lane == 0) {
-                shared.stats[stats.at] = {mean, rstd};
-                arrive(&shared.stats_full[stats.at]);
-                const long long row = cluster + static_cast<long long>(k) * clusters;
-                if (rank == 0 && rstd_out != nullptr) rstd_out[row] = rstd;
-                if (CENTERED && rank == 0 && mean_out != nullptr) mean_out[row] = mean;
-            }
-            __syncwarp();
-            received.next();
-            stats.next();
-            if (k + LOOK < rows) publish();
+        for (int j = 0; j < VECS; ++j) {
+            if (!exists(j)) continue;
+            copy_in<VEC * X_SIZE>(x_at + j * X_STEP, x_from + first_column * X_SIZE + j * X_STEP);
+            if constexpr (HAS_RESIDUAL)
+                copy_in<VEC * RESIDUAL_SIZE>(residual_at + j * RESIDUAL_STEP,
+                                             residual_from + first_column * RESIDUAL_SIZE + j * RESIDUAL_STEP);
         }
     }
-    // A peer may still write here what it sent.
-    cluster_arrive();
-    cluster_wait();
+    Raw<WEIGHT_TYPE> weights[BATCH];
+    Raw<BIAS_TYPE> biases[BATCH];
+    const auto ask_for_vectors = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            if (first + i >= VECS || !exists(first + i)) continue;
+            const long long column = first_column + (first + i) * STEP;
+            if constexpr (HAS_WEIGHT) weights[i] = load_global<WEIGHT_TYPE>(weight + column * WEIGHT_SIZE);
+            if constexpr (HAS_BIAS) biases[i] = load_global<BIAS_TYPE>(bias + column * BIAS_SIZE);
+        }
+    };
+    ask_for_vectors(0);
+    if constexpr (BULK || CLUSTER > 1) cluster_wait();
+    if constexpr (BULK)
+        wait(&shared.x_there);
+    else
+        asm volatile("cp.async.wait_all;" ::: "memory");
+
+    float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    char* const s_to = s_out + (row * N + first_column) * S_SIZE;
+#pragma unroll BATCH
+    for (int j = 0; j < VECS; ++j) {
+        if (!exists(j)) continue;
+        const Raw<S_TYPE> stored = load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP);
+        if constexpr (IN_PLACE) store_shared<S_TYPE>(x_at + j * X_STEP, stored);
+        if constexpr (STORE_S) store_global<S_TYPE>(s_to + j * STEP * S_SIZE, stored);
+        float s[VEC];
+        widen<S_TYPE>(stored, s);
+#pragma unroll
+        for (int e = 0; e < VEC; ++e)
+            lanes[e % 4] = CENTERED ? lanes[e % 4] + s[e] : fmaf(s[e], s[e], lanes[e % 4]);
+    }
+    const auto again = [&](int j) {
+        if constexpr (IN_PLACE)
+            return load_shared<S_TYPE>(x_at + j * X_STEP);
+        else
+            return load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP);
+    };
+    float2 sums = {warp_sum((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])), 0.0f};
+    if constexpr (CENTERED) {
+        const float centre = mean_of(sums.x, columns_of_warp(columns, warp));
+        float squares[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll BATCH
+        for (int j = 0; j < VECS; ++j) {
+            if (!exists(j)) continue;
+            float s[VEC];
+            widen<S_TYPE>(again(j), s);
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) squares[e % 4] = fmaf(s[e] - centre, s[e] - centre, squares[e % 4]);
+        }
+        sums.y = warp_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    }
+
+    if constexpr (CLUSTER > 1) {
+        if (lane < CLUSTER) send(&shared.words[rank * WARPS + warp], &shared.words_there, lane, sums);
+        wait(&shared.words_there);
+    } else {
+        if (lane == 0) shared.words[warp] = sums;
+        __syncthreads();
+    }
+    float total = 0.0f, mean = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int of = lane; of < over(WORDS, 32) * 32; of += 32) total += of < WORDS ? shared.words[of].x : 0.0f;
+    total = warp_sum(total);
+    if constexpr (CENTERED) {
+        mean = __fdiv_rn(total, static_cast<float>(N));
+#pragma unroll 1
+        for (int of = lane; of < WORDS; of += 32) {
+            const float count = columns_of_warp(columns_of(of / WARPS), of % WARPS);
+            const float off = mean_of(shared.words[of].x, count) - mean;
+            squares += fmaf(count * off, off, shared.words[of].y);
+        }
+        squares = warp_sum(squares);
+    } else {
+        squares = total;
+    }
+    const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(squares, static_cast<float>(N)) + eps));
+    if (rank == 0 && threadIdx.x == 0) {
+        if (rstd_out != nullptr) rstd_out[row] = rstd;
+        if (CENTERED && mean_out != nullptr) mean_out[row] = mean;
+    }
+
+    char* const to = y + (row * N + first_column) * Y_SIZE;
+#pragma unroll 1
+    for (int first = 0; first < VECS; first += BATCH) {
+        if (first > 0) ask_for_vectors(first);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int j = first + i;
+            if (j >= VECS || !exists(j)) continue;
+            float value[VEC], scale[VEC], shift[VEC];
+            widen<S_TYPE>(again(j), value);
+            if constexpr (HAS_WEIGHT) widen<WEIGHT_TYPE>(here(weights[i]), scale);
+            if constexpr (HAS_BIAS) widen<BIAS_TYPE>(here(biases[i]), shift);
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) {
+                value[e] = (CENTERED ? value[e] - mean : value[e]) * rstd;
+                if constexpr (HAS_WEIGHT) value[e] *= HAS_OFFSET ? scale[e] + weight_offset : scale[e];
+                if constexpr (HAS_BIAS) value[e] += shift[e];
+            }
+            store_global<Y_TYPE>(to + j * STEP * Y_SIZE, rounded<Y_TYPE>(value));
+        }
+    }
 }

@@ -235,16 +235,23 @@ def norm_bwd_kernel_finalize(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Add the parts of BLOCK_N columns, BLOCK_P rows at a time in ascending order; cast, or add to what is there."""
+    """Add the parts of BLOCK_N columns, BLOCK_P rows at a time in ascending order; cast, or add to what is there.
+
+    Program (c, v) of (column blocks, vectors): the first of two vectors is weight's.
+    """
     N = N * UNIT
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     col_mask = cols < N
-    if weight_parts_ptr is not None:
-        total = sum_parts(weight_parts_ptr, cols, col_mask, P, N, BLOCK_P, BLOCK_N)
-        put_total(grad_weight_ptr + cols, total, col_mask, ACCUMULATE)
-    if bias_parts_ptr is not None:
-        total = sum_parts(bias_parts_ptr, cols, col_mask, P, N, BLOCK_P, BLOCK_N)
-        put_total(grad_bias_ptr + cols, total, col_mask, ACCUMULATE)
+    vector = tl.program_id(1)
+    # Not `and`: what does not exist is left out when the kernel is compiled.
+    if weight_parts_ptr is not None:  # noqa: SIM102
+        if vector == 0:
+            total = sum_parts(weight_parts_ptr, cols, col_mask, P, N, BLOCK_P, BLOCK_N)
+            put_total(grad_weight_ptr + cols, total, col_mask, ACCUMULATE)
+    if bias_parts_ptr is not None:  # noqa: SIM102
+        if vector == tl.num_programs(1) - 1:
+            total = sum_parts(bias_parts_ptr, cols, col_mask, P, N, BLOCK_P, BLOCK_N)
+            put_total(grad_bias_ptr + cols, total, col_mask, ACCUMULATE)
 
 
 @triton.jit

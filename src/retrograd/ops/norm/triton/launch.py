@@ -12,7 +12,7 @@ import triton.language as tl
 from retrograd.ops._triton.gpu import Backend
 from retrograd.ops._triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 from retrograd.ops.norm.plan import (
-    FORWARD_WALK_LIMIT,
+    FORWARD_TRITON_LIMIT,
     BackwardPlan,
     ForwardPlan,
     Kind,
@@ -78,7 +78,8 @@ def norm_fwd(
     2 ulp; two-pass variance.
     """
     rows, n = x.shape
-    if n > FORWARD_WALK_LIMIT and plan is None and _clustered(x, weight, bias):
+    widest = FORWARD_TRITON_LIMIT[spec.centered, residual is not None]
+    if n > widest and plan is None and _clustered(x, weight, bias, residual):
         from retrograd.ops.norm.cuda import norm_fwd_wide
 
         return norm_fwd_wide(
@@ -106,11 +107,12 @@ def norm_fwd(
     heads = heads_of(weight, bias)
     if plan is None:
         itemsize = max(x.element_size(), s_dtype.itemsize)
-        plan = plan_forward(rows // heads, n, heads, itemsize, gpu, streams=1 if residual is None else 2)
+        streams = 1 if residual is None else 2
+        plan = plan_forward(rows // heads, n, heads, itemsize, gpu, centered=spec.centered, streams=streams)
     x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
     unit = _unit(n, x_stride, residual_stride)
     tile = plan.kind is Kind.TILE
-    how = (plan.stream,) if tile else (n % plan.block_n == 0, plan.unroll)
+    how = (plan.stream, plan.early) if tile else (n % plan.block_n == 0, plan.unroll)
     rest = (
         x_stride // unit, residual_stride // unit, rows // heads, n // unit, heads, spec.eps, unit,
         spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype], plan.block_m, plan.block_n, *how,
@@ -268,12 +270,21 @@ def _walk(
         )  # fmt: skip
 
 
-def _clustered(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
+def _clustered(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None
+) -> bool:
     """Whether wide rows of x go to the clustered kernel, which reads them once."""
+    if not x.is_cuda or x.shape[1] % 8 or heads_of(weight, bias) > 1:
+        return False
     gpu = gpu_of(x)
-    fits = x.is_cuda and x.shape[1] % 8 == 0 and heads_of(weight, bias) == 1
-    # From sm_120 on a program has 99 KiB of shared memory; the kernel's ring takes 224.
-    return fits and gpu.backend is Backend.CUDA and 90 <= gpu.arch < 120
+    # From sm_120 on a program has 99 KiB of shared memory; the kernel's slices take up to 220.
+    if gpu.backend is not Backend.CUDA or not 90 <= gpu.arch < 120:
+        return False
+    from retrograd.ops._cuda import nvrtc
+    from retrograd.ops.norm.cuda import fits_wide
+
+    # Without its compiler the row is walked: slower, but LayerNorm of 8200 columns is nothing unusual.
+    return fits_wide(x.shape[1], x.dtype, None if residual is None else residual.dtype) and nvrtc.is_there()
 
 
 _Finalizer = tuple[Handle | None, tuple[Any, ...]]
@@ -305,7 +316,8 @@ def _finalize(
         unit = _unit(columns)
         accumulate = into[0] is not None or into[1] is not None
         rest = (parts, columns // unit, unit, accumulate, plan.finalize_block_p, plan.finalize_block_n)
-        grid = (ceil_div(columns, plan.finalize_block_n),)
+        vectors = sum(held is not None for held in (weight_parts, bias_parts))
+        grid = (ceil_div(columns, plan.finalize_block_n), vectors)
         finalizer = (launch(norm_bwd_kernel_finalize, grid, (*tensors, *rest), num_warps=4), rest)
     return (None if into[0] is not None else outs[0], None if into[1] is not None else outs[1]), finalizer
 

@@ -115,10 +115,9 @@ def norm_bwd_kernel_slices(
             weight_sum += tl.sum(g * h, axis=0)
         if weight_ptr is not None:
             g = g * plus(widen_here(weight), weight_offset)[None, :]
-        ds = g - h * projection[:, None]
+        ds = (g - h * projection[:, None]) * rstd_now[:, None]
         if mean_ptr is not None:
-            ds -= shift[:, None]
-        ds *= rstd_now[:, None]
+            ds -= (shift * rstd_now)[:, None]
         if grad_s_ptr is not None:
             ds += widen(grad_s, True)
         store_both(grad_x_ptr, grad_residual_ptr, rows[:, None] * N + cols[None, :], ds, mask)
