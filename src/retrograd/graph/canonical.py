@@ -92,39 +92,68 @@ def _structure(value: Value) -> str:
     return "(" + ",".join(_structure(v) for v in value) + ")"  # type: ignore[union-attr]
 
 
+_FOLDED = frozenset({"tuple", "get-tuple-element", "opt-barrier", "parameter"})
+
+
 class _Folder:
     def __init__(self, graph: Graph, computation: Computation) -> None:
         self.graph = graph
         self.made = Form(computation)
 
     def form(self) -> Form:
+        self.fold()
         made = self.made
-        instructions, values = made.computation.instructions, made.values
-        for place, instruction in enumerate(instructions):
-            opcode = instruction.opcode
-            if opcode == "tuple":
-                values.append(tuple([values[o] for o in instruction.operands]))
-            elif opcode == "get-tuple-element":
-                values.append(self.element(place, instruction))
-            elif opcode == "opt-barrier" and len(instruction.operands) == 1:
-                value = values[instruction.operands[0]]
-                made.barriers.append(tuple(flat(value)))
-                values.append(value)
-            elif opcode in COLLECTIVES:
-                values.append(self.collective(place, instruction, opcode, instruction))
-            elif opcode.endswith("-start") or opcode.endswith("-done") or opcode == "async-update":
-                values.append(self.asynchronous(place, instruction))
-            else:
-                values.append(self.node(place, instruction))
         if made.collectives:
             self.drop_tokens()
-        root = values[made.computation.root]
+        root = made.values[made.computation.root]
         made.outputs, made.structure = flat(root), _structure(root)
-        made.parameters = [flat(values[p])[0] for p in made.computation.parameters]
-        made.live = _reached(made.operands, [*made.outputs, *self.effects()])
+        made.parameters = [flat(made.values[p])[0] for p in made.computation.parameters]
+        effects = self.side_effects()
+        made.live = _reached(made.operands, [*made.outputs, *(n for p in effects for n in flat(made.values[p]))])
         made.collectives = [c for c in made.collectives if any(made.live[n] for n in c.nodes)]
-        made.dead = self.count_dead()
+        made.dead = self.count_dead(effects)
         return made
+
+    def fold(self) -> None:
+        """Nodes and values of all instructions. Nine in ten are plain; they go through the short way."""
+        made, values = self.made, self.made.values
+        labels, operands, origins, numbers = made.labels, made.operands, made.origins, made.numbers
+        packed: set[int] = set()  # places whose value is a tuple
+        plain: dict[str, bool] = {}
+        for place, ins in enumerate(made.computation.instructions):
+            short = plain.get(ins.opcode)
+            if short is None:
+                short = plain[ins.opcode] = not _folds(ins.opcode)
+            if short and packed.isdisjoint(ins.operands):
+                if ins.called:
+                    made.called[len(labels)] = ins.called
+                values.append(len(labels))
+                labels.append((ins.opcode, ins.shape, ins.attrs))
+                operands.append(tuple([values[o] for o in ins.operands]))  # type: ignore[misc]
+                origins.append(place)
+                numbers.append(-1)
+                continue
+            value = self.value(place, ins)
+            values.append(value)
+            if type(value) is tuple:
+                packed.add(place)
+
+    def value(self, place: int, instruction: Instruction) -> Value:
+        """The value of an instruction that is folded, or that takes tuples."""
+        opcode, values = instruction.opcode, self.made.values
+        if opcode == "tuple":
+            return tuple([values[o] for o in instruction.operands])
+        if opcode == "get-tuple-element":
+            return self.element(place, instruction)
+        if opcode == "opt-barrier" and len(instruction.operands) == 1:
+            value = values[instruction.operands[0]]
+            self.made.barriers.append(tuple(flat(value)))
+            return value
+        if opcode in COLLECTIVES:
+            return self.collective(place, instruction, opcode, instruction)
+        if _asynchronous(opcode):
+            return self.asynchronous(place, instruction)
+        return self.node(place, instruction)
 
     def add(self, place: int, label: Label, operands: tuple[int, ...], number: int = -1) -> int:
         made = self.made
@@ -225,23 +254,27 @@ class _Folder:
         token = made.operands[added][0] if made.labels[added][0] == "broadcast" and made.operands[added] else added
         return kept if token in chain else node
 
-    def effects(self) -> list[int]:
-        return [
-            k
-            for k, label in enumerate(self.made.labels)
-            if label[0] in SIDE_EFFECTS or (label[0] == "custom-call" and "has_side_effect=true" in label[2])
-        ]
-
-    def count_dead(self) -> int:
+    def side_effects(self) -> list[int]:
+        """Places of instructions that are executed although nobody reads them."""
         instructions = self.made.computation.instructions
-        roots = [self.made.computation.root]
-        roots += [
-            i
-            for i, ins in enumerate(instructions)
+        return [
+            place
+            for place, ins in enumerate(instructions)
             if ins.opcode in SIDE_EFFECTS or (ins.opcode == "custom-call" and "has_side_effect=true" in ins.attrs)
         ]
-        reached = _reached([i.operands for i in instructions], roots)
+
+    def count_dead(self, effects: list[int]) -> int:
+        instructions = self.made.computation.instructions
+        reached = _reached([i.operands for i in instructions], [self.made.computation.root, *effects])
         return sum(1 for i, ins in enumerate(instructions) if not reached[i] and ins.opcode != "parameter")
+
+
+def _folds(opcode: str) -> bool:
+    return opcode in _FOLDED or opcode in COLLECTIVES or _asynchronous(opcode)
+
+
+def _asynchronous(opcode: str) -> bool:
+    return opcode.endswith(("-start", "-done")) or opcode == "async-update"
 
 
 def _elements(shape: str) -> list[str]:
