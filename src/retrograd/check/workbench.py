@@ -211,6 +211,23 @@ class Workbench:
             outs = tuple(o for o in outs if o.is_floating_point())
             return order(self, case, list(outs), {n: inputs[n] for n in names}, gs)
 
+    def rounded_run(
+        self, case: Case, unit: float, accumulate: float, seed: int, order: Order = first_order,
+        *, inputs: bool = True, grad_outs: bool = False,
+    ) -> Results:  # fmt: skip
+        """`reference_run` in float64 with random rounding; arguments as in `Float64`.
+
+        Inputs stay exact where the reference refuses what comes of rounding them, as at the edge of their range.
+        """
+        try:
+            mode = Float64(unit, accumulate, seed, self.device, inputs=inputs, grad_outs=grad_outs)
+            return self.reference_run(case, torch.float64, mode, order)
+        except Exception:
+            if not inputs:
+                raise
+        mode = Float64(unit, accumulate, seed, self.device, inputs=False, grad_outs=grad_outs)
+        return self.reference_run(case, torch.float64, mode, order)
+
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""
         key = self._key(case).but(values=())  # a huge or lost value asks the same of the backward
@@ -392,17 +409,20 @@ class Workbench:
         return self.finding(stage, "wrong-value", what, case, tensor=name, index=found.index, **more)
 
     def _at_kinks(self, case: Case, name: str, got: torch.Tensor, tol: torch.Tensor, found: Comparison) -> str:
-        """A remark if every element that is out is at a kink, and between the one-sided derivatives; else ""."""
-        if not name.startswith("grad ") or not got.numel() or not self.truth(case).switches:
+        """A remark if every element that is out is at a kink or jump, and between what its sides give; else ""."""
+        if not got.numel() or not self.truth(case).switches:
             return ""
         try:
             hull = self.hull(case)
         except Exception:  # the reference refuses points beside the case: then it stays with the tolerance
             return ""
         wrong = found.ratio > 1
-        if not bool((hull.at[name] & (hull.outside(name, got) <= tol))[wrong].all()):
+        if name not in hull.at or not bool((hull.at[name] & (hull.outside(name, got) <= tol))[wrong].all()):
             return ""
+        places, sides = "kinks", "both one-sided derivatives"
+        if not name.startswith("grad "):
+            places, sides = "jumps", "the values of both sides"
         return (
-            f"{found.wrong} of {got.numel()} elements of {name} are at kinks of the forward, such as "
-            f"{list(found.index)} at {case.text() or 'the given inputs'}; there both one-sided derivatives are accepted"
+            f"{found.wrong} of {got.numel()} elements of {name} are at {places} of the forward, such as "
+            f"{list(found.index)} at {case.text() or 'the given inputs'}; there {sides} are accepted"
         )
