@@ -375,15 +375,17 @@ class Workbench:
             found = compare(got, want, truth.floor[name])
             if found.wrong:
                 found = compare(got, want, truth.tol[name])
+            used = truth
             if 1 < found.worst < 1e4:
-                found = compare(got, want, self.truth(case, tolerance.CONFIRM_RUNS, order).tol[name])
+                used = self.truth(case, tolerance.CONFIRM_RUNS, order)
+                found = compare(got, want, used.tol[name])
             if got.numel() and found.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
                 self.worst[name] = found.worst
                 profiles.append(profile(name, got, want, found, case))
             if found.wrong and order is first_order and (at := self._at_kinks(case, name, got, truth.tol[name], found)):
                 self.remarks.append(at)
             elif found.wrong:
-                findings.append(self._wrong_value(stage, case, name, got, found))
+                findings.append(self._wrong_value(stage, case, name, got, found, used))
         return findings, profiles
 
     def _misfit(
@@ -399,13 +401,17 @@ class Workbench:
         what = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
         return [self.finding(stage, "missing-gradient", what, case, tensor=name)]
 
-    def _wrong_value(self, stage: str, case: Case, name: str, got: torch.Tensor, found: Comparison) -> Finding:
+    def _wrong_value(
+        self, stage: str, case: Case, name: str, got: torch.Tensor, found: Comparison, truth: Truth
+    ) -> Finding:
         """The finding for a tensor with elements out of tolerance, by its worst one."""
         what = (
             f"{name}{list(found.index)} is {found.got:.6g}, expected {found.want:.6g}: "
             f"{found.worst:.3g} times the attainable error ({found.wrong} of {got.numel()} elements are out)"
         )
+        least, tol = (float(of[name][found.index]) for of in (truth.floor, truth.tol))
         more = dict(got=found.got, want=found.want, excess=found.worst, wrong=found.wrong, total=got.numel())
+        more["terms"] = tolerance.terms(found.want, least, tol, self.dtype)
         return self.finding(stage, "wrong-value", what, case, tensor=name, index=found.index, **more)
 
     def _at_kinks(self, case: Case, name: str, got: torch.Tensor, tol: torch.Tensor, found: Comparison) -> str:
