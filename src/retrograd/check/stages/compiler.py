@@ -169,5 +169,5 @@ def check(bench: Workbench, case: Case) -> Outcome:
 
 STAGE = Stage(
     _ID, "the same compiled and transformed", 95, lambda b: [b.base] if b.dtype == b.spec.dtypes[0] else [], check,
-    after=("contract",),
+    after=("contract",), shrinks=False,
 )  # fmt: skip
