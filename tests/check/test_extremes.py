@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from specimens import with_backward
 
 import retrograd as rg
+from retrograd.check import inputs as make
 from retrograd.check import values
 from retrograd.check.rounding import Float64
 from retrograd.errors import SpecError
@@ -38,25 +40,16 @@ def _op(fn, reference=None, **more):
     return rg.op(fn, reference or fn, dict(x=rg.tensor("M", "N")), **more)
 
 
-class Flushed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        return (2 * x * dy).nan_to_num(0.0)
+flushed = with_backward(lambda x: x * x, lambda dy, x: (2 * x * dy).nan_to_num(0.0))
 
 
 def test_finding_says_which_cell_and_which_rows():
-    finding = rg.verify(_op(Flushed.apply, lambda x: x * x), level="quick", only=["extremes"]).findings[0]
+    finding = rg.verify(_op(flushed, lambda x: x * x), level="quick", only=["extremes"]).findings[0]
     assert finding.kind == "vanished"
     assert (
         "nan in x[0, 0] vanishes from grad x[0, 0]: in float64 it reaches row 0 of grad x, here nothing" in finding.what
     )
-    again = rg.verify(_op(Flushed.apply, lambda x: x * x), level="quick", only=["extremes"], case=finding.case.text())
+    again = rg.verify(_op(flushed, lambda x: x * x), level="quick", only=["extremes"], case=finding.case.text())
     assert again.findings[0].what == finding.what
 
 
@@ -96,7 +89,7 @@ def test_inputs_with_a_range_are_left_in_it():
     with pytest.raises(SpecError, match="extremes"):
         rg.op(torch.log, torch.log, dict(x=rg.tensor("N")), extremes=["y"])
     made = rg.op(torch.exp, torch.exp, lambda seed, dtype, sizes: dict(x=torch.ones(3, dtype=dtype)), extremes=["x"])
-    assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 3
+    assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 5
 
 
 @pytest.mark.parametrize("name", values.NAMES)
@@ -113,3 +106,90 @@ def test_peak_counts_partial_sums():
     with mode:
         torch.tensor([3e200, -3e200], dtype=torch.float64).sum()
     assert mode.peak == 6e200
+
+
+def _normalised_sum(x, beside):
+    s = x + beside
+    centred = s - s.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def _cancelled_variance(dy, x, beside):
+    """The variance as E[x^2] - E[x]^2, of which a mean of 1e4 leaves nothing."""
+    s = x + beside
+    mean = s.mean(-1, keepdim=True)
+    rstd = torch.rsqrt((s.square().mean(-1, keepdim=True) - mean.square()).clamp_min(0) + 1e-6)
+    xhat = (s - mean) * rstd
+    grad = rstd * (dy - dy.mean(-1, keepdim=True) - xhat * (dy * xhat).mean(-1, keepdim=True))
+    return grad, grad
+
+
+_SUMMED = dict(x=rg.tensor("M", "N"), beside=rg.tensor("M", "N"))
+_FILLED = dict(M=(1, 64), N=(2, 512))
+
+
+def test_what_one_rounding_decides_is_not_judged():
+    # x + beside is rounded to bfloat16, whose steps are 64 there: the right result of that sum has no variance at all.
+    spec = rg.op(lambda *a: _normalised_sum(*a), lambda *a: _normalised_sum(*(t.float() for t in a)), _SUMMED,
+                 sizes=_FILLED, dtypes=["bfloat16"])  # fmt: skip
+    report = rg.verify(spec, level="quick", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+    assert "not judged with mean in x in bfloat16: one rounding" in " ".join(report.stage("extremes").notes)
+
+
+def test_a_cancelled_variance_is_found_where_right_results_keep_their_digits():
+    spec = rg.op(with_backward(_normalised_sum, _cancelled_variance), _normalised_sum, _SUMMED, sizes=_FILLED)
+    report = rg.verify(spec, level="quick", only=["extremes"])
+    assert {f.tensor for f in report.findings} >= {"grad x"}
+    assert "@mean" in report.findings[0].case.text()
+
+
+def _mean_of_kept(x, kept):
+    rows = (kept != 0)[:, None].to(x.dtype)
+    return (rows * x).sum(0) / rows.sum().clamp_min(1)
+
+
+def _unguarded(dy, _x, kept):
+    rows = (kept != 0)[:, None].to(dy.dtype)
+    return rows * dy / rows.sum(), None
+
+
+_KEPT = dict(
+    mask=rg.tensor("M", dtype="bool"),
+    whole=rg.tensor("M", dtype="int64", low=0, high=5),
+    byte=rg.tensor("M", dtype="uint8", high=2),
+)
+
+
+@pytest.mark.parametrize("kind", _KEPT)
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_where_nothing_is_selected(kind, level):
+    inputs = dict(x=rg.tensor("M", "N"), kept=_KEPT[kind])
+    broken = rg.op(with_backward(_mean_of_kept, _unguarded), _mean_of_kept, inputs)
+    found = rg.verify(broken, level=level, only=["extremes"]).findings
+    assert [f.case.values for f in found] == [(("kept", "lowest"),)]
+    again = rg.verify(broken, level=level, case=found[0].case.text())
+    assert again.findings
+    assert rg.verify(rg.op(_mean_of_kept, _mean_of_kept, inputs), level=level, only=["extremes"])
+
+
+def test_what_the_reference_makes_nan_of_nothing_may_be_another_number():
+    def undefined(x, target):
+        return F.cross_entropy(x, target, ignore_index=0)
+
+    def zero(x, target):
+        kept = (target != 0).sum().clamp_min(1)
+        return F.cross_entropy(x, target, ignore_index=0, reduction="sum") / kept
+
+    inputs = dict(x=rg.tensor("M", "C"), target=rg.tensor("M", dtype="int64", low=0, high="C"))
+    spec = rg.op(zero, undefined, inputs, sizes=dict(M=(1, 32), C=(2, 12)))
+    assert rg.verify(spec, level="quick", only=["extremes"])
+
+
+def test_ends_of_whole_numbers_are_those_of_their_range():
+    spec = rg.op(torch.gather, torch.gather, dict(x=rg.tensor("M", "N"), dim=1,
+                 index=rg.tensor("M", "K", dtype="int64", low=1, high="N")))  # fmt: skip
+    case = make.base_case(spec, "float32")
+    for end, want in (("lowest", 1), ("highest", case.size("N") - 1)):
+        index = make.materialise(spec, case.but(values=(("index", end),)), 0, "cpu")["index"]
+        assert index.unique().tolist() == [want]

@@ -21,7 +21,7 @@ from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
 from retrograd.errors import SpecError, UndecidedError, UsageError
-from retrograd.record import Case, Finding, Report, StageResult, verdict_of
+from retrograd.record import Case, Finding, Report, Sighting, StageResult, verdict_of
 
 Progress = Callable[[str, str], None]
 # Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "stage" and a report of that
@@ -146,7 +146,8 @@ class Verifier:
     def _run_dtype(self, stage: Stage, bench: Workbench) -> tuple[int, Outcome]:
         merged = Outcome(power=0.0, power_text="")
         tried: dict[Case, bool] = {}
-        powers: list[float | None] = []
+        powers: list[float] = []
+        bench.worst.clear()
         try:
             wanted = bench.cases(stage.cases(bench))
         except (OpRaised, NotApplicable) as error:
@@ -164,12 +165,10 @@ class Verifier:
             tried[case] = tried.get(case, False) or bool(outcome.findings)
             merged.findings += outcome.findings
             merged.notes += [*outcome.notes, *bench.remarks]
-            powers.append(outcome.power)
+            powers += [] if outcome.power is None else [outcome.power]
             merged.power_text = merged.power_text or outcome.power_text
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
-        # The middle case speaks for the sweep: at N=1 a norm's gradient is rounding alone, and no test has power.
-        known = sorted(p for p in powers if p is not None)
-        merged.power = known[len(known) // 2] if known else None
+        merged.power = max(powers, default=None)
         if merged.power:
             merged.power_text = f"{bench.dtype} {merged.power:.1e}"
         if merged.findings:
@@ -209,8 +208,8 @@ class Verifier:
             if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
                 worst[key] = f
         kept = list(worst.values())[:4]
-        small = kept[0].case
-        if bench.override is None and len(bench.spec.size_names):
+        small, often = kept[0].case, ""
+        if stage.shrinks and bench.override is None and len(bench.spec.size_names):
             first = kept[0]
 
             def fails(case: Case) -> bool:
@@ -223,11 +222,18 @@ class Verifier:
                 )
                 return any((f.excess or 0) >= min(100.0, first.excess or 0) for f in found)
 
-            small, more = shrink.shrink(bench.spec, kept[0].case, fails)
-            tried = {**tried, **more}
+            again = shrink.Again(fails, first.case)
+            often = again.text()
+            if again.failures:  # what does not come again in 30 runs cannot be shrunk
+                small, more = shrink.shrink(bench.spec, first.case, again)
+                tried = {**tried, **more}
         text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
-        again = self._try(stage, bench, small) if small != kept[0].case else None
-        first = again.findings[0] if again and again.findings else kept[0]
+        text += f"; {often}" if often else ""
+        last = self._try(stage, bench, small) if small != kept[0].case else None
+        first = last.findings[0] if last and last.findings else kept[0]
+        if first.case != kept[0].case:
+            of = kept[0]
+            first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
         same = [f for f in kept[1:] if (f.kind, f.tensor) != (first.kind, first.tensor)]
         # The ordinary case tells more than the smallest, where one element may be all there is.
         seen = {(f.kind, f.tensor): diagnose(bench, f) for f in kept}
