@@ -1,6 +1,6 @@
 """What finds broken backwards, and what accuses healthy ones: the checker beside the usual tools, on the corpus.
 
-    python benchmarks/detection.py --seeds 10 --level both --out benchmarks/results/detection.md
+    python benchmarks/detection.py --seeds 10 --level both -j 8 --out benchmarks/results/detection.md
 
 Sets: `mutants` (known classes of bugs; the checker was developed with all but M.. and W..), `mutants_second` (new
 families of ops, written after it was frozen), `healthy`.
@@ -14,12 +14,15 @@ Exit code 1 if the checker missed a broken op or accused a healthy one.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -176,24 +179,71 @@ class Row:
         return f"{sum(used)}/{len(used)}" if used else "-"
 
 
-def measure(path: Path, name: str, levels: list[str], seeds: int, peers: bool) -> Row:
+    def join(self, other: Row) -> None:
+        """Add what was measured with further seeds."""
+        for tool, verdicts in other.verdicts.items():
+            self.verdicts.setdefault(tool, []).extend(verdicts)
+            self.seconds[tool] = self.seconds.get(tool, 0.0) + other.seconds[tool]
+        self.stages |= other.stages
+
+
+@dataclass(frozen=True)
+class Job:
+    """One op with one seed: what a process does at a time."""
+
+    path: Path
+    name: str
+    seed: int
+    levels: tuple[str, ...]
+    peers: bool
+
+
+def measure(job: Job) -> Row:
     """All tools on one op. Each gets it fresh, as what is wrong with it may show in its first call only."""
-    row = Row(name, path.parent.name)
-    for seed in range(seeds):
-        for level in levels:
+    row = Row(job.name, job.path.parent.name)
 
-            def judge(level: str = level, seed: int = seed) -> bool:
-                report = verify(load(path)[name], level=level, seed=seed)
-                row.stages |= {f.stage for f in report.findings}
-                for f in report.findings[:2] if row.kind == "healthy" else []:
-                    print(f"  {name} seed {seed} [{f.stage}] {f.what} | {f.where}", file=sys.stderr)
-                return report.verdict != "proved"
+    def judge(level: str) -> bool:
+        report = verify(load(job.path)[job.name], level=level, seed=job.seed)
+        row.stages |= {f.stage for f in report.findings}
+        for f in report.findings[:2] if row.kind == "healthy" else []:
+            print(f"  {job.name} seed {job.seed} [{f.stage}] {f.what} | {f.where}", file=sys.stderr)
+        return report.verdict != "proved"
 
-            row.add(f"retrograd {level}", judge)
-        for tool, check in TOOLS.items() if peers else ():
-            torch.manual_seed(seed)
-            row.add(tool, lambda check=check, seed=seed: check(load(path)[name], seed))
+    tools = {f"retrograd {level}": lambda level=level: judge(level) for level in job.levels}
+    if job.peers:
+        tools |= {t: lambda check=check: check(load(job.path)[job.name], job.seed) for t, check in TOOLS.items()}
+    for tool, call in tools.items():
+        torch.manual_seed(job.seed)  # of ops that draw numbers: the same whatever ran before in this process
+        row.add(tool, call)
     return row
+
+
+def ready() -> None:
+    """Make a process ready to measure: one thread, and nothing left that its first verification would import."""
+    torch.set_num_threads(1)
+    # The first verification of a process imports parts of torch (1.3 s), which is no op's cost.
+    verify(next(iter(load(files("healthy")[0]).values())), level="quick", seed=0)
+
+
+def measured(jobs: list[Job], processes: int) -> Iterator[Row]:
+    """A row for each op, in the order of `jobs`, whichever process is first."""
+    if processes == 1:
+        ready()
+        yield from joined(map(measure, jobs))
+        return
+    # Not forked: torch has threads by now, which a fork would leave without their owners.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, ready) as pool:
+        yield from joined(pool.map(measure, jobs))
+
+
+def joined(rows: Iterator[Row]) -> Iterator[Row]:
+    """Rows of one op with one seed each, put together; those of an op follow each other."""
+    for _, same in groupby(rows, lambda row: (row.kind, row.name)):
+        whole = next(same)
+        for row in same:
+            whole.join(row)
+        yield whole
 
 
 def totals(rows: list[Row], tools: list[str]) -> list[str]:
@@ -217,12 +267,14 @@ def totals(rows: list[Row], tools: list[str]) -> list[str]:
 
 
 def wrong(rows: list[Row]) -> list[str]:
-    """Broken ops that the checker missed and healthy ones that it accused, with how often."""
+    """Broken ops that the checker missed and healthy ones that it accused, with how often and at which seeds."""
     found = []
     for row in rows:
         for tool, verdicts in row.verdicts.items():
-            if tool.startswith("retrograd") and any(v == (row.kind == "healthy") for v in verdicts):
-                found.append(f"{row.name} ({tool.removeprefix('retrograd ')} {row.cell(tool)})")
+            odd = [str(seed) for seed, v in enumerate(verdicts) if v == (row.kind == "healthy")]
+            if tool.startswith("retrograd") and odd:
+                at = f", wrong at {' '.join(odd)}" if len(odd) < len(verdicts) else ""
+                found.append(f"{row.name} ({tool.removeprefix('retrograd ')} {row.cell(tool)}{at})")
     return found
 
 
@@ -230,7 +282,7 @@ def text(rows: list[Row], seeds: int) -> str:
     tools = list(rows[0].verdicts)
     head = (
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{torch.get_num_threads()} thread, {seeds} seed(s): 0 to {seeds - 1}"
+        f"1 thread a process, {seeds} seed(s): 0 to {seeds - 1}"
     )
     lines = [head, "", "Cells: objected / seeds; `-` where a tool cannot be used on the op, which counts as not found.",
              "", *totals(rows, tools), ""]  # fmt: skip
@@ -250,22 +302,20 @@ def main() -> int:
     parser.add_argument("--sets", default=",".join(SETS), help="comma separated")
     parser.add_argument("--names", default="", help="only these ops, comma separated")
     parser.add_argument("--no-peers", action="store_true", help="the checker alone")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes that the ops are dealt out to")
     parser.add_argument("--out", type=Path, help="markdown")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    levels = ["quick", "full"] if args.level == "both" else [args.level]
-    # The first verification of a process imports parts of torch (1.3 s), which is no op's cost.
-    verify(next(iter(load(files("healthy")[0]).values())), level="quick", seed=0)
-    rows: list[Row] = []
+    levels = ("quick", "full") if args.level == "both" else (args.level,)
     wanted = [n for n in args.names.split(",") if n]
-    for path in [p for kind in args.sets.split(",") for p in files(kind, kernels=False)]:
-        for name in load(path):
-            if wanted and name not in wanted:
-                continue
-            rows.append(measure(path, name, levels, args.seeds, not args.no_peers))
-            print(name, {t: rows[-1].cell(t) for t in rows[-1].verdicts}, *sorted(rows[-1].stages), flush=True)
-            if args.out:
-                args.out.write_text(text(rows, args.seeds))
+    paths = [path for kind in args.sets.split(",") for path in files(kind, kernels=False)]
+    ops = [(path, name) for path in paths for name in load(path) if not wanted or name in wanted]
+    jobs = [Job(*op, seed, levels, not args.no_peers) for op in ops for seed in range(args.seeds)]
+    rows: list[Row] = []
+    for row in measured(jobs, args.jobs):
+        rows.append(row)
+        print(row.name, {t: row.cell(t) for t in row.verdicts}, *sorted(row.stages), flush=True)
+        if args.out:
+            args.out.write_text(text(rows, args.seeds))
     print(text(rows, args.seeds))
     return bool(wrong(rows))
 
