@@ -178,7 +178,6 @@ class Row:
         used = [v for v in self.verdicts[tool] if v is not None]
         return f"{sum(used)}/{len(used)}" if used else "-"
 
-
     def join(self, other: Row) -> None:
         """Add what was measured with further seeds."""
         for tool, verdicts in other.verdicts.items():
@@ -240,8 +239,8 @@ def measured(jobs: list[Job], processes: int) -> Iterator[Row]:
 def joined(rows: Iterator[Row]) -> Iterator[Row]:
     """Rows of one op with one seed each, put together; those of an op follow each other."""
     for _, same in groupby(rows, lambda row: (row.kind, row.name)):
-        whole = next(same)
-        for row in same:
+        whole, *others = same
+        for row in others:
             whole.join(row)
         yield whole
 

@@ -66,8 +66,10 @@ def _between_calls(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> 
 def _twice(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
     """Two backwards over one graph, as `retain_graph=True` promises."""
     graph = bench.open(case)
+    again = [g.clone() for g in graph.grad_outs]
     first = graph.backward()
     kept = first.copy()
+    graph.grad_outs = again  # the first backward may have overwritten its own, which another stage tells
     try:
         second = graph.backward()
     except OpRaised as error:
