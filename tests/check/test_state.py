@@ -89,3 +89,20 @@ def test_work_on_another_stream_is_found():
     spec = rg.op(Escapes.apply, None, dict(x=rg.tensor("M", "N")))
     report = rg.verify(spec, level="quick", only=["state"], device="cuda")
     assert "stream" in {f.kind for f in report.findings}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_is_kept_for_one_device_and_used_on_another_is_found(keyed):
+    tables = {}
+
+    def weighted(x):
+        key = (x.shape[-1], x.device) if keyed else x.shape[-1]
+        return x * tables.setdefault(key, torch.arange(1.0, 1.0 + x.shape[-1], device=x.device))
+
+    spec = rg.op(
+        weighted, lambda x: x * torch.arange(1.0, 1.0 + x.shape[-1], device=x.device), dict(x=rg.tensor("M N"))
+    )
+    report = rg.verify(spec, level="quick", only=["state"], device="cuda")
+    assert {f.kind for f in report.findings} == (set() if keyed else {"device"})

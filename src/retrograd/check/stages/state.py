@@ -140,7 +140,12 @@ def _on_device(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None
     there = f"cuda:{(here + 1) % torch.cuda.device_count()}"
     gs = [g.to(there) for g in bench.grad_outs(case)]
     inputs = {k: v.to(there) if isinstance(v, torch.Tensor) else v for k, v in bench.inputs(case).items()}
-    far = bench.open(case, inputs=inputs, grad_outs=gs).backward()
+    try:
+        far = bench.open(case, inputs=inputs, grad_outs=gs).backward()
+    except OpRaised as error:
+        what = f"on {there}, while another device is current, {error}"
+        out.findings.append(bench.finding(_ID, "device", what, case))
+        return
     torch.cuda.synchronize(there)
     near = {k: None if t is None else t.to(bench.device) for k, t in far.tensors.items()}
     outs = {k: near[k] for k in far.outs}
