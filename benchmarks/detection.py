@@ -7,13 +7,16 @@ families of ops, written after it was frozen), `healthy`.
 The tools are used as their documentation shows, on one ordinary call with a random grad_out: torch.autograd.gradcheck
 (slow and fast, float64), torch.library.opcheck, torch.testing.assert_close with its defaults against the reference in
 float32, and FlashAttention's rule (at most twice the error of the reference in the same precision, plus 1e-5, against
-float64) in float32 and bfloat16. The file is rewritten after each op, so a run that is stopped leaves what it has.
+float64) in float32 and bfloat16. Both files are written after each op, so a
+run that is stopped leaves what it has; `--load` joins runs into one table: levels, tools and sets may have
+been measured apart, on different machines.
 Exit code 1 if the checker missed a broken op or accused a healthy one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import platform
 import sys
@@ -185,6 +188,10 @@ class Row:
             self.seconds[tool] = self.seconds.get(tool, 0.0) + other.seconds[tool]
         self.stages |= other.stages
 
+    def to_json(self) -> str:
+        """One line, with where it was measured."""
+        return json.dumps(vars(self) | {"stages": sorted(self.stages), "place": place()})
+
 
 @dataclass(frozen=True)
 class Job:
@@ -277,14 +284,31 @@ def wrong(rows: list[Row]) -> list[str]:
     return found
 
 
-def text(rows: list[Row], seeds: int) -> str:
-    tools = list(rows[0].verdicts)
-    head = (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"1 thread a process, {seeds} seed(s): 0 to {seeds - 1}"
-    )
-    lines = [head, "", "Cells: objected / seeds; `-` where a tool cannot be used on the op, which counts as not found.",
-             "", *totals(rows, tools), ""]  # fmt: skip
+def place() -> str:
+    """Versions and machine, for the head of a table."""
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
+
+
+def read(files: list[Path]) -> tuple[list[Row], dict[str, set[str]]]:
+    """Rows that were kept, one an op with the tools of all files, and which tools were measured where."""
+    rows: dict[tuple[str, str], Row] = {}
+    places: dict[str, set[str]] = {}
+    for line in (line for file in files for line in file.read_text().splitlines()):
+        data = json.loads(line)
+        row = rows.setdefault((data["kind"], data["name"]), Row(data["name"], data["kind"]))
+        row.join(Row(data["name"], data["kind"], data["verdicts"], data["seconds"], set(data["stages"])))
+        places.setdefault(data["place"], set()).update(data["verdicts"])
+    return list(rows.values()), places
+
+
+def text(rows: list[Row], seeds: int, places: Mapping[str, set[str]]) -> str:
+    order = ["retrograd quick", "retrograd full", *TOOLS]
+    tools = [t for t in order if any(t in row.verdicts for row in rows)]
+    rows = [row for row in rows if all(t in row.verdicts for t in tools)]
+    lines = [f"{where}: {', '.join(t for t in tools if t in measured)}." for where, measured in places.items()]
+    how = f"1 thread a process, {seeds} seed(s): 0 to {seeds - 1}. Cells: objected / seeds"
+    lines += ["", f"{how}; `-` where a tool cannot be used on the op, which counts as not found.", ""]
+    lines += [*totals(rows, tools), ""]
     lines += [f"Checker wrong: {', '.join(wrong(rows)) or 'nowhere'}.", ""]
     lines += [f"| op | set | {' | '.join(tools)} | stages | CPU s |", "|---" * (len(tools) + 4) + "|"]
     for row in rows:
@@ -297,25 +321,43 @@ def text(rows: list[Row], seeds: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--level", default="quick", choices=["quick", "full", "both"])
+    parser.add_argument("--level", default="quick", choices=["quick", "full", "both", "none"])
     parser.add_argument("--sets", default=",".join(SETS), help="comma separated")
     parser.add_argument("--names", default="", help="only these ops, comma separated")
     parser.add_argument("--no-peers", action="store_true", help="the checker alone")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="processes that the ops are dealt out to")
+    parser.add_argument("--keep", type=Path, help="JSON lines, one an op")
+    parser.add_argument("--load", type=Path, nargs="+", help="measure nothing: join what --keep wrote in earlier runs")
     parser.add_argument("--out", type=Path, help="markdown")
     args = parser.parse_args()
-    levels = ("quick", "full") if args.level == "both" else (args.level,)
+    if args.load:
+        rows, places = read(args.load)
+        return finish(rows, max(len(v) for row in rows for v in row.verdicts.values()), places, args.out)
+    levels = {"both": ("quick", "full"), "none": ()}.get(args.level, (args.level,))
     wanted = [n for n in args.names.split(",") if n]
     paths = [path for kind in args.sets.split(",") for path in files(kind, kernels=False)]
     ops = [(path, name) for path in paths for name in load(path) if not wanted or name in wanted]
     jobs = [Job(*op, seed, levels, not args.no_peers) for op in ops for seed in range(args.seeds)]
-    rows: list[Row] = []
+    rows = []
+    if args.keep:
+        args.keep.write_text("")
     for row in measured(jobs, args.jobs):
         rows.append(row)
         print(row.name, {t: row.cell(t) for t in row.verdicts}, *sorted(row.stages), flush=True)
+        if args.keep:
+            with args.keep.open("a") as lines:
+                lines.write(row.to_json() + "\n")
         if args.out:
-            args.out.write_text(text(rows, args.seeds))
-    print(text(rows, args.seeds))
+            args.out.write_text(text(rows, args.seeds, {place(): set(row.verdicts)}))
+    return finish(rows, args.seeds, {place(): set(rows[0].verdicts)}, None)
+
+
+def finish(rows: list[Row], seeds: int, places: Mapping[str, set[str]], out: Path | None) -> int:
+    """Print the table, write it if wanted, and return the exit code."""
+    table = text(rows, seeds, places)
+    print(table)
+    if out:
+        out.write_text(table)
     return bool(wrong(rows))
 
 
