@@ -6,6 +6,7 @@ import datetime
 import re
 import shlex
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,7 +21,7 @@ from retrograd.check.diagnosis import diagnose
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
-from retrograd.errors import SpecError, UndecidedError, UsageError
+from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
 from retrograd.record import Case, Finding, Report, StageResult, verdict_of
 
 Progress = Callable[[str, str], None]
@@ -115,7 +116,7 @@ class Verifier:
             done, outcome = self._run_dtype(stage, bench)
             count += done
             outcomes.append(outcome)
-            if outcome.findings:
+            if any(not f.partial for f in outcome.findings):
                 self.failed[dtype].add(stage.id)
         return self._merge(stage, result, outcomes, reasons, count, time.perf_counter() - start, before)
 
@@ -203,9 +204,9 @@ class Verifier:
         self, stage: Stage, bench: Workbench, findings: list[Finding], tried: dict[Case, bool]
     ) -> list[Finding]:
         """One finding per tensor and kind, the worst, at its smallest failing case, with where it fails."""
-        worst: dict[tuple[str, str], Finding] = {}
+        worst: dict[tuple[str, ...], Finding] = {}
         for f in findings:
-            key = (f.kind, f.tensor)
+            key = _fault(f)
             if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
                 worst[key] = f
         kept = list(worst.values())[:4]
@@ -216,26 +217,27 @@ class Verifier:
             def fails(case: Case) -> bool:
                 # The same fault, and as plain: a tiny case that is out by a hair would explain nothing.
                 outcome = self._try(stage, bench, case)
-                found = (
-                    [f for f in outcome.findings if f.kind == first.kind and f.tensor == first.tensor]
-                    if outcome
-                    else []
-                )
+                found = [f for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
                 return any((f.excess or 0) >= min(100.0, first.excess or 0) for f in found)
 
             small, more = shrink.shrink(bench.spec, kept[0].case, fails)
             tried = {**tried, **more}
         text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
         again = self._try(stage, bench, small) if small != kept[0].case else None
-        first = again.findings[0] if again and again.findings else kept[0]
-        same = [f for f in kept[1:] if (f.kind, f.tensor) != (first.kind, first.tensor)]
+        shrunk = [f for f in again.findings if _fault(f) == _fault(kept[0])] if again else []
+        first = shrunk[0] if shrunk else kept[0]
+        same = [f for f in kept[1:] if _fault(f) != _fault(first)]
         # The ordinary case tells more than the smallest, where one element may be all there is.
-        seen = {(f.kind, f.tensor): diagnose(bench, f) for f in kept}
+        seen = {_fault(f): diagnose(bench, f) for f in kept}
         shown = [replace(f, where=text) for f in (first, *same)]
         return [
-            replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get((f.kind, f.tensor))) else f
-            for f in shown
+            replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get(_fault(f))) else f for f in shown
         ]
+
+
+def _fault(finding: Finding) -> tuple[str, ...]:
+    """What makes two findings of a stage one: kind and tensor, of an exception also its type and where it came from."""
+    return finding.kind, finding.tensor, finding.what.partition(":")[0] if finding.kind == "raises" else ""
 
 
 def _worst_profiles(profiles: list[Any]) -> list[Any]:
@@ -316,12 +318,22 @@ def verify(
             result = verifier.run_stage(stage)
         except UndecidedError as error:
             result = StageResult(stage.id, stage.title, "undecided", reason=str(error))
+        except RetrogradError:
+            raise
+        except Exception as error:  # what the op raises is a finding already: this is a fault of the checker's own
+            result = StageResult(stage.id, stage.title, "undecided", reason=_broken(error))
         results.append(result)
         if watch:
             watch("stage", verifier.report([result], result.seconds))
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
     return verifier.report(results, time.perf_counter() - start)
+
+
+def _broken(error: Exception) -> str:
+    """Why a stage ended with an exception, in a line, with the place."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"the check itself failed, not the op: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
 
 
 def _describe(device: str) -> str:

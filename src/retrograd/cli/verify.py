@@ -172,7 +172,7 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
         elif what == "case":
             lines.say(what, about.dtype, about.text())
         elif what == "stage":
-            for finding in about.findings:
+            for finding in [f for f in about.findings if not f.partial]:
                 found.setdefault(finding.case.dtype, []).append(finding.stage)
             lines.say(what, about.to_json(), found)
         else:

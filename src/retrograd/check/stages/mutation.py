@@ -22,13 +22,12 @@ def _stale(bench: Workbench, case: Case, name: str, out: Outcome) -> None:
         after = bench.run(case, between=change)
     except OpRaised:
         return  # autograd's version counter refused: what it is for
-    differing = [k for k, g in after.grads.items() if not same_bits(g, before.grads[k])]
-    if differing and not bench.noisy(case):
+    if changed := bench.apart(after.grads, before.grads):
         what = (
-            f"{differing[0]} changes silently when `{name}` is modified in place between forward and backward; "
+            f"{changed} changes silently when `{name}` is modified in place between forward and backward; "
             "save it with ctx.save_for_backward so that autograd raises"
         )
-        out.findings.append(bench.finding(_ID, "stale-input", what, case, tensor=differing[0]))
+        out.findings.append(bench.finding(_ID, "stale-input", what, case, tensor=changed))
 
 
 def check(bench: Workbench, case: Case) -> Outcome:

@@ -1,7 +1,6 @@
 """state: what one call leaves behind must not reach another: second calls, other parameters, two graphs alive at once.
 
-Everything is compared bit for bit with a call that ran alone; where the op differs from itself run to run, with the
-truth instead.
+Everything is compared with a call that ran alone: bit for bit where the op promises its bits, else by the truth.
 """
 
 from __future__ import annotations
@@ -17,17 +16,6 @@ from retrograd.record import Case, Finding
 
 _ID = "state"
 _STEP = 0.75  # what an input is multiplied by: changes every value but zero, and leaves no range around zero
-
-
-def _differs(bench: Workbench, case: Case, got: Trial, want: Trial) -> str:
-    """Name of a tensor that is not what it was, by more than the op differs from itself; "" if none."""
-    name = got.same_bits(want)
-    if not name or not bench.noisy(case):
-        return name
-    if bench.spec.reference is None:
-        return ""  # nobody can say how far a noisy op may be off
-    findings, _ = bench.judge(_ID, case, got)
-    return findings[0].tensor if findings else ""
 
 
 def _found(bench: Workbench, case: Case, kind: str, name: str, said: str) -> Finding:
@@ -57,7 +45,7 @@ def _between_calls(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> 
             said = f"of a call is overwritten by the next call ({label}): it is a buffer that the op keeps"
             out.findings.append(_found(bench, case, "kept-buffer", name, said))
             return
-        if name := _differs(bench, case, bench.run(case), kept):
+        if name := bench.another(_ID, case, bench.run(case), kept):
             said = f"is not what it was before a call with {label}"
             out.findings.append(_found(bench, case, "carried-over", name, said))
             return
@@ -79,7 +67,7 @@ def _twice(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
     if name := first.same_bits(kept):
         said = "of the first backward is overwritten by a second one over the same graph"
         out.findings.append(_found(bench, case, "kept-buffer", name, said))
-    elif name := _differs(bench, case, second, alone):
+    elif name := bench.another(_ID, case, second, alone):
         said = "is another at a second backward over the same graph (retain_graph=True)"
         out.findings.append(_found(bench, case, "second-backward", name, said))
 
@@ -98,7 +86,7 @@ def _two_graphs(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> Non
         for it in (graph, beside) if order == "first" else (beside, graph):
             trials[it is graph] = it.backward()
         for is_graph, which, want in ((True, case, alone), (False, other, other_alone)):
-            if name := _differs(bench, which, trials[is_graph], want):
+            if name := bench.another(_ID, which, trials[is_graph], want):
                 said = f"is another when two graphs are alive and the {order} one's backward runs first"
                 out.findings.append(_found(bench, case, "two-graphs", name, said))
                 return
@@ -116,8 +104,7 @@ def _updated(bench: Workbench, case: Case, out: Outcome) -> None:
         bench.open(case, inputs=inputs).backward()
         with torch.no_grad():
             inputs[name].mul_(_STEP)
-        odd = bench.open(case, inputs=inputs).backward().same_bits(want)
-        if odd and not bench.noisy(case):
+        if odd := bench.apart(bench.open(case, inputs=inputs).backward().tensors, want.tensors):
             said = f"does not follow `{name}` when that is updated in place between two calls: a copy of it is kept"
             out.findings.append(_found(bench, case, "stale-copy", odd, said))
 
@@ -130,7 +117,7 @@ def _on_stream(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None
         got = bench.run(case)
     stream.synchronize()
     torch.cuda.synchronize(bench.device)
-    if name := _differs(bench, case, got, alone):
+    if name := bench.another(_ID, case, got, alone):
         out.findings.append(_found(bench, case, "stream", name, "is another on a stream that is not the default one"))
 
 
@@ -151,7 +138,7 @@ def _on_device(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None
     outs = {k: near[k] for k in far.outs}
     moved = Trial(outs, {k: near[k] for k in far.grads}, alone.inputs, alone.grad_outs)  # type: ignore[arg-type]
     for said, trial in ((f"is another on {there}", moved), (f"is another after a call on {there}", bench.run(case))):
-        if name := _differs(bench, case, trial, alone):
+        if name := bench.another(_ID, case, trial, alone):
             out.findings.append(_found(bench, case, "device", name, said))
             return
 
