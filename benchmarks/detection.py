@@ -301,18 +301,20 @@ def read(files: list[Path]) -> tuple[list[Row], dict[str, set[str]]]:
     return list(rows.values()), places
 
 
-def text(rows: list[Row], seeds: int, places: Mapping[str, set[str]]) -> str:
+def text(rows: list[Row], places: Mapping[str, set[str]]) -> str:
     order = ["retrograd quick", "retrograd full", *TOOLS]
     tools = [t for t in order if any(t in row.verdicts for row in rows)]
     rows = [row for row in rows if all(t in row.verdicts for t in tools)]
-    lines = [f"{where}: {', '.join(t for t in tools if t in measured)}." for where, measured in places.items()]
-    how = f"1 thread a process, {seeds} seed(s): 0 to {seeds - 1}. Cells: objected / seeds"
-    lines += ["", f"{how}; `-` where a tool cannot be used on the op, which counts as not found.", ""]
+    seeds = {t: max(len(row.verdicts[t]) for row in rows) for t in tools}
+    lines = []
+    for where, measured in places.items():
+        lines += [f"{where}: {', '.join(f'{t} (seeds {seeds[t]})' for t in tools if t in measured)}.", ""]
+    lines += ["1 thread a process. Cells: objected / seeds; `-` where a tool cannot be used on the op: not found.", ""]
     lines += [*totals(rows, tools), ""]
     lines += [f"Checker wrong: {', '.join(wrong(rows)) or 'nowhere'}.", ""]
     lines += [f"| op | set | {' | '.join(tools)} | stages | CPU s |", "|---" * (len(tools) + 4) + "|"]
     for row in rows:
-        cost = sum(s for t, s in row.seconds.items() if t.startswith("retrograd")) / seeds
+        cost = sum(s / len(row.verdicts[t]) for t, s in row.seconds.items() if t.startswith("retrograd"))
         cells = [row.name, row.kind, *map(row.cell, tools), " ".join(sorted(row.stages)), f"{cost:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -332,7 +334,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.load:
         rows, places = read(args.load)
-        return finish(rows, max(len(v) for row in rows for v in row.verdicts.values()), places, args.out)
+        return finish(rows, places, args.out)
     levels = {"both": ("quick", "full"), "none": ()}.get(args.level, (args.level,))
     wanted = [n for n in args.names.split(",") if n]
     paths = [path for kind in args.sets.split(",") for path in files(kind, kernels=False)]
@@ -348,13 +350,13 @@ def main() -> int:
             with args.keep.open("a") as lines:
                 lines.write(row.to_json() + "\n")
         if args.out:
-            args.out.write_text(text(rows, args.seeds, {place(): set(row.verdicts)}))
-    return finish(rows, args.seeds, {place(): set(rows[0].verdicts)}, None)
+            args.out.write_text(text(rows, {place(): set(row.verdicts)}))
+    return finish(rows, {place(): set(rows[0].verdicts)}, None)
 
 
-def finish(rows: list[Row], seeds: int, places: Mapping[str, set[str]], out: Path | None) -> int:
+def finish(rows: list[Row], places: Mapping[str, set[str]], out: Path | None) -> int:
     """Print the table, write it if wanted, and return the exit code."""
-    table = text(rows, seeds, places)
+    table = text(rows, places)
     print(table)
     if out:
         out.write_text(table)
