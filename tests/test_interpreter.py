@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -139,3 +141,31 @@ def test_loops_that_this_pair_of_versions_cannot_run_are_refused(monkeypatch: py
     monkeypatch.setattr(np, "__version__", "2.4.0")
     with pytest.raises(RetrogradError, match=r"3\.6\.0.*NumPy 2\.4\.0.*triton>=3\.7"):
         interpreter.prepare()
+
+
+@triton.jit
+def _total(value):
+    return tl.sum(value, axis=0)
+
+
+@triton.jit
+def calling_kernel(src_ptr, dst_ptr, N: tl.constexpr):
+    value = tl.load(src_ptr + tl.arange(0, N))
+    tl.store(dst_ptr, _total(value) + _total(value))
+
+
+def test_the_language_is_replaced_while_a_kernel_runs_and_not_after(monkeypatch):
+    """Functions that a kernel calls find the language replaced already; what to replace is not looked up again."""
+
+    def refuse(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(inspect, "getmembers", refuse)
+    src, dst = torch.arange(8.0), torch.zeros(1)
+    for _ in range(2):
+        calling_kernel[(1,)](src, dst, N=8)
+        assert dst.item() == 56.0
+        assert tl.core.is_builtin(tl.load)
+        assert tl.core.is_builtin(tl.arange)
+        with pytest.raises(ValueError, match="_semantic"):
+            tl.arange(0, 8)

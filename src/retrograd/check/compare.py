@@ -37,8 +37,13 @@ def compare(got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor) -> Compari
     if not ratio.numel():
         return Comparison(ratio, (), 0.0, 0.0, 0)
     flat = int(ratio.argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), ratio.shape)) if ratio.ndim else ()
-    return Comparison(ratio, index, float(value.flatten()[flat]), float(want.flatten()[flat]), int((ratio > 1).sum()))
+    index: list[int] = []
+    rest = flat
+    for size in reversed(ratio.shape):  # torch.unravel_index takes as long as all the rest of this
+        rest, place = divmod(rest, size)
+        index.insert(0, place)
+    at = tuple(index)
+    return Comparison(ratio, at, float(value[at]), float(want[at]), int((ratio > 1).sum()))
 
 
 def _ulp(want: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -82,7 +82,7 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
                 draw = int(value)
             elif colon and not eq:
                 layouts[name] = layout
-            elif at and extreme in (*values.NAMES, values.KINK):
+            elif at and extreme in (*values.NAMES, *values.ENDS, values.KINK):
                 held[holder] = extreme
             else:
                 raise ValueError(word)
@@ -103,16 +103,20 @@ def _shape(spec: TensorSpec, case: Case) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _values(spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
+def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     shape = _shape(spec, case)
     gen = torch.Generator().manual_seed(seed)
     dtype = torch_dtype(spec.dtype or case.dtype)
+    extreme = dict(case.values).get(name)
     if dtype == torch.bool:
-        return torch.rand(shape, generator=gen) < 0.5
+        drawn = torch.rand(shape, generator=gen) < 0.5
+        return torch.full_like(drawn, extreme == "highest") if extreme in values.ENDS else drawn
     high = case.size(spec.high) if isinstance(spec.high, str) else spec.high
     if not dtype.is_floating_point:
-        top = math.prod(high) if isinstance(high, tuple) else int(high or 0)
-        return torch.randint(int(spec.low or 0), max(top, 1), shape, generator=gen).to(dtype)
+        low, top = int(spec.low or 0), math.prod(high) if isinstance(high, tuple) else int(high or 0)
+        if extreme in values.ENDS:
+            return torch.full(shape, low if extreme == "lowest" else max(top, 1) - 1, dtype=dtype)
+        return torch.randint(low, max(top, 1), shape, generator=gen).to(dtype)
     if high is not None:
         low = float(spec.low or 0.0)
         numbers = torch.rand(shape, generator=gen, dtype=torch.float64) * (float(high) - low) + low  # type: ignore[arg-type]
@@ -149,20 +153,31 @@ def _given(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
     return out
 
 
-def materialise(spec: OpSpec, case: Case, seed: int, device: str) -> dict[str, Any]:
-    """The inputs of a case by name, laid out as it says; tensors are fresh and need no gradient."""
-    described = spec.tensor_specs
+def draw(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
+    """The values of a case's inputs by name, whatever their layouts, on the CPU; not to be written to."""
     out: dict[str, Any] = {}
-    for name, value in (described or _given(spec, case, seed)).items():
+    for name, value in (spec.tensor_specs or _given(spec, case, seed)).items():
         if isinstance(value, TensorSpec):
-            value = _values(value, case, derive(seed, "input", name, case.draw))
-        if isinstance(value, torch.Tensor):
-            layout = case.layout(name)
-            if dict(case.values).get(name, values.KINK) != values.KINK:
-                value = values.alter(value, dict(case.values)[name])
-            value = lay_out(repeat_values(value.detach().to(device, copy=True), layout), layout)
+            value = _values(name, value, case, derive(seed, "input", name, case.draw))
+        if isinstance(value, torch.Tensor) and dict(case.values).get(name) in values.NAMES:
+            value = values.alter(value, dict(case.values)[name])
         out[name] = value
     return out
+
+
+def place(drawn: Mapping[str, Any], case: Case, device: str) -> dict[str, Any]:
+    """Fresh tensors with the values that `draw` made, on a device, laid out as the case says; they need no gradient."""
+    out = dict(drawn)
+    for name, value in drawn.items():
+        if isinstance(value, torch.Tensor):
+            layout = case.layout(name)
+            out[name] = lay_out(repeat_values(value.detach().to(device, copy=True), layout), layout)
+    return out
+
+
+def materialise(spec: OpSpec, case: Case, seed: int, device: str) -> dict[str, Any]:
+    """The inputs of a case by name, laid out as it says; tensors are fresh and need no gradient."""
+    return place(draw(spec, case, seed), case, device)
 
 
 def differentiable(spec: OpSpec, inputs: Mapping[str, Any]) -> list[str]:

@@ -147,7 +147,8 @@ class Verifier:
     def _run_dtype(self, stage: Stage, bench: Workbench) -> tuple[int, Outcome]:
         merged = Outcome(power=0.0, power_text="")
         tried: dict[Case, bool] = {}
-        powers: list[float | None] = []
+        powers: list[float] = []
+        bench.worst.clear()
         try:
             wanted = bench.cases(stage.cases(bench))
         except (OpRaised, NotApplicable) as error:
@@ -165,12 +166,10 @@ class Verifier:
             tried[case] = tried.get(case, False) or bool(outcome.findings)
             merged.findings += outcome.findings
             merged.notes += [*outcome.notes, *bench.remarks]
-            powers.append(outcome.power)
+            powers += [] if outcome.power is None else [outcome.power]
             merged.power_text = merged.power_text or outcome.power_text
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
-        # The middle case speaks for the sweep: at N=1 a norm's gradient is rounding alone, and no test has power.
-        known = sorted(p for p in powers if p is not None)
-        merged.power = known[len(known) // 2] if known else None
+        merged.power = max(powers, default=None)
         if merged.power:
             merged.power_text = f"{bench.dtype} {merged.power:.1e}"
         if merged.findings:

@@ -68,13 +68,24 @@ def _local(t: torch.Tensor, pool: str) -> torch.Tensor:
     return best
 
 
-def tolerance(want: torch.Tensor, spread: torch.Tensor, eager_error: torch.Tensor | None, dtype: str) -> torch.Tensor:
-    """Attainable error per element, float64, the shape of `want`; `spread` is sigma, `eager_error` |eager - want|."""
-    sigma = torch.maximum(spread, 0.5 * _local(spread, "median"))
-    tol = C * sigma + 1.01 * UNIT[dtype] * want.abs() + 4 * _SMALLEST[dtype]
-    if eager_error is not None:
-        tol = tol + EAGER * _local(eager_error.nan_to_num(0.0, 0.0, 0.0), "max")
-    return tol
+def floor(want: torch.Tensor, eager_error: torch.Tensor | None, dtype: str) -> torch.Tensor:
+    """What `tolerance` allows before any spread: storing the result, and the formula's error in the op's own precision.
+
+    float64, the shape of `want`; `eager_error` is |eager - want|.
+    """
+    tol = 1.01 * UNIT[dtype] * want.abs() + 4 * _SMALLEST[dtype]
+    return tol if eager_error is None else tol + EAGER * _local(eager_error.nan_to_num(0.0, 0.0, 0.0), "max")
+
+
+def tolerance(least: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """Attainable error per element, float64: `least` is what `floor` gives, `spread` sigma."""
+    return least + C * torch.maximum(spread, 0.5 * _local(spread, "median"))
+
+
+def lost(tol: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether most elements of a tensor, those that are 0 apart, may be off by more than their own size."""
+    counted = want != 0
+    return 2 * int(((tol > want.abs()) & counted).sum()) > int(counted.sum())
 
 
 # Finite differences. NOISE: standard deviations of noise that an error estimate holds; 4 leaves 6e-5 to chance, and

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +21,16 @@ if TYPE_CHECKING:
     from retrograd.check.workbench import Workbench
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
 class OpRaised(Exception):
     """The op under test raised, on a case its reference accepts."""
+
+    @classmethod
+    def at(cls, phase: str, error: Exception) -> OpRaised:
+        """Kind and text of an error, without the colours that compilers write for terminals."""
+        return cls(f"the {phase} raised {type(error).__name__}: {_COLOUR.sub('', str(error)).strip()}")
 
 
 class NotApplicable(Exception):
@@ -39,17 +49,32 @@ Results = dict[str, torch.Tensor | None]
 class Truth:
     """float64 values and attainable errors by tensor name; None for a gradient the reference has not.
 
-    `eager` is the reference run in the op's own precision, as float64; `peak` the largest number met on the way
-    (of cases with values other than ordinary ones);
-    `switches` the operators in it that may have a kink.
+    Attributes:
+        want: the values.
+        floor: the attainable errors without the spread of random rounding, so never larger than `tol`. What is within
+            it is within `tol`, and most of what is right is: the runs behind `tol` are made for what is not.
+        eager: the reference run in the op's own precision, as float64.
+        peak: the largest number met on the way (of cases with values other than ordinary ones).
+        switches: the operators in it that may have a kink.
+        spread: sigma by name from as many runs as asked for.
+        runs: how many `tol` rests on.
     """
 
     want: Results
-    tol: dict[str, torch.Tensor]
+    floor: dict[str, torch.Tensor]
     eager: Results
     peak: float
     switches: frozenset[str]
+    spread: Callable[[int], dict[str, torch.Tensor]]
+    runs: int
 
+    @cached_property
+    def tol(self) -> dict[str, torch.Tensor]:
+        """The attainable errors."""
+        spread = self.spread(self.runs)
+        return {name: tolerance.tolerance(least, spread[name]) for name, least in self.floor.items()}
+
+    @cached_property
     def power(self) -> float:
         """Smallest relative error, uniform over a tensor, that would be seen in each of the tensors."""
         worst = 0.0
@@ -92,7 +117,7 @@ def first_order(
 
 
 def make_truth(bench: Workbench, case: Case, count: int, order: Order = first_order) -> Truth:
-    """The truth of a case from `count` noise runs; NotApplicable if the reference refuses it.
+    """The truth of a case, its tolerance from `count` noise runs; NotApplicable if the reference refuses it.
 
     `order` says what is computed, from the outputs on.
 
@@ -111,22 +136,30 @@ def make_truth(bench: Workbench, case: Case, count: int, order: Order = first_or
             f"the reference of {bench.spec.name} makes NaN in {bad[0]} at {case.text() or 'the given inputs'}; "
             "narrow the inputs (low=, high=, sizes=) or mend the reference"
         )
+    eager = _eager(bench, case, order)
+    floor: dict[str, torch.Tensor] = {}
+    for name, c in center.items():
+        if c is not None:
+            e = eager.get(name)
+            floor[name] = tolerance.floor(c, None if e is None else (e - c).abs(), bench.dtype)
+
+    def spread(runs: int) -> dict[str, torch.Tensor]:
+        return _spread(bench, case, order, center, runs)
+
+    return Truth(center, floor, eager, plain.peak, frozenset(plain.switches), spread, count)
+
+
+def _spread(bench: Workbench, case: Case, order: Order, center: Results, runs: int) -> dict[str, torch.Tensor]:
+    """Root of the mean square of what random rounding changes, by name."""
     unit, accumulate = tolerance.units(bench.dtype, bench.spec.compute)
     squares = {name: torch.zeros_like(t) for name, t in center.items() if t is not None}
-    for k in range(count):
-        mode = Float64(unit, accumulate, derive(bench.seed, "noise", k, count), bench.device)
+    for k in range(runs):
+        mode = Float64(unit, accumulate, derive(bench.seed, "noise", k, runs), bench.device)
         for name, t in bench.reference_run(case, torch.float64, mode, order).items():
             c = center[name]
             if t is not None and c is not None:
                 squares[name] += (t.detach() - c).square().nan_to_num(0.0)
-    eager = _eager(bench, case, order)
-    tol: dict[str, torch.Tensor] = {}
-    for name, c in center.items():
-        if c is not None:
-            e = eager.get(name)
-            error = None if e is None else (e - c).abs()
-            tol[name] = tolerance.tolerance(c, (squares[name] / max(count, 1)).sqrt(), error, bench.dtype)
-    return Truth(center, tol, eager, plain.peak, frozenset(plain.switches))
+    return {name: (total / max(runs, 1)).sqrt() for name, total in squares.items()}
 
 
 def _detached(results: Results) -> Results:

@@ -10,7 +10,9 @@ import torch
 _MEAN = 1e4
 CELLS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 KINK = "kink"  # elements at points without a derivative: needs the reference, so the workbench makes it
-NAMES = ("nan", "mean", "1e4", "zero", "inf", "-inf", "constant", "100", "1e-3", "1e-6", "max/4")
+NAMES = ("nan", "mean", "1e4", "zero", "1e-6", "inf", "-inf", "constant", "100", "1e-3", "max/4")
+# Every element of whole numbers or of a mask: nothing is selected, all is ignored, all go to one place.
+ENDS = ("lowest", "highest")
 
 
 def cell(shape: torch.Size) -> tuple[int, ...]:

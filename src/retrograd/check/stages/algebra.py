@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from retrograd.check.sameness import noisy
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import Trial, Workbench
 from retrograd.record import Case
@@ -31,7 +32,7 @@ def _compare(bench: Workbench, case: Case, base: Trial, factor: float, label: st
             continue
         index = tuple(int(i) for i in off.nonzero()[0])
         a, b = float(got[index]), float(want[index])
-        if bench.noisy(case) and abs(a - b) <= 1e-3 * float(want.abs().max()):
+        if noisy(bench, case) and abs(a - b) <= 1e-3 * float(want.abs().max()):
             out.notes.append(f"{label} not bitwise for {name}: the op differs run to run")
             continue
         what = f"{name}{list(index)}: {label} fails, {a:.9g} against {b:.9g} ({int(off.sum())} elements)"

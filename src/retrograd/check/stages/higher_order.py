@@ -87,7 +87,7 @@ def check(bench: Workbench, case: Case) -> Outcome:
     trial = Trial({}, results, graph.inputs, graph.grad_outs)
     findings, out.profiles = bench.judge(_ID, case, trial, order=second_order, runs=_RUNS)
     out.findings += findings
-    out.power = truth.power()
+    out.power = truth.power
     out.power_text = f"relative error {out.power:.1e}"
     return out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from retrograd.check import inputs as make
+from retrograd.check.sameness import apart
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import OpRaised, Workbench, same_bits
 from retrograd.record import Case
@@ -22,7 +23,7 @@ def _stale(bench: Workbench, case: Case, name: str, out: Outcome) -> None:
         after = bench.run(case, between=change)
     except OpRaised:
         return  # autograd's version counter refused: what it is for
-    if changed := bench.apart(after.grads, before.grads):
+    if changed := apart(bench, after.grads, before.grads):
         what = (
             f"{changed} changes silently when `{name}` is modified in place between forward and backward; "
             "save it with ctx.save_for_backward so that autograd raises"

@@ -11,6 +11,7 @@ import torch
 import torch.utils.deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrograd.check.sameness import another
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import OpRaised, Workbench
 from retrograd.record import Case
@@ -101,7 +102,7 @@ def _compare(bench: Workbench, case: Case, out: Outcome, plain: Any, poisoned: A
     assert got is not None
     assert want is not None
     gone = int((~got.isfinite() & want.isfinite()).sum())
-    if not gone and not (name := bench.another(_ID, case, poisoned, plain)):
+    if not gone and not (name := another(bench, _ID, case, poisoned, plain)):
         return False
     what = f"{name} depends on uninitialised memory: torch.empty filled with {label} changes it"
     out.findings.append(

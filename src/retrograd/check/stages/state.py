@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from retrograd.check import inputs as make
+from retrograd.check.sameness import another, apart
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import NotApplicable, OpRaised, Trial, Workbench
 from retrograd.record import Case, Finding
@@ -45,7 +46,7 @@ def _between_calls(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> 
             said = f"of a call is overwritten by the next call ({label}): it is a buffer that the op keeps"
             out.findings.append(_found(bench, case, "kept-buffer", name, said))
             return
-        if name := bench.another(_ID, case, bench.run(case), kept):
+        if name := another(bench, _ID, case, bench.run(case), kept):
             said = f"is not what it was before a call with {label}"
             out.findings.append(_found(bench, case, "carried-over", name, said))
             return
@@ -67,7 +68,7 @@ def _twice(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
     if name := first.same_bits(kept):
         said = "of the first backward is overwritten by a second one over the same graph"
         out.findings.append(_found(bench, case, "kept-buffer", name, said))
-    elif name := bench.another(_ID, case, second, alone):
+    elif name := another(bench, _ID, case, second, alone):
         said = "is another at a second backward over the same graph (retain_graph=True)"
         out.findings.append(_found(bench, case, "second-backward", name, said))
 
@@ -86,7 +87,7 @@ def _two_graphs(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> Non
         for it in (graph, beside) if order == "first" else (beside, graph):
             trials[it is graph] = it.backward()
         for is_graph, which, want in ((True, case, alone), (False, other, other_alone)):
-            if name := bench.another(_ID, which, trials[is_graph], want):
+            if name := another(bench, _ID, which, trials[is_graph], want):
                 said = f"is another when two graphs are alive and the {order} one's backward runs first"
                 out.findings.append(_found(bench, case, "two-graphs", name, said))
                 return
@@ -104,7 +105,7 @@ def _updated(bench: Workbench, case: Case, out: Outcome) -> None:
         bench.open(case, inputs=inputs).backward()
         with torch.no_grad():
             inputs[name].mul_(_STEP)
-        if odd := bench.apart(bench.open(case, inputs=inputs).backward().tensors, want.tensors):
+        if odd := apart(bench, bench.open(case, inputs=inputs).backward().tensors, want.tensors):
             said = f"does not follow `{name}` when that is updated in place between two calls: a copy of it is kept"
             out.findings.append(_found(bench, case, "stale-copy", odd, said))
 
@@ -117,7 +118,7 @@ def _on_stream(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None
         got = bench.run(case)
     stream.synchronize()
     torch.cuda.synchronize(bench.device)
-    if name := bench.another(_ID, case, got, alone):
+    if name := another(bench, _ID, case, got, alone):
         out.findings.append(_found(bench, case, "stream", name, "is another on a stream that is not the default one"))
 
 
@@ -138,7 +139,7 @@ def _on_device(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None
     outs = {k: near[k] for k in far.outs}
     moved = Trial(outs, {k: near[k] for k in far.grads}, alone.inputs, alone.grad_outs)  # type: ignore[arg-type]
     for said, trial in ((f"is another on {there}", moved), (f"is another after a call on {there}", bench.run(case))):
-        if name := bench.another(_ID, case, trial, alone):
+        if name := another(bench, _ID, case, trial, alone):
             out.findings.append(_found(bench, case, "device", name, said))
             return
 
