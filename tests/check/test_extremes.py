@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import retrograd as rg
+from retrograd.check import inputs as make
 from retrograd.check import values
 from retrograd.check.rounding import Float64
 from retrograd.errors import SpecError
@@ -96,7 +97,7 @@ def test_inputs_with_a_range_are_left_in_it():
     with pytest.raises(SpecError, match="extremes"):
         rg.op(torch.log, torch.log, dict(x=rg.tensor("N")), extremes=["y"])
     made = rg.op(torch.exp, torch.exp, lambda seed, dtype, sizes: dict(x=torch.ones(3, dtype=dtype)), extremes=["x"])
-    assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 3
+    assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 5
 
 
 @pytest.mark.parametrize("name", values.NAMES)
@@ -113,3 +114,107 @@ def test_peak_counts_partial_sums():
     with mode:
         torch.tensor([3e200, -3e200], dtype=torch.float64).sum()
     assert mode.peak == 6e200
+
+
+def _normalised_sum(x, beside):
+    s = x + beside
+    centred = s - s.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class CancelledVariance(torch.autograd.Function):
+    """The backward has the variance as E[x^2] - E[x]^2, of which a mean of 1e4 leaves nothing."""
+
+    @staticmethod
+    def forward(ctx, x, beside):
+        ctx.save_for_backward(x, beside)
+        return _normalised_sum(x, beside)
+
+    @staticmethod
+    def backward(ctx, dy):
+        s = sum(ctx.saved_tensors)
+        mean = s.mean(-1, keepdim=True)
+        rstd = torch.rsqrt((s.square().mean(-1, keepdim=True) - mean.square()).clamp_min(0) + 1e-6)
+        xhat = (s - mean) * rstd
+        grad = rstd * (dy - dy.mean(-1, keepdim=True) - xhat * (dy * xhat).mean(-1, keepdim=True))
+        return grad, grad
+
+
+_SUMMED = dict(x=rg.tensor("M", "N"), beside=rg.tensor("M", "N"))
+_FILLED = dict(M=(1, 64), N=(2, 512))
+
+
+def test_what_one_rounding_decides_is_not_judged():
+    # x + beside is rounded to bfloat16, whose steps are 64 there: the right result of that sum has no variance at all.
+    spec = rg.op(lambda *a: _normalised_sum(*a), lambda *a: _normalised_sum(*(t.float() for t in a)), _SUMMED,
+                 sizes=_FILLED, dtypes=["bfloat16"])  # fmt: skip
+    report = rg.verify(spec, level="quick", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+    assert "not judged with mean in x in bfloat16: one rounding" in " ".join(report.stage("extremes").notes)
+
+
+def test_a_cancelled_variance_is_found_where_right_results_keep_their_digits():
+    spec = rg.op(CancelledVariance.apply, _normalised_sum, _SUMMED, sizes=_FILLED)
+    report = rg.verify(spec, level="quick", only=["extremes"])
+    assert {f.tensor for f in report.findings} >= {"grad x"}
+    assert "@mean" in report.findings[0].case.text()
+
+
+class MeanOfKept(torch.autograd.Function):
+    """The mean of the rows that a mask or a class keeps; 0 of none, in the forward only."""
+
+    @staticmethod
+    def forward(ctx, x, kept):
+        ctx.save_for_backward(kept)
+        return _mean_of_kept(x, kept)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (kept,) = ctx.saved_tensors
+        rows = (kept != 0)[:, None].to(dy.dtype)
+        return rows * dy / rows.sum(), None
+
+
+def _mean_of_kept(x, kept):
+    rows = (kept != 0)[:, None].to(x.dtype)
+    return (rows * x).sum(0) / rows.sum().clamp_min(1)
+
+
+_KEPT = dict(
+    mask=rg.tensor("M", dtype="bool"),
+    whole=rg.tensor("M", dtype="int64", low=0, high=5),
+    byte=rg.tensor("M", dtype="uint8", high=2),
+)
+
+
+@pytest.mark.parametrize("kind", _KEPT)
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_where_nothing_is_selected(kind, level):
+    inputs = dict(x=rg.tensor("M", "N"), kept=_KEPT[kind])
+    found = rg.verify(rg.op(MeanOfKept.apply, _mean_of_kept, inputs), level=level, only=["extremes"]).findings
+    assert [f.case.values for f in found] == [(("kept", "lowest"),)]
+    again = rg.verify(rg.op(MeanOfKept.apply, _mean_of_kept, inputs), level=level, case=found[0].case.text())
+    assert again.findings
+    assert rg.verify(rg.op(_mean_of_kept, _mean_of_kept, inputs), level=level, only=["extremes"])
+
+
+def test_what_the_reference_makes_nan_of_nothing_may_be_another_number():
+    def undefined(x, target):
+        return F.cross_entropy(x, target, ignore_index=0)
+
+    def zero(x, target):
+        kept = (target != 0).sum().clamp_min(1)
+        return F.cross_entropy(x, target, ignore_index=0, reduction="sum") / kept
+
+    inputs = dict(x=rg.tensor("M", "C"), target=rg.tensor("M", dtype="int64", low=0, high="C"))
+    spec = rg.op(zero, undefined, inputs, sizes=dict(M=(1, 32), C=(2, 12)))
+    assert rg.verify(spec, level="quick", only=["extremes"])
+
+
+def test_ends_of_whole_numbers_are_those_of_their_range():
+    spec = rg.op(torch.gather, torch.gather, dict(x=rg.tensor("M", "N"), dim=1,
+                 index=rg.tensor("M", "K", dtype="int64", low=1, high="N")))  # fmt: skip
+    case = make.base_case(spec, "float32")
+    for end, want in (("lowest", 1), ("highest", case.size("N") - 1)):
+        index = make.materialise(spec, case.but(values=(("index", end),)), 0, "cpu")["index"]
+        assert index.unique().tolist() == [want]

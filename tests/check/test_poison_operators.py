@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from corpus import corpus
 
 import retrograd as rg
 from retrograd.check.stages.poison import Fill, deterministic
@@ -86,3 +89,13 @@ def test_another_path_under_a_mode_is_no_lost_memory() -> None:
 
     spec = rg.op(Watched.apply, torch.sin, dict(x=rg.tensor("M", "N")), dtypes=["float32"])
     assert rg.verify(spec, level="quick", only=["poison"])
+
+
+def test_memory_that_only_odd_sizes_leave_unwritten_is_found():
+    spec = corpus("mutants")["W11"]
+    finding = rg.verify(spec, level="quick", only=["poison"]).findings[0]
+    assert finding.tensor == "grad x"
+    assert "N" in dict(finding.case.sizes)
+    # Sizes that may not be another are left as they are.
+    fixed = replace(spec, sizes=dict(M=[7], N=[48]))
+    assert rg.verify(fixed, level="quick", only=["poison"]).stage("poison").cases == 1

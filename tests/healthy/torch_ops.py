@@ -77,6 +77,8 @@ itself("cross_entropy_smoothed", lambda x, t: F.cross_entropy(x, t, label_smooth
        sizes=dict(C=(2, 32)))  # fmt: skip
 itself("cross_entropy_ignored", lambda x, t: F.cross_entropy(x, t, ignore_index=0, reduction="sum"), CLASSES,
        sizes=dict(C=(2, 32)))  # fmt: skip
+itself("cross_entropy_mean_of_kept", lambda x, t: F.cross_entropy(x, t, ignore_index=0, reduction="sum")
+       / (t != 0).sum().clamp_min(1), CLASSES, sizes=dict(C=(2, 32)))  # fmt: skip
 itself("mse", lambda x, y: F.mse_loss(x, y, reduction="none"), dict(x=X, y=X))
 itself("l1", lambda x, y: F.l1_loss(x, y, reduction="none"), dict(x=X, y=X))
 itself("huber", lambda x, y: F.huber_loss(x, y, reduction="none"), dict(x=X, y=X))

@@ -9,7 +9,6 @@ from retrograd.check.truth import Results
 from retrograd.check.workbench import Trial, Workbench, same_bits
 from retrograd.record import Case
 
-
 # Runs that show whether an op differs from itself, on a CPU and on a GPU, where few runs in a hundred may do.
 _RUNS = (20, 100)
 

@@ -129,7 +129,7 @@ class Workbench:
     _drawn: dict[Case, dict[str, Any]] = field(default_factory=dict)
     _placed: dict[Any, torch.Tensor] = field(default_factory=dict)
     _hulls: dict[Any, kinks.Hull] = field(default_factory=dict)
-    noise: bool | None = None  # whether the op differs from itself, once somebody asked
+    noise: bool | None = None  # whether the op differs from itself, once asked
     remarks: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)  # by tensor, of what the present stage has judged
 
@@ -311,9 +311,7 @@ class Workbench:
         """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
         count = self.budget.noise_runs if noise_runs is None else noise_runs
         key = (self._key(case), order)
-        if key not in self._truths:
-            self._truths[key] = {}
-        known = self._truths[key]
+        known = self._truths.setdefault(key, {})
         if count not in known:
             other = next(iter(known.values()), None)
             known[count] = replace(other, runs=count) if other else make_truth(self, case, count, order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from retrograd.check.inputs import allows, free_rank
+from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.check.stages._base import Stage
 from retrograd.check.stages.oracle import judged
 from retrograd.check.workbench import Workbench
@@ -12,6 +13,7 @@ _ID = "shapes"
 # In order of how often each finds something: level quick takes the first ones.
 _SIZES = (1, 0, 129, 64, 2, 33, 128, 37, 16, 17, 256, 4, 257, 1000, 8)
 _LEADS: tuple[tuple[int, ...], ...] = ((1,), (0,), (2, 3, 5), (33,), (), (64,), (129,), (1, 1, 4))
+_LONG = (1000, 257)
 _MOST_ELEMENTS = 1 << 16
 
 
@@ -28,7 +30,16 @@ def _wanted(bench: Workbench) -> list[Case]:
     turns = max(map(len, by_name), default=0)
     out = [column[i] for i in range(turns) for column in by_name if i < len(column)]
     corners = [all_sizes(base, rank_free, n) for n in (1, 2, 33)]
-    return [*out[: bench.budget.shapes], *(c for c in corners if all(allows(spec, k, v) for k, v in c.sizes))]
+    corners = [c for c in corners if all(allows(spec, k, v) for k, v in c.sizes)]
+    return [*out[: bench.budget.shapes], *corners, *_long_rows(base, spec)]
+
+
+def _long_rows(base: Case, spec: OpSpec) -> list[Case]:
+    """The case with long rows: more than one block or warp takes, and in all more elements than 12 bits count."""
+    last = next((t.dims[-1] for t in (spec.tensor_specs or {}).values() if isinstance(t, TensorSpec) and t.dims), None)
+    if not isinstance(last, str) or last.endswith("..."):
+        return []
+    return [base.with_size(last, n) for n in _LONG if allows(spec, last, n)][:1]
 
 
 def all_sizes(base: Case, rank_free: frozenset[str], n: int) -> Case:
