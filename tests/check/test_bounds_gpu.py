@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -47,6 +46,29 @@ def bounds(spec):
     return {f.kind for f in report.findings}
 
 
+def command(folder, name, *args):
+    """The report of `retrograd verify` on an op of triton_bounds.py, as data."""
+    target = folder / "target.py"
+    target.write_text(
+        f"import sys; sys.path.insert(0, {str(_PATH.parent)!r})\n"
+        "import triton_bounds\n"
+        f"op = (triton_bounds.MUTANTS | triton_bounds.WILD | triton_bounds.HEALTHY)[{name!r}]\n"
+    )
+    words = [sys.executable, "-m", "retrograd", "verify", f"{target}:op", "--device", "cuda", "--level", "quick"]
+    words += ["-q", "--format", "json", *args]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_kernel_that_loses_the_gpu_is_told_as_that_in_each_stage(tmp_path):
+    report = command(tmp_path, "OB09", "--only", "contract,oracle,shapes,state")
+    assert [s["status"] for s in report["stages"]] == ["failed"] * 3
+    assert {f["kind"] for s in report["stages"] for f in s["findings"]} == {"crash"}
+    assert "illegal memory access" in report["stages"][0]["findings"][0]["what"]
+    assert any("three in a row" in note for note in report["notes"])
+
+
 def test_a_store_beyond_a_tensor_is_found_and_a_masked_one_is_not(ops):
     assert bounds(ops.OB06) == {"write"}
     assert bounds(ops.HEALTHY["masked"]) == set()
@@ -59,17 +81,8 @@ def test_a_read_beyond_a_tensor_is_found(ops):
 @pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="compute-sanitizer is not on PATH")
 @pytest.mark.parametrize(("name", "faults"), [("OB05", True), ("OB07", True), ("masked", False)])
 def test_memcheck_sees_accesses_whose_value_is_thrown_away(name, faults, tmp_path):
-    target = tmp_path / "target.py"
-    target.write_text(
-        f"import sys; sys.path.insert(0, {str(_PATH.parent)!r})\n"
-        "import triton_bounds\n"
-        f"op = (triton_bounds.MUTANTS | triton_bounds.HEALTHY)[{name!r}]\n"
-    )
-    words = [sys.executable, "-m", "retrograd", "verify", f"{target}:op", "--device", "cuda", "--level", "quick"]
-    words += ["--only", "contract,bounds", "--memcheck", "-q", "--format", "json"]
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ, check=False, timeout=300)
-    assert done.stdout, done.stderr
-    (stage,) = (s for s in json.loads(done.stdout)["stages"] if s["id"] == "bounds")
+    report = command(tmp_path, name, "--only", "contract,bounds", "--memcheck")
+    (stage,) = (s for s in report["stages"] if s["id"] == "bounds")
     kinds = {f["kind"] for f in stage["findings"]}
     if not faults:
         assert kinds == set()

@@ -29,6 +29,8 @@ Progress = Callable[[str, str], None]
 # stage alone.
 Watch = Callable[[str, Any], None]
 
+GPU_LOST = "the GPU no longer answers this process"
+
 
 class Verifier:
     """One op under check: runs stages one at a time, which is what the pytest plugin needs.
@@ -169,6 +171,13 @@ class Verifier:
             powers += [] if outcome.power is None else [outcome.power]
             merged.power_text = merged.power_text or outcome.power_text
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
+            if outcome.findings and lost(self.device):
+                # Whatever runs now raises the same, and would be told of cases that are right.
+                found = outcome.findings[-1]
+                what = f"{found.what}\nafterwards the GPU answers no call: {lost(self.device)}"
+                return len(tried), Outcome(
+                    [replace(found, kind="crash", what=what, where="the first case that does it")]
+                )
         merged.power = max(powers, default=None)
         if merged.power:
             merged.power_text = f"{bench.dtype} {merged.power:.1e}"
@@ -198,6 +207,12 @@ class Verifier:
             if bench.spec.reference is None and case != bench.base:
                 return None  # nobody says that the op must accept it
             return Outcome([bench.finding(stage.id, "raises", str(error), case)], power_text="")
+        except Exception as error:
+            if not lost(self.device):
+                raise
+            # A kernel that reads or writes where it must not is told by whoever looks at a result, which may be us.
+            what = f"the op lost the GPU: {str(error).splitlines()[0]}"
+            return Outcome([bench.finding(stage.id, "crash", what, case)], power_text="")
 
     def _explain(
         self, stage: Stage, bench: Workbench, findings: list[Finding], tried: dict[Case, bool]
@@ -326,6 +341,9 @@ def verify(
             watch("stage", verifier.report([result], result.seconds))
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
+        if result.findings and (reason := lost(device)):
+            results += _left_out(chosen[len(results) :], reason)
+            break
     return verifier.report(results, time.perf_counter() - start)
 
 
@@ -333,6 +351,21 @@ def _broken(error: Exception) -> str:
     """Why a stage ended with an exception, in a line, with the place."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"the check itself failed, not the op: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+
+
+def _left_out(stages: Sequence[Stage], reason: str) -> list[StageResult]:
+    return [StageResult(s.id, s.title, "skipped", reason=f"{GPU_LOST}: {reason}") for s in stages]
+
+
+def lost(device: str) -> str:
+    """Why a GPU answers no call of this process any more, as after an illegal memory access; "" if it does."""
+    if torch.device(device).type != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _describe(device: str) -> str:

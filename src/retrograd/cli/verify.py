@@ -180,11 +180,13 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
 
     try:
         given = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"])}
-        _verify(target, device, options | given)
+        report = _verify(target, device, options | given)
     except RetrogradError as error:
         lines.say("error", str(error), error.exit_code)
     else:
-        lines.say("end")
+        from retrograd.check.run import GPU_LOST
+
+        lines.say("lost" if any(stage.reason.startswith(GPU_LOST) for stage in report.stages) else "end")
 
 
 def _check_place(device: str, both: bool) -> None:
