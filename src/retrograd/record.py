@@ -68,12 +68,23 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Sighting:
+    """A case at which something was seen to be wrong, with how far and how much of the tensor."""
+
+    case: Case
+    excess: float | None = None
+    wrong: int | None = None
+    total: int | None = None
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing that is wrong: what, where, how far, and how to see it again.
 
     `excess` is |got - want| over the error that a correct op may make at this element. `index` is the
-    element of `tensor` that is furthest out. `case` is the smallest case found that still fails. `elements` says
-    which elements of the first failing case are wrong, `looks_like` which known mistake gives the same numbers there.
+    element of `tensor` that is furthest out. `case` is the smallest case found that still fails, `first` the one
+    that it was shrunk from. `elements` says which elements of the first failing case are wrong, `looks_like`
+    which known mistake gives the same numbers there. `terms` are what the attainable error at `index` is made of.
     """
 
     stage: str
@@ -91,6 +102,8 @@ class Finding:
     repro: str = ""
     elements: str = ""
     looks_like: str = ""
+    first: Sighting | None = None
+    terms: tuple[tuple[str, float], ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -256,9 +269,14 @@ def _with_case(cls: Any, data: dict[str, Any]) -> Any:
     return cls(**{k: _case(v) if k == "case" else _tuple(v) for k, v in data.items()})
 
 
+def _finding(data: dict[str, Any]) -> Finding:
+    found = _with_case(Finding, {k: v for k, v in data.items() if k != "first"})
+    return replace(found, first=_with_case(Sighting, data["first"])) if data.get("first") else found
+
+
 def _stage(data: dict[str, Any]) -> StageResult:
     rest = {k: _tuple(v) for k, v in data.items() if k not in ("findings", "profiles")}
-    findings = tuple(_with_case(Finding, f) for f in data["findings"])
+    findings = tuple(map(_finding, data["findings"]))
     return StageResult(**rest, findings=findings, profiles=tuple(_with_case(Profile, p) for p in data["profiles"]))
 
 

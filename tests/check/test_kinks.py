@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import retrograd as rg
 from retrograd.check import kinks
+from retrograd.check.rounding import Float64
 from retrograd.check.workbench import BUDGETS, Workbench
 from retrograd.errors import SpecError
 
@@ -39,7 +40,7 @@ def _places(bench, name="x"):
 def test_only_this_stage_finds_the_mutant(name, seed):
     # The higher_order stage would see a zero second derivative where a mutant's backward has none to offer: it raises.
     report = rg.verify(mutants.MUTANTS[name], level="quick", seed=seed, only=["kinks"])
-    assert "one-sided derivatives" in report.findings[0].what
+    assert "at kinks of the forward" in report.findings[0].what
     if seed == 0:
         assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["kinks"])
 
@@ -71,7 +72,10 @@ def test_smooth_functions_have_none(fn):
 
 
 def test_bends_of_the_slope_are_no_kinks():
-    assert not len(_places(_bench(lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"))))
+    bench = _bench(lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"))
+    # What the reference decides there shows the places, and the gradient is judged as anywhere.
+    assert set(_places(bench).abs().tolist()) == {0.0, 1.0}
+    assert not any(bool(at.any()) for at in bench.hull(bench.base.but(values=(("x", "kink"),))).at.values())
 
 
 @pytest.mark.parametrize(
@@ -158,3 +162,91 @@ def test_ties_of_many_have_one_interval():
     accepted = hull.outside("grad x", share) == 0
     assert accepted[hull.at["grad x"]].all()
     assert kinks.around(torch.zeros(3)).tolist() == [1, 1, 1]
+
+
+# --- Decisions ------------------------------------------------------------------------
+
+LEVEL = 30
+
+
+def _nearest(table, x):
+    return table[(x * LEVEL - 0.5).round().clamp(0, LEVEL - 1).long()]
+
+
+def _inside(table, x):
+    """Nearest neighbours, for coordinates in [0, 1] alone: no point beside the edge may be asked for."""
+    assert bool(((x >= 0) & (x <= 1)).all())
+    return _nearest(table, x)
+
+
+class OtherFormula(torch.autograd.Function):
+    """Nearest neighbours by way of [-1, 1], as grid_sample has them; `factor` of the gradient is 1 if it is right."""
+
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx, table, x):
+        index = (((2 * x - 1 + 1) * LEVEL - 1) / 2).round().clamp(0, LEVEL - 1).long()
+        ctx.save_for_backward(table, index)
+        return table[index]
+
+    @classmethod
+    def backward(cls, ctx, dy):
+        table, index = ctx.saved_tensors
+        return torch.zeros_like(table).index_add(0, index, cls.factor * dy), None
+
+
+class Unscaled(OtherFormula):
+    factor = 256.0  # beyond what jumps of size 1 explain, which is all that is known of a slice with some of them
+
+
+def _at_borders(seed, dtype, sizes):
+    """Eight coordinates at borders between cells or of the range, to the rounding, and one in the middle of a cell."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.cat([torch.arange(1, 7) / LEVEL, torch.tensor([0.0, 1.0, 20.5 / LEVEL])]).to(dtype)
+    return dict(table=torch.randn(LEVEL, generator=generator).to(dtype), x=x)
+
+
+@pytest.mark.parametrize("reference", [_nearest, _inside])
+@pytest.mark.parametrize("seed", range(3))
+def test_either_side_of_a_jump_is_right(reference, seed):
+    spec = rg.op(OtherFormula.apply, reference, _at_borders)
+    bench = Workbench(spec, "float32", seed, "cpu", BUDGETS["quick"], "quick")
+    trial, truth = bench.run(bench.base), bench.truth(bench.base)
+    assert trial.outs["out"].ne(truth.want["out"]).any(), "no coordinate fell into the other cell"
+    assert kinks.flips(bench, bench.base)["round"] >= 1
+    assert rg.verify(spec, level="quick", seed=seed, only=["oracle", "layouts"])
+    broken = rg.op(Unscaled.apply, reference, _at_borders)
+    assert "grad table" in {f.tensor for f in rg.verify(broken, level="quick", seed=seed, only=["oracle"]).findings}
+
+
+@pytest.mark.parametrize(
+    ("fn", "operator"),
+    [
+        (lambda x: x + (4 * x).round(), "round"),
+        (lambda x: x + (x > 0.5), "gt"),
+        (lambda x: x + x.trunc(), "trunc"),
+        (lambda x: x + 2.0 * torch.sign(x - 0.25), "sign"),
+    ],
+)
+def test_steps_are_found_by_what_is_decided(fn, operator):
+    bench = _bench(fn)
+    case = bench.base.but(values=(("x", "kink"),))
+    assert len(_places(bench))
+    assert operator in kinks.flips(bench, case)
+    report = rg.verify(bench.spec, level="full", only=["kinks"])
+    assert report, [f.what for f in report.findings]
+    assert f"{operator} " in " ".join(report.stage("kinks").notes)
+
+
+def test_places_of_selections_are_decisions():
+    bench = _bench(lambda x: x.sort(-1).values + x.topk(1).values + F.max_pool1d(x, 2), sizes=dict(M=[1], N=[2]),
+                   inputs=lambda seed, dtype, sizes: dict(x=torch.full((1, 2), 0.3, dtype=dtype)))  # fmt: skip
+    made = kinks._decisions(bench, bench.base, Float64(record=True))
+    assert {"sort", "topk", "max_pool2d_with_indices"} <= {name for name, _ in made}
+
+
+@pytest.mark.parametrize("fn", [torch.sin, lambda x: torch.softmax(x, -1), lambda x: F.rms_norm(x, x.shape[-1:])])
+def test_what_decides_nothing_has_no_flips(fn):
+    bench = _bench(fn, sizes=dict(N=(2, 64)))
+    assert kinks.flips(bench, bench.base) == {}

@@ -185,3 +185,13 @@ def test_assert_backward_accepts_and_names():
         rg.assert_backward(_square, dict(x=x), g, grads=dict(x=2.001 * x * g))
     with pytest.raises(UsageError, match="grad_out"):
         rg.assert_backward(_square, dict(x=x), g[0], grads=dict(x=x))
+
+
+def test_finding_says_what_its_tolerance_is_made_of_and_what_shrinking_did():
+    finding = rg.verify(_spec(Wrong.apply), level="quick", only=["oracle"]).findings[0]
+    tolerance = sum(size for _, size in finding.terms)
+    assert abs(finding.got - finding.want) / tolerance == pytest.approx(finding.excess, rel=1e-3)
+    assert all(size >= 0 for _, size in finding.terms)
+    assert finding.case.text() == "M=1 N=1"
+    assert finding.first.case.text() == "M=7 N=48"
+    assert (finding.first.total, finding.total) == (336, 1)

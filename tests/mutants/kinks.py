@@ -63,4 +63,14 @@ K01 = mutant("K01", interpolate, _both_cells, low=-1.0, high=1.0)
 # At the edges of its range hardtanh's backward counts the slope twice, once for each comparison (own; class of K01).
 K02 = mutant("K02", F.hardtanh, lambda x: (x >= -1).to(x.dtype) * (x <= 1) * (1 + ((x == 1) | (x == -1)).to(x.dtype)))
 
+
+def _staircase(x: Tensor) -> Tensor:
+    """A ramp with steps: its slope is 1 on either side of each step, so that only the rounding tells where one is."""
+    return x + (4 * x).round()
+
+
+# Exactly between two steps both count (as K01, where no change of the gradient shows the place).
+K03 = mutant("K03", _staircase, lambda x: torch.where(4 * x - 0.5 == (4 * x - 0.5).round(), 2.0, 1.0),
+             low=-1.0, high=1.0)  # fmt: skip
+
 MUTANTS = {name: spec for name, spec in list(globals().items()) if isinstance(spec, OpSpec)}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from retrograd.record import Case, Finding, Profile, Report, StageResult
+from retrograd.record import Case, Finding, Profile, Report, Sighting, StageResult
 
 CASE = Case("float32", sizes=(("M...", (2, 3)), ("N", 7)), params=(("eps", 0.01),), layouts=(("x", "transposed"),))
+FIRST = CASE.but(sizes=(("M...", (16,)), ("N", 48)), values=(("x", "1e4"),))
+TERMS = (("12 sigma: random rounding of the formula", 9e-7), ("u |want|: storing the result", 1e-7), ("3 E", 0.0))
 WHAT = "grad_x is wrong in the last column: the mask of the tail block is missing </script><!-- [bold]x[/bold]"
 WHERE = "columns 4 to 6 of the last dimension, all rows, from N=5 on, only when x is transposed"
 REPRO = "retrograd verify my/very/long/path/to/the/file.py:rms_norm --only oracle --seed 0 --case 'M...=2x3 N=7'"
@@ -14,7 +16,8 @@ REPRO = "retrograd verify my/very/long/path/to/the/file.py:rms_norm --only oracl
 
 def finding() -> Finding:
     return Finding(
-        "oracle", "value", WHAT, CASE, "grad_x", (0, 1, 6), 1.25, math.nan, 940.4, 3, 42, WHERE, REPRO
+        "oracle", "value", WHAT, CASE, "grad_x", (0, 1, 6), 1.25, math.nan, 940.4, 3, 42, WHERE, REPRO,
+        first=Sighting(FIRST, 1210.0, 700, 768), terms=TERMS,
     )  # fmt: skip
 
 

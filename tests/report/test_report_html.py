@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import fake_report as fake
@@ -8,7 +9,7 @@ import pytest
 
 from retrograd.errors import MissingExtraError
 from retrograd.record import Report
-from retrograd.report import charts, html, write
+from retrograd.report import charts, html, words, write
 
 
 class _Page(HTMLParser):
@@ -63,6 +64,10 @@ def test_page_shows_verdict_findings_stages_and_environment(page: str) -> None:
         "--only oracle",
         "needs a GPU",
         "&lt;none&gt;",
+        "12 sigma: random rounding of the formula",
+        "width: 90.0%",
+        "first seen",
+        "700 of 768",
     ):
         assert text in visible, text
     assert "</script>" not in visible
@@ -114,3 +119,22 @@ def test_odd_shapes_are_drawn(shape: tuple[int, ...]) -> None:
     odd = fake.Profile("g", fake.CASE, shape, ((2.0,),), (0.0,), (1,), 2.0)
     assert "<svg" in html._svg(charts.heat_map(odd))
     assert "<svg" in html._svg(charts.ulp_histogram(odd))
+
+
+def test_breakdown_is_left_out_where_nothing_is_known() -> None:
+    found = fake.finding()
+    assert [round(share) for _, _, share in words.shares(found)] == [90, 10, 0]
+    assert words.shares(replace(found, terms=())) == []
+    assert words.shares(replace(found, terms=(("sigma", float("inf")),))) == []
+
+
+def test_before_and_after_show_what_differs() -> None:
+    rows = {name: (before, after) for name, before, after in words.before_after(fake.finding())}
+    assert rows == {
+        "M...": ("16", "2x3"),
+        "N": ("48", "7"),
+        "x": ("1e4", "plain"),
+        "elements wrong": ("700 of 768", "3 of 42"),
+        "error": ("1210x attainable", "940x attainable"),
+    }
+    assert words.before_after(replace(fake.finding(), first=None)) == []

@@ -1,12 +1,17 @@
 """Points where a function has no derivative: finding them, and the interval that every right gradient lies in there.
 
 At a kink any value between the one-sided derivatives is right (Clarke's generalised gradient), and which one an
-implementation returns may hang on the rounding of one coordinate. The interval is sampled: gradients of the float64
+implementation returns may hang on the rounding of one coordinate. The interval is sampled: results of the float64
 reference at points a few roundings away, in antithetic random directions, so that both sides of every kink are seen.
+
+Where a gradient does not show the place (floor, round, the places of a sort: it is the same on either side, and the
+result jumps), or no point beside the case may be asked for, decisions do: what comparisons, roundings to whole numbers
+and selections inside the reference decide, and whether they decide otherwise nearby or under random rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +24,10 @@ from retrograd.check.spec import TensorSpec
 from retrograd.record import Case
 
 if TYPE_CHECKING:
+    from retrograd.check.truth import Results
     from retrograd.check.workbench import Workbench
+
+Decisions = list[tuple[str, torch.Tensor]]  # operators and what they decided
 
 _DIRECTIONS = 8  # antithetic pairs; a tie of k is missed by all with chance (1 - 1/k)^16
 _WIDER = 64  # a smooth change grows with the distance, a jump does not
@@ -50,7 +58,7 @@ def reach(bench: Workbench, name: str, value: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Hull:
-    """Lowest and highest gradient near a case, by label; `at` says which elements are at a kink."""
+    """Lowest and highest result near a case, by label; `at` says which elements are at a kink, or a jump."""
 
     low: dict[str, torch.Tensor]
     high: dict[str, torch.Tensor]
@@ -62,7 +70,19 @@ class Hull:
         return torch.maximum(self.low[label] - value, value - self.high[label]).clamp_min(0.0)
 
 
-def _spread(bench: Workbench, case: Case, times: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+Sides = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+
+
+def _widen(results: Results, low: dict[str, torch.Tensor], high: dict[str, torch.Tensor]) -> None:
+    for label, t in results.items():
+        if t is not None:
+            t = t.detach()
+            low[label] = torch.minimum(low.get(label, t), t)
+            high[label] = torch.maximum(high.get(label, t), t)
+
+
+def _beside(bench: Workbench, case: Case, times: float) -> Sides:
+    """Lowest and highest results at points around the case."""
     low: dict[str, torch.Tensor] = {}
     high: dict[str, torch.Tensor] = {}
     inputs = bench.inputs(case)
@@ -76,13 +96,59 @@ def _spread(bench: Workbench, case: Case, times: float) -> tuple[dict[str, torch
             step = torch.maximum(reach(bench, name, value), 2 * _declared(bench, case, inputs, name)) * times
             shift[name] = (signs + 0.5 * signs.sign()) * step
         for sign in (1.0, -1.0):
-            results = bench.reference_run(case, torch.float64, Float64(), shift={k: sign * v for k, v in shift.items()})
-            for label, t in results.items():
-                if t is not None and label.startswith("grad "):
-                    t = t.detach()
-                    low[label] = torch.minimum(low.get(label, t), t)
-                    high[label] = torch.maximum(high.get(label, t), t)
+            moved = {k: sign * v for k, v in shift.items()}
+            _widen(bench.reference_run(case, torch.float64, Float64(), shift=moved), low, high)
     return low, high
+
+
+def _rounded(bench: Workbench, case: Case, times: float) -> Sides:
+    """Lowest and highest results where no point beside the case may be asked for: of randomly rounded runs at it."""
+    low: dict[str, torch.Tensor] = {}
+    high: dict[str, torch.Tensor] = {}
+    for k in range(2 * _DIRECTIONS):
+        _widen(bench.reference_run(case, torch.float64, _rounding(bench, k, times)), low, high)
+    return low, high
+
+
+def _rounding(bench: Workbench, number: int, times: float = 1.0, *, inputs: bool = False) -> Float64:
+    unit, accumulate = (times * tolerance.KINK * u for u in tolerance.units(bench.dtype, bench.spec.compute))
+    seed = derive(bench.seed, "flips", number)
+    return Float64(unit, accumulate, seed, bench.device, inputs=inputs, record=True)
+
+
+def _forward_only(*_: object) -> Results:
+    return {}
+
+
+def _decisions(bench: Workbench, case: Case, mode: Float64, shift: dict[str, torch.Tensor] | None = None) -> Decisions:
+    bench.reference_run(case, torch.float64, mode, _forward_only, shift=shift)
+    return mode.decisions
+
+
+def flips(bench: Workbench, case: Case) -> dict[str, int]:
+    """How many decisions of each operator in the reference fall otherwise in one of 16 randomly rounded runs.
+
+    Inputs are rounded too, unless the reference refuses what comes of it.
+    """
+    try:
+        return _flips(bench, case, inputs=True)
+    except Exception:
+        return _flips(bench, case, inputs=False)
+
+
+def _flips(bench: Workbench, case: Case, *, inputs: bool) -> dict[str, int]:
+    plain = _decisions(bench, case, Float64(record=True))
+    flipped = [torch.zeros_like(made, dtype=torch.bool) for _, made in plain]
+    for k in range(2 * _DIRECTIONS):
+        now = _decisions(bench, case, _rounding(bench, k, inputs=inputs))
+        if [(name, made.shape) for name, made in now] != [(name, made.shape) for name, made in plain]:
+            continue  # another path altogether: nothing to compare one by one
+        for mask, (_, made), (_, before) in zip(flipped, now, plain, strict=True):
+            mask |= (made != before) & ~(made.isnan() & before.isnan())
+    counts: dict[str, int] = {}
+    for (name, _), mask in zip(plain, flipped, strict=True):
+        counts[name] = counts.get(name, 0) + int(mask.sum())
+    return {name: count for name, count in counts.items() if count}
 
 
 def _declared(bench: Workbench, case: Case, inputs: dict[str, torch.Tensor], name: str) -> torch.Tensor:
@@ -99,8 +165,17 @@ def _declared(bench: Workbench, case: Case, inputs: dict[str, torch.Tensor], nam
 
 
 def hull(bench: Workbench, case: Case) -> Hull:
-    """The interval of right gradients at a case, from 32 gradients of the reference; kept by the workbench."""
-    (low, high), (far_low, far_high) = _spread(bench, case, 1.0), _spread(bench, case, _WIDER)
+    """The interval of right results at a case, from 32 runs of the reference; kept by the workbench.
+
+    Where the reference refuses the points beside the case they are randomly rounded runs at it, if those decide
+    anything otherwise.
+    """
+    try:
+        (low, high), (far_low, far_high) = _beside(bench, case, 1.0), _beside(bench, case, _WIDER)
+    except Exception:
+        if not flips(bench, case):
+            return Hull({}, {}, {})
+        (low, high), (far_low, far_high) = _rounded(bench, case, 1.0), _rounded(bench, case, _WIDER)
     at = {}
     for label, lowest in low.items():
         width, wider = high[label] - lowest, far_high[label] - far_low[label]
@@ -126,10 +201,34 @@ class Found:
 def search(bench: Workbench, case: Case, name: str, length: float, share: float = 1.0) -> Found | None:
     """Halve a segment around each element of an input, always towards the larger change of its own gradient.
 
-    All elements at once: what is found for one while others move is checked again by `place`. `length` is relative to
-    the size of the values around; only a `share` of the elements moves, so that each crosses others that stand still.
-    None if the reference refuses the points.
+    If that finds nothing, towards the larger change of what the reference decides about the element. All elements at
+    once: what is found for one while others move is checked again by `place`. `length` is relative to the size of the
+    values around; only a `share` of the elements moves, so that each crosses others that stand still. None if the
+    reference refuses the points.
     """
+    found = _search(bench, case, name, length, share, _slopes)
+    return found if found is None or bool(found.mask.any()) else _search(bench, case, name, length, share, _decided)
+
+
+# What a search follows: called with a bench, a case, an input's name and a shift of it, gives a number an element.
+Trail = Callable[["Workbench", Case, str, torch.Tensor], torch.Tensor]
+
+
+def _slopes(bench: Workbench, case: Case, name: str, shift: torch.Tensor) -> torch.Tensor:
+    grad = bench.reference_run(case, torch.float64, Float64(), shift={name: shift})[f"grad {name}"]
+    return torch.zeros_like(shift) if grad is None else grad.detach()
+
+
+def _decided(bench: Workbench, case: Case, name: str, shift: torch.Tensor) -> torch.Tensor:
+    """Decisions about each element: those that come in the input's shape."""
+    total = torch.zeros_like(shift)
+    for k, (_, made) in enumerate(_decisions(bench, case, Float64(record=True), {name: shift})):
+        if made.shape == shift.shape:
+            total = total + made.double().nan_to_num(0.0) / (k + 1)  # so that two that change places do not cancel
+    return total
+
+
+def _search(bench: Workbench, case: Case, name: str, length: float, share: float, trail: Trail) -> Found | None:
     value = bench.inputs(case)[name].double()
     generator = torch.Generator().manual_seed(derive(bench.seed, "movers", name))
     movers = torch.rand(value.shape, generator=generator).to(value.device) < share
@@ -140,13 +239,14 @@ def search(bench: Workbench, case: Case, name: str, length: float, share: float 
         low, high = low.clamp(rule.low, rule.high), high.clamp(rule.low, rule.high)
 
     def slope(at: torch.Tensor) -> torch.Tensor:
-        grads = bench.reference_run(case, torch.float64, Float64(), shift={name: at - value})
-        grad = grads[f"grad {name}"]
-        return torch.zeros_like(value) if grad is None else grad.detach()
+        return trail(bench, case, name, at - value)
 
     try:
         before, after = slope(low), slope(high)
-        scale = torch.maximum(before.abs().max(), after.abs().max())
+        if bool((before == after).all()):
+            return Found(value, torch.zeros_like(value, dtype=torch.bool))
+        # A decision has fallen otherwise or has not; of a gradient, what counts is a change of a share of it.
+        least = tolerance.JUMP * torch.maximum(before.abs().max(), after.abs().max()) if trail is _slopes else 0.0
         for count in range(_HALVINGS):
             middle = (low + high) / 2
             now = slope(middle)
@@ -154,11 +254,11 @@ def search(bench: Workbench, case: Case, name: str, length: float, share: float 
             low, high = torch.where(left, low, middle), torch.where(left, middle, high)
             before, after = torch.where(left, before, now), torch.where(left, now, after)
             # By now a smooth gradient changes by 2^-12 of what it did, a jump by as much as ever.
-            if count == _LOOK and not bool(((after - before).abs() > tolerance.JUMP * scale).any()):
+            if count == _LOOK and not bool(((after - before).abs() > least).any()):
                 return Found(middle, torch.zeros_like(left))
     except Exception:  # the reference refuses values beyond those that it was described with
         return None
-    return Found((low + high) / 2, (slope(high) - slope(low)).abs() > tolerance.JUMP * scale)
+    return Found((low + high) / 2, (slope(high) - slope(low)).abs() > least)
 
 
 def place(bench: Workbench, case: Case, name: str) -> torch.Tensor:

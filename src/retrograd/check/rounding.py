@@ -163,6 +163,23 @@ _efficientzerotensor
 """
 _SMOOTH = frozenset(_SMOOTH_NAMES.split())
 
+# What an operator decides: which of its results are decisions, or which number they are taken by. A decision that falls
+# otherwise for other roundings is a switch near which the function may have a kink or a jump.
+_DECIDING = {"eq", "ne", "lt", "gt", "le", "ge", "floor", "ceil", "round", "trunc", "sign", "isnan", "floor_divide"}
+_AGAINST_ZERO = {
+    "relu",
+    "abs",
+    "leaky_relu",
+    "threshold",
+    "threshold_backward",
+    "relu_",
+    "prelu",
+    "elu",
+    "celu",
+    "selu",
+}
+_KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
+
 # What adds up, so that a partial sum may be larger than the result.
 _ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
 
@@ -228,16 +245,19 @@ class Float64(TorchDispatchMode):
             what a lower precision would be given exactly.
         grad_outs: whether the gradients that go in are.
         track: whether `peak` is kept, without noise only.
+        record: whether `decisions` are kept: by operator, what it decided for each element, in the order of the run.
     """
 
     def __init__(
         self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu",
-        *, inputs: bool = True, grad_outs: bool = False, track: bool = False,
+        *, inputs: bool = True, grad_outs: bool = False, track: bool = False, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.switches: set[str] = set()  # operators that may have a kink, by name
         self._inside = 0  # depth of operators that are being taken apart
         self.peak = 0.0  # the largest number met, sums of sizes for what adds up
+        self.record = record
+        self.decisions: list[tuple[str, torch.Tensor]] = []
         self.unit, self.accumulate = unit, accumulate
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()
@@ -268,7 +288,9 @@ class Float64(TorchDispatchMode):
             func = _ATEN.zeros.default
         out = func(*args, **kwargs)
         if self.track and not self.unit:
-            self._record(func, name, args, kwargs, out)
+            self._note_peak(func, name, args, kwargs, out)
+        if self.record:
+            self._note_decision(name, args, out)
         if not self.unit or name in _EXACT or returns_alias:
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
         # Sums of whole numbers (offsets, counts) are exact.
@@ -277,13 +299,27 @@ class Float64(TorchDispatchMode):
             return self._perturb(out, extra)
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, None), out)
 
-    def _record(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+    def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         if name in _ADDING:
             sizes = tree_map_only(torch.Tensor, lambda t: t.abs() if t.is_floating_point() else t, (args, kwargs))
             out = func(*sizes[0], **sizes[1])
         for t in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(t, torch.Tensor) and t.dtype == torch.float64 and t.numel() and t.device.type != "meta":
                 self.peak = max(self.peak, float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()))
+
+    def _note_decision(self, name: str, args: Any, out: Any) -> None:
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if first is None or not first.is_floating_point():
+            return
+        if name in _DECIDING:
+            self.decisions.append((name, out.detach()))
+        elif name in _AGAINST_ZERO:
+            self.decisions.append((name, first.detach() > 0))
+        elif name in _KEEPING and isinstance(out, torch.Tensor):
+            self.decisions.append((name, out.detach() == first.detach()))
+        elif name != "_to_copy":  # places: of a sort, a maximum, the k largest; not what was decided before
+            found = out if isinstance(out, (tuple, list)) else (out,)
+            self.decisions += [(name, t) for t in found if isinstance(t, torch.Tensor) and t.dtype == torch.int64]
 
     def _in_place(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor) and out.dtype == torch.float64:

@@ -22,7 +22,7 @@ from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
-from retrograd.record import Case, Finding, Report, StageResult, verdict_of
+from retrograd.record import Case, Finding, Report, Sighting, StageResult, verdict_of
 
 Progress = Callable[[str, str], None]
 # Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "stage" and a report of that
@@ -240,6 +240,9 @@ class Verifier:
         again = self._try(stage, bench, small) if small != kept[0].case else None
         shrunk = [f for f in again.findings if _fault(f) == _fault(kept[0])] if again else []
         first = shrunk[0] if shrunk else kept[0]
+        if first.case != kept[0].case:
+            of = kept[0]
+            first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
         same = [f for f in kept[1:] if _fault(f) != _fault(first)]
         # The ordinary case tells more than the smallest, where one element may be all there is.
         seen = {_fault(f): diagnose(bench, f) for f in kept}

@@ -82,6 +82,17 @@ def tolerance(least: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     return least + C * torch.maximum(spread, 0.5 * _local(spread, "median"))
 
 
+def terms(want: float, least: float, tol: float, dtype: str) -> tuple[tuple[str, float], ...]:
+    """What one element's tolerance is made of, by name; `least` and `tol` are what `floor` and `tolerance` gave it."""
+    stored, smallest = 1.01 * UNIT[dtype] * abs(want), 4 * _SMALLEST[dtype]
+    return (
+        (f"{C:g} sigma: random rounding of the formula", tol - least),
+        ("u |want|: storing the result", stored),
+        (f"{EAGER:g} E: the formula in {dtype}", max(least - stored - smallest, 0.0)),
+        ("4 steps of the smallest numbers", smallest),
+    )
+
+
 def lost(tol: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether most elements of a tensor, those that are 0 apart, may be off by more than their own size."""
     counted = want != 0

@@ -154,8 +154,8 @@ def _spread(bench: Workbench, case: Case, order: Order, center: Results, runs: i
     unit, accumulate = tolerance.units(bench.dtype, bench.spec.compute)
     squares = {name: torch.zeros_like(t) for name, t in center.items() if t is not None}
     for k in range(runs):
-        mode = Float64(unit, accumulate, derive(bench.seed, "noise", k, runs), bench.device)
-        for name, t in bench.reference_run(case, torch.float64, mode, order).items():
+        results = bench.rounded_run(case, unit, accumulate, derive(bench.seed, "noise", k, runs), order)
+        for name, t in results.items():
             c = center[name]
             if t is not None and c is not None:
                 squares[name] += (t.detach() - c).square().nan_to_num(0.0)

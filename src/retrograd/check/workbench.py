@@ -12,9 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
 from retrograd.check import kinks, tolerance, values
-from retrograd.check.compare import Comparison, compare, profile
+from retrograd.check.compare import compare, profile
 from retrograd.check.layouts import REPEATING, lay_out, repeat_values
 from retrograd.check.rounding import Float64
+from retrograd.check.sayings import at_kinks, misfit, wrong_value
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.check.truth import (
@@ -211,6 +212,23 @@ class Workbench:
             outs = tuple(o for o in outs if o.is_floating_point())
             return order(self, case, list(outs), {n: inputs[n] for n in names}, gs)
 
+    def rounded_run(
+        self, case: Case, unit: float, accumulate: float, seed: int, order: Order = first_order,
+        *, inputs: bool = True, grad_outs: bool = False,
+    ) -> Results:  # fmt: skip
+        """`reference_run` in float64 with random rounding; arguments as in `Float64`.
+
+        Inputs stay exact where the reference refuses what comes of rounding them, as at the edge of their range.
+        """
+        try:
+            mode = Float64(unit, accumulate, seed, self.device, inputs=inputs, grad_outs=grad_outs)
+            return self.reference_run(case, torch.float64, mode, order)
+        except Exception:
+            if not inputs:
+                raise
+        mode = Float64(unit, accumulate, seed, self.device, inputs=False, grad_outs=grad_outs)
+        return self.reference_run(case, torch.float64, mode, order)
+
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""
         key = self._key(case).but(values=())  # a huge or lost value asks the same of the backward
@@ -341,7 +359,7 @@ class Workbench:
         for name, got in trial.tensors.items():
             want = truth.want.get(name)
             if got is None or want is None or got.shape != want.shape:
-                findings += self._misfit(stage, case, name, got, want)
+                findings += misfit(self, stage, case, name, got, want)
                 continue
             if excused and name in excused:
                 got = torch.where(excused[name], want.to(got.dtype), got.detach())
@@ -349,51 +367,15 @@ class Workbench:
             found = compare(got, want, truth.floor[name])
             if found.wrong:
                 found = compare(got, want, truth.tol[name])
+            used = truth
             if 1 < found.worst < 1e4:
-                found = compare(got, want, self.truth(case, tolerance.CONFIRM_RUNS, order).tol[name])
+                used = self.truth(case, tolerance.CONFIRM_RUNS, order)
+                found = compare(got, want, used.tol[name])
             if got.numel() and found.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
                 self.worst[name] = found.worst
                 profiles.append(profile(name, got, want, found, case))
-            if found.wrong and order is first_order and (at := self._at_kinks(case, name, got, truth.tol[name], found)):
+            if found.wrong and order is first_order and (at := at_kinks(self, case, name, got, truth.tol[name], found)):
                 self.remarks.append(at)
             elif found.wrong:
-                findings.append(self._wrong_value(stage, case, name, got, found))
+                findings.append(wrong_value(self, stage, case, name, got, found, used))
         return findings, profiles
-
-    def _misfit(
-        self, stage: str, case: Case, name: str, got: torch.Tensor | None, want: torch.Tensor | None
-    ) -> list[Finding]:
-        """The finding for a tensor that is there on one side only (all zeros count as nothing), or of another shape."""
-        if got is not None and want is not None:
-            what = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-            return [self.finding(stage, "shape", what, case, tensor=name)]
-        there = want if got is None else got
-        if there is None or not bool(there.ne(0).any()):
-            return []
-        what = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
-        return [self.finding(stage, "missing-gradient", what, case, tensor=name)]
-
-    def _wrong_value(self, stage: str, case: Case, name: str, got: torch.Tensor, found: Comparison) -> Finding:
-        """The finding for a tensor with elements out of tolerance, by its worst one."""
-        what = (
-            f"{name}{list(found.index)} is {found.got:.6g}, expected {found.want:.6g}: "
-            f"{found.worst:.3g} times the attainable error ({found.wrong} of {got.numel()} elements are out)"
-        )
-        more = dict(got=found.got, want=found.want, excess=found.worst, wrong=found.wrong, total=got.numel())
-        return self.finding(stage, "wrong-value", what, case, tensor=name, index=found.index, **more)
-
-    def _at_kinks(self, case: Case, name: str, got: torch.Tensor, tol: torch.Tensor, found: Comparison) -> str:
-        """A remark if every element that is out is at a kink, and between the one-sided derivatives; else ""."""
-        if not name.startswith("grad ") or not got.numel() or not self.truth(case).switches:
-            return ""
-        try:
-            hull = self.hull(case)
-        except Exception:  # the reference refuses points beside the case: then it stays with the tolerance
-            return ""
-        wrong = found.ratio > 1
-        if not bool((hull.at[name] & (hull.outside(name, got) <= tol))[wrong].all()):
-            return ""
-        return (
-            f"{found.wrong} of {got.numel()} elements of {name} are at kinks of the forward, such as "
-            f"{list(found.index)} at {case.text() or 'the given inputs'}; there both one-sided derivatives are accepted"
-        )

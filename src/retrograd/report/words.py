@@ -59,3 +59,38 @@ def power(stage: StageResult) -> str:
     if stage.power_text or stage.power is None:
         return stage.power_text
     return f"catches relative errors from {stage.power:.1e}" if stage.power else "exact"
+
+
+def shares(finding: Finding) -> list[tuple[str, str, float]]:
+    """The terms of the attainable error: name, size, share of the whole in percent; empty if they are not known."""
+    total = sum(size for _, size in finding.terms)
+    if not math.isfinite(total) or total <= 0:
+        return []
+    return [(name, f"{size:.2g}", 100 * size / total) for name, size in finding.terms]
+
+
+def before_after(finding: Finding) -> list[tuple[str, str, str]]:
+    """What shrinking changed: name, at the first failing case, at the smallest one; what is equal is left out."""
+    if finding.first is None:
+        return []
+    rows: list[tuple[str, str, str]] = []
+    old, new = finding.first.case, finding.case
+    for held in ("sizes", "params", "layouts", "values"):
+        before, after = dict(getattr(old, held)), dict(getattr(new, held))
+        rows += [(k, _held(before.get(k)), _held(after.get(k))) for k in {**before, **after}]
+    rows.append(("draw", str(old.draw), str(new.draw)))
+    first = finding.first
+    rows.append(("elements wrong", _of(first.wrong, first.total), _of(finding.wrong, finding.total)))
+    excesses = [e for e in (finding.first.excess, finding.excess) if e is not None]
+    rows += [("error", *map(times, excesses))] if len(excesses) == 2 else []
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _held(value: object) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value)) or "()"
+    return "plain" if value is None else str(value)
+
+
+def _of(wrong: int | None, total: int | None) -> str:
+    return "" if wrong is None else f"{wrong} of {total}" if total is not None else str(wrong)

@@ -1,7 +1,7 @@
 """kinks: at points without a derivative the gradient lies between the one-sided ones, and how often tests meet them.
 
-The points are found by halving segments towards the larger change of the reference's gradient; a few elements at a time
-are put there, to the rounding of the dtype.
+The points are found by halving segments towards the larger change of the reference's gradient, or of what it decides; a
+few elements at a time are put there, to the rounding of the dtype.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def _at_kinks_of(bench: Workbench, case: Case, plain: Case, name: str, out: Outc
         return
     hull = bench.hull(case)
     mask = moved & hull.at.get(f"grad {name}", torch.zeros_like(moved))
-    if not bool(mask.any()):
+    bends = bool(mask.any())
+    if not bends:  # its own gradient is the same on either side, and something may jump
+        mask = moved
+    if not bends and not kinks.flips(bench, case):
         return
     trial, truth, before = bench.run(case), bench.truth(case), bench.truth(plain)
     for key, got in trial.tensors.items():
@@ -56,7 +59,22 @@ def _at_kinks_of(bench: Workbench, case: Case, plain: Case, name: str, out: Outc
             out.findings.append(_finding(bench, case, key, got, want, hull, ratio))
     out.power_text = f"any value outside of the one-sided derivatives, at {int(mask.sum())} places"
     if bench.level != "quick" and not out.findings:
-        out.notes.append(_odds(bench, case, plain, name, mask))
+        out.notes.append(_odds(bench, case, plain, name, mask) if bends else _decisions(bench, case, name, mask))
+
+
+def _decisions(bench: Workbench, case: Case, name: str, mask: torch.Tensor) -> str:
+    """Which decisions of the reference hang on rounding, where its gradient is the same on either side of them."""
+    flipped = ", ".join(f"{operator} {count}" for operator, count in kinks.flips(bench, case).items())
+    return (
+        f"{_places(bench, case, name, mask)}; there {flipped} of the reference's decisions fall otherwise under random "
+        "rounding: a test at a fixed tolerance fails by chance where its inputs come so near"
+    )
+
+
+def _places(bench: Workbench, case: Case, name: str, mask: torch.Tensor) -> str:
+    index = tuple(int(i) for i in mask.nonzero()[0])
+    where = f"{name}{list(index)} = {float(bench.inputs(case)[name][index]):.6g}"
+    return f"kinks in {int(mask.sum())} places of `{name}` tried, such as {where}"
 
 
 def _finding(
@@ -73,7 +91,8 @@ def _finding(
     what = f"{key}{list(index)} is {float(got[index]):.6g} with `{case.values[0][0]}` at kinks of the forward: "
     if key in hull.at and bool(hull.at[key][index]):
         low, high = float(hull.low[key][index]), float(hull.high[key][index])
-        what += f"right is what lies between {low:.6g} and {high:.6g}, the one-sided derivatives"
+        sides = "the one-sided derivatives" if key.startswith("grad ") else "the values of both sides"
+        what += f"right is what lies between {low:.6g} and {high:.6g}, {sides}"
     else:
         what += f"expected {float(want[index]):.6g}"
     more = dict(got=float(got[index]), want=float(want[index]), excess=float(ratio.max()))
@@ -85,9 +104,7 @@ def _finding(
 
 def _odds(bench: Workbench, case: Case, plain: Case, name: str, mask: torch.Tensor) -> str:
     """How often a test at a fixed tolerance, its inputs drawn as here, meets a kink where op and float64 disagree."""
-    index = tuple(int(i) for i in mask.nonzero()[0])
-    where = f"{name}{list(index)} = {float(bench.inputs(case)[name][index]):.6g}"
-    said = f"kinks in {int(mask.sum())} places of `{name}` tried, such as {where}"
+    said = _places(bench, case, name, mask)
     found = kinks.search(bench, plain, name, _SHORT)
     if found is None:
         return said

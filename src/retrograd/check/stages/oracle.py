@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from retrograd.check import tolerance
 from retrograd.check.compare import compare
 from retrograd.check.inputs import param_cases, torch_dtype
-from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import Workbench
@@ -31,8 +28,9 @@ def _strict(bench: Workbench, case: Case) -> list[str]:
     """A note on tensors for which the same formula in the next lower precision would pass: it says little there."""
     name, unit = tolerance.lower(bench.dtype, bench.spec.compute)
     inside = name == bench.dtype  # then inputs and grad_out are exact in it
-    mode = Float64(unit, unit, derive(bench.seed, "lower"), bench.device, inputs=not inside, grad_outs=not inside)
-    coarse, truth = bench.reference_run(case, torch.float64, mode), bench.truth(case)
+    seed = derive(bench.seed, "lower")
+    coarse = bench.rounded_run(case, unit, unit, seed, inputs=not inside, grad_outs=not inside)
+    truth = bench.truth(case)
     passing = []
     for label, want in truth.want.items():
         got = coarse.get(label)
