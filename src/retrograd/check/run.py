@@ -224,7 +224,7 @@ class Verifier:
             if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
                 worst[key] = f
         kept = list(worst.values())[:4]
-        small = kept[0].case
+        small, often = kept[0].case, ""
         if bench.override is None and len(bench.spec.size_names):
             first = kept[0]
 
@@ -234,11 +234,15 @@ class Verifier:
                 found = [f for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
                 return any((f.excess or 0) >= min(100.0, first.excess or 0) for f in found)
 
-            small, more = shrink.shrink(bench.spec, kept[0].case, fails)
-            tried = {**tried, **more}
+            again = shrink.Again(fails, first.case)
+            often = again.text()
+            if again.failures:  # what does not come again in 30 runs cannot be shrunk
+                small, more = shrink.shrink(bench.spec, first.case, again)
+                tried = {**tried, **more}
         text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
-        again = self._try(stage, bench, small) if small != kept[0].case else None
-        shrunk = [f for f in again.findings if _fault(f) == _fault(kept[0])] if again else []
+        text += f"; {often}" if often else ""
+        last = self._try(stage, bench, small) if small != kept[0].case else None
+        shrunk = [f for f in last.findings if _fault(f) == _fault(kept[0])] if last else []
         first = shrunk[0] if shrunk else kept[0]
         if first.case != kept[0].case:
             of = kept[0]

@@ -1,23 +1,69 @@
 """The smallest failing case, and in words which cases fail.
 
-Own code rather than hypothesis: the search starts from a known failure (hypothesis.find cannot), and the
-cases that pass on the way are wanted too, since they say where the border of the failure runs.
+Own code rather than hypothesis, which was measured beside it (docs/diagnosis.md): the search starts from a known
+failure, and the cases that pass on the way are wanted too, since they say where the border of the failure runs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from retrograd.check.inputs import allows
 from retrograd.check.spec import OpSpec
 from retrograd.record import Case, Size
 
-_LADDER = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128)
-_MOST_TRIES = 24
+_LADDER = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 257, 512)
+_MOST_TRIES = 40
+# A failure that comes only sometimes is looked for again until it would have been seen with this risk.
+_RISK = 0.01
+_MOST_RUNS = 30
+_FAILURES = 3  # after which its rate is known well enough: three of three count as always
+_IN_ALL = 400  # runs in search of a failure that comes sometimes
+
+
+class Again:
+    """A predicate that is asked as often as a failure needs to show, and how often that is.
+
+    Args:
+        fails: whether a case fails, this time.
+        case: one that has failed.
+
+    Attributes:
+        failures, runs: of `case`, when it was run again to learn the rate.
+        repeats: runs of a case after which it counts as one that passes.
+    """
+
+    def __init__(self, fails: Callable[[Case], bool], case: Case) -> None:
+        self.fails = fails
+        self.failures = self.runs = self.asked = 0
+        while self.failures < _FAILURES and self.runs < _MOST_RUNS:
+            self.failures += fails(case)
+            self.runs += 1
+        rate = max(self.failures, 1) / self.runs
+        often = math.log(_RISK) / math.log1p(-rate) if rate < 1 else 1.0
+        self.repeats = min(math.ceil(often), _MOST_RUNS)
+
+    def __call__(self, case: Case) -> bool:
+        for _ in range(self.repeats):
+            if self.repeats > 1 and self.asked >= _IN_ALL:
+                return False
+            self.asked += 1
+            if self.fails(case):
+                return True
+        return False
+
+    def text(self) -> str:
+        """How often the failure comes, where it does not always."""
+        return f"not always: in {self.failures} of {self.runs} further runs" if self.repeats > 1 else ""
 
 
 def shrink(spec: OpSpec, case: Case, fails: Callable[[Case], bool]) -> tuple[Case, dict[Case, bool]]:
-    """Lower one size after the other, and drop layouts, while the case still fails. Returns it and all tries."""
+    """The smallest case found that still fails, and all that were tried.
+
+    Options get their first value, layouts and extreme values are dropped; then one size after the other is lowered, to
+    the first of a ladder that fails and by halves from there, and once more for what the others made possible.
+    """
     tried: dict[Case, bool] = {case: True}
 
     def still(candidate: Case) -> bool:
@@ -25,16 +71,45 @@ def shrink(spec: OpSpec, case: Case, fails: Callable[[Case], bool]) -> tuple[Cas
             tried[candidate] = fails(candidate)
         return tried.get(candidate, False)
 
-    for name, size in case.sizes:
-        for smaller in _smaller(size):
-            if allows(spec, name, smaller) and still(case.with_size(name, smaller)):
-                case = case.with_size(name, smaller)
-                break
-    for layout in case.layouts:
-        plain = case.but(layouts=tuple(item for item in case.layouts if item != layout))
-        if still(plain):
-            case = plain
+    plain = {name: values[0] for name, values in spec.params.items()}
+    for name, value in case.params:
+        easier = case.but(params=dict(case.params) | {name: plain.get(name, value)})
+        case = easier if easier != case and still(easier) else case
+    for kind in ("layouts", "values"):
+        for item in getattr(case, kind):
+            easier = case.but(**{kind: tuple(i for i in getattr(case, kind) if i != item)})
+            case = easier if still(easier) else case
+    if case.draw and still(case.but(draw=0)):
+        case = case.but(draw=0)
+    for _ in range(2):
+        before = case
+        for name, _size in case.sizes:
+            case = _lowest(spec, case, name, still)
+        if case == before:
+            break
     return case, tried
+
+
+def _lowest(spec: OpSpec, case: Case, name: str, still: Callable[[Case], bool]) -> Case:
+    """The case with one size as low as it goes."""
+    passed = 0  # the largest smaller size that is known to pass
+    for smaller in _smaller(case.size(name)):
+        if not allows(spec, name, smaller):
+            continue
+        if still(case.with_size(name, smaller)):
+            case = case.with_size(name, smaller)
+            break
+        passed = _flat(smaller)
+    size = case.size(name)
+    flat = _flat(size)
+    while passed and flat - passed > 1:
+        middle = (passed + flat) // 2
+        candidate = case.with_size(name, (middle,) if isinstance(size, tuple) else middle)
+        if allows(spec, name, middle) and still(candidate):
+            case, flat = candidate, middle
+        else:
+            passed = middle
+    return case
 
 
 def _smaller(size: Size) -> list[Size]:
