@@ -106,3 +106,15 @@ def test_what_is_kept_for_one_device_and_used_on_another_is_found(keyed):
     )
     report = rg.verify(spec, level="quick", only=["state"], device="cuda")
     assert {f.kind for f in report.findings} == (set() if keyed else {"device"})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_kernel_that_is_launched_on_the_current_device_is_found():
+    # Triton launches on the current device; its kernel reaches the other's memory, but waits for none of its work.
+    path = _PATH.parent / "triton_bounds.py"
+    spec = importlib.util.spec_from_file_location("state_launches", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    report = rg.verify(module.HEALTHY["masked"], level="quick", only=["state"], device="cuda")
+    assert {f.kind for f in report.findings} == {"device"}

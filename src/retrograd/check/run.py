@@ -200,7 +200,12 @@ class Verifier:
     def _try(self, stage: Stage, bench: Workbench, case: Case) -> Outcome | None:
         """The outcome of one case; None if the case means nothing for the op."""
         try:
-            return stage.check(bench, case)
+            outcome = stage.check(bench, case)
+            if torch.device(self.device).type == "cuda":
+                torch.cuda.synchronize(
+                    self.device
+                )  # an access that is illegal is this case's fault, not the next one's
+            return outcome
         except NotApplicable:
             return None
         except OpRaised as error:

@@ -6,16 +6,18 @@ Everything is compared with a call that ran alone: bit for bit where the op prom
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from retrograd.check import inputs as make
 from retrograd.check.sameness import another, apart
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import NotApplicable, OpRaised, Trial, Workbench
+from retrograd.check.workbench import Graph, NotApplicable, OpRaised, Trial, Workbench
 from retrograd.record import Case, Finding
 
 _ID = "state"
+_CYCLES = 100_000_000  # 50 ms on a GPU: longer than Python takes for a forward and a backward
 _STEP = 0.75  # what an input is multiplied by: changes every value but zero, and leaves no range around zero
 
 
@@ -110,14 +112,29 @@ def _updated(bench: Workbench, case: Case, out: Outcome) -> None:
             out.findings.append(_found(bench, case, "stale-copy", odd, said))
 
 
+def _late(bench: Workbench, case: Case, where: torch.device, stream: torch.cuda.Stream) -> Graph:
+    """A forward whose inputs and grad_out are written on a stream behind a slow kernel: NaN to who does not wait."""
+    sources = [*bench.inputs(case).items(), *enumerate(bench.grad_outs(case))]
+    ready = {k: v.to(where) for k, v in sources if isinstance(v, torch.Tensor)}
+    given: dict[Any, Any] = dict(sources)
+    for name, t in ready.items():
+        given[name] = torch.full_like(t, float("nan")) if t.is_floating_point() else torch.zeros_like(t)
+    torch.cuda.synchronize(where)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(_CYCLES)
+        for name, t in ready.items():
+            given[name].copy_(t)
+    gs = [t for name, t in given.items() if isinstance(name, int)]
+    return bench.open(case, inputs={n: v for n, v in given.items() if not isinstance(n, int)}, grad_outs=gs)
+
+
 def _on_stream(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
-    """The same on a stream of its own behind a slow kernel: what is not ordered by the stream reads too early."""
-    stream = torch.cuda.Stream(bench.device)
-    with torch.cuda.device(bench.device), torch.cuda.stream(stream):
-        torch.cuda._sleep(1_000_000)
-        got = bench.run(case)
-    stream.synchronize()
-    torch.cuda.synchronize(bench.device)
+    """The same on a stream of its own: what is not ordered by it reads its inputs too early."""
+    device = alone.grad_outs[0].device if alone.grad_outs else torch.device(bench.device)
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        got = _late(bench, case, device, stream).backward()
+    torch.cuda.synchronize(device)
     if name := another(bench, _ID, case, got, alone):
         out.findings.append(_found(bench, case, "stream", name, "is another on a stream that is not the default one"))
 
@@ -125,16 +142,18 @@ def _on_stream(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None
 def _on_device(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
     """The same on another GPU while this one is current, then here again."""
     here = torch.device(bench.device).index or 0
-    there = f"cuda:{(here + 1) % torch.cuda.device_count()}"
-    gs = [g.to(there) for g in bench.grad_outs(case)]
-    inputs = {k: v.to(there) if isinstance(v, torch.Tensor) else v for k, v in bench.inputs(case).items()}
+    there = torch.device("cuda", (here + 1) % torch.cuda.device_count())
+    stream = torch.cuda.current_stream(there)
     try:
-        far = bench.open(case, inputs=inputs, grad_outs=gs).backward()
+        with torch.cuda.device(here):
+            # The stream's own context makes its device current; the op is called outside of it.
+            far = _late(bench, case, there, stream).backward()
     except OpRaised as error:
         what = f"on {there}, while another device is current, {error}"
         out.findings.append(bench.finding(_ID, "device", what, case))
         return
     torch.cuda.synchronize(there)
+    torch.cuda.synchronize(here)
     near = {k: None if t is None else t.to(bench.device) for k, t in far.tensors.items()}
     outs = {k: near[k] for k in far.outs}
     moved = Trial(outs, {k: near[k] for k in far.grads}, alone.inputs, alone.grad_outs)  # type: ignore[arg-type]
