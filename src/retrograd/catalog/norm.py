@@ -68,6 +68,8 @@ _VARIANTS = {
 
 _OPS = {"rms_norm": (rms_norm, rms_norm_reference), "layer_norm": (layer_norm, layer_norm_reference)}
 _IMPLS = {"": "triton", "cpu": "native", "torch": "torch"}
+# Kernels are custom operators, which torch.compile sees and torch.func has no rule for; torch operations have one.
+_TRANSFORMS = {"": ("compile",), "cpu": ("compile",), "torch": ("compile", "vmap")}
 
 
 def _first(reference: Callable[..., tuple[torch.Tensor, ...]], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -88,6 +90,7 @@ def _spec(name: str, norm: str, variant: str, impl: str) -> OpSpec:
         dtypes=v.dtypes,
         compute="float32" if v.rounds_once else None,
         deterministic=kernel.get("deterministic", True),
+        transforms=_TRANSFORMS[impl],
         name=name,
     )
 

@@ -230,7 +230,7 @@ class Verifier:
                 worst[key] = f
         kept = list(worst.values())[:4]
         small, often = kept[0].case, ""
-        if bench.override is None and len(bench.spec.size_names):
+        if stage.shrinks and bench.override is None and len(bench.spec.size_names):
             first = kept[0]
 
             def fails(case: Case) -> bool:

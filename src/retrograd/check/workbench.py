@@ -148,9 +148,9 @@ class Workbench:
         made = make.place(self._draw(case.but(layouts=())), case, self.device)
         for name, held in case.values:
             if held == values.KINK and self.spec.reference is not None:
-                key = (self._key(case), name)
+                key = (self.numbers(case), name)
                 if key not in self._placed:
-                    self._placed[key] = kinks.place(self, self._key(case).but(values=()), name)
+                    self._placed[key] = kinks.place(self, self.numbers(case).but(values=()), name)
                 made[name] = lay_out(self._placed[key].clone(), case.layout(name))
         return made
 
@@ -170,12 +170,13 @@ class Workbench:
 
     def hull(self, case: Case) -> kinks.Hull:
         """The interval of right gradients at a case and which elements are at a kink."""
-        key = self._key(case)
+        key = self.numbers(case)
         if key not in self._hulls:
             self._hulls[key] = kinks.hull(self, key)
         return self._hulls[key]
 
-    def _key(self, case: Case) -> Any:
+    def numbers(self, case: Case) -> Case:
+        """The case without the layouts that leave its numbers as they are: what a truth depends on."""
         return case.but(layouts=tuple((k, v) for k, v in case.layouts if v in REPEATING))
 
     def _call(self, fn: Callable[..., Any], inputs: dict[str, Any], case: Case) -> Any:
@@ -192,7 +193,7 @@ class Workbench:
         """What `order` makes of the reference with inputs in `dtype`, moved by `shift` where that names them."""
         spec = self.spec
         assert spec.reference is not None
-        inputs = self.inputs(self._key(case))
+        inputs = self.inputs(self.numbers(case))
         names = make.differentiable(spec, inputs)
         for name, value in inputs.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -231,7 +232,7 @@ class Workbench:
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""
-        key = self._key(case).but(values=())  # a huge or lost value asks the same of the backward
+        key = self.numbers(case).but(values=())  # a huge or lost value asks the same of the backward
         if key not in self._grad_outs:
             outs = self._forward_shapes(key)
             made = []
@@ -246,9 +247,21 @@ class Workbench:
         layout = case.layout("grad_out")
         return [lay_out(g.clone(), layout) for g in self._grad_outs[key]]
 
+    def changed(
+        self, case: Case, grad_outs: list[torch.Tensor], reference: Callable[..., Any] | None = None
+    ) -> Workbench:
+        """This workbench with other grad_outs at a case, given without a layout, and perhaps another reference.
+
+        The inputs stay what they are; no truth that is known here is known there.
+        """
+        spec = self.spec if reference is None else replace(self.spec, reference=reference)
+        other = replace(self, spec=spec, _truths={}, _hulls={}, _grad_outs={})
+        other.set_grad_outs(case, grad_outs)
+        return other
+
     def set_grad_outs(self, case: Case, given: list[torch.Tensor]) -> None:
         """Use these instead of generated ones for a case."""
-        self._grad_outs[self._key(case).but(values=())] = [g.detach() for g in given]
+        self._grad_outs[self.numbers(case).but(values=())] = [g.detach() for g in given]
 
     def _forward_shapes(self, case: Case) -> list[torch.Tensor]:
         inputs = self.inputs(case)
@@ -328,8 +341,7 @@ class Workbench:
     def truth(self, case: Case, noise_runs: int | None = None, order: Order = first_order) -> Truth:
         """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
         count = self.budget.noise_runs if noise_runs is None else noise_runs
-        key = (self._key(case), order)
-        known = self._truths.setdefault(key, {})
+        known = self._truths.setdefault((self.numbers(case), order), {})
         if count not in known:
             other = next(iter(known.values()), None)
             known[count] = replace(other, runs=count) if other else make_truth(self, case, count, order)

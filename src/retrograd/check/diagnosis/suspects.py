@@ -8,12 +8,11 @@ and in grad_out, so two runs tell how many times it counts, and a least-squares 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,21 +63,16 @@ class Evidence:
 
     def reference(self, change: Callable[..., Any] | None = None, *, case: Case | None = None) -> torch.Tensor | None:
         """The tensor by the reference in float64, with `change` in its place or at another case."""
-        bench, case = copy.copy(self.bench), case or self.case
-        bench._grad_outs = {bench._key(case).but(values=()): self.grad_outs()}
-        if change is not None:
-            bench.spec = replace(bench.spec, reference=change)
-        return self._result(bench, case)
+        case = case or self.case
+        return self._result(self.bench.changed(case, self.grad_outs(), change), case)
 
     def with_grad_outs(self, grad_outs: list[torch.Tensor]) -> torch.Tensor | None:
         """The tensor by the reference for another grad_out."""
-        bench = copy.copy(self.bench)
-        bench._grad_outs = {bench._key(self.case).but(values=()): grad_outs}
-        return self._result(bench, self.case)
+        return self._result(self.bench.changed(self.case, grad_outs), self.case)
 
     def grad_outs(self) -> list[torch.Tensor]:
         """grad_out of the case without its layout, per output."""
-        return self.bench.grad_outs(self.bench._key(self.case))
+        return self.bench.grad_outs(self.bench.numbers(self.case))
 
     def times(self, part: torch.Tensor) -> float | None:
         """How many times `part`, a summand of the right tensor, counts in what the op gave; None if it is 0."""
@@ -155,7 +149,7 @@ def _other_tensors(e: Evidence) -> Iterator[Suspect]:
 
 
 def _tensors(e: Evidence) -> dict[str, torch.Tensor]:
-    made = e.bench.inputs(e.bench._key(e.case))
+    made = e.bench.inputs(e.bench.numbers(e.case))
     return {n: t for n, t in made.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
 
 
@@ -199,7 +193,7 @@ def _other_inputs(e: Evidence) -> Iterator[Suspect]:
     tensor = e.with_grad_outs([torch.ones_like(g) for g in e.grad_outs()])
     if tensor is not None:
         yield Suspect("grad_out is taken for ones", tensor)
-    names = list(e.bench.inputs(e.bench._key(e.case)))
+    names = list(e.bench.inputs(e.bench.numbers(e.case)))
     changes = (
         ("ones instead of", torch.ones_like),
         ("the square of", torch.square),

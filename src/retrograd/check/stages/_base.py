@@ -33,6 +33,7 @@ class Stage:
         check: checks one case.
         needs_reference: skipped without one.
         after: stages whose failure in the same dtype makes this one meaningless, so it is skipped.
+        shrinks: whether a failing case is shrunk; not where a check takes too long to be made forty times.
         applies: "" if the op is to be checked by this stage, else why it is not.
     """
 
@@ -43,4 +44,5 @@ class Stage:
     check: Callable[[Workbench, Case], Outcome]
     needs_reference: bool = False
     after: tuple[str, ...] = ()
+    shrinks: bool = True
     applies: Callable[[OpSpec], str] = lambda spec: ""

@@ -8,7 +8,6 @@ for whoever compiles a model around it. Compiling and transforming is tried wher
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -108,7 +107,8 @@ def _compiled(bench: Workbench, case: Case, eager: Trial, backend: str, out: Out
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trial = _swapped(bench, torch.compile(bench.spec.fn, backend=backend, fullgraph=True)).run(case)
+            fn = torch.compile(bench.spec.fn, backend=backend, fullgraph=True)
+            trial = replace(bench, spec=replace(bench.spec, fn=fn)).run(case)
     except OpRaised as error:
         line = str(error).strip().splitlines()[0]
         out.findings.append(bench.finding(_ID, "raises", f"{how}: {line}", case))
@@ -116,13 +116,6 @@ def _compiled(bench: Workbench, case: Case, eager: Trial, backend: str, out: Out
     finally:
         torch._dynamo.reset()
     _compare(bench, case, trial, eager, how, out)
-
-
-def _swapped(bench: Workbench, fn: Callable[..., Any]) -> Workbench:
-    """The workbench with another callable for the op, and the same data."""
-    other = replace(bench, spec=replace(bench.spec, fn=fn))
-    other._grad_outs = bench._grad_outs
-    return other
 
 
 def _vjp(bench: Workbench, case: Case, eager: Trial, out: Outcome) -> None:
@@ -196,5 +189,5 @@ def check(bench: Workbench, case: Case) -> Outcome:
 
 STAGE = Stage(
     _ID, "the same compiled and transformed", 95, lambda b: [b.base] if b.dtype == b.spec.dtypes[0] else [], check,
-    after=("contract",),
+    after=("contract",), shrinks=False,
 )  # fmt: skip
