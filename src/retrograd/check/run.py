@@ -29,6 +29,7 @@ Progress = Callable[[str, str], None]
 # stage alone.
 Watch = Callable[[str, Any], None]
 
+_LOST = "the op lost the GPU"
 GPU_LOST = "the GPU no longer answers this process"
 
 
@@ -186,7 +187,7 @@ class Verifier:
         return len(tried), merged
 
     def _no_base(self, stage: Stage, bench: Workbench, error: Exception) -> tuple[int, Outcome]:
-        if isinstance(error, OpRaised):
+        if isinstance(error, OpRaised) or lost(self.device):
             found = bench.finding(
                 stage.id, "raises", str(error), bench.override or bench.base, where="the ordinary case"
             )
@@ -207,17 +208,19 @@ class Verifier:
                 )  # an access that is illegal is this case's fault, not the next one's
             return outcome
         except NotApplicable:
-            return None
+            # The reference may raise because of what the op has done to the GPU.
+            return (
+                Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="") if lost(self.device) else None
+            )
         except OpRaised as error:
             if bench.spec.reference is None and case != bench.base:
                 return None  # nobody says that the op must accept it
             return Outcome([bench.finding(stage.id, "raises", str(error), case)], power_text="")
-        except Exception as error:
+        except Exception:
             if not lost(self.device):
                 raise
             # A kernel that reads or writes where it must not is told by whoever looks at a result, which may be us.
-            what = f"the op lost the GPU: {str(error).splitlines()[0]}"
-            return Outcome([bench.finding(stage.id, "crash", what, case)], power_text="")
+            return Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="")
 
     def _explain(
         self, stage: Stage, bench: Workbench, findings: list[Finding], tried: dict[Case, bool]
