@@ -67,7 +67,7 @@ class Verifier:
             known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
             if odd - known:
                 raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
-        interpreter.prepare()
+        interpreter.prepare_or_refuse()
         names = names[share[0] :: share[1]]
         self.benches = {
             d: Workbench(

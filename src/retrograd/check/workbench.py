@@ -29,7 +29,7 @@ from retrograd.check.truth import (
     make_truth,
     out_names,
 )
-from retrograd.errors import SpecError
+from retrograd.errors import InterpreterError, SpecError
 from retrograd.record import Case, Finding, Profile
 
 
@@ -102,6 +102,8 @@ class Graph:
         used = slice(None) if root is None else slice(root, root + 1)
         try:
             grads = grads_of(self.outs[used], [self.inputs[n] for n in self.names], self.grad_outs[used])
+        except InterpreterError:
+            raise
         except Exception as error:
             raise OpRaised.at("backward", error) from error
         named = dict(zip(out_names(len(self.outs)), self.outs, strict=True))
@@ -284,6 +286,8 @@ class Workbench:
         self.runs += 1
         try:
             result = self._call(self.spec.fn, inputs, case)
+        except InterpreterError:
+            raise
         except Exception as error:
             raise OpRaised.at("forward", error) from error
         return as_tuple(result, self.spec, "`fn`")
