@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import differences
@@ -77,20 +78,12 @@ def test_only_this_stage_finds_the_mutant(name):
 
 
 def test_a_single_wrong_element_is_named():
-    class OneOff(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return torch.sin(x)
+    def one_off(dy, x):
+        dx = dy * torch.cos(x)
+        dx[2, 3] += 0.01
+        return dx
 
-        @staticmethod
-        def backward(ctx, dy):
-            (x,) = ctx.saved_tensors
-            dx = dy * torch.cos(x)
-            dx[2, 3] += 0.01
-            return dx
-
-    spec = rg.op(OneOff.apply, None, dict(x=rg.tensor(4, 5)))
+    spec = rg.op(with_backward(torch.sin, one_off), None, dict(x=rg.tensor(4, 5)))
     finding = rg.verify(spec, level="quick", only=["adjoint"]).findings[0]
     assert finding.index == (2, 3)
     assert finding.got - finding.want == pytest.approx(0.01, rel=0.05)
@@ -98,18 +91,7 @@ def test_a_single_wrong_element_is_named():
 
 def test_power_is_real():
     def scaled(by):
-        class Scaled(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                ctx.save_for_backward(x)
-                return torch.exp(x)
-
-            @staticmethod
-            def backward(ctx, dy):
-                (x,) = ctx.saved_tensors
-                return dy * torch.exp(x) * (1 + by)
-
-        return _verify(Scaled.apply)
+        return _verify(with_backward(torch.exp, lambda dy, x: dy * torch.exp(x) * (1 + by)))
 
     power = scaled(0).stage("adjoint").power
     assert power < 1e-3

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd import config
@@ -48,17 +49,7 @@ def bounds(spec, **options):
 def square(backward, forward=lambda x: x * x):
     """An op whose gradient is `backward` of dy and x."""
 
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return forward(x)
-
-        @staticmethod
-        def backward(ctx, dy):
-            return backward(dy, *ctx.saved_tensors)
-
-    return rg.op(Square.apply, lambda x: x * x, dict(x=rg.tensor("M", "N")), name="square")
+    return rg.op(with_backward(forward, backward), lambda x: x * x, dict(x=rg.tensor("M", "N")), name="square")
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check.compare import compare
@@ -27,27 +28,16 @@ class Counted:
         return _norm(x)
 
 
-class SlightlyOff(torch.autograd.Function):
-    """A gradient that is off by four units of rounding: more than storing it explains, less than the formula does."""
+def off(units):
+    """_norm with a gradient that is off by units of rounding: 4 are more than storing explains, less than the formula."""
 
-    units = 4.0
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return _norm(x)
-
-    @classmethod
-    def backward(cls, ctx, dy):
-        (x,) = ctx.saved_tensors
+    def backward(dy, x):
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             (dx,) = torch.autograd.grad(_norm(x), x, dy)
-        return dx * (1 + cls.units * 2.0**-24)
+        return dx * (1 + units * 2.0**-24)
 
-
-class FarOff(SlightlyOff):
-    units = 4096.0
+    return with_backward(_norm, backward)
 
 
 def _spec(fn, reference=_norm, **more):
@@ -64,12 +54,12 @@ def test_what_is_right_needs_no_noise_runs_in_a_sweep():
 
 
 def test_noise_runs_decide_between_rounding_and_a_fault():
-    spec = _spec(SlightlyOff.apply)
+    spec = _spec(off(4))
     bench = Workbench(spec, "float32", 0, "cpu", BUDGETS["quick"], "quick")
     truth, got = bench.truth(bench.base), bench.run(bench.base).grads["grad x"]
     assert compare(got, truth.want["grad x"], truth.floor["grad x"]).wrong
     assert rg.verify(spec, level="quick", only=["oracle", "shapes"])
-    report = rg.verify(_spec(FarOff.apply), level="quick", only=["oracle"])
+    report = rg.verify(_spec(off(4096)), level="quick", only=["oracle"])
     assert report.findings[0].tensor == "grad x"
 
 

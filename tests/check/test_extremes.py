@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import inputs as make
@@ -39,25 +40,16 @@ def _op(fn, reference=None, **more):
     return rg.op(fn, reference or fn, dict(x=rg.tensor("M", "N")), **more)
 
 
-class Flushed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        return (2 * x * dy).nan_to_num(0.0)
+flushed = with_backward(lambda x: x * x, lambda dy, x: (2 * x * dy).nan_to_num(0.0))
 
 
 def test_finding_says_which_cell_and_which_rows():
-    finding = rg.verify(_op(Flushed.apply, lambda x: x * x), level="quick", only=["extremes"]).findings[0]
+    finding = rg.verify(_op(flushed, lambda x: x * x), level="quick", only=["extremes"]).findings[0]
     assert finding.kind == "vanished"
     assert (
         "nan in x[0, 0] vanishes from grad x[0, 0]: in float64 it reaches row 0 of grad x, here nothing" in finding.what
     )
-    again = rg.verify(_op(Flushed.apply, lambda x: x * x), level="quick", only=["extremes"], case=finding.case.text())
+    again = rg.verify(_op(flushed, lambda x: x * x), level="quick", only=["extremes"], case=finding.case.text())
     assert again.findings[0].what == finding.what
 
 
@@ -122,22 +114,14 @@ def _normalised_sum(x, beside):
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6)
 
 
-class CancelledVariance(torch.autograd.Function):
-    """The backward has the variance as E[x^2] - E[x]^2, of which a mean of 1e4 leaves nothing."""
-
-    @staticmethod
-    def forward(ctx, x, beside):
-        ctx.save_for_backward(x, beside)
-        return _normalised_sum(x, beside)
-
-    @staticmethod
-    def backward(ctx, dy):
-        s = sum(ctx.saved_tensors)
-        mean = s.mean(-1, keepdim=True)
-        rstd = torch.rsqrt((s.square().mean(-1, keepdim=True) - mean.square()).clamp_min(0) + 1e-6)
-        xhat = (s - mean) * rstd
-        grad = rstd * (dy - dy.mean(-1, keepdim=True) - xhat * (dy * xhat).mean(-1, keepdim=True))
-        return grad, grad
+def _cancelled_variance(dy, x, beside):
+    """The variance as E[x^2] - E[x]^2, of which a mean of 1e4 leaves nothing."""
+    s = x + beside
+    mean = s.mean(-1, keepdim=True)
+    rstd = torch.rsqrt((s.square().mean(-1, keepdim=True) - mean.square()).clamp_min(0) + 1e-6)
+    xhat = (s - mean) * rstd
+    grad = rstd * (dy - dy.mean(-1, keepdim=True) - xhat * (dy * xhat).mean(-1, keepdim=True))
+    return grad, grad
 
 
 _SUMMED = dict(x=rg.tensor("M", "N"), beside=rg.tensor("M", "N"))
@@ -154,30 +138,20 @@ def test_what_one_rounding_decides_is_not_judged():
 
 
 def test_a_cancelled_variance_is_found_where_right_results_keep_their_digits():
-    spec = rg.op(CancelledVariance.apply, _normalised_sum, _SUMMED, sizes=_FILLED)
+    spec = rg.op(with_backward(_normalised_sum, _cancelled_variance), _normalised_sum, _SUMMED, sizes=_FILLED)
     report = rg.verify(spec, level="quick", only=["extremes"])
     assert {f.tensor for f in report.findings} >= {"grad x"}
     assert "@mean" in report.findings[0].case.text()
 
 
-class MeanOfKept(torch.autograd.Function):
-    """The mean of the rows that a mask or a class keeps; 0 of none, in the forward only."""
-
-    @staticmethod
-    def forward(ctx, x, kept):
-        ctx.save_for_backward(kept)
-        return _mean_of_kept(x, kept)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (kept,) = ctx.saved_tensors
-        rows = (kept != 0)[:, None].to(dy.dtype)
-        return rows * dy / rows.sum(), None
-
-
 def _mean_of_kept(x, kept):
     rows = (kept != 0)[:, None].to(x.dtype)
     return (rows * x).sum(0) / rows.sum().clamp_min(1)
+
+
+def _unguarded(dy, _x, kept):
+    rows = (kept != 0)[:, None].to(dy.dtype)
+    return rows * dy / rows.sum(), None
 
 
 _KEPT = dict(
@@ -191,9 +165,10 @@ _KEPT = dict(
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_where_nothing_is_selected(kind, level):
     inputs = dict(x=rg.tensor("M", "N"), kept=_KEPT[kind])
-    found = rg.verify(rg.op(MeanOfKept.apply, _mean_of_kept, inputs), level=level, only=["extremes"]).findings
+    broken = rg.op(with_backward(_mean_of_kept, _unguarded), _mean_of_kept, inputs)
+    found = rg.verify(broken, level=level, only=["extremes"]).findings
     assert [f.case.values for f in found] == [(("kept", "lowest"),)]
-    again = rg.verify(rg.op(MeanOfKept.apply, _mean_of_kept, inputs), level=level, case=found[0].case.text())
+    again = rg.verify(broken, level=level, case=found[0].case.text())
     assert again.findings
     assert rg.verify(rg.op(_mean_of_kept, _mean_of_kept, inputs), level=level, only=["extremes"])
 

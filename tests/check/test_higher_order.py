@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd.function import once_differentiable
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.errors import SpecError
@@ -36,30 +36,16 @@ def test_only_this_stage_finds_the_mutant(name):
     assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["higher_order", "mutation"])
 
 
-class Sine(torch.autograd.Function):
-    """Right to any order: the backward is made of differentiable operations on inputs."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.sin(x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        return dy * torch.cos(x)
+# Right to any order: the backward is made of differentiable operations on inputs.
+sine = with_backward(torch.sin, lambda dy, x: dy * torch.cos(x))
 
 
-class Once(Sine):
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        return Sine.backward(ctx, dy)
+once = with_backward(torch.sin, lambda dy, x: dy * torch.cos(x), once=True)
 
 
 def test_right_and_refused_are_both_left_alone():
-    assert _verify(Sine.apply).stage("higher_order").power < 1e-4
-    refused = _verify(Once.apply)
+    assert _verify(sine).stage("higher_order").power < 1e-4
+    refused = _verify(once)
     assert refused
     assert "refused" in refused.stage("higher_order").power_text
 
@@ -67,39 +53,30 @@ def test_right_and_refused_are_both_left_alone():
 def test_the_refusal_is_what_autograd_grad_hides():
     x = torch.randn(3, requires_grad=True)
     g = torch.randn(3, requires_grad=True)
-    (gx,) = torch.autograd.grad(Once.apply(x), x, g, create_graph=True)
+    (gx,) = torch.autograd.grad(once(x), x, g, create_graph=True)
     assert torch.autograd.grad(gx.sum(), x, allow_unused=True) == (None,)  # why the stage does not ask this way
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gx.sum().backward()
 
 
 def test_promises_are_held_to():
-    assert _verify(Sine.apply, double_backward="right")
-    assert _verify(Once.apply, double_backward="raises")
-    assert _verify(Once.apply, double_backward="right").findings[0].kind == "raises"
-    assert _verify(Sine.apply, double_backward="raises").findings[0].kind == "does-not-raise"
+    assert _verify(sine, double_backward="right")
+    assert _verify(once, double_backward="raises")
+    assert _verify(once, double_backward="right").findings[0].kind == "raises"
+    assert _verify(sine, double_backward="raises").findings[0].kind == "does-not-raise"
     with pytest.raises(SpecError, match="double_backward"):
-        _op(Sine.apply, double_backward="maybe")
+        _op(sine, double_backward="maybe")
 
 
 def test_linear_ops_have_no_second_derivative_to_miss():
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx, x):
-            return 2 * x
-
-        @staticmethod
-        def backward(_ctx, dy):
-            return 2 * dy
-
-    assert _verify(Double.apply, lambda x: 2 * x)
+    assert _verify(with_backward(lambda x: 2 * x, lambda dy, _x: 2 * dy), lambda x: 2 * x)
 
 
 def test_a_reference_without_a_second_derivative_decides_nothing():
     def reference(x):
-        return Once.apply(x)
+        return once(x)
 
-    report = _verify(Sine.apply, reference)
+    report = _verify(sine, reference)
     assert report
     assert "cannot be judged" in report.stage("higher_order").notes[0]
 

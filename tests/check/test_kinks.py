@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import kinks
@@ -105,19 +106,9 @@ def test_the_oracle_says_that_it_accepted_a_side():
 
 
 def test_a_wrong_value_beside_a_kink_is_still_wrong():
-    class Off(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return F.relu(x)
-
-        @staticmethod
-        def backward(ctx, dy):
-            (x,) = ctx.saved_tensors
-            return dy * (x > 0) * 1.001
-
+    off = with_backward(F.relu, lambda dy, x: dy * (x > 0) * 1.001)
     x = torch.tensor([[-1.0, 0.0, 2.0, 3.0]])
-    assert rg.verify(rg.op(Off.apply, F.relu, dict(x=x)), level="quick", only=["oracle"]).verdict == "finding"
+    assert rg.verify(rg.op(off, F.relu, dict(x=x)), level="quick", only=["oracle"]).verdict == "finding"
 
 
 def test_declared_kinks_widen_the_reach():

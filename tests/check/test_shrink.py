@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import shrink
@@ -94,17 +95,11 @@ def test_what_sometimes_fails_is_asked_until_it_would_have_shown(seed):
 def test_what_does_not_come_again_is_not_shrunk():
     calls = []
 
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(_, x):
-            return x * 2
+    def backward(dy, _x):
+        calls.append(dy)
+        return dy * (3 if len(calls) == 1 else 2)
 
-        @staticmethod
-        def backward(_, dy):
-            calls.append(dy)
-            return dy * (3 if len(calls) == 1 else 2)
-
-    spec = rg.op(Once.apply, lambda x: x * 2, dict(x=rg.tensor("M", "N")))
+    spec = rg.op(with_backward(lambda x: x * 2, backward), lambda x: x * 2, dict(x=rg.tensor("M", "N")))
     (finding,) = rg.verify(spec, level="quick", only=["oracle"]).findings
     assert finding.case.text() == "M=7 N=48"
     assert "not always: in 0 of 30 further runs" in finding.where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specimens import square
 
 import retrograd as rg
 from retrograd.check import inputs as make
@@ -18,18 +19,7 @@ def _spec(fn=_square, reference=_square, **more):
     return rg.op(fn, reference, dict(x=rg.tensor("M", "N")), **more)
 
 
-class Wrong(torch.autograd.Function):
-    """Gradient off by one part in a thousand."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 2.002 * x * grad
+Wrong = square(2.002)  # off by one part in a thousand
 
 
 def test_right_op_is_proved_and_truthy():
@@ -41,7 +31,7 @@ def test_right_op_is_proved_and_truthy():
 
 
 def test_wrong_op_says_what_where_and_repro():
-    report = rg.verify(_spec(Wrong.apply), level="quick")
+    report = rg.verify(_spec(Wrong), level="quick")
     assert report.verdict == "finding"
     f = report.findings[0]
     assert f.tensor == "grad x"
@@ -52,14 +42,14 @@ def test_wrong_op_says_what_where_and_repro():
 
 
 def test_repro_case_reproduces():
-    first = rg.verify(_spec(Wrong.apply), level="quick").findings[0]
-    again = rg.verify(_spec(Wrong.apply), level="quick", only=["oracle"], case=first.case.text())
+    first = rg.verify(_spec(Wrong), level="quick").findings[0]
+    again = rg.verify(_spec(Wrong), level="quick", only=["oracle"], case=first.case.text())
     assert again.findings[0].got == first.got
     assert again.findings[0].index == first.index
 
 
 def test_same_seed_same_findings():
-    one, two = (rg.verify(_spec(Wrong.apply), level="quick", seed=5).findings for _ in range(2))
+    one, two = (rg.verify(_spec(Wrong), level="quick", seed=5).findings for _ in range(2))
     assert [f.what for f in one] == [f.what for f in two]
 
 
@@ -68,13 +58,7 @@ def test_power_is_real():
     power = rg.verify(_spec(), level="quick").stage("oracle").power
 
     def scaled(by):
-        class Scaled(Wrong):
-            @staticmethod
-            def backward(ctx, grad):
-                (x,) = ctx.saved_tensors
-                return 2 * x * grad * (1 + by)
-
-        return rg.verify(_spec(Scaled.apply), level="quick", only=["oracle"])
+        return rg.verify(_spec(square(2 * (1 + by))), level="quick", only=["oracle"])
 
     assert scaled(4 * power).verdict == "finding"
     assert scaled(power / 1000).verdict == "proved"
@@ -188,7 +172,7 @@ def test_assert_backward_accepts_and_names():
 
 
 def test_finding_says_what_its_tolerance_is_made_of_and_what_shrinking_did():
-    finding = rg.verify(_spec(Wrong.apply), level="quick", only=["oracle"]).findings[0]
+    finding = rg.verify(_spec(Wrong), level="quick", only=["oracle"]).findings[0]
     tolerance = sum(size for _, size in finding.terms)
     assert abs(finding.got - finding.want) / tolerance == pytest.approx(finding.excess, rel=1e-3)
     assert all(size >= 0 for _, size in finding.terms)

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.children import Lines
+from retrograd.errors import RetrogradError
 from retrograd.flake.calls import call, returned, takes_seed
 from retrograd.flake.margins import Recorder
 from retrograd.flake.seeding import seed_all, seed_imports
+from retrograd.loading import is_path, load
 from retrograd.record import plain
 
 LONGEST_MESSAGE = 2000
@@ -111,13 +113,13 @@ def call_target(trials: Trials, argument: str) -> None:
     """Run a callable: it fails by raising, by returning False, or by returning a margin err / tol above 1."""
     place, _, name = argument.rpartition(":")
     try:
-        if place.endswith(".py"):
-            sys.path.insert(0, str(Path(place).resolve().parent))
-            place = Path(place).stem
-        module = importlib.import_module(place)
+        if is_path(place):
+            sys.path.insert(0, str(Path(place).resolve().parent))  # for what it imports when it is called
+        module = load(place, argument, "'package.module:name' or 'path/file.py:name'")
         function = getattr(module, name)
     except Exception as error:
-        trials.results.say("problem", f"cannot import {argument!r}: {type(error).__name__}: {error}")
+        kind = "" if isinstance(error, RetrogradError) else f"{type(error).__name__}: "
+        trials.results.say("problem", f"cannot import {argument!r}: {kind}{error}")
         return
     if not callable(function):
         trials.results.say("problem", f"{argument!r} is {type(function).__name__}, expected something to call")

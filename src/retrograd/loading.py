@@ -1,0 +1,135 @@
+"""A person's own module or file, imported for a name in it: what fails in there is told with its line.
+
+Torch-free. Who looks for op specs (`catalog`) and who for anything to call (`flake`) load them alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from retrograd.errors import MissingExtraError, SpecError, UsageError
+
+_OURS = str(Path(__file__).resolve().parent)
+_serial = itertools.count(1)
+
+
+def load(place: str, target: str, expected: str) -> ModuleType:
+    """The module at a place.
+
+    Args:
+        place: "package.module", or a path: what ends in .py or has a separator.
+        target: what the person wrote, for messages.
+        expected: the forms it may have, likewise.
+
+    Raises:
+        UsageError: there is no such module or file.
+        SpecError: it raises while it is imported; the message begins with the line.
+        MissingExtraError: it needs torch, which is not installed.
+    """
+    return _from_file(Path(place)) if is_path(place) else _from_import(place, target, expected)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'this'?" with what is spelt alike, or ""."""
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def is_path(place: str) -> bool:
+    """Whether a place is a path rather than a module's name."""
+    return place.endswith(".py") or os.sep in place or "/" in place
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        beside = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UsageError(f"there is no file {str(path)!r}{near(str(path), beside)}")
+    path = path.resolve()
+    # A name of its own: two files called norm.py must not be taken for each other, nor for a package.
+    spec = importlib.util.spec_from_file_location(f"_retrograd_target_{next(_serial)}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{str(path)!r} is not a Python file; expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    loader = spec.loader
+    # Registered first, as the import system does: dataclasses and Triton look their module up by name.
+    sys.modules[module.__name__] = module
+    try:
+        with _on_path(path.parent):
+            guard(lambda: loader.exec_module(module), str(path), path)
+    except BaseException:
+        sys.modules.pop(module.__name__, None)
+        raise
+    return module
+
+
+def _from_import(name: str, target: str, expected: str) -> ModuleType:
+    # The current folder counts, as with `python -m`; an installed `retrograd` script would not see it.
+    with _on_path(Path.cwd()):
+        try:
+            found = importlib.util.find_spec(name)
+        except Exception as error:  # finding a submodule imports its parents, which may raise anything
+            missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+            absent = missing is not None and (name == missing or name.startswith(f"{missing}."))
+            origin = None
+        else:
+            absent, origin = found is None, found.origin if found else None
+        if absent:
+            raise UsageError(f"unknown target {target!r}: there is no module {name!r}; expected {expected}")
+        # A parent that failed fails again here, where its error is told with its line.
+        return guard(lambda: importlib.import_module(name), name, Path(origin) if origin else None)
+
+
+@contextlib.contextmanager
+def _on_path(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        # The imported code may have changed the list; take out our entry only.
+        with contextlib.suppress(ValueError):
+            sys.path.remove(entry)
+
+
+def guard(action: Callable[[], Any], what: str, path: Path | None) -> Any:
+    """Run a person's code; what it raises becomes one SpecError with the line of their file, in `path`'s folder if any.
+
+    `what` is called so where no line is known. MissingExtraError if it lacks torch.
+    """
+    try:
+        return action()
+    except (KeyboardInterrupt, MissingExtraError):
+        raise
+    except BaseException as error:  # SystemExit too: a script without a main guard must not end the command
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise MissingExtraError("torch", "torch", f"{what!r}") from None
+        kind = "" if isinstance(error, (SpecError, UsageError)) else f"{type(error).__name__}: "
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise SpecError(f"{_line_of(error, what, path)}: {kind}{text}".rstrip(": ")) from None
+
+
+def _line_of(error: BaseException, what: str, path: Path | None) -> str:
+    """ "file:line" of the innermost line in the target's folder, else of the innermost not ours."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    theirs = [f for f in frames if not f[0].startswith(("<frozen", _OURS)) and "importlib" not in f[0]]
+    # What they call in a library raises there, but the mistake is where they call it.
+    near = [f for f in theirs if path is not None and _inside(f[0], path.parent)]
+    chosen = near or theirs
+    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else f"cannot import {what}"
+
+
+def _inside(file: str, folder: Path) -> bool:
+    return file.startswith(f"{folder}{os.sep}") and "site-packages" not in file.removeprefix(str(folder))
