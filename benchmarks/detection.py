@@ -22,6 +22,7 @@ import platform
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -289,26 +290,27 @@ def place() -> str:
     return f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
 
 
-def read(files: list[Path]) -> tuple[list[Row], dict[str, set[str]]]:
-    """Rows that were kept, one an op with the tools of all files, and which tools were measured where."""
+def read(files: list[Path]) -> tuple[list[Row], dict[str, Counter[str]]]:
+    """Rows that were kept, one an op with the tools of all files, and on how many ops each tool was measured where."""
     rows: dict[tuple[str, str], Row] = {}
-    places: dict[str, set[str]] = {}
+    places: dict[str, Counter[str]] = {}
     for line in (line for file in files for line in file.read_text().splitlines()):
         data = json.loads(line)
         row = rows.setdefault((data["kind"], data["name"]), Row(data["name"], data["kind"]))
         row.join(Row(data["name"], data["kind"], data["verdicts"], data["seconds"], set(data["stages"])))
-        places.setdefault(data["place"], set()).update(data["verdicts"])
+        places.setdefault(data["place"], Counter()).update(list(data["verdicts"]))
     return list(rows.values()), places
 
 
-def text(rows: list[Row], places: Mapping[str, set[str]]) -> str:
+def text(rows: list[Row], places: Mapping[str, Counter[str]]) -> str:
     order = ["retrograd quick", "retrograd full", *TOOLS]
     tools = [t for t in order if any(t in row.verdicts for row in rows)]
     rows = [row for row in rows if all(t in row.verdicts for t in tools)]
     seeds = {t: max(len(row.verdicts[t]) for row in rows) for t in tools}
     lines = []
     for where, measured in places.items():
-        lines += [f"{where}: {', '.join(f'{t} (seeds {seeds[t]})' for t in tools if t in measured)}.", ""]
+        said = [f"{t} ({measured[t]} ops, seeds {seeds[t]})" for t in tools if t in measured]
+        lines += [f"{where}: {', '.join(said)}.", ""]
     lines += ["1 thread a process. Cells: objected / seeds; `-` where a tool cannot be used on the op: not found.", ""]
     lines += [*totals(rows, tools), ""]
     lines += [f"Checker wrong: {', '.join(wrong(rows)) or 'nowhere'}.", ""]
@@ -350,11 +352,11 @@ def main() -> int:
             with args.keep.open("a") as lines:
                 lines.write(row.to_json() + "\n")
         if args.out:
-            args.out.write_text(text(rows, {place(): set(row.verdicts)}))
-    return finish(rows, {place(): set(rows[0].verdicts)}, None)
+            args.out.write_text(text(rows, {place(): Counter(t for r in rows for t in r.verdicts)}))
+    return finish(rows, {place(): Counter(t for r in rows for t in r.verdicts)}, None)
 
 
-def finish(rows: list[Row], places: Mapping[str, set[str]], out: Path | None) -> int:
+def finish(rows: list[Row], places: Mapping[str, Counter[str]], out: Path | None) -> int:
     """Print the table, write it if wanted, and return the exit code."""
     table = text(rows, places)
     print(table)
