@@ -1,25 +1,32 @@
 """What finds broken backwards, and what accuses healthy ones: the checker beside the usual tools, on the corpus.
 
-    python benchmarks/detection.py --seeds 10 --level both --out benchmarks/results/detection.md
+    python benchmarks/detection.py --seeds 10 --level both -j 8 --out benchmarks/results/detection.md
 
 Sets: `mutants` (known classes of bugs; the checker was developed with all but M.. and W..), `mutants_second` (new
-families of ops, written after it was frozen), `healthy`.
+families of ops, written after it was frozen; since then it has been taught what it missed), `healthy`.
 The tools are used as their documentation shows, on one ordinary call with a random grad_out: torch.autograd.gradcheck
 (slow and fast, float64), torch.library.opcheck, torch.testing.assert_close with its defaults against the reference in
 float32, and FlashAttention's rule (at most twice the error of the reference in the same precision, plus 1e-5, against
-float64) in float32 and bfloat16. The file is rewritten after each op, so a run that is stopped leaves what it has.
+float64) in float32 and bfloat16. Both files are written after each op, so a
+run that is stopped leaves what it has; `--load` joins runs into one table: levels, tools and sets may have
+been measured apart, on different machines.
 Exit code 1 if the checker missed a broken op or accused a healthy one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -175,25 +182,75 @@ class Row:
         used = [v for v in self.verdicts[tool] if v is not None]
         return f"{sum(used)}/{len(used)}" if used else "-"
 
+    def join(self, other: Row) -> None:
+        """Add what was measured with further seeds."""
+        for tool, verdicts in other.verdicts.items():
+            self.verdicts.setdefault(tool, []).extend(verdicts)
+            self.seconds[tool] = self.seconds.get(tool, 0.0) + other.seconds[tool]
+        self.stages |= other.stages
 
-def measure(path: Path, name: str, levels: list[str], seeds: int, peers: bool) -> Row:
+    def to_json(self) -> str:
+        """One line, with where it was measured."""
+        return json.dumps(vars(self) | {"stages": sorted(self.stages), "place": place()})
+
+
+@dataclass(frozen=True)
+class Job:
+    """One op with one seed: what a process does at a time."""
+
+    path: Path
+    name: str
+    seed: int
+    levels: tuple[str, ...]
+    peers: bool
+
+
+def measure(job: Job) -> Row:
     """All tools on one op. Each gets it fresh, as what is wrong with it may show in its first call only."""
-    row = Row(name, path.parent.name)
-    for seed in range(seeds):
-        for level in levels:
+    row = Row(job.name, job.path.parent.name)
 
-            def judge(level: str = level, seed: int = seed) -> bool:
-                report = verify(load(path)[name], level=level, seed=seed)
-                row.stages |= {f.stage for f in report.findings}
-                for f in report.findings[:2] if row.kind == "healthy" else []:
-                    print(f"  {name} seed {seed} [{f.stage}] {f.what} | {f.where}", file=sys.stderr)
-                return report.verdict != "proved"
+    def judge(level: str) -> bool:
+        report = verify(load(job.path)[job.name], level=level, seed=job.seed)
+        row.stages |= {f.stage for f in report.findings}
+        for f in report.findings[:2] if row.kind == "healthy" else []:
+            print(f"  {job.name} seed {job.seed} [{f.stage}] {f.what} | {f.where}", file=sys.stderr)
+        return report.verdict != "proved"
 
-            row.add(f"retrograd {level}", judge)
-        for tool, check in TOOLS.items() if peers else ():
-            torch.manual_seed(seed)
-            row.add(tool, lambda check=check, seed=seed: check(load(path)[name], seed))
+    tools = {f"retrograd {level}": lambda level=level: judge(level) for level in job.levels}
+    if job.peers:
+        tools |= {t: lambda check=check: check(load(job.path)[job.name], job.seed) for t, check in TOOLS.items()}
+    for tool, call in tools.items():
+        torch.manual_seed(job.seed)  # of ops that draw numbers: the same whatever ran before in this process
+        row.add(tool, call)
     return row
+
+
+def ready() -> None:
+    """Make a process ready to measure: one thread, and nothing left that its first verification would import."""
+    torch.set_num_threads(1)
+    # The first verification of a process imports parts of torch (1.3 s), which is no op's cost.
+    verify(next(iter(load(files("healthy")[0]).values())), level="quick", seed=0)
+
+
+def measured(jobs: list[Job], processes: int) -> Iterator[Row]:
+    """A row for each op, in the order of `jobs`, whichever process is first."""
+    if processes == 1:
+        ready()
+        yield from joined(map(measure, jobs))
+        return
+    # Not forked: torch has threads by now, which a fork would leave without their owners.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, ready) as pool:
+        yield from joined(pool.map(measure, jobs))
+
+
+def joined(rows: Iterator[Row]) -> Iterator[Row]:
+    """Rows of one op with one seed each, put together; those of an op follow each other."""
+    for _, same in groupby(rows, lambda row: (row.kind, row.name)):
+        whole, *others = same
+        for row in others:
+            whole.join(row)
+        yield whole
 
 
 def totals(rows: list[Row], tools: list[str]) -> list[str]:
@@ -217,27 +274,49 @@ def totals(rows: list[Row], tools: list[str]) -> list[str]:
 
 
 def wrong(rows: list[Row]) -> list[str]:
-    """Broken ops that the checker missed and healthy ones that it accused, with how often."""
+    """Broken ops that the checker missed and healthy ones that it accused, with how often and at which seeds."""
     found = []
     for row in rows:
         for tool, verdicts in row.verdicts.items():
-            if tool.startswith("retrograd") and any(v == (row.kind == "healthy") for v in verdicts):
-                found.append(f"{row.name} ({tool.removeprefix('retrograd ')} {row.cell(tool)})")
+            odd = [str(seed) for seed, v in enumerate(verdicts) if v == (row.kind == "healthy")]
+            if tool.startswith("retrograd") and odd:
+                at = f", wrong at {' '.join(odd)}" if len(odd) < len(verdicts) else ""
+                found.append(f"{row.name} ({tool.removeprefix('retrograd ')} {row.cell(tool)}{at})")
     return found
 
 
-def text(rows: list[Row], seeds: int) -> str:
-    tools = list(rows[0].verdicts)
-    head = (
-        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{torch.get_num_threads()} thread, {seeds} seed(s): 0 to {seeds - 1}"
-    )
-    lines = [head, "", "Cells: objected / seeds; `-` where a tool cannot be used on the op, which counts as not found.",
-             "", *totals(rows, tools), ""]  # fmt: skip
+def place() -> str:
+    """Versions and machine, for the head of a table."""
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
+
+
+def read(files: list[Path]) -> tuple[list[Row], dict[str, Counter[str]]]:
+    """Rows that were kept, one an op with the tools of all files, and on how many ops each tool was measured where."""
+    rows: dict[tuple[str, str], Row] = {}
+    places: dict[str, Counter[str]] = {}
+    for line in (line for file in files for line in file.read_text().splitlines()):
+        data = json.loads(line)
+        row = rows.setdefault((data["kind"], data["name"]), Row(data["name"], data["kind"]))
+        row.join(Row(data["name"], data["kind"], data["verdicts"], data["seconds"], set(data["stages"])))
+        places.setdefault(data["place"], Counter()).update(list(data["verdicts"]))
+    return list(rows.values()), places
+
+
+def text(rows: list[Row], places: Mapping[str, Counter[str]]) -> str:
+    order = ["retrograd quick", "retrograd full", *TOOLS]
+    tools = [t for t in order if any(t in row.verdicts for row in rows)]
+    rows = [row for row in rows if all(t in row.verdicts for t in tools)]
+    seeds = {t: max(len(row.verdicts[t]) for row in rows) for t in tools}
+    lines = []
+    for where, measured in places.items():
+        said = [f"{t} ({measured[t]} ops, seeds {seeds[t]})" for t in tools if t in measured]
+        lines += [f"{where}: {', '.join(said)}.", ""]
+    lines += ["1 thread a process. Cells: objected / seeds; `-` where a tool cannot be used on the op: not found.", ""]
+    lines += [*totals(rows, tools), ""]
     lines += [f"Checker wrong: {', '.join(wrong(rows)) or 'nowhere'}.", ""]
     lines += [f"| op | set | {' | '.join(tools)} | stages | CPU s |", "|---" * (len(tools) + 4) + "|"]
     for row in rows:
-        cost = sum(s for t, s in row.seconds.items() if t.startswith("retrograd")) / seeds
+        cost = sum(s / len(row.verdicts[t]) for t, s in row.seconds.items() if t.startswith("retrograd"))
         cells = [row.name, row.kind, *map(row.cell, tools), " ".join(sorted(row.stages)), f"{cost:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -246,27 +325,43 @@ def text(rows: list[Row], seeds: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--level", default="quick", choices=["quick", "full", "both"])
+    parser.add_argument("--level", default="quick", choices=["quick", "full", "both", "none"])
     parser.add_argument("--sets", default=",".join(SETS), help="comma separated")
     parser.add_argument("--names", default="", help="only these ops, comma separated")
     parser.add_argument("--no-peers", action="store_true", help="the checker alone")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes that the ops are dealt out to")
+    parser.add_argument("--keep", type=Path, help="JSON lines, one an op")
+    parser.add_argument("--load", type=Path, nargs="+", help="measure nothing: join what --keep wrote in earlier runs")
     parser.add_argument("--out", type=Path, help="markdown")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    levels = ["quick", "full"] if args.level == "both" else [args.level]
-    # The first verification of a process imports parts of torch (1.3 s), which is no op's cost.
-    verify(next(iter(load(files("healthy")[0]).values())), level="quick", seed=0)
-    rows: list[Row] = []
+    if args.load:
+        rows, places = read(args.load)
+        return finish(rows, places, args.out)
+    levels = {"both": ("quick", "full"), "none": ()}.get(args.level, (args.level,))
     wanted = [n for n in args.names.split(",") if n]
-    for path in [p for kind in args.sets.split(",") for p in files(kind, kernels=False)]:
-        for name in load(path):
-            if wanted and name not in wanted:
-                continue
-            rows.append(measure(path, name, levels, args.seeds, not args.no_peers))
-            print(name, {t: rows[-1].cell(t) for t in rows[-1].verdicts}, *sorted(rows[-1].stages), flush=True)
-            if args.out:
-                args.out.write_text(text(rows, args.seeds))
-    print(text(rows, args.seeds))
+    paths = [path for kind in args.sets.split(",") for path in files(kind, kernels=False)]
+    ops = [(path, name) for path in paths for name in load(path) if not wanted or name in wanted]
+    jobs = [Job(*op, seed, levels, not args.no_peers) for op in ops for seed in range(args.seeds)]
+    rows = []
+    if args.keep:
+        args.keep.write_text("")
+    for row in measured(jobs, args.jobs):
+        rows.append(row)
+        print(row.name, {t: row.cell(t) for t in row.verdicts}, *sorted(row.stages), flush=True)
+        if args.keep:
+            with args.keep.open("a") as lines:
+                lines.write(row.to_json() + "\n")
+        if args.out:
+            args.out.write_text(text(rows, {place(): Counter(t for r in rows for t in r.verdicts)}))
+    return finish(rows, {place(): Counter(t for r in rows for t in r.verdicts)}, None)
+
+
+def finish(rows: list[Row], places: Mapping[str, Counter[str]], out: Path | None) -> int:
+    """Print the table, write it if wanted, and return the exit code."""
+    table = text(rows, places)
+    print(table)
+    if out:
+        out.write_text(table)
     return bool(wrong(rows))
 
 

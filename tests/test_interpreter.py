@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+import retrograd as rg
 from retrograd import config, interpreter
-from retrograd.errors import RetrogradError
+from retrograd.errors import InterpreterError, RetrogradError
 
 pytestmark = pytest.mark.skipif(not config.interpreting(), reason="kernels are compiled in this process")
 
@@ -141,6 +142,24 @@ def test_loops_that_this_pair_of_versions_cannot_run_are_refused(monkeypatch: py
     monkeypatch.setattr(np, "__version__", "2.4.0")
     with pytest.raises(RetrogradError, match=r"3\.6\.0.*NumPy 2\.4\.0.*triton>=3\.7"):
         interpreter.prepare()
+
+
+def test_a_checker_is_refused_its_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter as module
+
+    monkeypatch.delattr(module, interpreter._MARK)
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    monkeypatch.setattr(np, "__version__", "2.4.0")
+    monkeypatch.setattr(module.GridExecutor, "__call__", module.GridExecutor.__call__)  # put back afterwards
+    inputs = dict(x=rg.tensor("M", "N"))
+    assert rg.verify(rg.op(lambda x: x * x, lambda x: x * x, inputs), level="quick", only=["oracle"])
+
+    def launches(x: torch.Tensor) -> torch.Tensor:
+        arithmetic_kernel[(1,)](torch.zeros(16), torch.empty(16), OP="cast first", N=16)
+        return x * x
+
+    with pytest.raises(InterpreterError, match=r"3\.6\.0.*NumPy 2\.4\.0.*triton>=3\.7"):
+        rg.verify(rg.op(launches, lambda x: x * x, inputs), level="quick", only=["oracle"])
 
 
 @triton.jit

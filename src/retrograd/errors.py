@@ -26,6 +26,10 @@ class UndecidedError(RetrogradError):
     exit_code = 3
 
 
+class InterpreterError(RetrogradError):
+    """Triton's interpreter cannot be relied on in these versions; ops without Triton kernels need none of it."""
+
+
 class MissingExtraError(RetrogradError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

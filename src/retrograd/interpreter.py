@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from retrograd import config
-from retrograd.errors import RetrogradError
+from retrograd.errors import InterpreterError, RetrogradError
 
 _MARK = "_retrograd_bf16"
 _MODULE_NAMES = (
@@ -40,8 +40,9 @@ def prepare() -> None:
     """Patch `triton.runtime.interpreter` once per process if this process interprets kernels; else do nothing.
 
     Raises:
-        RetrogradError: Triton was imported before TRITON_INTERPRET was set, this version of Triton lacks a
-            private name that the patch replaces, or Triton before 3.7 meets NumPy 2.4 or later.
+        RetrogradError: Triton was imported before TRITON_INTERPRET was set.
+        InterpreterError: this version of Triton lacks a private name that the patch replaces, or Triton before 3.7
+            meets NumPy 2.4 or later.
 
     Numerics: float32 to bfloat16 rounds to nearest even, NaN becomes 0x7fc0; float64 goes through float32 first
     (two roundings); bfloat16 to float32 is exact.
@@ -70,6 +71,24 @@ def prepare() -> None:
     setattr(module, _MARK, True)
 
 
+def prepare_or_refuse() -> None:
+    """`prepare`, but what is wrong with the interpreter is raised by the first kernel that is launched in it.
+
+    For callers that do not know whether there will be one.
+    """
+    try:
+        prepare()
+    except InterpreterError as error:
+        from triton.runtime import interpreter as module
+
+        said = str(error)
+
+        def refuse(*_args: Any, **_kwargs: Any) -> None:
+            raise InterpreterError(said)
+
+        module.GridExecutor.__call__ = refuse
+
+
 def active() -> bool:
     """Whether `prepare` has patched the interpreter of this process."""
     if not config.interpreting():
@@ -82,7 +101,7 @@ def active() -> bool:
 def _require(owner: Any, names: tuple[str, ...], owner_name: str, version: str) -> None:
     gone = [name for name in names if not hasattr(owner, name)]
     if gone:
-        raise RetrogradError(
+        raise InterpreterError(
             f"Triton {version} has no {', '.join(gone)} in {owner_name}, which the bfloat16 repair of its "
             "interpreter replaces; use a Triton version that retrograd supports, or report this version"
         )
@@ -94,7 +113,7 @@ def _refuse_broken_loops(triton_version: str) -> None:
 
     old_triton = tuple(int(part) for part in triton_version.split(".")[:2]) < (3, 7)
     if old_triton and tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
-        raise RetrogradError(
+        raise InterpreterError(
             f"Triton {triton_version}'s interpreter cannot loop to a run-time bound with NumPy {np.__version__}; "
             "install triton>=3.7 or 'numpy<2.4', or run on a GPU without TRITON_INTERPRET"
         )

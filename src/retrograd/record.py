@@ -105,6 +105,11 @@ class Finding:
     first: Sighting | None = None
     terms: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def partial(self) -> bool:
+        """Whether it takes some inputs or outputs without the others, so that stages which use all can go on."""
+        return self.kind in ("subset", "output-subset")
+
     def text(self) -> str:
         """What, like what, which, where and how to see it again, in lines."""
         labelled = (("like", self.looks_like), ("which", self.elements), ("where", self.where), ("repro", self.repro))

@@ -36,6 +36,13 @@ def test_only_this_stage_finds_the_mutant(name):
     assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["compiler"])
 
 
+def test_strides_are_compared_where_opcheck_leaves_them_out(monkeypatch):
+    monkeypatch.setattr(torch.library, "opcheck", lambda *_args, **_more: {"test_schema": "SUCCESS"})
+    (finding,) = rg.verify(mutants.MUTANTS["C01"], level="quick", only=["compiler"]).findings
+    assert finding.kind == "fake"
+    assert "result 0 has strides (1, 7), its fake (48, 1)" in finding.what
+
+
 def test_a_healthy_op_keeps_all_promises():
     report = _verify(F.gelu, transforms=["compile", "vjp", "vmap"])
     assert report, [f.what for f in report.findings]

@@ -79,3 +79,11 @@ def test_a_reference_without_a_second_derivative_decides_nothing():
     report = _verify(sine, reference)
     assert report
     assert "cannot be judged" in report.stage("higher_order").notes[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the noise of a reference must be made where it runs")
+def test_it_runs_on_a_gpu():
+    assert rg.verify(_op(sine), level="quick", device="cuda", only=["contract", "oracle", "higher_order"])
+    report = rg.verify(mutants.MUTANTS["HX01"], level="quick", device="cuda", only=["higher_order"])
+    assert KINDS["HX01"] in {f.kind for f in report.findings}

@@ -46,6 +46,12 @@ def test_only_this_stage_finds_the_mutant(name, seed):
         assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["kinks"])
 
 
+# At these seeds every kink that halving alone leads to has slopes of opposite signs, between which their sum lies.
+@pytest.mark.parametrize("seed", [5, 8])
+def test_kinks_with_near_sides_are_tried_too(seed):
+    assert rg.verify(mutants.MUTANTS["K01"], level="quick", seed=seed, only=["kinks"]).findings
+
+
 @pytest.mark.parametrize("fn", [F.relu, torch.abs, F.hardtanh, F.leaky_relu, lambda x: F.max_pool1d(x, 3, 2)])
 def test_kinks_are_found_and_right_ops_left_alone(fn):
     bench = _bench(fn, sizes=dict(N=(3, 64)))

@@ -89,3 +89,47 @@ def test_work_on_another_stream_is_found():
     spec = rg.op(Escapes.apply, None, dict(x=rg.tensor("M", "N")))
     report = rg.verify(spec, level="quick", only=["state"], device="cuda")
     assert "stream" in {f.kind for f in report.findings}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_is_kept_for_one_device_and_used_on_another_is_found(keyed):
+    tables = {}
+
+    def weighted(x):
+        key = (x.shape[-1], x.device) if keyed else x.shape[-1]
+        return x * tables.setdefault(key, torch.arange(1.0, 1.0 + x.shape[-1], device=x.device))
+
+    spec = rg.op(
+        weighted, lambda x: x * torch.arange(1.0, 1.0 + x.shape[-1], device=x.device), dict(x=rg.tensor("M N"))
+    )
+    report = rg.verify(spec, level="quick", only=["state"], device="cuda")
+    assert {f.kind for f in report.findings} == (set() if keyed else {"device"})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_kernel_that_is_launched_on_the_current_device_is_found():
+    # Triton launches on the current device; its kernel reaches the other's memory, but waits for none of its work.
+    # Backwards are safe: autograd makes a tensor's device the current one.
+    path = _PATH.parent / "triton_bounds.py"
+    made = importlib.util.spec_from_file_location("state_launches", path)
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+
+    class Launched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            out = torch.empty_like(x)
+            module.masked_kernel[(-(-x.numel() // 64),)](x, x, out, x.numel(), BLOCK=64)
+            return out
+
+        @staticmethod
+        def backward(ctx, dy):
+            return 4 * ctx.saved_tensors[0] * dy
+
+    spec = rg.op(Launched.apply, lambda x: 2 * x * x, dict(x=rg.tensor("M", "N")), sizes=dict(M=(1, 64), N=(1, 64)))
+    report = rg.verify(spec, level="quick", only=["state"], device="cuda")
+    assert {f.kind for f in report.findings} == {"device"}

@@ -155,3 +155,40 @@ def test_no_jobs_are_refused(tmp_path: Path) -> None:
     done = verify(tmp_path, "def misbehave(x): pass\n", "-j", "0")
     assert done.returncode == 2
     assert "`--jobs` is 0, expected 1 or more" in done.stderr
+
+
+# What a kernel does that reads where it must not: it is over with CUDA for this process, whoever calls.
+LOSES_GPU = """
+from retrograd.check import run
+dead = []
+run.lost = lambda device: "CUDA error: an illegal memory access was encountered" if dead else ""
+def misbehave(x):
+    if not x.is_contiguous(): dead.append(x)
+    if dead: raise RuntimeError(run.lost(''))
+"""
+
+
+# The same, but nobody has looked at a result when the reference calls the GPU.
+LOSES_GPU_LATE = (
+    LOSES_GPU.replace("    if dead: raise RuntimeError(run.lost(''))\n", "")
+    + """
+def reference(x):
+    if dead: raise RuntimeError(run.lost(""))
+    return x * x
+spec = op(Square.apply, reference, dict(x=tensor("M", "N")), dtypes=["float32"], name="square")
+"""
+)
+
+
+@pytest.mark.parametrize("body", [LOSES_GPU, LOSES_GPU_LATE], ids=["op", "reference"])
+def test_a_lost_gpu_is_told_once_and_the_other_stages_go_on(tmp_path: Path, body: str) -> None:
+    done = verify(tmp_path, body)
+    assert done.returncode == 1, done.stderr
+    found = report(tmp_path)
+    assert {stage.id: stage.status for stage in found.stages} == dict(
+        oracle="passed", layouts="failed", shapes="passed"
+    )
+    (finding,) = found.findings
+    assert finding.kind == "crash"
+    assert "illegal memory access" in finding.what
+    assert "the first case that does it" in finding.where

@@ -185,7 +185,7 @@ def _spec(name: str, variant: str, impl: str) -> OpSpec:
         sizes=_SIZES,
         dtypes=v.dtypes,
         compute="float32",
-        deterministic=v.kernel.get("deterministic", True if impl == "cpu" else None),
+        deterministic=v.kernel.get("deterministic", impl == "cpu"),  # kernels for GPUs add grad_value atomically
         transforms=tuple(t for t in _TRANSFORMS[impl] if not (t == "vmap" and variant == "mixed")),
         name=name,
     )

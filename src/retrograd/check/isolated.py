@@ -42,7 +42,7 @@ class _Child:
     case: str = ""
     dtype: str = ""
     failed: dict[str, list[str]] | None = None
-    ended: str = ""  # "end", "error", "hung", "memory" or how it died
+    ended: str = ""  # "end", "error", "lost" (the GPU), "hung", "memory" or how it died
     error: tuple[str, int] = ("", 2)
     log: str = ""
 
@@ -153,6 +153,9 @@ def _verify_share(request: Request, bounds: Limits, progress: Progress | None) -
         header, failed = header or child.header, child.failed or failed
         if child.ended == "end":
             break
+        if child.ended == "lost":  # a new process gets a GPU that answers
+            in_a_row = 1 if len(child.stages) > 1 else in_a_row + 1
+            continue
         if child.ended == "error" or not child.running or header is None:
             raise _refused(child)
         in_a_row = 1 if child.stages else in_a_row + 1
@@ -229,7 +232,7 @@ def _follow(
             for words in children.whole_lines(lines):
                 heard = time.monotonic()
                 _hear(words, child, progress)
-                if words[0] in ("end", "error"):
+                if words[0] in ("end", "error", "lost"):
                     return str(words[0])
             if code is not None:
                 return children.death(code)

@@ -192,10 +192,14 @@ def hull(bench: Workbench, case: Case) -> Hull:
 
 @dataclass(frozen=True)
 class Found:
-    """Kinks met along one segment per element: where, and at which elements."""
+    """Kinks met along one segment per element: where, at which elements, and how far apart the sides' derivatives are.
+
+    `apart` is their difference as a share of their sizes: 1 where they have opposite signs or one is 0.
+    """
 
     place: torch.Tensor
     mask: torch.Tensor
+    apart: torch.Tensor
 
 
 def search(bench: Workbench, case: Case, name: str, length: float, share: float = 1.0) -> Found | None:
@@ -244,7 +248,7 @@ def _search(bench: Workbench, case: Case, name: str, length: float, share: float
     try:
         before, after = slope(low), slope(high)
         if bool((before == after).all()):
-            return Found(value, torch.zeros_like(value, dtype=torch.bool))
+            return _nowhere(value)
         # A decision has fallen otherwise or has not; of a gradient, what counts is a change of a share of it.
         least = tolerance.JUMP * torch.maximum(before.abs().max(), after.abs().max()) if trail is _slopes else 0.0
         for count in range(_HALVINGS):
@@ -255,10 +259,16 @@ def _search(bench: Workbench, case: Case, name: str, length: float, share: float
             before, after = torch.where(left, before, now), torch.where(left, now, after)
             # By now a smooth gradient changes by 2^-12 of what it did, a jump by as much as ever.
             if count == _LOOK and not bool(((after - before).abs() > least).any()):
-                return Found(middle, torch.zeros_like(left))
+                return _nowhere(middle)
     except Exception:  # the reference refuses values beyond those that it was described with
         return None
-    return Found((low + high) / 2, (slope(high) - slope(low)).abs() > least)
+    before, after = slope(low), slope(high)
+    change, sizes = (after - before).abs(), before.abs() + after.abs()
+    return Found((low + high) / 2, change > least, change / sizes.clamp_min(torch.finfo(sizes.dtype).tiny))
+
+
+def _nowhere(value: torch.Tensor) -> Found:
+    return Found(value, torch.zeros_like(value, dtype=torch.bool), torch.ones_like(value))
 
 
 def place(bench: Workbench, case: Case, name: str) -> torch.Tensor:
@@ -270,7 +280,12 @@ def place(bench: Workbench, case: Case, name: str) -> torch.Tensor:
         return value
     places = found.mask.flatten().nonzero().flatten()
     generator = torch.Generator().manual_seed(derive(bench.seed, "kink", name))
-    chosen = places[torch.randperm(len(places), generator=generator)[:_MOST].to(places.device)]
+    shuffled = places[torch.randperm(len(places), generator=generator).to(places.device)]
+    # Between far derivatives almost any value is right, and far ones are what halving finds: so half of the places are
+    # those with the nearest.
+    near = shuffled[found.apart.flatten()[shuffled].argsort(stable=True)]
+    order = dict.fromkeys([*shuffled[: _MOST // 2].tolist(), *near.tolist()])
+    chosen = torch.tensor(list(order)[:_MOST], device=places.device)
     place = found.place.flatten()[chosen]
     # Halving ends beside zero, where float64 has numbers without end; zero itself is what a test should meet.
     place = torch.where(place.abs() < tolerance.UNIT[bench.dtype] * around(value).flatten()[chosen], 0.0, place)

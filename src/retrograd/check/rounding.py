@@ -260,11 +260,14 @@ class Float64(TorchDispatchMode):
         self.decisions: list[tuple[str, torch.Tensor]] = []
         self.unit, self.accumulate = unit, accumulate
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
-        self.generator = torch.Generator(device=device).manual_seed(seed) if unit else None
+        self.seed, self.generators = seed, dict[torch.device, torch.Generator]()
 
     def noise(self, t: torch.Tensor) -> torch.Tensor:
         """Uniform in [-1, 1), the shape of `t`."""
-        return torch.empty_like(t).uniform_(-1.0, 1.0, generator=self.generator)
+        # A reference may make a tensor on the CPU while the op is on a GPU, and a generator has one device.
+        if t.device not in self.generators:
+            self.generators[t.device] = torch.Generator(device=t.device).manual_seed(self.seed)
+        return torch.empty_like(t).uniform_(-1.0, 1.0, generator=self.generators[t.device])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

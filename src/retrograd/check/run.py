@@ -6,6 +6,7 @@ import datetime
 import re
 import shlex
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,13 +21,16 @@ from retrograd.check.diagnosis import diagnose
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
-from retrograd.errors import SpecError, UndecidedError, UsageError
+from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
 from retrograd.record import Case, Finding, Report, Sighting, StageResult, verdict_of
 
 Progress = Callable[[str, str], None]
 # Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "stage" and a report of that
 # stage alone.
 Watch = Callable[[str, Any], None]
+
+_LOST = "the op lost the GPU"
+GPU_LOST = "the GPU no longer answers this process"
 
 
 class Verifier:
@@ -63,7 +67,7 @@ class Verifier:
             known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
             if odd - known:
                 raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
-        interpreter.prepare()
+        interpreter.prepare_or_refuse()
         names = names[share[0] :: share[1]]
         self.benches = {
             d: Workbench(
@@ -115,7 +119,7 @@ class Verifier:
             done, outcome = self._run_dtype(stage, bench)
             count += done
             outcomes.append(outcome)
-            if outcome.findings:
+            if any(not f.partial for f in outcome.findings):
                 self.failed[dtype].add(stage.id)
         return self._merge(stage, result, outcomes, reasons, count, time.perf_counter() - start, before)
 
@@ -168,6 +172,13 @@ class Verifier:
             powers += [] if outcome.power is None else [outcome.power]
             merged.power_text = merged.power_text or outcome.power_text
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
+            if outcome.findings and lost(self.device):
+                # Whatever runs now raises the same, and would be told of cases that are right.
+                found = outcome.findings[-1]
+                what = f"{found.what}\nafterwards the GPU answers no call: {lost(self.device)}"
+                return len(tried), Outcome(
+                    [replace(found, kind="crash", what=what, where="the first case that does it")]
+                )
         merged.power = max(powers, default=None)
         if merged.power:
             merged.power_text = f"{bench.dtype} {merged.power:.1e}"
@@ -176,7 +187,7 @@ class Verifier:
         return len(tried), merged
 
     def _no_base(self, stage: Stage, bench: Workbench, error: Exception) -> tuple[int, Outcome]:
-        if isinstance(error, OpRaised):
+        if isinstance(error, OpRaised) or lost(self.device):
             found = bench.finding(
                 stage.id, "raises", str(error), bench.override or bench.base, where="the ordinary case"
             )
@@ -190,21 +201,34 @@ class Verifier:
     def _try(self, stage: Stage, bench: Workbench, case: Case) -> Outcome | None:
         """The outcome of one case; None if the case means nothing for the op."""
         try:
-            return stage.check(bench, case)
+            outcome = stage.check(bench, case)
+            if torch.device(self.device).type == "cuda":
+                torch.cuda.synchronize(
+                    self.device
+                )  # an access that is illegal is this case's fault, not the next one's
+            return outcome
         except NotApplicable:
-            return None
+            # The reference may raise because of what the op has done to the GPU.
+            return (
+                Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="") if lost(self.device) else None
+            )
         except OpRaised as error:
             if bench.spec.reference is None and case != bench.base:
                 return None  # nobody says that the op must accept it
             return Outcome([bench.finding(stage.id, "raises", str(error), case)], power_text="")
+        except Exception:
+            if not lost(self.device):
+                raise
+            # A kernel that reads or writes where it must not is told by whoever looks at a result, which may be us.
+            return Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="")
 
     def _explain(
         self, stage: Stage, bench: Workbench, findings: list[Finding], tried: dict[Case, bool]
     ) -> list[Finding]:
         """One finding per tensor and kind, the worst, at its smallest failing case, with where it fails."""
-        worst: dict[tuple[str, str], Finding] = {}
+        worst: dict[tuple[str, ...], Finding] = {}
         for f in findings:
-            key = (f.kind, f.tensor)
+            key = _fault(f)
             if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
                 worst[key] = f
         kept = list(worst.values())[:4]
@@ -215,11 +239,7 @@ class Verifier:
             def fails(case: Case) -> bool:
                 # The same fault, and as plain: a tiny case that is out by a hair would explain nothing.
                 outcome = self._try(stage, bench, case)
-                found = (
-                    [f for f in outcome.findings if f.kind == first.kind and f.tensor == first.tensor]
-                    if outcome
-                    else []
-                )
+                found = [f for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
                 return any((f.excess or 0) >= min(100.0, first.excess or 0) for f in found)
 
             again = shrink.Again(fails, first.case)
@@ -230,18 +250,23 @@ class Verifier:
         text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
         text += f"; {often}" if often else ""
         last = self._try(stage, bench, small) if small != kept[0].case else None
-        first = last.findings[0] if last and last.findings else kept[0]
+        shrunk = [f for f in last.findings if _fault(f) == _fault(kept[0])] if last else []
+        first = shrunk[0] if shrunk else kept[0]
         if first.case != kept[0].case:
             of = kept[0]
             first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
-        same = [f for f in kept[1:] if (f.kind, f.tensor) != (first.kind, first.tensor)]
+        same = [f for f in kept[1:] if _fault(f) != _fault(first)]
         # The ordinary case tells more than the smallest, where one element may be all there is.
-        seen = {(f.kind, f.tensor): diagnose(bench, f) for f in kept}
+        seen = {_fault(f): diagnose(bench, f) for f in kept}
         shown = [replace(f, where=text) for f in (first, *same)]
         return [
-            replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get((f.kind, f.tensor))) else f
-            for f in shown
+            replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get(_fault(f))) else f for f in shown
         ]
+
+
+def _fault(finding: Finding) -> tuple[str, ...]:
+    """What makes two findings of a stage one: kind and tensor, of an exception also its type and where it came from."""
+    return finding.kind, finding.tensor, finding.what.partition(":")[0] if finding.kind == "raises" else ""
 
 
 def _worst_profiles(profiles: list[Any]) -> list[Any]:
@@ -322,12 +347,40 @@ def verify(
             result = verifier.run_stage(stage)
         except UndecidedError as error:
             result = StageResult(stage.id, stage.title, "undecided", reason=str(error))
+        except RetrogradError:
+            raise
+        except Exception as error:  # what the op raises is a finding already: this is a fault of the checker's own
+            result = StageResult(stage.id, stage.title, "undecided", reason=_broken(error))
         results.append(result)
         if watch:
             watch("stage", verifier.report([result], result.seconds))
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
+        if result.findings and (reason := lost(device)):
+            results += _left_out(chosen[len(results) :], reason)
+            break
     return verifier.report(results, time.perf_counter() - start)
+
+
+def _broken(error: Exception) -> str:
+    """Why a stage ended with an exception, in a line, with the place."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"the check itself failed, not the op: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+
+
+def _left_out(stages: Sequence[Stage], reason: str) -> list[StageResult]:
+    return [StageResult(s.id, s.title, "skipped", reason=f"{GPU_LOST}: {reason}") for s in stages]
+
+
+def lost(device: str) -> str:
+    """Why a GPU answers no call of this process any more, as after an illegal memory access; "" if it does."""
+    if torch.device(device).type != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _describe(device: str) -> str:

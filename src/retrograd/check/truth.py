@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +21,16 @@ if TYPE_CHECKING:
     from retrograd.check.workbench import Workbench
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
 class OpRaised(Exception):
     """The op under test raised, on a case its reference accepts."""
+
+    @classmethod
+    def at(cls, phase: str, error: Exception) -> OpRaised:
+        """Kind and text of an error, without the colours that compilers write for terminals."""
+        return cls(f"the {phase} raised {type(error).__name__}: {_COLOUR.sub('', str(error)).strip()}")
 
 
 class NotApplicable(Exception):

@@ -12,9 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
 from retrograd.check import kinks, tolerance, values
-from retrograd.check.compare import Comparison, compare, profile
+from retrograd.check.compare import compare, profile
 from retrograd.check.layouts import REPEATING, lay_out, repeat_values
 from retrograd.check.rounding import Float64
+from retrograd.check.sayings import at_kinks, misfit, wrong_value
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.check.truth import (
@@ -28,7 +29,7 @@ from retrograd.check.truth import (
     make_truth,
     out_names,
 )
-from retrograd.errors import SpecError
+from retrograd.errors import InterpreterError, SpecError
 from retrograd.record import Case, Finding, Profile
 
 
@@ -101,8 +102,10 @@ class Graph:
         used = slice(None) if root is None else slice(root, root + 1)
         try:
             grads = grads_of(self.outs[used], [self.inputs[n] for n in self.names], self.grad_outs[used])
+        except InterpreterError:
+            raise
         except Exception as error:
-            raise OpRaised(f"the backward raised {type(error).__name__}: {error}") from error
+            raise OpRaised.at("backward", error) from error
         named = dict(zip(out_names(len(self.outs)), self.outs, strict=True))
         return Trial(
             {k: v.detach() for k, v in named.items()},
@@ -129,7 +132,7 @@ class Workbench:
     _drawn: dict[Case, dict[str, Any]] = field(default_factory=dict)
     _placed: dict[Any, torch.Tensor] = field(default_factory=dict)
     _hulls: dict[Any, kinks.Hull] = field(default_factory=dict)
-    _noisy: bool | None = None
+    noise: bool | None = None  # whether the op differs from itself, once asked
     remarks: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)  # by tensor, of what the present stage has judged
 
@@ -283,8 +286,10 @@ class Workbench:
         self.runs += 1
         try:
             result = self._call(self.spec.fn, inputs, case)
+        except InterpreterError:
+            raise
         except Exception as error:
-            raise OpRaised(f"the forward raised {type(error).__name__}: {error}") from error
+            raise OpRaised.at("forward", error) from error
         return as_tuple(result, self.spec, "`fn`")
 
     def open(
@@ -340,21 +345,11 @@ class Workbench:
     def truth(self, case: Case, noise_runs: int | None = None, order: Order = first_order) -> Truth:
         """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
         count = self.budget.noise_runs if noise_runs is None else noise_runs
-        key = (self.numbers(case), order)
-        if key not in self._truths:
-            self._truths[key] = {}
-        known = self._truths[key]
+        known = self._truths.setdefault((self.numbers(case), order), {})
         if count not in known:
             other = next(iter(known.values()), None)
             known[count] = replace(other, runs=count) if other else make_truth(self, case, count, order)
         return known[count]
-
-    def noisy(self, case: Case) -> bool:
-        """Whether the op differs from itself run to run on this case (up to 20 runs, once per verify)."""
-        if self._noisy is None:
-            first = self.run(case)
-            self._noisy = any(self.run(case).same_bits(first) for _ in range(20))
-        return self._noisy
 
     def finding(self, stage: str, kind: str, what: str, case: Case, **more: Any) -> Finding:
         """A Finding of this workbench."""
@@ -380,7 +375,7 @@ class Workbench:
         for name, got in trial.tensors.items():
             want = truth.want.get(name)
             if got is None or want is None or got.shape != want.shape:
-                findings += self._misfit(stage, case, name, got, want)
+                findings += misfit(self, stage, case, name, got, want)
                 continue
             if excused and name in excused:
                 got = torch.where(excused[name], want.to(got.dtype), got.detach())
@@ -395,53 +390,8 @@ class Workbench:
             if got.numel() and found.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
                 self.worst[name] = found.worst
                 profiles.append(profile(name, got, want, found, case))
-            if found.wrong and order is first_order and (at := self._at_kinks(case, name, got, truth.tol[name], found)):
+            if found.wrong and order is first_order and (at := at_kinks(self, case, name, got, truth.tol[name], found)):
                 self.remarks.append(at)
             elif found.wrong:
-                findings.append(self._wrong_value(stage, case, name, got, found, used))
+                findings.append(wrong_value(self, stage, case, name, got, found, used))
         return findings, profiles
-
-    def _misfit(
-        self, stage: str, case: Case, name: str, got: torch.Tensor | None, want: torch.Tensor | None
-    ) -> list[Finding]:
-        """The finding for a tensor that is there on one side only (all zeros count as nothing), or of another shape."""
-        if got is not None and want is not None:
-            what = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-            return [self.finding(stage, "shape", what, case, tensor=name)]
-        there = want if got is None else got
-        if there is None or not bool(there.ne(0).any()):
-            return []
-        what = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
-        return [self.finding(stage, "missing-gradient", what, case, tensor=name)]
-
-    def _wrong_value(
-        self, stage: str, case: Case, name: str, got: torch.Tensor, found: Comparison, truth: Truth
-    ) -> Finding:
-        """The finding for a tensor with elements out of tolerance, by its worst one."""
-        what = (
-            f"{name}{list(found.index)} is {found.got:.6g}, expected {found.want:.6g}: "
-            f"{found.worst:.3g} times the attainable error ({found.wrong} of {got.numel()} elements are out)"
-        )
-        least, tol = (float(of[name][found.index]) for of in (truth.floor, truth.tol))
-        more = dict(got=found.got, want=found.want, excess=found.worst, wrong=found.wrong, total=got.numel())
-        more["terms"] = tolerance.terms(found.want, least, tol, self.dtype)
-        return self.finding(stage, "wrong-value", what, case, tensor=name, index=found.index, **more)
-
-    def _at_kinks(self, case: Case, name: str, got: torch.Tensor, tol: torch.Tensor, found: Comparison) -> str:
-        """A remark if every element that is out is at a kink or jump, and between what its sides give; else ""."""
-        if not got.numel() or not self.truth(case).switches:
-            return ""
-        try:
-            hull = self.hull(case)
-        except Exception:  # the reference refuses points beside the case: then it stays with the tolerance
-            return ""
-        wrong = found.ratio > 1
-        if name not in hull.at or not bool((hull.at[name] & (hull.outside(name, got) <= tol))[wrong].all()):
-            return ""
-        places, sides = "kinks", "both one-sided derivatives"
-        if not name.startswith("grad "):
-            places, sides = "jumps", "the values of both sides"
-        return (
-            f"{found.wrong} of {got.numel()} elements of {name} are at {places} of the forward, such as "
-            f"{list(found.index)} at {case.text() or 'the given inputs'}; there {sides} are accepted"
-        )

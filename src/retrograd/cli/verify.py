@@ -172,7 +172,7 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
         elif what == "case":
             lines.say(what, about.dtype, about.text())
         elif what == "stage":
-            for finding in about.findings:
+            for finding in [f for f in about.findings if not f.partial]:
                 found.setdefault(finding.case.dtype, []).append(finding.stage)
             lines.say(what, about.to_json(), found)
         else:
@@ -180,11 +180,13 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
 
     try:
         given = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"])}
-        _verify(target, device, options | given)
+        report = _verify(target, device, options | given)
     except RetrogradError as error:
         lines.say("error", str(error), error.exit_code)
     else:
-        lines.say("end")
+        from retrograd.check.run import GPU_LOST
+
+        lines.say("lost" if any(stage.reason.startswith(GPU_LOST) for stage in report.stages) else "end")
 
 
 def _check_place(device: str, both: bool) -> None:

@@ -77,9 +77,11 @@ class Line:
         values, slopes = [], []
         for k in range(differences.POINTS):
             inputs = self.inputs((k - differences.POINTS // 2) * spacing)
-            trial = self.bench.open(self.case, inputs=inputs).backward()
+            graph = self.bench.open(self.case, inputs=inputs)
+            gs = [g.clone() for g in graph.grad_outs]  # the backward may overwrite them
+            trial = graph.backward()
             moved = inputs[self.name].detach().double() - self.bench.inputs(self.case)[self.name].double()
-            pairs = zip(trial.grad_outs, trial.outs.values(), strict=True)
+            pairs = zip(gs, trial.outs.values(), strict=True)
             total = sum(float((g.double() * o.double()).sum()) for g, o in pairs)
             values.append(total - float((moved * self.grad.double()).sum()))
             slope = trial.grads[f"grad {self.name}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from retrograd.check.sameness import noisy
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import Trial, Workbench
 from retrograd.record import Case
@@ -19,7 +20,8 @@ def _exact_range(t: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _compare(bench: Workbench, case: Case, base: Trial, factor: float, label: str, out: Outcome) -> None:
-    scaled = bench.run(case, grad_outs=[g * factor for g in base.grad_outs])
+    # Made anew: a backward may have overwritten those of `base`, which is for the mutation stage to tell.
+    scaled = bench.run(case, grad_outs=[g * factor for g in bench.grad_outs(case)])
     for name, grad in base.grads.items():
         got = scaled.grads[name]
         if grad is None or got is None or got.shape != grad.shape:
@@ -30,7 +32,7 @@ def _compare(bench: Workbench, case: Case, base: Trial, factor: float, label: st
             continue
         index = tuple(int(i) for i in off.nonzero()[0])
         a, b = float(got[index]), float(want[index])
-        if bench.noisy(case) and abs(a - b) <= 1e-3 * float(want.abs().max()):
+        if noisy(bench, case) and abs(a - b) <= 1e-3 * float(want.abs().max()):
             out.notes.append(f"{label} not bitwise for {name}: the op differs run to run")
             continue
         what = f"{name}{list(index)}: {label} fails, {a:.9g} against {b:.9g} ({int(off.sum())} elements)"
@@ -56,7 +58,7 @@ def check(bench: Workbench, case: Case) -> Outcome:
     base = bench.run(case)
     _compare(bench, case, base, -1.0, "bwd(-g) == -bwd(g)", out)
     _compare(bench, case, base, 8.0, "bwd(8g) == 8 bwd(g)", out)
-    zero = bench.run(case, grad_outs=[torch.zeros_like(g) for g in base.grad_outs])
+    zero = bench.run(case, grad_outs=[torch.zeros_like(g) for g in bench.grad_outs(case)])
     for name, grad in zero.grads.items():
         if grad is not None and bool((grad != 0).any()):
             what = f"{name} is not zero for a zero grad_out"

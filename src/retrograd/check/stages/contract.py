@@ -8,7 +8,7 @@ import torch
 
 from retrograd.check import inputs as make
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import Trial, Workbench, same_bits
+from retrograd.check.workbench import OpRaised, Trial, Workbench, same_bits
 from retrograd.record import Case
 
 _ID = "contract"
@@ -54,7 +54,12 @@ def check(bench: Workbench, case: Case) -> Outcome:
     if out.findings:
         return out
     for subset in _subsets(make.differentiable(bench.spec, full.inputs)):
-        part = bench.run(case, only=subset)
+        try:
+            part = bench.run(case, only=subset)
+        except OpRaised as error:
+            what = f"when only {', '.join(subset)} require(s) a gradient, {error}"
+            out.findings.append(bench.finding(_ID, "subset", what, case, tensor=", ".join(subset)))
+            continue
         for name, grad in part.grads.items():
             if not _agree(bench, case, grad, full.grads[name]):
                 state = "is None" if grad is None else "differs"

@@ -7,6 +7,7 @@ a gradient penalty then trains on a wrong gradient, without a word.
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.seeds import derive
@@ -30,10 +31,11 @@ def second_order(
     if not used:
         return dict.fromkeys(names)
     us = []
-    for name, grad in used:
-        generator = torch.Generator().manual_seed(derive(bench.seed, "second", name))
-        drawn = torch.randn(grad.shape, generator=generator, dtype=torch.float64)
-        us.append(drawn.to(torch_dtype(bench.dtype)).to(grad))
+    with _disable_current_modes():  # the same numbers for the op and for its reference, which float64 would not round
+        for name, grad in used:
+            generator = torch.Generator().manual_seed(derive(bench.seed, "second", name))
+            drawn = torch.randn(grad.shape, generator=generator, dtype=torch.float64)
+            us.append(drawn.to(torch_dtype(bench.dtype)).to(grad))
     # Not torch.autograd.grad(..., allow_unused=True): it walks only the paths that lead to its inputs, so passes by the
     # node with which once_differentiable raises, and answers None.
     for leaf in leaves.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from retrograd.check import inputs as make
+from retrograd.check.sameness import apart
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import OpRaised, Workbench, same_bits
 from retrograd.record import Case
@@ -22,13 +23,12 @@ def _stale(bench: Workbench, case: Case, name: str, out: Outcome) -> None:
         after = bench.run(case, between=change)
     except OpRaised:
         return  # autograd's version counter refused: what it is for
-    differing = [k for k, g in after.grads.items() if not same_bits(g, before.grads[k])]
-    if differing and not bench.noisy(case):
+    if changed := apart(bench, after.grads, before.grads):
         what = (
-            f"{differing[0]} changes silently when `{name}` is modified in place between forward and backward; "
+            f"{changed} changes silently when `{name}` is modified in place between forward and backward; "
             "save it with ctx.save_for_backward so that autograd raises"
         )
-        out.findings.append(bench.finding(_ID, "stale-input", what, case, tensor=differing[0]))
+        out.findings.append(bench.finding(_ID, "stale-input", what, case, tensor=changed))
 
 
 def check(bench: Workbench, case: Case) -> Outcome:

@@ -1,33 +1,24 @@
 """state: what one call leaves behind must not reach another: second calls, other parameters, two graphs alive at once.
 
-Everything is compared bit for bit with a call that ran alone; where the op differs from itself run to run, with the
-truth instead.
+Everything is compared with a call that ran alone: bit for bit where the op promises its bits, else by the truth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from retrograd.check import inputs as make
+from retrograd.check.sameness import another, apart
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import NotApplicable, OpRaised, Trial, Workbench
+from retrograd.check.workbench import Graph, NotApplicable, OpRaised, Trial, Workbench
 from retrograd.record import Case, Finding
 
 _ID = "state"
+_CYCLES = 100_000_000  # 50 ms on a GPU: longer than Python takes for a forward and a backward
 _STEP = 0.75  # what an input is multiplied by: changes every value but zero, and leaves no range around zero
-
-
-def _differs(bench: Workbench, case: Case, got: Trial, want: Trial) -> str:
-    """Name of a tensor that is not what it was, by more than the op differs from itself; "" if none."""
-    name = got.same_bits(want)
-    if not name or not bench.noisy(case):
-        return name
-    if bench.spec.reference is None:
-        return ""  # nobody can say how far a noisy op may be off
-    findings, _ = bench.judge(_ID, case, got)
-    return findings[0].tensor if findings else ""
 
 
 def _found(bench: Workbench, case: Case, kind: str, name: str, said: str) -> Finding:
@@ -57,7 +48,7 @@ def _between_calls(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> 
             said = f"of a call is overwritten by the next call ({label}): it is a buffer that the op keeps"
             out.findings.append(_found(bench, case, "kept-buffer", name, said))
             return
-        if name := _differs(bench, case, bench.run(case), kept):
+        if name := another(bench, _ID, case, bench.run(case), kept):
             said = f"is not what it was before a call with {label}"
             out.findings.append(_found(bench, case, "carried-over", name, said))
             return
@@ -66,8 +57,10 @@ def _between_calls(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> 
 def _twice(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
     """Two backwards over one graph, as `retain_graph=True` promises."""
     graph = bench.open(case)
+    again = [g.clone() for g in graph.grad_outs]
     first = graph.backward()
     kept = first.copy()
+    graph.grad_outs = again  # the first backward may have overwritten its own, which another stage tells
     try:
         second = graph.backward()
     except OpRaised as error:
@@ -77,7 +70,7 @@ def _twice(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
     if name := first.same_bits(kept):
         said = "of the first backward is overwritten by a second one over the same graph"
         out.findings.append(_found(bench, case, "kept-buffer", name, said))
-    elif name := _differs(bench, case, second, alone):
+    elif name := another(bench, _ID, case, second, alone):
         said = "is another at a second backward over the same graph (retain_graph=True)"
         out.findings.append(_found(bench, case, "second-backward", name, said))
 
@@ -96,7 +89,7 @@ def _two_graphs(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> Non
         for it in (graph, beside) if order == "first" else (beside, graph):
             trials[it is graph] = it.backward()
         for is_graph, which, want in ((True, case, alone), (False, other, other_alone)):
-            if name := _differs(bench, which, trials[is_graph], want):
+            if name := another(bench, _ID, which, trials[is_graph], want):
                 said = f"is another when two graphs are alive and the {order} one's backward runs first"
                 out.findings.append(_found(bench, case, "two-graphs", name, said))
                 return
@@ -114,37 +107,58 @@ def _updated(bench: Workbench, case: Case, out: Outcome) -> None:
         bench.open(case, inputs=inputs).backward()
         with torch.no_grad():
             inputs[name].mul_(_STEP)
-        odd = bench.open(case, inputs=inputs).backward().same_bits(want)
-        if odd and not bench.noisy(case):
+        if odd := apart(bench, bench.open(case, inputs=inputs).backward().tensors, want.tensors):
             said = f"does not follow `{name}` when that is updated in place between two calls: a copy of it is kept"
             out.findings.append(_found(bench, case, "stale-copy", odd, said))
 
 
+def _late(bench: Workbench, case: Case, where: torch.device, stream: torch.cuda.Stream) -> Graph:
+    """A forward whose inputs and grad_out are written on a stream behind a slow kernel: NaN to who does not wait."""
+    sources = [*bench.inputs(case).items(), *enumerate(bench.grad_outs(case))]
+    ready = {k: v.to(where) for k, v in sources if isinstance(v, torch.Tensor)}
+    given: dict[Any, Any] = dict(sources)
+    for name, t in ready.items():
+        given[name] = torch.full_like(t, float("nan")) if t.is_floating_point() else torch.zeros_like(t)
+    torch.cuda.synchronize(where)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(_CYCLES)
+        for name, t in ready.items():
+            given[name].copy_(t)
+    gs = [t for name, t in given.items() if isinstance(name, int)]
+    return bench.open(case, inputs={n: v for n, v in given.items() if not isinstance(n, int)}, grad_outs=gs)
+
+
 def _on_stream(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
-    """The same on a stream of its own behind a slow kernel: what is not ordered by the stream reads too early."""
-    stream = torch.cuda.Stream(bench.device)
-    with torch.cuda.device(bench.device), torch.cuda.stream(stream):
-        torch.cuda._sleep(1_000_000)
-        got = bench.run(case)
-    stream.synchronize()
-    torch.cuda.synchronize(bench.device)
-    if name := _differs(bench, case, got, alone):
+    """The same on a stream of its own: what is not ordered by it reads its inputs too early."""
+    device = alone.grad_outs[0].device if alone.grad_outs else torch.device(bench.device)
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        got = _late(bench, case, device, stream).backward()
+    torch.cuda.synchronize(device)
+    if name := another(bench, _ID, case, got, alone):
         out.findings.append(_found(bench, case, "stream", name, "is another on a stream that is not the default one"))
 
 
 def _on_device(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> None:
     """The same on another GPU while this one is current, then here again."""
     here = torch.device(bench.device).index or 0
-    there = f"cuda:{(here + 1) % torch.cuda.device_count()}"
-    gs = [g.to(there) for g in bench.grad_outs(case)]
-    inputs = {k: v.to(there) if isinstance(v, torch.Tensor) else v for k, v in bench.inputs(case).items()}
-    far = bench.open(case, inputs=inputs, grad_outs=gs).backward()
+    there = torch.device("cuda", (here + 1) % torch.cuda.device_count())
+    stream = torch.cuda.current_stream(there)
+    try:
+        with torch.cuda.device(here):
+            # The stream's own context makes its device current; the op is called outside of it.
+            far = _late(bench, case, there, stream).backward()
+    except OpRaised as error:
+        what = f"on {there}, while another device is current, {error}"
+        out.findings.append(bench.finding(_ID, "device", what, case))
+        return
     torch.cuda.synchronize(there)
+    torch.cuda.synchronize(here)
     near = {k: None if t is None else t.to(bench.device) for k, t in far.tensors.items()}
     outs = {k: near[k] for k in far.outs}
     moved = Trial(outs, {k: near[k] for k in far.grads}, alone.inputs, alone.grad_outs)  # type: ignore[arg-type]
     for said, trial in ((f"is another on {there}", moved), (f"is another after a call on {there}", bench.run(case))):
-        if name := _differs(bench, case, trial, alone):
+        if name := another(bench, _ID, case, trial, alone):
             out.findings.append(_found(bench, case, "device", name, said))
             return
 
