@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -306,3 +308,62 @@ def test_a_tuple_without_such_an_element_names_the_line() -> None:
     )
     with pytest.raises(GraphError, match=r"line 8: h takes element 3 of a tuple with 1"):
         graph.diff(module_of(broken), module_of(BODY))
+
+
+def reprinted(module: str, rng: random.Random) -> str:
+    """A module of torch_xla under other names, in another order, without metadata, shapes of operands and layouts."""
+    name = re.compile(r"%([\w.\-]+)")
+    module = re.sub(r", metadata=\{[^{}]*\}", "", module)
+    renamed: dict[str, str] = {}
+    module = name.sub(lambda m: "%" + renamed.setdefault(m[1], f"v{rng.randrange(10**9)}.{len(renamed)}"), module)
+    lines, block = [], None
+    for line in module.split("\n"):
+        if line.endswith("{"):
+            block, head = [], line
+        elif line.startswith("}") and block is not None:
+            lines += [head, *shuffled(block, rng), line]
+            block = None
+        elif block is not None:
+            block.append(line)
+        else:
+            lines.append(line)
+    return re.sub(r"(?<=[(, ])[a-z]\w*\[[\d,]*\](?:\{[\d,]*\})? (?=%)", "", "\n".join(lines))
+
+
+def shuffled(block: list[str], rng: random.Random) -> list[str]:
+    """The instructions of a computation in another order in which operands come first, the parameters among them."""
+    own = {line.strip().removeprefix("ROOT ").partition(" ")[0]: line for line in block}
+    names = re.compile(r"%[\w.\-]+")
+    waiting = {n: {o for o in names.findall(line.partition(" = ")[2]) if o in own} for n, line in own.items()}
+    users: dict[str, list[str]] = {n: [] for n in own}
+    for user, needs in waiting.items():
+        for o in needs:
+            users[o].append(user)
+    ready = [n for n, needs in waiting.items() if not needs]
+    out = []
+    while ready:
+        now = ready.pop(rng.randrange(len(ready)))
+        out.append(own[now])
+        for user in users[now]:
+            waiting[user].discard(now)
+            if not waiting[user]:
+                ready.append(user)
+    assert len(out) == len(block)
+    return out
+
+
+@pytest.mark.parametrize("name", ["base_step1", "tied_bucket_step4", "adam_step1"])
+def test_a_real_graph_printed_in_another_way_is_the_same(name: str) -> None:
+    module = gzip.decompress((DATA / "xla" / f"{name}.hlo.txt.gz").read_bytes()).decode()
+    (a,) = graph.parse(module)
+    for seed in range(3):
+        other = reprinted(module, random.Random(seed))
+        assert not {line for line in other.split("\n") if " = " in line} & set(module.split("\n"))
+        (b,) = graph.parse(other)
+        said = graph.diff(a, b)
+        assert said, [c.text() for c in said.causes]
+        assert graph.strict_key(a) == graph.strict_key(b)
+        dead = other.replace("  ROOT", "  %dead.1 = f32[] constant(3)\n  %dead.2 = f32[] negate(%dead.1)\n  ROOT")
+        with_dead = graph.diff(a, graph.parse(dead)[0])
+        assert with_dead
+        assert "dead_code_only" in {c.kind for c in with_dead.notes}
