@@ -15,7 +15,8 @@ def rank_sum_loop(
     for row in received[1:]:
         total.add_(row)  # a 16-bit row is widened, which is exact, then added with one rounding
     if mode != "none":
-        factor = torch.tensor(value, dtype=wide, device=total.device)
+        # A tensor on the device: by a number torch divides on CUDA as a product with its inverse, off by one rounding.
+        factor = torch.full((), value, dtype=wide, device=total.device)
         total = total.div_(factor) if mode == "divide" else total.mul_(factor)
     if total is not output:
         output.copy_(total)
