@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from retrograd import fsdp
 from retrograd.errors import NonFiniteGradientError, RetrogradError, UsageError
+from retrograd.fsdp.ordered import _param_groups
 
 OPS = {"SUM": None, "AVG": None, "PREMUL": 0.3}
 
@@ -28,7 +29,11 @@ def sent_by(rank, ranks, count, dtype):
 
 
 def operator(name):
-    return dist.ReduceOp.PREMUL_SUM(OPS[name]) if name == "PREMUL" else getattr(dist.ReduceOp, name)
+    if name != "PREMUL":
+        return getattr(dist.ReduceOp, name)
+    # As FSDP makes it: before torch 2.13 PREMUL_SUM cannot be called.
+    make = getattr(dist, "_make_nccl_premul_sum", None) or dist.ReduceOp.PREMUL_SUM
+    return make(OPS[name])
 
 
 def reduce_once(mesh, name, count, dtype, out, options):
@@ -179,7 +184,7 @@ def test_refusals(alone, output, given, options, message):
 
 
 def comms(model):
-    groups = {id(g): g for m in model.modules() if (s := fully_shard.state(m)) for g in s._fsdp_param_groups}
+    groups = {id(g): g for m in model.modules() if fully_shard.state(m) for g in _param_groups(m)}
     return [group._reduce_scatter_comm for group in groups.values()]
 
 

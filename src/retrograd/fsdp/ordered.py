@@ -18,6 +18,11 @@ import torch.distributed as dist
 from retrograd.errors import NonFiniteGradientError, RetrogradError, UsageError
 from retrograd.fsdp.rank_sum import Scale, rank_sum
 
+if not dist.is_available():
+    raise RetrogradError(
+        "this torch is built without torch.distributed, which reducing over ranks needs; install another"
+    )
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
