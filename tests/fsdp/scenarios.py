@@ -67,6 +67,8 @@ def train(case: str, **options: Any) -> dict[str, Any]:
                 optimizer.step()
                 optimizer.zero_grad()
                 steps += 1
+                if case == "accumulate":
+                    log.step()
     except Exception as raised:
         error, notes = f"{type(raised).__name__}: {raised}", getattr(raised, "__notes__", [])
     patterns = [row.pattern for row in log.steps]
@@ -162,4 +164,4 @@ def program_collectives() -> list[str]:
         dist.broadcast(torch.ones(5), src=1)
         torch.compile(compiled, backend="aot_eager")(torch.ones(6))
         log.step()
-    return [f"{c.kind} {c.numel} {c.op} {c.root}" for c in log.collectives()]
+    return [f"{c.kind} {c.numel} {c.op} {c.root}" for c in log.log().table]

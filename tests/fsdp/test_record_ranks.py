@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import scenarios
 import torch.distributed as dist
 
-import scenarios
 from retrograd.errors import VerificationError
 from retrograd.fsdp import Log, assert_same_order, diff
 

@@ -122,7 +122,9 @@ class Attribution:
         """Names of the modules of a parameter group, with it remembered."""
         self.groups.add(owner)
         fqn = owner._module_fqn
-        if fqn is None:  # before its first forward
+        if fqn is None:  # before the first forward of its root FSDP has no names
+            if self.model is not None:
+                return tuple(self._name(module, self.model) for module in owner.modules)
             return tuple(type(module).__name__ for module in owner.modules)
         return tuple(fqn.split(", "))
 

@@ -111,7 +111,14 @@ def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = N
 def judged(code: int, logs: Sequence[Log]) -> Checked:
     """The result of a job from its exit code and logs."""
     diffs = tuple(diff(logs[0], other) for other in logs[1:])
-    problems = tuple(dict.fromkeys(text for log in logs for text in log.problems))
+    found = [text for log in logs for text in log.problems]
+    gone = sorted(set(range(logs[0].size if logs else 0)) - {log.rank for log in logs})
+    if code and gone:
+        names = ", ".join(map(str, gone))
+        found.insert(
+            0, f"rank {names} left no log: killed, or ended without Python's exit; the others say what was due"
+        )
+    problems = tuple(dict.fromkeys(found))
     return Checked(code, tuple(logs), diffs, problems)
 
 
