@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_hashes_are_the_same_in_every_process():
     code = "from test_record_logs import journal; print(journal('ABba', 'ABba').digest.hex())"
     told = {
         subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="tests/fsdp", env=env
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent, env=env
         ).stdout
         for env in environments("1", "2")
     }
