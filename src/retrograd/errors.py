@@ -56,6 +56,6 @@ class GraphChangedError(RetrogradError, AssertionError):
 
 
 class RanksDifferError(RetrogradError, RuntimeError):
-    """Ranks of one job run different graphs or issue different collectives: they would hang, or add up wrong gradients."""
+    """Ranks of one job run different graphs or other collectives: they would hang, or add up wrong gradients."""
 
     exit_code = 1
