@@ -299,6 +299,15 @@ def test_arguments_that_make_no_sense(options, said):
 
 
 @needs_distributed
+def test_a_reduction_is_called_the_same_however_it_is_given():
+    from retrograd.fsdp.attribution import _reduction
+
+    ops = dist.ReduceOp
+    given = (ops.SUM, ops(ops.SUM), ops.AVG, ops(ops.AVG), dist._make_nccl_premul_sum(0.5), None, len, "sum")
+    assert [_reduction(op) for op in given] == ["sum", "sum", "avg", "avg", "premul_sum", "", "", ""]
+
+
+@needs_distributed
 def test_one_recording_at_a_time():
     with record_collectives() as log:
         with pytest.raises(UsageError, match="recorded already"):

@@ -185,10 +185,9 @@ class Attribution:
 
 
 def _reduction(op: Any) -> str:
-    """What a reduction is called: ReduceOp.SUM, RedOpType.AVG and PREMUL_SUM are "sum", "avg", "premul_sum"."""
-    if op is None or isinstance(op, str) or callable(op):
-        return ""
-    return str(op).rpartition(".")[2].rstrip(">").partition(":")[0].lower()
+    """What a reduction is called: "sum", "avg", "premul_sum"; "" if it is none. An object's address never gets in."""
+    name = getattr(getattr(op, "op", op), "name", None)
+    return name.lower() if isinstance(name, str) else ""
 
 
 class _Buckets:
