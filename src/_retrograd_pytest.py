@@ -17,12 +17,19 @@ A test that compiles more graphs than it may fails with what changed:
         for batch in batches:
             train_step(batch)
             retrograd_watch.step()
+
+Collectives in another order, between steps or ranks, fail a test that asks for it:
+
+    def test_order(retrograd_order):
+        with retrograd_order.record() as log:
+            train(steps=3)
+        retrograd_order.assert_same(log)  # or the files that all ranks saved
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +124,35 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
         result = yield
         one.step()
     return result
+
+
+class OrderCheck:
+    """What the fixture `retrograd_order` offers."""
+
+    def __init__(self) -> None:
+        self.logs: list[Any] = []
+
+    def record(self, model: Any = None, **options: Any) -> Any:
+        """`retrograd.fsdp.record_collectives`, which here raises where a step differs from those before it."""
+        from retrograd.fsdp.recording import record_collectives
+
+        self.logs.append(record_collectives(model, **{"on_change": "raise"} | options))
+        return self.logs[-1]
+
+    def assert_same(self, *logs: Any) -> None:
+        """`retrograd.fsdp.assert_same_order`."""
+        from retrograd.fsdp.checking import assert_same_order
+
+        assert_same_order(*logs)
+
+
+@pytest.fixture
+def retrograd_order() -> Iterator[OrderCheck]:
+    """Same collectives in the same order over steps and ranks: `record()` and `assert_same(*logs)`."""
+    check = OrderCheck()
+    yield check
+    for log in check.logs:
+        log.stop()
 
 
 class StageCheck:

@@ -6,7 +6,8 @@ compiled ones are kept; ~/.cache by default) and RETROGRAD_HOST (the C++ path of
 has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone). PYTHONHASHSEED is set for the
 processes of `retrograd flake`, unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's:
 where it saves the graph of each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless
-the user has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is.
+the user has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_FSDP_CHECK (options, JSON)
+and PYTHONPATH are set for the program of `retrograd fsdp check`.
 """
 
 from __future__ import annotations
@@ -122,3 +123,20 @@ def rank() -> tuple[int, int] | None:
     """Number of this process and of all, as torchrun and its like set them; None outside of a job."""
     number, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(number), int(size)) if number.isdecimal() and size.isdecimal() else None
+
+
+def fsdp_check() -> str | None:
+    """Options of `retrograd fsdp check` for this process, JSON; None where it is not checked."""
+    return os.environ.get("RETROGRAD_FSDP_CHECK") or None
+
+
+def request_fsdp_check(options: str, site: Path, package: Path) -> dict[str, str]:
+    """Variables by which a Python process that is started checks itself: options, and where it finds `sitecustomize`.
+
+    Args:
+        options: JSON.
+        site: the folder of our `sitecustomize`, before all others.
+        package: the folder in which `retrograd` lies, after all others.
+    """
+    path = [str(site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(package)]
+    return {"RETROGRAD_FSDP_CHECK": options, "PYTHONPATH": os.pathsep.join(path)}

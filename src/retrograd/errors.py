@@ -66,6 +66,6 @@ class GraphChangedError(RetrogradError, AssertionError):
 
 
 class RanksDifferError(RetrogradError, RuntimeError):
-    """Ranks of one job are about to run different graphs, which would hang in a collective."""
+    """Ranks of one job run different graphs or other collectives: they would hang, or add up wrong gradients."""
 
     exit_code = 1

@@ -1,6 +1,8 @@
 """Sharded data parallelism: the same collectives and the same bits at every step and on every rank.
 
-Names come when they are first used (PEP 562); `retrograd.fsdp.xla` repairs gradient buckets of torch_xla 2.9.
+`record_collectives` records and verifies a run; `fixed_order` reduces in rank order; `shard_by_size` and
+`bucket_gradients` make fewer, larger collectives in a fixed order; `retrograd.fsdp.xla` repairs torch_xla 2.9's buckets.
+Names come when they are first used (PEP 562), and torch with those that need it.
 """
 
 from __future__ import annotations
@@ -9,21 +11,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retrograd.fsdp.attribution import naming as naming
+    from retrograd.fsdp.bucketing import Buckets as Buckets
+    from retrograd.fsdp.bucketing import bucket_gradients as bucket_gradients
+    from retrograd.fsdp.buckets import BucketPlan as BucketPlan
+    from retrograd.fsdp.checking import assert_same_order as assert_same_order
+    from retrograd.fsdp.comparing import diff as diff
     from retrograd.fsdp.ordered import FixedOrder as FixedOrder
     from retrograd.fsdp.ordered import FixedOrderReduceScatter as FixedOrderReduceScatter
     from retrograd.fsdp.ordered import fixed_order as fixed_order
     from retrograd.fsdp.ordered import ordered_reduce_scatter as ordered_reduce_scatter
+    from retrograd.fsdp.record import Collective as Collective
+    from retrograd.fsdp.record import Log as Log
+    from retrograd.fsdp.recording import CollectiveLog as CollectiveLog
+    from retrograd.fsdp.recording import StepChangedWarning as StepChangedWarning
+    from retrograd.fsdp.recording import record_collectives as record_collectives
     from retrograd.fsdp.sharding import ShardPlan as ShardPlan
     from retrograd.fsdp.sharding import plan_by_size as plan_by_size
     from retrograd.fsdp.sharding import shard_by_size as shard_by_size
 
 _HOMES = {
+    "BucketPlan": "buckets",
+    "Buckets": "bucketing",
+    "Collective": "record",
+    "CollectiveLog": "recording",
     "FixedOrder": "ordered",
     "FixedOrderReduceScatter": "ordered",
+    "Log": "record",
     "ShardPlan": "sharding",
+    "StepChangedWarning": "recording",
+    "assert_same_order": "checking",
+    "bucket_gradients": "bucketing",
+    "diff": "comparing",
     "fixed_order": "ordered",
+    "naming": "attribution",
     "ordered_reduce_scatter": "ordered",
     "plan_by_size": "sharding",
+    "record_collectives": "recording",
     "shard_by_size": "sharding",
 }
 

@@ -1,0 +1,25 @@
+"""Imported by Python at the start of each process of `retrograd fsdp check`; then the user's own one is."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+
+def _own() -> Path | None:
+    """The sitecustomize that Python would have found without us."""
+    here = Path(__file__).resolve().parent
+    for entry in sys.path:
+        folder = Path(entry or ".").resolve()
+        if folder != here and (folder / "sitecustomize.py").is_file():
+            return folder / "sitecustomize.py"
+    return None
+
+
+if (_found := _own()) is not None:
+    runpy.run_path(str(_found), run_name="sitecustomize")
+
+from retrograd.fsdp import checking  # noqa: E402 (the user's may change sys.path)
+
+checking.begin()

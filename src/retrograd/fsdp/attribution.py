@@ -1,0 +1,258 @@
+"""Who issues a collective: which modules, in which phase, by which reduction; read from the frames that call it.
+
+Nothing of PyTorch is replaced and no hook is registered on a module, so compiled and patched models stay as they are.
+The frames are those of FSDP's parameter groups, of torch.nn.Module and of torch.distributed's functions; the private
+names that this reads are checked by `self_test`. DDP's reducer is C++ without frames: its buckets are told by
+their sizes.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+import torch
+
+from retrograd.errors import UsageError
+
+_DEEP = 400  # frames looked at: a deep model calls 3 a level
+_MODULE, _DISTRIBUTED, _SELF = "module", "distributed", "self"
+_here = threading.local()
+
+
+@contextmanager
+def naming(names: Sequence[str]) -> Iterator[None]:
+    """Collectives issued inside carry the gradients of these modules: for code that joins several groups in one."""
+    before = getattr(_here, "names", None)
+    _here.names = tuple(names)
+    try:
+        yield
+    finally:
+        _here.names = before
+
+
+def param_group_class() -> Any:
+    """FSDP2's parameter group; None where torch has no FSDP2."""
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    except ImportError:
+        return None
+    return FSDPParamGroup
+
+
+def self_test() -> None:
+    """Check the private names.
+
+    Raises:
+        UsageError: this torch names them otherwise.
+    """
+    missing = []
+    if not hasattr(torch._C, "_current_graph_task_id"):
+        missing.append("torch._C._current_graph_task_id")
+    ddp = torch.nn.parallel.DistributedDataParallel
+    if not hasattr(ddp, "_get_ddp_logging_data"):
+        missing.append("DistributedDataParallel._get_ddp_logging_data")
+    if (group := param_group_class()) is not None:
+        made = group.__init__.__code__.co_names
+        missing += [f"FSDPParamGroup.{n}" for n in ("_module_fqn", "fsdp_params", "modules") if n not in made]
+    if missing:
+        raise UsageError(
+            f"torch {torch.__version__} lacks {', '.join(missing)}; collectives are recorded with torch 2.11 to 2.13, "
+            "on which this was tested"
+        )
+
+
+class Attribution:
+    """Reads the frames of one run.
+
+    Args:
+        model: names are those of its modules; None takes the outermost module at work.
+    """
+
+    def __init__(self, model: Any = None) -> None:
+        self_test()
+        self.model = model
+        self.groups: weakref.WeakSet[Any] = weakref.WeakSet()  # FSDP's parameter groups that were at work
+        self.optimizing = False
+        self._group = param_group_class()
+        self._roles: dict[CodeType, str] = {}
+        self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+        self._ddp = _Buckets()
+
+    def of(self, frame: Any, kind: str, numel: int, group: Any) -> tuple[str, tuple[str, ...], str, str]:
+        """By whom, for which modules, in which phase and by which reduction the collective is issued.
+
+        Args:
+            frame: the innermost frame to look at.
+            kind: of the collective.
+            numel: its elements.
+            group: its process group.
+        """
+        task = torch._C._current_graph_task_id()
+        owner, inner, outer, op, python = self._frames(frame, task != -1)
+        if task != -1:
+            phase = "backward"
+        elif self.optimizing:
+            phase = "optimizer"
+        elif inner is None:
+            phase = "other"
+        else:
+            # FSDP gathers under no_grad, so the mode alone says nothing.
+            phase = "forward" if outer.training or torch.is_grad_enabled() else "inference"
+        if getattr(_here, "names", None) is not None:
+            return "bucket", _here.names, phase, op
+        if owner is not None:
+            return "fsdp", self.names(owner), phase, op
+        if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
+            return "ddp", ("",), phase, op
+        if phase == "backward" and kind == "all-reduce" and not python:
+            names = self._ddp.names(group, numel, task)
+            if names is not None:
+                return "ddp", names, phase, op or "sum"
+        if inner is None:
+            return "", (), phase, op
+        return "module", (self._name(inner, self.model if self.model is not None else outer),), phase, op
+
+    def names(self, owner: Any) -> tuple[str, ...]:
+        """Names of the modules of a parameter group, with it remembered."""
+        self.groups.add(owner)
+        fqn = owner._module_fqn
+        if fqn is None:  # before the first forward of its root FSDP has no names
+            if self.model is not None:
+                return tuple(self._name(module, self.model) for module in owner.modules)
+            return tuple(type(module).__name__ for module in owner.modules)
+        return tuple(fqn.split(", "))
+
+    def between_steps(self) -> None:
+        """Learn what can only be asked while no backward runs."""
+        self._ddp.refresh()
+
+    def _frames(self, frame: Any, backward: bool) -> tuple[Any, Any, Any, str, bool]:
+        """FSDP's group, innermost and outermost module, the reduction, whether torch.distributed was called."""
+        owner = inner = outer = None
+        op, python = "", False
+        for _ in range(_DEEP):
+            if frame is None or (backward and owner is not None):
+                break
+            role = self._roles.get(frame.f_code)
+            if role is None:
+                role = self._roles[frame.f_code] = self._role(frame.f_code)
+            if role == _DISTRIBUTED:
+                python = True
+                op = op or _reduction(frame.f_locals.get("op"))
+            elif role == _MODULE:
+                outer = frame.f_locals["self"]
+                inner = outer if inner is None else inner
+            elif role == _SELF and owner is None and self._group is not None:
+                candidate = frame.f_locals.get("self")
+                owner = candidate if isinstance(candidate, self._group) else None
+            frame = frame.f_back
+        return owner, inner, outer, op, python
+
+    def _role(self, code: CodeType) -> str:
+        """What a frame of this code can tell."""
+        name = code.co_filename.replace("\\", "/")
+        if name.endswith("/torch/distributed/distributed_c10d.py"):
+            return _DISTRIBUTED if "op" in code.co_varnames else ""
+        if code.co_name == "_call_impl" and name.endswith("/torch/nn/modules/module.py"):
+            return _MODULE
+        # Also a method that somebody put in the place of FSDP's, as long as it is one.
+        first = code.co_varnames[:1] == ("self",)
+        return _SELF if first and ("/torch/" not in name or name.endswith("/_fsdp_param_group.py")) else ""
+
+    def _name(self, module: Any, root: Any) -> str:
+        known = self._names.get(root)
+        if known is None or id(module) not in known:
+            known = self._names[root] = {id(m): name for name, m in root.named_modules()}
+        return known.get(id(module), type(module).__name__)
+
+    def unreduced(self) -> list[str]:
+        """Modules of FSDP whose gradients of the last backward wait on this rank and were never reduced."""
+        found: list[str] = []
+        for group in self.groups:
+            for parameter in group.fsdp_params:
+                whole = getattr(parameter, "_unsharded_param", None)
+                kept = getattr(parameter, "unsharded_accumulated_grad", None)
+                if kept is not None or (whole is not None and whole.grad is not None):
+                    found += [name or "(root)" for name in self.names(group)]
+                    break
+        return sorted(set(found))
+
+
+def _reduction(op: Any) -> str:
+    """What a reduction is called: "sum", "avg", "premul_sum"; "" if it is none. An object's address never gets in."""
+    name = getattr(getattr(op, "op", op), "name", None)
+    return name.lower() if isinstance(name, str) else ""
+
+
+class _Buckets:
+    """Which parameters a bucket of DDP holds: buckets come in order, and their sizes say where each ends."""
+
+    def __init__(self) -> None:
+        self._models: list[weakref.ref[Any]] = []
+        self._looked = 0
+        self._task = -1
+        self._told: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._done: dict[int, tuple[int, int]] = {}  # id of DDP -> buckets and parameters so far in this backward
+
+    def names(self, group: Any, numel: int, task: int) -> tuple[str, ...] | None:
+        """Modules of the bucket that is reduced now; None if no DDP model uses this group."""
+        if task != self._task:
+            self._task, self._done = task, {}
+        models = self._of(group)
+        for model in models:
+            bucket, at = self._done.get(id(model), (0, 0))
+            found = self._walk(model, at, numel)
+            if found is not None:
+                self._done[id(model)] = bucket + 1, found[1]
+                return found[0]
+        if not models:
+            return None
+        bucket, at = self._done.get(id(models[0]), (0, 0))
+        self._done[id(models[0])] = bucket + 1, at
+        return (f"DDP bucket {bucket}",)
+
+    def refresh(self) -> None:
+        """Ask DDP for its order, between steps: inside backward the reducer holds the lock that answers need."""
+        for ref in self._models:
+            model = ref()
+            if model is not None and "rebuilt_per_bucket_param_indices" not in self._told.get(model, {}):
+                self._told[model] = model._get_ddp_logging_data()
+
+    def _of(self, group: Any) -> list[Any]:
+        alive = [model for ref in self._models if (model := ref()) is not None]
+        found = [model for model in alive if model.process_group is group]
+        # The collector knows every object; 0.1 s for a million, so it is asked only while a group has no model.
+        if not found and self._looked < 8:
+            self._looked += 1
+            kind = torch.nn.parallel.DistributedDataParallel
+            alive = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+            self._models = [weakref.ref(one) for one in alive]
+            found = [model for model in alive if model.process_group is group]
+        return found
+
+    def _walk(self, model: Any, at: int, numel: int) -> tuple[tuple[str, ...], int] | None:
+        """The parameters from `at` on, in one of the orders that DDP uses, that make up exactly `numel`."""
+        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        for order in self._orders(model, len(named)):
+            total, end = 0, at
+            while end < len(order) and total < numel:
+                total += named[order[end]][1].numel()
+                end += 1
+            if total == numel and end > at:
+                modules = (named[i][0].rpartition(".")[0] for i in order[at:end])
+                return tuple(dict.fromkeys(modules)), end
+        return None
+
+    def _orders(self, model: Any, count: int) -> Iterator[list[int]]:
+        told = self._told.get(model, {})
+        for key in ("rebuilt_per_bucket_param_indices", "prev_iteration_grad_ready_order_indices"):
+            numbers = [int(word) for word in str(told.get(key, "")).replace(",", " ").split()]
+            if sorted(numbers) == list(range(count)):
+                yield numbers
+        yield list(range(count))[::-1]

@@ -1,0 +1,214 @@
+"""What was recorded of a run: collectives, steps, patterns; JSON. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from retrograd.errors import UsageError
+
+SCHEMA = "retrograd.fsdp.log/1"
+VARYING = -1  # the size of a collective whose sizes may differ between ranks and steps: routed tokens, for instance
+POINT_TO_POINT = ("send", "recv")
+REDUCTIONS = ("reduce-scatter", "all-reduce")
+COMPARED = ("forward", "backward", "optimizer")  # phases of a step; the rest comes when the program likes
+_NAMED = 3  # modules named of one collective
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective as one rank issues it.
+
+    Attributes:
+        kind: "all-gather", "reduce-scatter", "all-reduce", "broadcast", "all-to-all", "send", ...
+        phase: "forward", "backward", "optimizer", "inference" (a forward without gradients) or "other".
+        modules: names of the modules whose parameters or gradients it carries, "" for the root; () if unknown.
+        numel: elements that this rank gives; VARYING for all-to-all, send and recv.
+        dtype: "float32", ...
+        op: "sum", "avg", ...; "" if unknown or none.
+        ranks: the ranks of its group, sorted.
+        by: who issues it: "fsdp", "ddp", "bucket", "module" (the forward of a module), "" for the program.
+        root: rank from or to which it goes, -1 where there is none.
+    """
+
+    kind: str
+    phase: str
+    modules: tuple[str, ...]
+    numel: int
+    dtype: str
+    op: str
+    ranks: tuple[int, ...]
+    by: str = ""
+    root: int = -1
+
+    @property
+    def identity(self) -> str:
+        """What must be equal over ranks. DDP's names are left out: they are guesses where its buckets are its own."""
+        names = "" if self.by == "ddp" else "\0".join(self.modules)
+        fields = (self.kind, self.phase, names, self.numel, self.dtype, self.op, self.by, self.root)
+        return "\1".join(map(str, (*fields, *self.ranks)))
+
+    @property
+    def where(self) -> str:
+        """Its modules in words."""
+        names = [name or "(root)" for name in self.modules]
+        if len(names) > _NAMED:
+            return f"{names[0]} to {names[-1]} ({len(names)} modules)"
+        return ", ".join(names) or "an unnamed tensor"
+
+    @property
+    def name(self) -> str:
+        """For sentences: "reduce-scatter of blocks.2"."""
+        return f"{self.kind} of {self.where}"
+
+    @property
+    def does(self) -> str:
+        """For sentences that compare: "reduces blocks.2"."""
+        return f"{_VERBS.get(self.kind, 'communicates')} {self.where}"
+
+    @property
+    def details(self) -> str:
+        """What the name leaves out."""
+        size = "varying size" if self.numel == VARYING else f"{self.numel} {self.dtype}"
+        words = [self.kind, size, self.op, self.phase]
+        return ", ".join(w for w in words if w) + f", ranks {' '.join(map(str, self.ranks))}"
+
+
+_VERBS = {
+    "all-gather": "gathers", "reduce-scatter": "reduces", "all-reduce": "reduces", "broadcast": "broadcasts",
+    "all-to-all": "exchanges", "barrier": "waits at a barrier with", "reduce": "reduces", "gather": "gathers",
+    "scatter": "scatters", "send": "sends", "recv": "receives",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=8192)
+def token(one: Collective) -> bytes:
+    """Eight bytes for a collective, the same in every process."""
+    return blake2b(one.identity.encode(), digest_size=8).digest()
+
+
+def chained(before: bytes, one: Collective) -> bytes:
+    """The hash of a sequence and one collective more: 64 bits, the same in every process."""
+    return blake2b(before + token(one), digest_size=8).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step.
+
+    Attributes:
+        number: from 0.
+        hash: of its collectives in their order, 16 hex digits.
+        pattern: number of the pattern that it follows, -1 if there were too many to keep.
+        count: how many collectives.
+    """
+
+    number: int
+    hash: str
+    pattern: int
+    count: int
+
+
+@dataclass(slots=True)
+class Pattern:
+    """A sequence of collectives that one step or several follow."""
+
+    hash: str
+    first: int
+    count: int
+    entries: list[int]
+
+
+@dataclass
+class Log:
+    """What one rank did.
+
+    Attributes:
+        rank: which rank.
+        size: how many there are.
+        table: each different collective once.
+        patterns: sequences of numbers into `table`.
+        steps: the steps that are kept, the last ones.
+        total: how many steps there were.
+        hash: over all steps and what follows the last.
+        setup: what came before the first forward, numbers into `table`.
+        open: what follows the last step.
+        notes: what a reader should know, as DDP's rebuilt buckets.
+        problems: what was found wrong while the run went on.
+        versions: names and versions of packages.
+    """
+
+    rank: int = 0
+    size: int = 1
+    table: list[Collective] = field(default_factory=list)
+    patterns: list[Pattern] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    total: int = 0
+    hash: str = ""
+    setup: list[int] = field(default_factory=list)
+    open: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def collectives(self, numbers: Sequence[int]) -> list[Collective]:
+        """The collectives behind numbers."""
+        return [self.table[n] for n in numbers]
+
+    def parts(self) -> Iterator[tuple[str, list[Collective] | None]]:
+        """Setup, each kept step and what follows the last, with their collectives; None where they were not kept."""
+        yield "before the first step", self.collectives(self.setup)
+        for step in self.steps:
+            kept = self.patterns[step.pattern].entries if step.pattern >= 0 else None
+            yield f"step {step.number}", None if kept is None else self.collectives(kept)
+        yield f"step {self.total}, not ended", self.collectives(self.open)
+
+    def to_json(self) -> str:
+        """As JSON."""
+        return json.dumps({"schema": SCHEMA} | asdict(self))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON; UsageError if that fails."""
+        try:
+            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"`path` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None
+
+    @staticmethod
+    def from_json(text: str, source: str = "the log") -> Log:
+        """Read it again.
+
+        Raises:
+            UsageError: it is no log of this schema.
+        """
+        try:
+            data = json.loads(text)
+            given = data.pop("schema", None)
+            if given != SCHEMA:
+                raise UsageError(f"{source} has schema {given!r}, expected {SCHEMA!r} as record_collectives saves")
+            data["table"] = [collective_of(one) for one in data["table"]]
+            data["patterns"] = [Pattern(**one) for one in data["patterns"]]
+            data["steps"] = [Step(**one) for one in data["steps"]]
+            log = Log(**data)
+            list(log.parts())  # every number leads somewhere
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{source} is no log of collectives: {type(error).__name__} {error}") from None
+        return log
+
+    @staticmethod
+    def load(path: str | Path) -> Log:
+        """Read a file; UsageError if it cannot be read or is no log."""
+        try:
+            return Log.from_json(Path(path).read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def collective_of(data: dict[str, Any]) -> Collective:
+    """A collective from its JSON."""
+    return Collective(**data | {"modules": tuple(data["modules"]), "ranks": tuple(data["ranks"])})

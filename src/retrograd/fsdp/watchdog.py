@@ -1,0 +1,153 @@
+"""Says which collective is due when a rank does nothing for too long. A thread; loads no torch.
+
+Every rank with a watchdog tells the others where it is, so each can say who is behind, who died, and where the
+sequences part.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from retrograd.fsdp.verifying import Verifier, packed, unpacked
+
+_BEAT = 1.0  # seconds between two signs of life, or a quarter of the timeout
+_OURS = ("/retrograd/fsdp/", "/torch/", "/threading.py")
+
+
+class Watchdog:
+    """Watches the progress of a run.
+
+    Args:
+        verifier: gives the verifier as soon as there is a process group; until then there is nobody to hang with.
+        seconds: a rank that issues nothing for so long is reported, once until it goes on.
+        say: is given the message.
+        end: called when the other ranks have had time to say theirs.
+    """
+
+    def __init__(
+        self,
+        verifier: Callable[[], Verifier | None],
+        seconds: float,
+        say: Callable[[str], None],
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.verifier, self.seconds, self.say, self.end = verifier, seconds, say, end
+        self._beats = 0
+        self.last = time.monotonic()
+        self._main = threading.get_ident()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="retrograd.fsdp.watchdog", daemon=True)
+        self._said = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def progress(self) -> None:
+        """A collective was issued, or a step ended."""
+        self.last = time.monotonic()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self._thread.join(timeout=self.seconds)
+
+    def _watch(self) -> None:
+        beat = min(_BEAT, self.seconds / 4)
+        while not self._end.wait(beat):
+            found = self.verifier()
+            if found is None:
+                continue
+            try:
+                self._tell(found)
+                if time.monotonic() - self.last >= self.seconds and self._said != self.last:
+                    self._said = self.last
+                    self._pause(found, 2 * beat)  # the others notice within a beat
+                    self.say(self._sentence(found, beat))
+                    self._pause(found, 4 * beat)
+                    self.end()
+            except RuntimeError as error:  # the store is gone: the rank that held it has ended
+                self.say(f"{self._waiting(found)}; {type(error).__name__}: the store of the job does not answer")
+                self.end()
+                return
+
+    def _pause(self, verifier: Verifier, seconds: float) -> None:
+        """Wait, and go on giving signs of life."""
+        for _ in range(4):
+            self._end.wait(seconds / 4)
+            self._tell(verifier)
+
+    def _tell(self, verifier: Verifier) -> None:
+        journal, idle = verifier.journal, time.monotonic() - self.last
+        self._beats += 1
+        last = journal.last
+        said: dict[str, Any] = {
+            "beat": self._beats,
+            "step": journal.total,
+            "issued": journal.issued,
+            "idle": round(idle, 1),
+        }
+        said["last"] = last.name if last is not None else "nothing"
+        said["at"] = self._place() if idle >= self.seconds / 2 else ""
+        verifier.exchange.post("life", json.dumps(said))
+        if idle >= self.seconds / 2:
+            verifier.exchange.post("stalled", packed(journal))
+
+    def _waiting(self, verifier: Verifier) -> str:
+        journal = verifier.journal
+        last = journal.last
+        where = f"after {last.name}" if last is not None else "before any collective"
+        return (
+            f"rank {verifier.exchange.rank} has issued nothing for {time.monotonic() - self.last:.0f} s, {where} "
+            f"({journal.place()}), at {self._place()}"
+        )
+
+    def _sentence(self, verifier: Verifier, beat: float) -> str:
+        parts = [self._waiting(verifier)]
+        before = {r: self._life(verifier, r) for r in verifier.others}
+        # A rank without signs of life for 3 beats is gone, or its interpreter stands still.
+        self._pause(verifier, 3 * beat)
+        failures = verifier.failures()
+        for rank in verifier.others:
+            parts.append(self._other(verifier, rank, before[rank], failures.get(rank)))
+        return "; ".join(p for p in parts if p)
+
+    def _other(self, verifier: Verifier, rank: int, before: dict[str, Any], failed: str | None) -> str:
+        now = self._life(verifier, rank)
+        last = f"its last collective was {now['last']}" if now else "it has never said anything"
+        if failed is not None:
+            return f"rank {rank} {failed}"
+        if not now or now["beat"] == before.get("beat"):
+            return f"rank {rank} gives no sign of life: it died or is stopped; {last}"
+        journal = verifier.journal
+        theirs = verifier.exchange.look("stalled", rank) if now["idle"] >= self.seconds / 2 else None
+        parted = verifier.sentence(rank, unpacked(theirs)) if theirs is not None else ""
+        behind = (now["step"], now["issued"]) < (journal.total, journal.issued)
+        if behind and journal.last is not None:
+            place = f" and is at {now['at']}" if now["at"] else ""
+            due = f"rank {verifier.exchange.rank} is waiting in {journal.last.name}, which is due on rank {rank}"
+            return f"{due}: it has issued {now['issued']} collectives of step {now['step']}, {last}{place}" + (
+                f"; {parted}" if parted and "does nothing more" not in parted else ""
+            )
+        if parted and "does nothing more" not in parted:
+            return parted
+        if (now["step"], now["issued"]) > (journal.total, journal.issued):
+            return f"rank {rank} is waiting in {now['last']}, which is due here"
+        return f"rank {rank} is at the same collective, {now['last']}"
+
+    def _life(self, verifier: Verifier, rank: int) -> dict[str, Any]:
+        said = verifier.exchange.look("life", rank)
+        return json.loads(said) if said is not None else {}
+
+    def _place(self) -> str:
+        """The line of the program at which the thread that started us is."""
+        frame = sys._current_frames().get(self._main)
+        frames = traceback.extract_stack(frame) if frame is not None else []
+        own = [f for f in frames if not any(part in f.filename.replace("\\", "/") for part in _OURS)]
+        return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else "an unknown line"

@@ -1,0 +1,49 @@
+"""A training job for torchrun: what goes wrong in it is its first argument."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+CASE = sys.argv[1]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x, order):
+        return self.head(sum(self.blocks[i](x) for i in order))
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = Net()
+for block in model.blocks:
+    fully_shard(block, reshard_after_forward=False)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    wrong = step == 2 and rank == 1
+    for block in model.blocks:
+        block.unshard()
+    order = (2, 1, 0) if wrong and CASE == "swap" else (0, 1, 2)
+    x = torch.full((2, 16), 1.0 + rank, requires_grad=True)
+    loss = model(x, order).sum()
+    if wrong and CASE == "hang":
+        time.sleep(600)
+    if wrong and CASE == "raise":
+        raise ValueError("bad batch")
+    if wrong and CASE == "die":
+        os._exit(7)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
