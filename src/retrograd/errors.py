@@ -59,3 +59,9 @@ class RanksDifferError(RetrogradError, RuntimeError):
     """Ranks of one job are about to run different graphs, which would hang in a collective."""
 
     exit_code = 1
+
+
+class BucketError(RetrogradError, RuntimeError):
+    """Gradients cannot be reduced as planned: a group brought none, or too much waits for one that is late."""
+
+    exit_code = 1
