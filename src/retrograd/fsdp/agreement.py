@@ -13,7 +13,6 @@ import torch.distributed as dist
 from retrograd.errors import RanksDifferError
 from retrograd.fsdp.buckets import digest
 
-
 # Groups are made once and kept: a second one of the same ranks, made after the first was destroyed, finds the first
 # one's entries in the store and hangs (gloo, PyTorch 2.13).
 _groups: dict[tuple[Any, ...], tuple[Any, Any]] = {}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
-from itertools import groupby
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +19,22 @@ import torch
 from retrograd.errors import BucketError, UsageError
 from retrograd.fsdp import private
 from retrograd.fsdp.agreement import Agreement
-from retrograd.fsdp.buckets import MIB, BucketPlan, Group, Launcher, digest, first_difference
+from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher
+from retrograd.fsdp.planning import Model, plans_differ
 from retrograd.fsdp.private import Call
+from retrograd.fsdp.reducing import Backward, Launch, sequence_hash
 
 _KEPT = 100  # backwards whose launches the log keeps
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One reduction of gradients.
-
-    Attributes:
-        bucket: its number in the plan.
-        repeat: whether these gradients came after others of the same groups in the same backward.
-        groups: what was reduced.
-        without: parameters of these groups that had no gradient.
-        numel: elements on the wire.
-        dtype: on the wire.
-    """
-
+class _Settings:
     bucket: int
-    repeat: bool
-    groups: tuple[str, ...]
-    without: tuple[str, ...]
-    numel: int
-    dtype: str
+    missing: str
+    verify_every: int
+    max_pending: int | None
+    timeout: float
+    comm: Any
 
 
 class Buckets:
@@ -54,31 +44,24 @@ class Buckets:
         plan: what is reduced together, in which order; None until the first backward, unless it was given.
         backwards: how many backward passes with gradients to reduce have ended.
         abandoned: how many ended in an exception; their gradients were dropped.
+        sequences: hashes of every different sequence so far; one, if nothing varies.
     """
 
     def __init__(self, model: Any, settings: _Settings, plan: BucketPlan | None) -> None:
         self.plan: BucketPlan | None = plan
         self.backwards: int = 0
         self.abandoned: int = 0
-        self._model: Any = model
+        self.sequences: list[str] = []
         self._settings: _Settings = settings
-        self._states: list[Any] = private.states_of(model)
-        self._groups: list[Any] = private.groups_of(self._states)
-        self._names: list[str] = private.names_of(model, self._groups)
-        self._name_of: dict[int, str] = {
-            id(param): name
-            for name, group in zip(self._names, self._groups, strict=True)
-            for param in group.fsdp_params
-        }
-        self._parameter: dict[int, str] = private.parameter_names(model, self._groups)
-        self._late: set[str] = set()
+        self._model: Model = Model(model, settings.comm)
+        self._removed: bool = False
         self._agreed: bool = False
-        self._open: _Backward | None = None
+        self._open: Backward | None = None
         self._log: deque[tuple[Launch, ...]] = deque(maxlen=_KEPT)
-        self._hashes: list[str] = []
         self._peak: tuple[int, int, str | None] = (0, 0, None)
-        private.take_over(self._groups, self._arrive)
-        self._agreement: Agreement = Agreement(private.ranks_of(self._groups), settings.timeout)
+        groups = list(self._model.groups.values())
+        private.take_over(groups, self._arrive)
+        self._agreement: Agreement = Agreement(private.ranks_of(groups), settings.timeout)
         self._hook()
 
     @property
@@ -94,7 +77,7 @@ class Buckets:
         """
         if not self._log:
             raise UsageError("no backward has ended yet; hash() is that of the last one")
-        return _sequence(self._log[-1])
+        return sequence_hash(self._log[-1])
 
     def report(self) -> str:
         """What was planned, what happened and what it cost, as text."""
@@ -102,8 +85,8 @@ class Buckets:
         size, groups, blocking = self._peak
         launches = len(self._log[-1]) if self._log else 0
         lines.append(
-            f"{self.backwards} backwards, {launches} reductions in the last, {len(self._hashes)} different sequences; "
-            f"{self.abandoned} ended in an exception"
+            f"{self.backwards} backwards, {launches} reductions in the last, {len(self.sequences)} different "
+            f"sequences; {self.abandoned} ended in an exception"
         )
         waited = f", for {blocking}" if blocking else ""
         lines.append(f"at most {size / MIB:.3g} MB in {groups} groups waited at once{waited}")
@@ -115,29 +98,28 @@ class Buckets:
         Raises:
             UsageError: a backward is running, some of whose gradients are held.
         """
-        if self._model is None:
+        if self._removed:
             return
-        if self._open is not None and private.in_backward():
+        if private.in_backward():
             raise UsageError("remove() was called inside backward; call it between steps")
-        for state in self._states:
+        self._abandon()
+        for state in self._model.states:
             for name in (private.BACKWARD_BEGINS, private.BACKWARD_ENDS, private.FORWARD_BEGINS, private.RESET):
                 private.unshadow(state, name)
-        for group in self._groups:
+        for group in self._model.groups.values():
             private.unshadow(group, private.INPUTS_WATCHED)
-        private.give_back(self._groups)
-        self._model, self._open = None, None
-
-    # Hooks ------------------------------------------------------------------------------------------------------
+        private.give_back(list(self._model.groups.values()))
+        self._removed = True
 
     def _hook(self) -> None:
-        for state in self._states:
+        for state in self._model.states:
             private.shadow(state, private.BACKWARD_BEGINS, lambda before, state=state: self._begins(before, state))
             private.shadow(state, private.BACKWARD_ENDS, self._ends)
             private.shadow(state, private.FORWARD_BEGINS, self._forward)
         if private.version().resets:
-            private.shadow(self._states[0], private.RESET, self._reset)
-        for name, group in zip(self._names, self._groups, strict=True):
-            if self.plan is None:
+            private.shadow(self._model.states[0], private.RESET, self._reset)
+        if self.plan is None:
+            for name, group in self._model.groups.items():
                 private.shadow(group, private.INPUTS_WATCHED, lambda before, name=name: self._watch(before, name))
 
     def _watch(self, before: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -146,7 +128,7 @@ class Buckets:
             # FSDP2 hears of the end of a group's backward through its inputs; without one that needs a gradient, only
             # when everything is over. It returns the very arguments then.
             if torch.is_grad_enabled() and answer[0] is args and answer[1] is kwargs:
-                self._late.add(name)
+                self._model.late.add(name)
             return answer
 
         return watched
@@ -155,7 +137,7 @@ class Buckets:
         def root_pre_forward(*args: Any, **kwargs: Any) -> Any:
             if not private.in_backward():
                 _refuse_compiled_autograd()
-                if self._open is not None or private.failed(self._states[0]):
+                if self._open is not None or private.failed(self._model.states[0]):
                     self._recover()
             return before(*args, **kwargs)
 
@@ -173,7 +155,7 @@ class Buckets:
     def _ends(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def backward_ends() -> None:
             try:
-                private.look_again(self._groups)
+                private.look_again(list(self._model.groups.values()))
                 before()
                 with torch.no_grad():
                     self._end()
@@ -187,230 +169,68 @@ class Buckets:
         def reset_iter_state() -> None:
             self._abandon()
             before()
-            private.drop_gradients(self._groups)
+            private.drop_gradients(list(self._model.groups.values()))
 
         return reset_iter_state
 
-    # One backward -----------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
         _refuse_compiled_autograd()
-        if private.manual(self._states[0]):
+        if private.manual(self._model.states[0]):
             raise UsageError("bucket_gradients ends backward itself; call set_manual_backward_finalization(False)")
         self._abandon()
-        plan = self._agree_on_plan()
-        expected = {
-            name: private.trainable(group)
-            for name, group in zip(self._names, self._groups, strict=True)
-            if group.reduce_grads and private.trainable(group)
-        }
-        every = self._settings.verify_every
-        checked = self._settings.missing == "skip" or bool(every and self.backwards % every == 0)
-        cap = self._settings.max_pending
-        self._open = _Backward(Launcher(plan, expected, cap), expected, checked and bool(expected))
+        plan, settings = self._agree_on_plan(), self._settings
+        expected = self._model.expected()
+        due = bool(settings.verify_every) and self.backwards % settings.verify_every == 0
+        checked = bool(expected) and (due or settings.missing == "skip")
+        launcher = Launcher(plan, expected, settings.max_pending)
+        self._open = Backward(self._model, launcher, settings.missing, self._agreement if checked else None)
 
     def _agree_on_plan(self) -> BucketPlan:
-        plan = self.plan or self._make_plan()
-        if not self._agreed:
-            if self.plan is not None:
-                _fits(plan, self._specs())
-            cap = self._settings.max_pending
-            if cap is not None and cap < plan.nominal_peak:
-                raise UsageError(
-                    f"max_pending_mb is {cap / MIB:.3g}, but {plan.nominal_peak / MIB:.3g} MB wait even if gradients "
-                    "come in the planned order; raise it, or make bucket_mb smaller"
-                )
-            self._agreement.require("plan", plan.hash, plan.to_json, _plans_differ)
-            self.plan, self._agreed = plan, True
-            for group in self._groups:
-                private.unshadow(group, private.INPUTS_WATCHED)
+        """The plan; at the first backward made, or looked at, and compared over ranks before anything is reduced."""
+        if self._agreed and self.plan is not None:
+            return self.plan
+        if self.plan is not None:
+            self._model.require_fit(self.plan)
+        plan = self.plan or self._model.plan(self._settings.bucket)
+        cap = self._settings.max_pending
+        if cap is not None and cap < plan.nominal_peak:
+            raise UsageError(
+                f"max_pending_mb is {cap / MIB:.3g}, but {plan.nominal_peak / MIB:.3g} MB wait even if gradients come "
+                "in the planned order; raise it, or make bucket_mb smaller"
+            )
+        self._agreement.require("plan", plan.hash, plan.to_json, plans_differ)
+        self.plan, self._agreed = plan, True
+        for group in self._model.groups.values():
+            private.unshadow(group, private.INPUTS_WATCHED)
         return plan
 
-    def _make_plan(self) -> BucketPlan:
-        specs = self._specs()
-        known = {id(group): name for name, group in zip(self._names, self._groups, strict=True)}
-        # A group that is used twice is ready after the backward of its first use.
-        order = dict.fromkeys(known[id(g)] for g in private.forward_order(self._states[0]) if id(g) in known)
-        unused = [name for name in self._names if name not in order]
-        self._late.update(unused)
-        ordered = [specs[name] for name in [*reversed(order), *unused]]
-        return BucketPlan.of(
-            [Group(s.name, s.bytes, s.key, s.name in self._late) for s in ordered], self._settings.bucket
-        )
-
-    def _specs(self) -> dict[str, Group]:
-        kinds: dict[Any, int] = {}
-        specs: dict[str, Group] = {}
-        for name, group in zip(self._names, self._groups, strict=True):
-            params = private.trainable(group)
-            call = self._comm(Call.of(group))
-            made = {private.grad_dtype(param) for param in params}
-            if len(made) > 1 and call.reduce_dtype is None:
-                raise UsageError(
-                    f"gradients of group {name} have dtypes {', '.join(sorted(map(_word, made)))}, which FSDP2 cannot "
-                    "reduce together; shard its modules separately, or give them a reduce_dtype"
-                )
-            grad = "+".join(sorted(map(_word, made))) or "frozen"
-            wire = call.reduce_dtype or next(iter(made), torch.float32)
-            kind = kinds.setdefault((*call.kind, grad), len(kinds))
-            key = f"{grad}->{_word(wire)} over {private.shape_of_mesh(group)} ({kind})"
-            numel = sum(private.wire_numel(param, group) for param in params)
-            specs[name] = Group(name, numel * wire.itemsize, key)
-        return specs
-
-    def _comm(self, call: Call) -> Call:
-        if self._settings.comm is not None:
-            call.arguments["reduce_scatter_comm"] = self._settings.comm
-        return call
-
     def _arrive(self, call: Call) -> tuple[Any, ...]:
-        """FSDP2 has gradients of a group: hold them, reduce what is complete."""
+        """FSDP2 would reduce a group's gradients: hold them; what it is told instead."""
         if self._open is None:
             raise BucketError(
-                "gradients arrived outside a backward that FSDP2 announced; was the graph kept after a backward that "
+                "gradients arrived in a backward that FSDP2 did not announce; was the graph kept after a backward that "
                 "failed? Run forward again, or call reset_iter_state()"
             )
-        name = self._name_of[id(call.params[0])]
         try:
             with torch.no_grad():
-                if self._settings.missing == "zeros":
-                    self._add_zeros(self._comm(call), name)
-                size = sum(grad.numel() * grad.element_size() for grad in call.grads)
-                self._open.take(name, self._comm(call))
-                for index in self._open.launcher.arrive(name, size):
-                    self._launch(self._open, index, self._open.held)
+                self._open.arrive(call)
         except BaseException:
             self._abandon()
             raise
         return call.placeholder()
 
-    def _add_zeros(self, call: Call, name: str) -> None:
-        group = self._groups[self._names.index(name)]
-        have = {id(param): grad for param, grad in zip(call.params, call.grads, strict=True)}
-        dtype = call.grads[0].dtype if call.grads else None
-        call.params = [param for param in group.fsdp_params if id(param) in have or param in private.trainable(group)]
-        call.grads = [
-            have[id(param)]
-            if id(param) in have
-            else private.no_gradient(param, group, dtype or private.grad_dtype(param))
-            for param in call.params
-        ]
-
-    def _launch(self, backward: _Backward, index: int, held: dict[str, Call], names: Iterable[str] = ()) -> None:
-        """Reduce what is held of a bucket: one collective, unless settings that ranks share cut it."""
-        assert self.plan is not None
-        repeat = held is backward.again
-        calls = [(name, held.pop(name)) for name in names or self.plan.buckets[index].groups if name in held]
-        runs = [
-            list(run)
-            for _, run in groupby(calls, key=lambda it: (*it[1].kind, it[0] if it[1].alone else ""))
-        ]
-        launches = [self._describe(backward, index, repeat, run) for run in runs]
-        if backward.checked:
-            words = f"reduction {'again ' if repeat else ''}of bucket {index}"
-            self._agreement.require(words, [astuple(one) for one in launches], lambda: _words(launches), None)
-        for run, launch in zip(runs, launches, strict=True):
-            self._reduce(backward, run, repeat)
-            backward.launches.append(launch)
-
-    def _describe(self, backward: _Backward, index: int, repeat: bool, run: list[tuple[str, Call]]) -> Launch:
-        have = {id(param) for _, call in run for param in call.params}
-        numel = sum(private.wire_numel(param, self._group(name)) for name, call in run for param in call.params)
-        without = () if repeat else tuple(
-            self._parameter[id(param)]
-            for name, _ in run
-            for param in backward.expected.get(name, ())
-            if id(param) not in have
-        )
-        first = run[0][1]
-        dtype = first.reduce_dtype or first.grads[0].dtype
-        return Launch(index, repeat, tuple(name for name, _ in run), without, numel, _word(dtype))
-
-    def _group(self, name: str) -> Any:
-        return self._groups[self._names.index(name)]
-
-    def _reduce(self, backward: _Backward, run: list[tuple[str, Call]], repeat: bool) -> None:
-        name, first = run[0]
-        if first.alone:
-            first.partial = self._group(name)._partial_reduce_output
-        params = [param for _, call in run for param in call.params]
-        grads = [grad for _, call in run for grad in call.grads]
-        for _, call in run:
-            call.grads.clear()
-        if len({grad.dtype for grad in grads}) > 1 and first.reduce_dtype is not None:
-            # Copy-in casts to this dtype anyway, but asks for one to cast from.
-            grads = [grad.to(first.reduce_dtype) for grad in grads]
-        stream = backward.flight.join([call for _, call in run], grads)
-        backward.flight.make_room(stream, private.buffers_in_flight(self._states[0]))
-        alone = first.alone
-        result = first.make(params, grads)
-        if alone:
-            first.partial = self._group(name)._partial_reduce_output = result["partial_reduce_output"]
-        backward.flight.add(first, result)
-        if repeat:
-            # Added to the shards of the first round on the reduction's stream, while autograd may go on.
-            stream.wait_event(result["post_reduce_event"])
-
     def _end(self) -> None:
         backward = self._open
         if backward is None:
             return
-        if backward.expected and (backward.any or self._settings.missing == "zeros"):
-            self._complete(backward)
-            for index in backward.launcher.finish():
-                self._launch(backward, index, backward.held)
-            for index, names in backward.launcher.repeated():
-                self._launch(backward, index, backward.again, names)
-        sequence = tuple(backward.launches)
-        if backward.checked:
-            self._agreement.require("end of backward", _sequence(sequence), lambda: _words(sequence), None)
-        backward.flight.land()
-        for name in backward.expected:
-            private.wait_for_offload(self._group(name))
-        self._assert_empty(backward)
+        backward.finish()
         self._open = None
-        if backward.expected:
-            self._note(backward, sequence)
-
-    def _complete(self, backward: _Backward) -> None:
-        """Deal with gradients that did not come."""
-        if self._settings.missing == "zeros":
-            for name in backward.launcher.missing():
-                call = self._comm(Call.of(self._group(name)))
-                self._add_zeros(call, name)
-                backward.take(name, call)
-        if self._settings.missing != "error":
+        if not backward.expected:  # an accumulating backward, which reduces nothing
             return
-        lacking = [
-            f"{name} ({', '.join(self._parameter[id(param)] for param in params if id(param) not in backward.got)})"
-            for name, params in backward.expected.items()
-            if any(id(param) not in backward.got for param in params)
-        ]
-        if backward.checked:
-            self._agreement.require("end of backward, gradients missing", lacking, lambda: "; ".join(lacking), None)
-        if lacking:
-            raise BucketError(
-                f"no gradients came for {len(lacking)} of {len(backward.expected)} groups: {'; '.join(lacking)}; use "
-                'these parameters in every forward, freeze them, or say missing="zeros" to reduce zeros for them or '
-                'missing="skip" if all ranks always leave out the same'
-            )
-
-    def _assert_empty(self, backward: _Backward) -> None:
-        held = [*backward.held, *backward.again]
-        late = [self._parameter[id(p)] for name in backward.expected for p in private.leftovers(self._group(name))]
-        if held or late:
-            private.drop_gradients(self._groups)
-            raise BucketError(
-                f"gradients of {', '.join(held or late)} were left when backward ended, and would have been added to "
-                "the next step's; "
-                + ("this is an error of retrograd: please report it" if held else "a parameter is used outside its module's forward")
-            )
-
-    def _note(self, backward: _Backward, sequence: tuple[Launch, ...]) -> None:
         self.backwards += 1
-        self._log.append(sequence)
-        if (word := _sequence(sequence)) not in self._hashes:
-            self._hashes.append(word)
+        self._log.append(tuple(backward.launches))
+        if self.hash() not in self.sequences:
+            self.sequences.append(self.hash())
         launcher = backward.launcher
         if launcher.peak_bytes > self._peak[0]:
             self._peak = (launcher.peak_bytes, launcher.peak_groups, launcher.blocked_by)
@@ -418,12 +238,12 @@ class Buckets:
     def _abandon(self) -> None:
         """Drop what a backward that failed has left."""
         if self._open is not None:
-            self._open.flight.land()
+            self._open.drop()
             self._open = None
             self.abandoned += 1
 
     def _recover(self) -> None:
-        open_, self._open = self._open is not None, self._open
+        """A forward begins, and the last backward never ended."""
         if not private.version().resets:
             raise BucketError(
                 f"the last backward ended in an exception, and FSDP2 of PyTorch {torch.__version__} cannot be reset; "
@@ -434,107 +254,7 @@ class Buckets:
             "zero_grad() as well: others may have been reduced",
             stacklevel=2,
         )
-        self.abandoned += not open_
-        private.forget(self._states[0], self._groups)
-
-
-class _Flight:
-    """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel."""
-
-    def __init__(self) -> None:
-        self._inputs: list[tuple[Any, Any]] = []
-        self._held: list[Any] = []
-        self._events: dict[Any, Any] = {}
-        self._handle: Any = None
-
-    def join(self, calls: list[Call], grads: list[torch.Tensor]) -> Any:
-        """Order the current stream after those on which gradients were made; the current stream."""
-        stream = calls[0].device_handle.current_stream()
-        for call in calls:
-            if call.stream != stream:
-                stream.wait_event(call.event)
-        if any(call.stream != stream for call in calls) and grads[0].device.type != "cpu":
-            for grad in grads:  # made on another stream, whose allocator must not reuse it before copy-in
-                grad.record_stream(stream)
-        return stream
-
-    def make_room(self, stream: Any, most: int) -> None:
-        """Wait until fewer than `most` inputs are being reduced: what FSDP2 does before each of its reductions."""
-        while len(self._inputs) >= most:
-            _, event = self._inputs.pop(0)
-            if event is not None:
-                stream.wait_event(event)
-
-    def add(self, call: Call, result: dict[str, Any]) -> None:
-        """Keep what a reduction still reads or writes."""
-        self._handle = call.device_handle
-        self._inputs.append((result["reduce_scatter_input"], result["reduce_scatter_event"]))
-        if result["all_reduce_input"] is not None:
-            self._held.append((result["all_reduce_input"], result["all_reduce_event"]))
-        # 2.11 and 2.12 do not say which stream came last; waiting for every event is right as well.
-        self._events[result.get("post_reduce_stream", len(self._events))] = result["post_reduce_event"]
-
-    def land(self) -> None:
-        """Order the current stream after everything in flight, then let go of it."""
-        if self._handle is None:
-            return
-        stream = self._handle.current_stream()
-        ended = [event for _, event in (*self._inputs, *self._held)]
-        for event in (*ended, *self._events.values()):
-            if event is not None:
-                stream.wait_event(event)
-        self._inputs.clear()
-        self._held.clear()
-        self._events.clear()
-
-
-class _Backward:
-    """Gradients of one backward pass that are held, and what has left."""
-
-    def __init__(self, launcher: Launcher, expected: dict[str, list[Any]], checked: bool) -> None:
-        self.launcher: Launcher = launcher
-        self.expected: dict[str, list[Any]] = expected
-        self.checked: bool = checked
-        self.held: dict[str, Call] = {}
-        self.again: dict[str, Call] = {}
-        self.got: set[int] = set()
-        self.any: bool = False
-        self.launches: list[Launch] = []
-        self.flight: _Flight = _Flight()
-        self._seen: set[str] = set()
-
-    def take(self, name: str, call: Call) -> None:
-        """Hold gradients of a group; from the third time on they are added up here."""
-        self.any = True
-        self.got.update(id(param) for param in call.params)
-        if name not in self._seen:
-            self._seen.add(name)
-            self.held[name] = call
-        elif name not in self.again:
-            self.again[name] = call
-        else:
-            _add(self.again[name], call)
-
-
-def _add(sums: Call, call: Call) -> None:
-    at = {id(param): i for i, param in enumerate(sums.params)}
-    for param, grad in zip(call.params, call.grads, strict=True):
-        if id(param) not in at:
-            sums.params.append(param)
-            sums.grads.append(grad)
-            continue
-        i = at[id(param)]
-        sums.grads[i] = sums.grads[i].to(sums.reduce_dtype or grad.dtype) + grad
-
-
-@dataclass(frozen=True)
-class _Settings:
-    bucket: int
-    missing: str
-    verify_every: int
-    max_pending: int | None
-    timeout: float
-    comm: Any
+        private.forget(self._model.states[0], list(self._model.groups.values()))
 
 
 def bucket_gradients(
@@ -628,41 +348,3 @@ def _choice(name: str, given: str, known: tuple[str, ...]) -> str:
     if given not in known:
         raise UsageError(f"`{name}` is {given!r}, expected one of {', '.join(known)}")
     return given
-
-
-def _fits(plan: BucketPlan, specs: dict[str, Group]) -> None:
-    """A plan from elsewhere must be of this model."""
-    planned = {group.name: group for group in plan.groups}
-    if planned.keys() != specs.keys():
-        ours, theirs = sorted(specs.keys() - planned.keys()), sorted(planned.keys() - specs.keys())
-        raise UsageError(
-            f"the plan is of another model: it lacks groups [{', '.join(ours)}] and has [{', '.join(theirs)}] too many; "
-            "save() one of this model"
-        )
-    for name, group in planned.items():
-        here = specs[name]
-        if (group.bytes, group.key) != (here.bytes, here.key):
-            raise UsageError(
-                f"the plan has {group.bytes} bytes of {group.key} for {name}, the model {here.bytes} of {here.key}; "
-                "save() a plan of this model"
-            )
-
-
-def _plans_differ(one: str, other: str) -> str:
-    return f"their plans: {first_difference(BucketPlan.from_json(one), BucketPlan.from_json(other))}"
-
-
-def _sequence(launches: tuple[Launch, ...]) -> str:
-    return digest([astuple(one) for one in launches])
-
-
-def _words(launches: Iterable[Launch]) -> str:
-    return "; ".join(
-        f"[{', '.join(one.groups)}] of {one.numel} {one.dtype}"
-        + (f" without {', '.join(one.without)}" if one.without else "")
-        for one in launches
-    ) or "nothing"
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

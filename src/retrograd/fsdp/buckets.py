@@ -110,14 +110,18 @@ class BucketPlan:
         try:
             data = json.loads(text)
             if data["schema"] != _SCHEMA:
-                raise UsageError(f"the plan has schema {data['schema']!r}, expected {_SCHEMA}; make it anew with save()")
+                raise UsageError(
+                    f"the plan has schema {data['schema']!r}, expected {_SCHEMA}; make it anew with save()"
+                )
             plan = cls(
                 int(data["cap_bytes"]),
                 tuple(Group(g["name"], int(g["bytes"]), g["key"], bool(g["late"])) for g in data["groups"]),
                 tuple(Bucket(tuple(b["groups"]), int(b["bytes"]), b["key"]) for b in data["buckets"]),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"this is no bucket plan ({type(error).__name__}: {error}); expected JSON by save()") from None
+            raise UsageError(
+                f"this is no bucket plan ({type(error).__name__}: {error}); expected JSON by save()"
+            ) from None
         planned = sorted(name for bucket in plan.buckets for name in bucket.groups)
         if planned != sorted(group.name for group in plan.groups):
             raise UsageError("the plan's buckets do not hold each of its groups exactly once; make it anew with save()")
