@@ -45,6 +45,12 @@ class VerificationError(RetrogradError, AssertionError):
     exit_code = 1
 
 
+class NonFiniteGradientError(RetrogradError, ArithmeticError):
+    """A rank has sent a NaN or Inf into a gradient reduction; the message says which rank and for which module."""
+
+    exit_code = 1
+
+
 class GraphError(RetrogradError, ValueError):
     """A file is no computation graph, or a damaged one; the message says in which line."""
 

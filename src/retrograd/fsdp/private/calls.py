@@ -83,9 +83,6 @@ class Call:
     def kind(self) -> tuple[Any, ...]:
         """Calls of equal kind can be one."""
         given = self.arguments
-        comm = given["reduce_scatter_comm"]
-        # PyTorch's own have no state but the process group, which is part of the kind; others may know their module.
-        theirs = type(comm).__module__ == f"{HOME}._fsdp_collectives"
         dtype = self.reduce_dtype or (self.grads[0].dtype if self.grads else None)
         names = (
             "reduce_scatter_group reduce_scatter_stream all_reduce_group all_reduce_stream all_reduce_hook "
@@ -96,7 +93,7 @@ class Call:
             given.get(name)
             for name in ("device", "gradient_divide_factor", "force_sum_reduction_for_comms", "all_reduce_grads")
         )
-        return (type(comm) if theirs else id(comm), dtype, given.get("orig_dtype"), *same, *values)
+        return (_kind_of(given["reduce_scatter_comm"]), dtype, given.get("orig_dtype"), *same, *values)
 
     def placeholder(self) -> tuple[Any, ...]:
         """What FSDP2 is told while gradients are held: an event that has nothing to wait for, and no buffer.
@@ -124,6 +121,15 @@ class Call:
         }
         answer = original()(**{name: given[name] for name in facts.arguments})
         return dict(zip(facts.returns, answer, strict=True))
+
+
+def _kind_of(comm: Any) -> Any:
+    """What two reduce-scatters must share for one to stand in for the other."""
+    if type(comm).__module__ == f"{HOME}._fsdp_collectives":
+        return type(comm)  # their only state is the process group, which is part of a call's kind anyway
+    if type(comm).__module__ == "retrograd.fsdp.ordered":
+        return (type(comm), comm.wire_dtype, comm.check_finite)
+    return getattr(comm, "bucket_key", id(comm))  # anyone's: it may know its module
 
 
 def take_over(groups: Sequence[Any], owner: Callable[[Call], tuple[Any, ...]]) -> None:
