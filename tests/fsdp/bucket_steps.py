@@ -198,3 +198,212 @@ class counted:
     def __exit__(self, *_: Any) -> None:
         for name, real in self.before.items():
             setattr(dist, name, real)
+
+
+def told(kind: str, buckets: dict[str, Any], steps: int = 2) -> str:
+    """How training ends: the error, as text; empty if it does not."""
+    try:
+        train(kind, steps, buckets)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def plan_by_rank(by_file: bool, folder: str) -> str:
+    """Ranks run equal blocks in different orders in their first forward, or load different plans."""
+    from retrograd.fsdp import BucketPlan, bucket_gradients
+
+    net = build("plain")
+    net.set_reshard_after_forward(False)
+    for block in net.blocks:
+        block.unshard()
+    order: Any = range(BLOCKS) if by_file or not dist.get_rank() else reversed(range(BLOCKS))
+    plan = None
+    if by_file:
+        handle = bucket_gradients(net, bucket_mb=0.004)
+        net(tokens(0)).backward()
+        groups = list(handle.plan.groups)
+        handle.remove()
+        net.zero_grad()
+        if dist.get_rank():
+            groups[1], groups[2] = groups[2], groups[1]
+        plan = f"{folder}/plan{dist.get_rank()}.json"
+        BucketPlan.of(groups, 2000).save(plan)
+    handle = bucket_gradients(net, bucket_mb=0.004, plan=plan, timeout=20)
+    try:
+        net(tokens(0), order, chain=False).backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def skip_by_rank(missing: str, verify_every: int = 1) -> Any:
+    """One rank leaves block 3 out in the second step."""
+    from retrograd.fsdp import bucket_gradients
+
+    net = build("plain")
+    net.set_reshard_after_forward(False)
+    handle = bucket_gradients(net, bucket_mb=0.004, missing=missing, verify_every=verify_every, timeout=20)
+    hashes = []
+    for step in range(3):
+        for module in (*net.blocks, net):
+            module.unshard()
+        order = [0, 1, 2, 4, 5] if step == 1 and dist.get_rank() else None
+        try:
+            net(tokens(step), order).backward()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        hashes.append(handle.hash())
+    handle.remove()
+    return hashes, {name: local(p.grad) for name, p in net.named_parameters()}
+
+
+def fails_midway(reset: bool, early: bool = False) -> dict[str, Any]:
+    """A backward raises in block 2; the step after it must be that of a run in which it never was."""
+    from retrograd.fsdp import bucket_gradients
+
+    seen = {}
+    for fail in (True, False):
+        net = build("plain")
+        handle = bucket_gradients(net, bucket_mb=0.006)
+        net(tokens(0)).backward()
+        net.zero_grad()
+        caught = []
+        if fail:
+            block = net.blocks[2]
+            # Early: when the gradient of its output is known; else when some of its parameters have theirs.
+            target = block if early else block.up
+            hook = target.register_full_backward_pre_hook(_raise)
+            try:
+                net(tokens(1)).backward()
+            except ZeroDivisionError as error:
+                caught.append(str(error))
+            hook.remove()
+            net.zero_grad()
+            if reset:
+                net.reset_iter_state()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            net(tokens(2)).backward()
+        grads = {name: local(p.grad) for name, p in net.named_parameters()}
+        words = [str(w.message) for w in warned if "exception" in str(w.message)]
+        seen[fail] = {"grads": grads, "hash": handle.hash(), "caught": caught, "words": words, "n": handle.abandoned}
+        handle.remove()
+    return seen
+
+
+def _raise(*_: Any) -> None:
+    raise ZeroDivisionError("in the middle")
+
+
+def order_varies(buckets: dict[str, Any]) -> str:
+    """The plan expects the reverse of what happens."""
+    from retrograd.fsdp import BucketPlan, bucket_gradients
+
+    net = build("plain")
+    handle = bucket_gradients(net, bucket_mb=0.004)
+    net(tokens(0)).backward()
+    early = [group for group in handle.plan.groups if not group.late]
+    late = [group for group in handle.plan.groups if group.late]
+    handle.remove()
+    plan = BucketPlan.of([*reversed(early), *late], 2000)
+    handle = bucket_gradients(net, plan=plan, **buckets)
+    try:
+        net(tokens(0)).backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return handle.report()
+
+
+def steps_of_orders(steps: int) -> dict[str, Any]:
+    """Another random order of equal blocks at every step and on every rank; gradients against those of one process."""
+    from retrograd.fsdp import bucket_gradients
+
+    net = build("plain")
+    net.set_reshard_after_forward(False)
+    handle = bucket_gradients(net, bucket_mb=0.004)
+    torch.manual_seed(0)
+    alone = Net()
+    hashes, worst = [], 0.0
+    for step in range(steps):
+        for module in (*net.blocks, net):
+            module.unshard()
+        orders = [
+            random.Random(f"{step} {rank}").sample(range(BLOCKS), BLOCKS) if step else list(range(BLOCKS))
+            for rank in range(dist.get_world_size())
+        ]
+        net(tokens(step), orders[dist.get_rank()], chain=False).backward()
+        hashes.append(handle.hash())
+        (alone(tokens(step), chain=False) / dist.get_world_size()).backward()
+        for mine, whole in zip(net.parameters(), alone.parameters(), strict=True):
+            dist.all_reduce(whole.grad)
+            worst = max(worst, float((mine.grad.full_tensor() - whole.grad).abs().max()))
+        net.zero_grad()
+        alone.zero_grad()
+    return {"hashes": hashes, "worst": worst, "report": handle.report()}
+
+
+def compiled(buckets: dict[str, Any] | None) -> dict[str, Any]:
+    """Blocks compiled one by one: graph breaks, graphs and the order of reductions."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    graphs = [0]
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs[0] += 1
+        return graph.forward
+
+    torch.manual_seed(0)
+    net = Net(3)
+    for block in net.blocks:
+        block.compile(backend=backend)
+    shard(net)
+    handle = None
+    if buckets is not None:
+        from retrograd.fsdp import bucket_gradients
+
+        handle = bucket_gradients(net, **buckets)
+    grads = []
+    for step in range(4):
+        net(tokens(step)).backward()
+        grads.append({name: local(p.grad) for name, p in net.named_parameters()})
+        net.zero_grad()
+    counters = torch._dynamo.utils.counters
+    seen = {"graphs": graphs[0], "breaks": sum(counters["graph_break"].values()), "grads": grads}
+    if handle is not None:
+        seen |= {"sequences": handle.sequences, "plan": handle.plan.describe()}
+        handle.remove()
+    return seen
+
+
+def compiled_autograd() -> list[str]:
+    """It is refused when buckets are made, in a forward, and in a backward it is switched on for alone."""
+    from retrograd.fsdp import bucket_gradients
+
+    said = []
+    net = build("plain")
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        said.append(_error(lambda: bucket_gradients(net)))
+    handle = bucket_gradients(net)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        said.append(_error(lambda: net(tokens(0))))
+    net = build("plain")
+    handle.remove()
+    handle = bucket_gradients(net)
+    loss = net(tokens(0))
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        said.append(_error(loss.backward))
+    return said
+
+
+def _error(function: Any) -> str:
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def ordered(kind: str, bucket_mb: float) -> dict[str, Any]:
+    """The ordered reduction, for bits that do not depend on buckets."""
+    return train(kind, 3, {"bucket_mb": bucket_mb, "reduce": "ordered"})

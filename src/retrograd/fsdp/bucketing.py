@@ -61,6 +61,9 @@ class Buckets:
         self._peak: tuple[int, int, str | None] = (0, 0, None)
         groups = list(self._model.groups.values())
         private.take_over(groups, self._arrive)
+        # On the root only, where FSDP2's own hook leaves a compiled graph anyway. A root whose backward failed believes
+        # that it is being checkpointed and does not ask who starts a step; this hook comes first.
+        self._step_hook: Any = model.register_forward_pre_hook(private.uncompiled(self._step), prepend=True)
         self._agreement: Agreement = Agreement(private.ranks_of(groups), settings.timeout)
         self._hook()
 
@@ -103,6 +106,7 @@ class Buckets:
         if private.in_backward():
             raise UsageError("remove() was called inside backward; call it between steps")
         self._abandon()
+        self._step_hook.remove()
         for state in self._model.states:
             for name in (private.BACKWARD_BEGINS, private.BACKWARD_ENDS, private.FORWARD_BEGINS, private.RESET):
                 private.unshadow(state, name)
@@ -133,12 +137,16 @@ class Buckets:
 
         return watched
 
+    def _step(self, *_: Any) -> None:
+        """A forward begins: the last backward must have ended."""
+        if not private.in_backward():
+            _refuse_compiled_autograd()
+            if self._open is not None or private.failed(self._model.states[0]):
+                self._recover()
+
     def _forward(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def root_pre_forward(*args: Any, **kwargs: Any) -> Any:
-            if not private.in_backward():
-                _refuse_compiled_autograd()
-                if self._open is not None or private.failed(self._model.states[0]):
-                    self._recover()
+            self._step()  # when forward is called on a part of the model
             return before(*args, **kwargs)
 
         return root_pre_forward

@@ -35,6 +35,7 @@ from retrograd.fsdp.private.groups import shadow as shadow
 from retrograd.fsdp.private.groups import shape_of_mesh as shape_of_mesh
 from retrograd.fsdp.private.groups import states_of as states_of
 from retrograd.fsdp.private.groups import trainable as trainable
+from retrograd.fsdp.private.groups import uncompiled as uncompiled
 from retrograd.fsdp.private.groups import unshadow as unshadow
 from retrograd.fsdp.private.groups import wait_for_offload as wait_for_offload
 from retrograd.fsdp.private.groups import wire_numel as wire_numel

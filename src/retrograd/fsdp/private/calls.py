@@ -66,7 +66,7 @@ class Call:
     @property
     def device_handle(self) -> Any:
         """The module of streams and events: torch.cuda, or torch.cpu, where both do nothing."""
-        return torch.get_devicemodule(self.arguments["device"])
+        return torch.get_device_module(self.arguments["device"])
 
     @property
     def reduce_dtype(self) -> torch.dtype | None:

@@ -105,6 +105,11 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as torch.compile must not look into it."""
+    return torch._dynamo.disable(function, reason="bookkeeping of gradient buckets")
+
+
 def compiled_autograd() -> bool:
     """Whether torch.compile takes over the backward pass as a whole."""
     import torch._dynamo.compiled_autograd as compiled
