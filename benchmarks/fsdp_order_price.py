@@ -3,8 +3,8 @@
     python benchmarks/fsdp_order_price.py
 
 A simulation, with the launcher that training uses. Groups of equal size become ready one a millisecond, in an order
-that is disturbed anew in each of 200 steps. Threshold flushing, as DeepSpeed and torch_xla do, reduces whatever has arrived
-when it is as large as a bucket; a plan reduces in its own order. Reductions run one after another on a link.
+that is disturbed anew in each of 200 steps. Threshold flushing, as DeepSpeed and torch_xla do, reduces whatever has
+arrived when it is as large as a bucket; a plan reduces in its own order. Reductions run one after another on a link.
 """
 
 from __future__ import annotations

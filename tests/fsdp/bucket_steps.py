@@ -93,6 +93,9 @@ def build(kind: str) -> nn.Module:
             fully_shard(block.norm, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         return shard(net, mp_policy=policy)
+    if kind == "accumulate apart":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        return shard(Net(), mp_policy=policy)
     if kind == "bfloat16":
         return shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     return shard(Net())
@@ -117,6 +120,13 @@ def order_of(kind: str, step: int) -> Any:
 def backward(net: Any, kind: str, step: int) -> None:
     """One step's worth of backwards."""
     order = order_of(kind, step)
+    if kind == "accumulate apart":
+        # Some blocks then have sums in float32, others gradients in bfloat16.
+        net.set_requires_gradient_sync(False)
+        net(tokens(step, 0), [0, 1, 2]).backward()
+        net.set_requires_gradient_sync(True)
+        net(tokens(step, 1)).backward()
+        return
     if kind.startswith("accumulate"):
         for part in range(3):
             net.set_requires_gradient_sync(part == 2)
@@ -402,6 +412,27 @@ def _error(function: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def absent() -> str:
+    """Rank 1 ends its step without a backward."""
+    from retrograd.fsdp import bucket_gradients
+
+    net = build("plain")
+    bucket_gradients(net, timeout=3)
+    loss = net(tokens(0))
+    return "" if dist.get_rank() else _error(loss.backward)
+
+
+def fails_for_good() -> str:
+    """The forward after a backward that raised, where FSDP2 cannot be reset."""
+    from retrograd.fsdp import bucket_gradients
+
+    net = build("plain")
+    bucket_gradients(net)
+    net.blocks[2].register_full_backward_pre_hook(_raise)
+    _error(net(tokens(1)).backward)
+    return _error(lambda: net(tokens(2)))
 
 
 def ordered(kind: str, bucket_mb: float) -> dict[str, Any]:

@@ -45,6 +45,7 @@ KINDS = [
     "random",
     "accumulate",
     "accumulate kept",
+    "accumulate apart",
     "two backwards",
     "mixed",
     "bfloat16",
@@ -178,6 +179,19 @@ def test_nothing_stale_after_an_exception_in_backward(ranks, reset, early):
         assert failed["hash"] == clean["hash"]
         assert failed["n"] == 1
         assert len(failed["words"]) == (0 if reset else 1)
+
+
+@pytest.mark.skipif(RESETS, reason="this torch can reset FSDP2 after an exception")
+def test_an_exception_that_cannot_be_mended_is_named(ranks):
+    for said in ranks.run(steps.fails_for_good):
+        assert said.startswith("BucketError: the last backward ended in an exception")
+        assert "use PyTorch 2.13" in said
+
+
+def test_a_rank_that_does_not_come_is_waited_for_and_named(ranks):
+    said, nothing = ranks.run(steps.absent)
+    assert nothing == ""
+    assert said.startswith("RanksDifferError: rank 0 waited 3 s at most for ranks [0, 1] before plan")
 
 
 def test_compiled_blocks_keep_order_graphs_and_bits(ranks):

@@ -119,6 +119,8 @@ class Call:
             "unsharded_grads": grads,
             "partial_reduce_output": self.partial,
         }
+        if given["reduce_dtype"] is None and "orig_dtype" not in facts.arguments:
+            given["reduce_dtype"] = grads[0].dtype  # 2.15 wants a name for what None meant before
         answer = original()(**{name: given[name] for name in facts.arguments})
         return dict(zip(facts.returns, answer, strict=True))
 
