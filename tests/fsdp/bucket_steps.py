@@ -121,7 +121,10 @@ def backward(net: Any, kind: str, step: int) -> None:
     """One step's worth of backwards."""
     order = order_of(kind, step)
     if kind == "accumulate apart":
-        # Some blocks then have sums in float32, others gradients in bfloat16.
+        # Some blocks then have sums in float32, others gradients in bfloat16. FSDP2 (2.13) wants each used once before.
+        if not step:
+            with torch.no_grad():
+                net(tokens(step))
         net.set_requires_gradient_sync(False)
         net(tokens(step, 0), [0, 1, 2]).backward()
         net.set_requires_gradient_sync(True)
