@@ -68,9 +68,9 @@ def shard(net: nn.Module, mesh: Any = None, each: Any = None, **options: Any) ->
 
 def build(kind: str) -> nn.Module:
     torch.manual_seed(0)
-    if kind == "hsdp":
+    if kind.startswith("hsdp"):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        return shard(Net(), mesh)
+        return shard(Net(save="reentrant" if "reentrant" in kind else "no"), mesh)
     if kind in ("reentrant", "not reentrant", "reentrant twice"):
         return shard(Net(save=kind.removesuffix(" twice")))
     if kind == "tied":
@@ -137,10 +137,10 @@ def backward(net: Any, kind: str, step: int) -> None:
                 net.set_reshard_after_backward(part == 2)
             net(tokens(step, part)).backward()
         return
-    if kind == "no all-reduce":
+    if kind.startswith("no all-reduce"):
         for part in range(2):
             net.set_requires_all_reduce(part == 1)
-            net(tokens(step, part)).backward()
+            net(tokens(step, part), [0, 1, 1, 0, 2, 3, 4, 5] if "twice" in kind else None).backward()
         return
     if kind == "two backwards":
         one, two = net(tokens(step, 0)), net(tokens(step, 1))
@@ -165,7 +165,7 @@ def local(tensor: Any) -> list[float]:
 
 def train(kind: str, steps: int = STEPS, buckets: dict[str, Any] | None = None, keep: bool = True) -> dict[str, Any]:
     """Train; gradients of every step and parameters at the end, and what the handle says."""
-    net = build("hsdp" if kind == "no all-reduce" else kind)
+    net = build(kind.replace("no all-reduce", "hsdp"))
     handle = None
     if buckets is not None:
         from retrograd.fsdp import bucket_gradients

@@ -83,6 +83,15 @@ def test_replicas_of_shards(four, kind):
         assert (ours[0]["sent"] < native[0]["sent"]) is (kind == "hsdp")
 
 
+def test_sums_that_wait_for_their_all_reduce_are_added_to_once(four):
+    """Gradients that come again add to the sums of the first time, not to those before it."""
+    right = four.run(steps.train, "no all-reduce twice")[0]
+    ours = four.run(steps.train, "no all-reduce twice reentrant", steps.STEPS, {"bucket_mb": 0.004})[0]
+    for want, got in zip(right["grads"], ours["grads"], strict=True):
+        for name in want:
+            assert got[name] == pytest.approx(want[name], abs=1e-6), name
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "reentrant twice"])
 def test_one_sequence_over_20_steps_and_all_ranks(ranks, kind):
     options = {"bucket_mb": 0.004, "verify_every": 7, **ALONE.get(kind, {})}
