@@ -69,3 +69,9 @@ class RanksDifferError(RetrogradError, RuntimeError):
     """Ranks of one job run different graphs or other collectives: they would hang, or add up wrong gradients."""
 
     exit_code = 1
+
+
+class BucketError(RetrogradError, RuntimeError):
+    """Gradients cannot be reduced as planned: a group brought none, or too much waits for one that is late."""
+
+    exit_code = 1

@@ -1,0 +1,320 @@
+"""Which gradients travel together, and in which order: a static plan and a launcher that keeps to it.
+
+Standard library only. A plan is made once, from sizes and from the order of the first forward; after that nothing
+about a step can change it. The launcher is told what arrives, in any order, and answers with what may leave, always
+in the plan's order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrograd.errors import BucketError, UsageError
+
+MIB = 2**20
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that become ready together: one parameter group of `fully_shard`.
+
+    Attributes:
+        name: its modules, as the root module names them.
+        bytes: size of its gradients on the wire.
+        key: what a collective needs to have in common: dtypes, process groups, scaling. Groups of different keys never
+            share a bucket.
+        late: its gradients are handed over when backward ends, since its inputs need none.
+    """
+
+    name: str
+    bytes: int
+    key: str
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Groups that are reduced by one collective, in the order in which they lie in it."""
+
+    groups: tuple[str, ...]
+    bytes: int
+    key: str
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """The order of all reductions of a backward, the same at every step and on every rank.
+
+    Attributes:
+        cap_bytes: a bucket grows until the next group would take it over this; a larger group has one for itself.
+        groups: every group, in the order in which its gradients are expected.
+        buckets: in the order in which they leave.
+    """
+
+    cap_bytes: int
+    groups: tuple[Group, ...]
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def of(cls, groups: Iterable[Group], cap_bytes: int) -> BucketPlan:
+        """Plan buckets for groups that are expected in this order; late ones are moved to the end.
+
+        One bucket is open for each key, so that norms in float32 between layers in bfloat16 do not cut every bucket
+        short. Buckets leave in the order in which their last groups are expected: then none waits for a later one. A
+        late group shares no bucket with others: it would hold them back until backward ends.
+
+        Raises:
+            UsageError: the cap is not positive, or a name occurs twice.
+        """
+        if cap_bytes <= 0:
+            raise UsageError(f"a bucket's size must be positive, got {cap_bytes} bytes; 25 MB is common")
+        given = tuple(groups)
+        ordered = tuple(sorted(given, key=lambda group: group.late))
+        names = [group.name for group in ordered]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"groups must have names of their own, got {', '.join(twice)} more than once")
+        buckets: list[tuple[int, list[Group]]] = []
+        for late in (False, True):
+            buckets += _fill([(i, group) for i, group in enumerate(ordered) if group.late is late], cap_bytes)
+        return cls(
+            cap_bytes,
+            ordered,
+            tuple(
+                Bucket(tuple(g.name for g in members), sum(g.bytes for g in members), members[0].key)
+                for _, members in buckets
+            ),
+        )
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits of everything that decides an order or a size; equal on every rank."""
+        return digest(self.to_json())
+
+    def to_json(self) -> str:
+        """The plan as JSON, to be kept in a file and loaded by another run."""
+        return json.dumps({"schema": _SCHEMA, "hash_of": "retrograd.fsdp.buckets", **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> BucketPlan:
+        """The plan that `to_json` wrote.
+
+        Raises:
+            UsageError: it is no plan, one of another schema, or its buckets do not hold each group once.
+        """
+        try:
+            data = json.loads(text)
+            if data["schema"] != _SCHEMA:
+                raise UsageError(
+                    f"the plan has schema {data['schema']!r}, expected {_SCHEMA}; make it anew with save()"
+                )
+            plan = cls(
+                int(data["cap_bytes"]),
+                tuple(Group(g["name"], int(g["bytes"]), g["key"], bool(g["late"])) for g in data["groups"]),
+                tuple(Bucket(tuple(b["groups"]), int(b["bytes"]), b["key"]) for b in data["buckets"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"this is no bucket plan ({type(error).__name__}: {error}); expected JSON by save()"
+            ) from None
+        planned = sorted(name for bucket in plan.buckets for name in bucket.groups)
+        if planned != sorted(group.name for group in plan.groups):
+            raise UsageError("the plan's buckets do not hold each of its groups exactly once; make it anew with save()")
+        return plan
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> BucketPlan:
+        """Read a plan from a file.
+
+        Raises:
+            UsageError: there is no such file, or it holds no plan.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"the plan {str(path)!r} cannot be read: {error.strerror}") from None
+        return cls.from_json(text)
+
+    @property
+    def nominal_peak(self) -> int:
+        """Most bytes that wait at once if gradients arrive as expected; no cap on pending bytes can be smaller."""
+        launcher = Launcher(self, [group.name for group in self.groups])
+        for group in self.groups:
+            launcher.arrive(group.name, group.bytes)
+        launcher.finish()
+        return launcher.peak_bytes
+
+    def describe(self) -> str:
+        """The plan as text, one line a bucket."""
+        total = sum(group.bytes for group in self.groups)
+        late = sum(group.late for group in self.groups)
+        lines = [
+            f"plan {self.hash}: {len(self.groups)} groups, {_mb(total)}, in {len(self.buckets)} buckets of at most "
+            f"{_mb(self.cap_bytes)}; {late} groups arrive when backward ends; at least {_mb(self.nominal_peak)} held"
+        ]
+        for i, bucket in enumerate(self.buckets):
+            lines.append(f"  {i:>3} {_mb(bucket.bytes):>9}  {bucket.key}  [{', '.join(bucket.groups)}]")
+        return "\n".join(lines)
+
+
+def _fill(groups: Sequence[tuple[int, Group]], cap: int) -> list[tuple[int, list[Group]]]:
+    """Buckets as (position of the last group, groups), by that position."""
+    closed: list[tuple[int, list[Group]]] = []
+    opened: dict[str, tuple[int, list[Group]]] = {}
+    for position, group in groups:
+        _, members = opened.get(group.key, (0, []))
+        if members and sum(g.bytes for g in members) + group.bytes > cap:
+            closed.append(opened.pop(group.key))
+            members = []
+        opened[group.key] = (position, [*members, group])
+    return sorted([*closed, *opened.values()], key=lambda bucket: bucket[0])
+
+
+def first_difference(ours: BucketPlan, theirs: BucketPlan) -> str:
+    """Where two plans part, in words; empty when they are equal."""
+    if ours == theirs:
+        return ""
+    if ours.cap_bytes != theirs.cap_bytes:
+        return f"the bucket size is {_mb(ours.cap_bytes)} against {_mb(theirs.cap_bytes)}"
+    for i, (one, other) in enumerate(zip(ours.groups, theirs.groups, strict=False)):
+        if one.name != other.name:
+            return f"group {i} is {one.name} against {other.name}"
+        for what in ("bytes", "key", "late"):
+            if getattr(one, what) != getattr(other, what):
+                return f"group {i}, {one.name}, has {what} {getattr(one, what)} against {getattr(other, what)}"
+    if len(ours.groups) != len(theirs.groups):
+        longer = max((ours, theirs), key=lambda plan: len(plan.groups))
+        extra = longer.groups[min(len(ours.groups), len(theirs.groups))].name
+        return f"{len(ours.groups)} groups against {len(theirs.groups)}; {extra} is in one only"
+    for i, (one, other) in enumerate(zip(ours.buckets, theirs.buckets, strict=False)):
+        if one != other:
+            return f"bucket {i} is [{', '.join(one.groups)}] against [{', '.join(other.groups)}]"
+    return f"{len(ours.buckets)} buckets against {len(theirs.buckets)}"
+
+
+@dataclass
+class Launcher:
+    """Keeps one backward to a plan: gradients arrive in any order, buckets leave in the plan's.
+
+    A group that arrives a second time (a module that is used twice under reentrant checkpointing, chunks of a loss)
+    never joins a bucket of the first round, whether that has left already or not: what a bucket holds would depend on
+    the order of arrival. Its further gradients leave when backward ends, again in the plan's order.
+
+    Attributes:
+        plan: the order.
+        expected: names of groups that can have gradients in this backward; others are not waited for.
+        max_pending: most bytes that may be held; None for no limit.
+        peak_bytes: most bytes that waited at once so far, after what could leave had left.
+        peak_groups: most groups that waited at once so far.
+        blocked_by: the group that was waited for when most waited.
+        next: the bucket that leaves next.
+    """
+
+    plan: BucketPlan
+    expected: Collection[str]
+    max_pending: int | None = None
+    peak_bytes: int = 0
+    peak_groups: int = 0
+    blocked_by: str | None = None
+    next: int = 0
+    _arrived: set[str] = field(default_factory=set)
+    _pending: dict[str, int] = field(default_factory=dict)
+    _again: dict[str, int] = field(default_factory=dict)
+    _home: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.expected = frozenset(self.expected)
+        self._home = {name: i for i, bucket in enumerate(self.plan.buckets) for name in bucket.groups}
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes held now."""
+        return sum(self._pending.values()) + sum(self._again.values())
+
+    @property
+    def blocking(self) -> str | None:
+        """The first group of the next bucket that has not arrived."""
+        for bucket in self.plan.buckets[self.next :]:
+            for name in bucket.groups:
+                if name in self.expected and name not in self._arrived:
+                    return name
+        return None
+
+    def arrive(self, name: str, size: int) -> list[int]:
+        """Take gradients of a group; the buckets that leave now, in order.
+
+        Raises:
+            BucketError: more than `max_pending` bytes would be held; names the group that is waited for.
+        """
+        if name not in self._home:
+            raise BucketError(f"group {name} is not in the plan; make a plan of the model as it is")
+        if name in self._arrived:
+            self._again[name] = max(size, self._again.get(name, 0))
+        else:
+            self._arrived.add(name)
+            self._pending[name] = size
+        leaving: list[int] = []
+        while self.next < len(self.plan.buckets) and self._complete(self.next):
+            leaving += self._leave()
+        self._note()
+        if self.max_pending is not None and self.pending_bytes > self.max_pending:
+            raise BucketError(
+                f"{_mb(self.pending_bytes)} of gradients are held, more than max_pending_mb allows "
+                f"({_mb(self.max_pending)}): bucket {self.next} waits for {self.blocking}, which comes later than the "
+                "plan says; make a plan in which it comes later, or raise max_pending_mb"
+            )
+        return leaving
+
+    def missing(self) -> list[str]:
+        """Groups that were expected and have not arrived, in the order of the plan."""
+        return [g.name for g in self.plan.groups if g.name in self.expected and g.name not in self._arrived]
+
+    def finish(self) -> list[int]:
+        """End of backward: the buckets that are left, in order, whether complete or not."""
+        leaving: list[int] = []
+        while self.next < len(self.plan.buckets):
+            leaving += self._leave()
+        return leaving
+
+    def repeated(self) -> list[tuple[int, list[str]]]:
+        """After `finish`: (bucket, groups) of gradients that arrived again; they leave now."""
+        again = [
+            (i, [name for name in bucket.groups if name in self._again]) for i, bucket in enumerate(self.plan.buckets)
+        ]
+        self._again.clear()
+        return [(i, names) for i, names in again if names]
+
+    def _complete(self, index: int) -> bool:
+        wanted = [name for name in self.plan.buckets[index].groups if name in self.expected]
+        # A bucket of frozen groups leaves, empty, with the next one: what is left at the end is then only what misses.
+        return all(name in self._arrived for name in wanted)
+
+    def _leave(self) -> list[int]:
+        index, self.next = self.next, self.next + 1
+        for name in self.plan.buckets[index].groups:
+            self._pending.pop(name, None)
+        return [index]
+
+    def _note(self) -> None:
+        if self.pending_bytes > self.peak_bytes:
+            self.peak_bytes, self.blocked_by = self.pending_bytes, self.blocking
+        self.peak_groups = max(self.peak_groups, len(self._pending) + len(self._again))
+
+
+def digest(thing: Any) -> str:
+    """16 hexadecimal digits of a text or of anything JSON can hold."""
+    text = thing if isinstance(thing, str) else json.dumps(thing, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _mb(size: int) -> str:
+    return f"{size / MIB:.3g} MB"

@@ -1,0 +1,59 @@
+"""What reductions that may still run read and write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from retrograd.fsdp.private import Call
+
+
+class Flight:
+    """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel."""
+
+    def __init__(self) -> None:
+        self._inputs: list[tuple[Any, Any]] = []
+        self._held: list[Any] = []
+        self._events: dict[Any, Any] = {}
+        self._handle: Any = None
+
+    def join(self, calls: list[Call], grads: list[torch.Tensor]) -> Any:
+        """Order the current stream after those on which gradients were made; the current stream."""
+        stream = calls[0].device_handle.current_stream()
+        for call in calls:
+            if call.stream != stream:
+                stream.wait_event(call.event)
+        if any(call.stream != stream for call in calls) and grads[0].device.type != "cpu":
+            for grad in grads:  # made on another stream, whose allocator must not reuse it before copy-in
+                grad.record_stream(stream)
+        return stream
+
+    def make_room(self, stream: Any, most: int) -> None:
+        """Wait until fewer than `most` inputs are being reduced: what FSDP2 does before each of its reductions."""
+        while len(self._inputs) >= most:
+            _, event = self._inputs.pop(0)
+            if event is not None:
+                stream.wait_event(event)
+
+    def add(self, call: Call, result: dict[str, Any]) -> None:
+        """Keep what a reduction still reads or writes."""
+        self._handle = call.device_handle
+        self._inputs.append((result["reduce_scatter_input"], result["reduce_scatter_event"]))
+        if result["all_reduce_input"] is not None:
+            self._held.append((result["all_reduce_input"], result["all_reduce_event"]))
+        # 2.11 and 2.12 do not say which stream came last; waiting for every event is right as well.
+        self._events[result.get("post_reduce_stream", len(self._events))] = result["post_reduce_event"]
+
+    def land(self) -> None:
+        """Order the current stream after everything in flight, then let go of it."""
+        if self._handle is None:
+            return
+        stream = self._handle.current_stream()
+        ended = [event for _, event in (*self._inputs, *self._held)]
+        for event in (*ended, *self._events.values()):
+            if event is not None:
+                stream.wait_event(event)
+        self._inputs.clear()
+        self._held.clear()
+        self._events.clear()
