@@ -72,7 +72,7 @@ BROKEN = {
         ("empty.py:x", "'empty.py:x' is int, expected something to call"),
         ("raises.py:f", "ValueError: no data here"),
         ("nowhere.py:f", "there is no file 'nowhere.py'"),
-        ("not_a_module_of_ours:f", "No module named 'not_a_module_of_ours'"),
+        ("not_a_module_of_ours:f", "there is no module 'not_a_module_of_ours'"),
         ("test_without_place", "there is no 'test_without_place' here"),
         ("module:not a name", "unknown target"),
     ],

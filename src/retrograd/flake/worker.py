@@ -117,9 +117,11 @@ def call_target(trials: Trials, argument: str) -> None:
             sys.path.insert(0, str(Path(place).resolve().parent))  # for what it imports when it is called
         module = load(place, argument, "'package.module:name' or 'path/file.py:name'")
         function = getattr(module, name)
+    except RetrogradError as error:
+        trials.results.say("problem", str(error).removeprefix(f"unknown target {argument!r}: "))  # who asks names it
+        return
     except Exception as error:
-        kind = "" if isinstance(error, RetrogradError) else f"{type(error).__name__}: "
-        trials.results.say("problem", f"cannot import {argument!r}: {kind}{error}")
+        trials.results.say("problem", f"cannot import {argument!r}: {type(error).__name__}: {error}")
         return
     if not callable(function):
         trials.results.say("problem", f"{argument!r} is {type(function).__name__}, expected something to call")
