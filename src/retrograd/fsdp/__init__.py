@@ -1,8 +1,8 @@
 """Sharded data parallelism: the same collectives and the same bits at every step and on every rank.
 
 `record_collectives` records and verifies a run; `fixed_order` reduces in rank order; `shard_by_size` and
-`bucket_gradients` make fewer, larger collectives in a fixed order; `retrograd.fsdp.xla` repairs the buckets of torch_xla
-2.9. Names come when they are first used (PEP 562), and torch with those that need it.
+`bucket_gradients` make fewer, larger collectives in a fixed order; `retrograd.fsdp.xla` repairs torch_xla 2.9.
+Names come when they are first used (PEP 562), and torch with those that need it.
 """
 
 from __future__ import annotations
