@@ -22,6 +22,12 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)  # two cores: small tests lose more to threads than they gain
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> None:
+    """Binary data names no test: gzip writes the second into it, and workers one second apart then differ in tests."""
+    if isinstance(val, bytes) and not val.decode("ascii", "replace").isprintable():
+        raise pytest.UsageError(f"parametrize: {argname} is binary data; give ids= or pytest.param(..., id=...)")
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """Where kernels run: "cuda", or "cpu" with Triton's interpreter."""

@@ -191,7 +191,7 @@ def test_report_renders_again(tmp_path: Path) -> None:
     assert "FINDING" in out.read_text()
 
 
-@pytest.mark.parametrize("content", [None, b"not json", b"\xff\xfe\x00", b"{}"])
+@pytest.mark.parametrize("content", [None, b"not json", b"\xff\xfe\x00", b"{}"], ids=["none", "text", "bytes", "empty"])
 def test_report_of_a_bad_file_is_a_usage_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "r.json"
     if content is not None:

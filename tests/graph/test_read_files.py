@@ -96,14 +96,16 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "line 1: the file is empty"),
-        (gzip.compress(b""), "line 1: the file is empty"),
-        (SMALL.encode() + b"\0\1\2", "line 6: this is a binary file"),
-        (SMALL.encode() + b"\n// caf\xe9\n", "line 7: byte 0xe9 is not UTF-8"),
-        (SMALL.encode() + "ä".encode()[:1], "line 6: byte 0xc3 is not UTF-8"),
-        (gzip.compress(SMALL.encode())[:-12], "the gzip data ends here"),
-        (gzip.compress(SMALL.encode())[:-8] + b"\xff" * 8, "line 1: the gzip data is damaged"),
-        (b"\x1f\x8b", "the gzip data ends here"),
+        pytest.param(b"", "line 1: the file is empty", id="empty"),
+        pytest.param(gzip.compress(b""), "line 1: the file is empty", id="empty-gz"),
+        pytest.param(SMALL.encode() + b"\0\1\2", "line 6: this is a binary file", id="binary"),
+        pytest.param(SMALL.encode() + b"\n// caf\xe9\n", "line 7: byte 0xe9 is not UTF-8", id="latin-1"),
+        pytest.param(SMALL.encode() + "ä".encode()[:1], "line 6: byte 0xc3 is not UTF-8", id="half-a-character"),
+        pytest.param(gzip.compress(SMALL.encode())[:-12], "the gzip data ends here", id="cut-gz"),
+        pytest.param(
+            gzip.compress(SMALL.encode())[:-8] + b"\xff" * 8, "line 1: the gzip data is damaged", id="wrong-checksum-gz"
+        ),
+        pytest.param(b"\x1f\x8b", "the gzip data ends here", id="two-bytes-of-gz"),
     ],
 )
 def test_damaged_files(tmp_path: Path, data: bytes, words: str) -> None:
