@@ -1,0 +1,101 @@
+"""What a trace is: every operator of one or more steps with statistics of its tensors. Plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SCHEMA = 1
+FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
+PHASES = (FORWARD, BACKWARD, OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """One tensor as an operator saw it.
+
+    Attributes:
+        tensor: number of the value within its trace: the same number is the same storage, view and version.
+        shape: its sizes.
+        dtype: "float32", "bfloat16", "int64": torch's name without "torch.".
+        device: "cpu", "cuda:0".
+        low: least of the finite elements; None where there is none, or where the level does not count.
+        high: greatest of the finite elements, likewise.
+        rms: root mean square of the finite elements, added in float64 on CPU and float32 elsewhere.
+        nan: how many elements are NaN; None where nobody counted (integers, or a level that does not).
+        inf: how many are infinite.
+        subnormal: how many are subnormal in their dtype.
+        zero: how many are zero.
+        digest: 64-bit hash of the bytes with their positions: a permutation or a sign flip changes it; None if not
+            computed. Equal on every device for equal bytes.
+    """
+
+    tensor: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    low: float | None = None
+    high: float | None = None
+    rms: float | None = None
+    nan: int | None = None
+    inf: int | None = None
+    subnormal: int | None = None
+    zero: int | None = None
+    digest: int | None = None
+
+    @property
+    def bad(self) -> bool:
+        """Whether an element is NaN or infinite, as far as anybody counted."""
+        return bool(self.nan) or bool(self.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator that ran.
+
+    Attributes:
+        index: position in the trace.
+        step: number of the step it belongs to.
+        phase: "forward", "backward" or "other" (optimizer, data, anything outside both).
+        name: the operator with its overload, "aten.mm.default", or a kernel of ours, "retrograd::rms_norm_fwd".
+        module: path of the innermost module whose forward it belongs to ("blocks.0.mlp"; "" is the model itself or
+            none); in a backward the module whose forward made the autograd node.
+        node: name of the autograd node, "MmBackward0"; "" in a forward.
+        place: "file.py:12", the line of the user that asked for it; in a backward the line of the forward.
+        code: that line of source, stripped; "" if it cannot be read.
+        arguments: what is no tensor, as text, so that two runs can be told apart: "dim=-1, keepdim=False".
+        inputs: the tensors it was given, in order.
+        outputs: the tensors it returned or wrote into, in order.
+        random: whether it draws from a generator.
+    """
+
+    index: int
+    step: int
+    phase: str
+    name: str
+    module: str
+    node: str
+    place: str
+    code: str
+    arguments: str
+    inputs: tuple[Stats, ...]
+    outputs: tuple[Stats, ...]
+    random: bool = False
+
+
+@dataclass(slots=True)
+class Trace:
+    """A recorded run.
+
+    Attributes:
+        ops: every operator in the order in which it was issued.
+        level: "names" (no statistics), "fast" or "full".
+        rank: rank of the process, 0 if there is only one.
+        meta: versions, device, seed, start: text by name, for people.
+        schema: version of this form.
+    """
+
+    ops: list[Op] = field(default_factory=list[Op])
+    level: str = "fast"
+    rank: int = 0
+    meta: dict[str, str] = field(default_factory=dict[str, str])
+    schema: int = SCHEMA
