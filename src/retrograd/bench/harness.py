@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Measured)
 
 _OVER = "over --max-seconds"
 # What one provider may take at one shape, all rounds together, where there are several.
-_ROUNDS_SECONDS = 45.0
+_ROUNDS_SECONDS = 20.0
 
 
 class UnavailableError(Exception):

@@ -11,7 +11,7 @@ from retrograd.bench import harness, registry
 from retrograd.bench.correct import wrong_results
 from retrograd.bench.harness import Data, Prepared, Work, check_names, make
 from retrograd.bench.providers import OPS, NormOp
-from retrograd.bench.rows import WAYS, Row
+from retrograd.bench.rows import WAYS, Row, in_words, rate
 from retrograd.bench.timing import Timer
 
 Shape = tuple[int, int]
@@ -135,10 +135,10 @@ def _data(op: NormOp, row: Row, device: str) -> Data:
 
 
 def _line(row: Row) -> str:
-    parts = [f"{row.op} {row.m}x{row.n} {row.provider}:"]
+    parts = [f"{row.op} {row.m}x{row.n} {row.dtype} {row.provider}:"]
     parts += [row.skipped] * bool(row.skipped)
     speeds = [(way, row.ms(way), row.gb_per_s(way)) for way in WAYS]
-    parts += [f"{way} {1000 * ms:.1f} us {speed:.0f} GB/s" for way, ms, speed in speeds if ms and speed]
+    parts += [f"{way} {in_words(ms)} {rate(speed)} GB/s" for way, ms, speed in speeds if ms and speed]
     parts += [f"{row.host_us:.1f} us host"] if row.host_us is not None else []
     parts += [f"({row.note})"] * bool(row.note)
     return " ".join(parts)

@@ -72,6 +72,8 @@ class Entry:
 
 
 _NORM, _DEFORM, _SUM = "retrograd.bench.providers:", "retrograd.bench.msda.providers:", "retrograd.bench.general.sums:"
+# What makes a provider of any other function.
+ANYTHING, ANYTHING_COMPILED = "retrograd.bench.general.run:functions", "retrograd.bench.general.run:compiled"
 _ATOMIC, _FIXED = {"deterministic": False}, {"deterministic": True}
 
 # In the order in which tables show them. torch.compile of what people write comes last: it takes longest.
@@ -80,7 +82,8 @@ TABLE: list[Entry] = [
     Entry("retrograd-atomic", OPS, _NORM + "retrograd", _ATOMIC, devices=_GPU, usual=_GPU),
     Entry("retrograd-triton", OPS, _NORM + "retrograd", {"impl": "triton"}, devices=_GPU, usual=()),
     Entry("retrograd-native", OPS, _NORM + "retrograd", {"impl": "native"}, devices=_CPU, usual=()),
-    Entry("retrograd-torch", OPS, _NORM + "retrograd", {"impl": "torch"}, usual=_CPU),
+    # Torch operations, for machines without a compiler: 10 times slower than native code on a CPU.
+    Entry("retrograd-torch", OPS, _NORM + "retrograd", {"impl": "torch"}, usual=()),
     Entry("retrograd-compile", OPS, _NORM + "compiled_retrograd", usual=()),
     Entry("torch", OPS, _NORM + "by_torch", package="torch"),
     Entry("written-out", OPS, _NORM + "written_out", package="torch", usual=_CPU),
@@ -134,7 +137,8 @@ def register(
     Args:
         name: as tables and `--providers` have it.
         op: one of `ops()`.
-        function: computes the op from tensors, with gradients, called as `CALLS[op]` says.
+        function: computes the op from tensors, with gradients, called as `CALLS[op]` says; an op of yours is called
+            like itself.
         package: the distribution whose version is told; "" for code of your own.
         devices: some of "cuda", "cpu".
 
@@ -142,16 +146,16 @@ def register(
         UsageError: the op is unknown, the name is taken by this project or cannot stand in a list, `function` cannot
             be called, or a device is unknown.
     """
-    if op not in CALLS:
-        raise UsageError(f"`op` is {op!r}, expected one of {', '.join(CALLS)}")
+    if op not in ops():
+        raise UsageError(f"`op` is {op!r}, expected one of {', '.join(ops())}")
     if not name or own(name) or "," in name:
         raise UsageError(f"`name` is {name!r}, expected a name of your own, without commas and not retrograd's")
     if not callable(function):
-        raise UsageError(f"`function` of {name!r} is {type(function).__name__}, expected {CALLS[op]}")
+        raise UsageError(f"`function` of {name!r} is {type(function).__name__}, expected {CALLS.get(op, 'a function')}")
     if not devices or not set(devices) <= set(_BOTH):
         raise UsageError(f"`devices` of {name!r} is {tuple(devices)}, expected some of {', '.join(_BOTH)}")
-    home = _SUM if op == RANK_SUM else _DEFORM if op == MSDA else _NORM
-    add(Entry(name, (op,), home + "users", {"function": function}, package, tuple(devices), tuple(devices)))
+    made = _NORM + "users" if op in OPS else _DEFORM + "users" if op == MSDA else ANYTHING
+    add(Entry(name, (op,), made, {"function": function}, package, tuple(devices), tuple(devices)))
 
 
 def add(entry: Entry) -> None:
@@ -171,21 +175,6 @@ def listing() -> str:
         lines += [_line(TABLE[i]) for i in places]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
-
-
-def facts() -> list[dict[str, Any]]:
-    """The table as data, for JSON."""
-    return [
-        {
-            "ops": list(entry.ops),
-            "provider": entry.name,
-            "package": entry.package,
-            "version": entry.version,
-            "devices": list(entry.devices),
-            "usual": list(entry.usual),
-        }
-        for entry in TABLE
-    ]
 
 
 def _line(entry: Entry) -> str:

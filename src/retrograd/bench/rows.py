@@ -103,6 +103,16 @@ class Row(Measured):
         return useful_bytes(self.op, direction, self.m, self.n, self.dtype)
 
 
+def in_words(ms: float) -> str:
+    """A time in the unit that suits it: us below a millisecond, else ms."""
+    return f"{1000 * ms:.1f} us" if ms < 1 else f"{ms:.1f} ms"
+
+
+def rate(gb_per_s: float) -> str:
+    """A bandwidth in GB/s, with a decimal where it is small."""
+    return f"{gb_per_s:.0f}" if gb_per_s >= 100 else f"{gb_per_s:.1f}"
+
+
 def own(provider: str) -> bool:
     """Whether a provider is this project: never the peer that a ratio is taken against."""
     return provider == OURS or provider.startswith(f"{OURS}-")

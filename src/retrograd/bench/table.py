@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retrograd.bench.rows import OPS, OURS, Measured, R, Row, own
+from retrograd.bench.rows import OPS, OURS, Measured, R, Row, own, rate
 from retrograd.bench.spread import Ratio, paired
 
 _HEAD = "| {op} | provider | fwd GB/s | of copy | fwd ratio | bwd GB/s | of copy | bwd ratio |\n|" + "---|" * 8
@@ -76,7 +76,7 @@ def machines(rows: Sequence[Measured]) -> str:
     for row in rows:
         named = {"gpu", "cpu"}
         facts = ", ".join(value if name in named else f"{name} {value}" for name, value in row.machine.items())
-        copy = f"; copy {row.copy_gb_per_s:.0f} GB/s" if row.copy_gb_per_s else ""
+        copy = f"; copy {rate(row.copy_gb_per_s)} GB/s" if row.copy_gb_per_s else ""
         if facts + copy and facts + copy not in lines:
             lines.append(facts + copy)
     return "\n".join(lines)
@@ -106,7 +106,7 @@ def _cells(row: Row, group: Sequence[Row]) -> str:
             cells += ["-", "", ""]
             continue
         share = f"{speed / row.copy_gb_per_s:.0%}" if row.copy_gb_per_s else ""
-        cells += [f"{speed:.0f}" + (" (events)" if how == "events" else ""), share, _ratio_cell(row, group, direction)]
+        cells += [rate(speed) + (" (events)" if how == "events" else ""), share, _ratio_cell(row, group, direction)]
     return " | ".join(cells)
 
 

@@ -25,6 +25,14 @@ def cpu_count() -> int:
         return os.cpu_count() or 1
 
 
+def busy_cpus() -> float | None:
+    """How many processors other processes have kept busy in the last minute; None where the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
 def last_level_cache_bytes() -> int | None:
     """Size of the largest cache of the first processor; None where the system does not say."""
     found = []

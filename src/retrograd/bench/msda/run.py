@@ -13,7 +13,7 @@ from retrograd.bench.msda.correct import judged, truth
 from retrograd.bench.msda.providers import LEAVES
 from retrograd.bench.msda.rows import OP, Row
 from retrograd.bench.msda.shapes import CPU_SHAPES, SHAPES, Shape, shape_of
-from retrograd.bench.rows import WAYS
+from retrograd.bench.rows import WAYS, in_words
 from retrograd.bench.timing import Results, Timer
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -148,7 +148,7 @@ def _centres(shape: Shape, device: str) -> torch.Tensor:
 def _line(row: Row) -> str:
     parts = [f"{row.shape} {row.dtype} {row.provider}:"]
     parts += [row.skipped] * bool(row.skipped)
-    parts += [f"{way} {1000 * ms:.1f} us" for way in ("fwd", "bwd") if (ms := row.ms(way)) is not None]
+    parts += [f"{way} {in_words(ms)}" for way in ("fwd", "bwd") if (ms := row.ms(way)) is not None]
     parts += [f"{row.host_us:.1f} us host"] if row.host_us is not None else []
     parts += [f"({row.note})"] * bool(row.note)
     return " ".join(parts)
