@@ -17,7 +17,7 @@ from retrograd.env.machine import cpu_model, last_level_cache_bytes, memory_byte
 _CACHE_BYTES = 64 * 2**20
 _FEWEST_SETS, _MOST_SETS = 2, 64
 _FEWEST_CALLS = 4
-_COPIES = 10
+_COPIES, _COPY_BYTES = 10, 2**28
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
@@ -75,7 +75,7 @@ class CpuTimer:
 
     def copy_gb_per_s(self) -> float:
         """Median of copies of eight times the cache, at least 256 MiB."""
-        size = max(8 * self.cache_bytes, 2**28)
+        size = max(8 * self.cache_bytes, _COPY_BYTES)
         source = torch.zeros(size, dtype=torch.uint8)
         target = torch.zeros_like(source)
         timing = self.time(lambda _: (target.copy_(source),), 1, _COPIES)

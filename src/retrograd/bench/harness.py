@@ -251,14 +251,15 @@ class _Turn(Generic[R]):
         kept = self._timed[self._timer.discarded :] or [last]
         if last.skipped or rounds == 1 or self._plan.host:
             return last
-        found: dict[str, Any] = {}
+        # What went wrong in one round only must not be lost.
+        found: dict[str, Any] = {"note": "; ".join(dict.fromkeys(row.note for row in kept if row.note))}
         for way in WAYS:
             times = tuple(ms for row in kept if (ms := row.ms(way)) is not None)
             found |= {f"{way}_rounds": times, f"{way}_ms": statistics.median(times) if times else None}
         return replace(last, **found)
 
     def _guarded(self, measure: Callable[[], Prepared[R]]) -> Prepared[R]:
-        """What `measure` returns, or the row with the error it raised; afterwards no memory is kept."""
+        """What `measure` returns, or the row with the error it raised; afterwards no memory of a GPU is kept."""
         try:
             return measure()
         except UnavailableError:
@@ -266,8 +267,8 @@ class _Turn(Generic[R]):
         except Exception as error:
             return replace(self._row, skipped=first_line(error)), None
         finally:
-            gc.collect()
             if self._timer.device == "cuda":
+                gc.collect()
                 torch.cuda.empty_cache()
 
 

@@ -92,7 +92,7 @@ class Session:
         rows: list[Measured] = []
         busy = busy_cpus()
         if self._request.device == "cpu" and busy is not None and busy > _BUSY * cpu_count():
-            tell(f"{busy:.1f} of {cpu_count()} CPUs are busy already: times will be long and spreads wide")
+            tell(f"other processes load {cpu_count()} CPUs by {busy:.1f}: times will be long and spreads wide")
         with threads(self._request.threads):
             for family, settings in self._settings.items():
                 rows += family.measures().run(settings, self.timer, tell, keep)

@@ -24,7 +24,7 @@ def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 _OPTIONS = [
     click.option("--list", "listed", is_flag=True, help="Show ops, providers, versions and devices; measure nothing."),
-    click.option("--ops", "more", callback=_split, metavar="A,B", help="Another way to name ops."),
+    click.option("--ops", "more", callback=_split, metavar="A,B", help="Of the named ones only these."),
     click.option("--shapes", callback=_split, metavar="A,B", help="Norms: MxN. Deformable attention: enc800, dec300, "
                  "rfdetr, ... or sizes such as B4-Q300-H8-C32-P4-64x64+32x32. An op of yours: 'M=4096 N=1024,...'."),
     click.option("--providers", callback=_split, metavar="A,B", help="Of those that --list shows."),
@@ -87,7 +87,7 @@ def command(
         plotting.check_path(plot)
     # Before anything is measured: the same file may be written.
     then = families.load(earlier) if earlier else []
-    found = families.load(load) if load else _measured((*ops, *what.pop("more")), what)
+    found = families.load(load) if load else _measured(ops, what)
     click.echo(families.markdown(found), nl=False)
     if plot:
         plotting.write(found, plot)
@@ -116,7 +116,7 @@ def _compare(found: Sequence[Measured], then: Sequence[Measured], fail_slower: f
 
 def _measured(ops: tuple[str, ...], what: dict[str, Any]) -> list[Measured]:
     """Rows of what the options ask for, each written to a file as soon as it is there."""
-    names = _resolved(ops)
+    names = _narrowed(_resolved(ops), what.pop("more"))
     _need_torch()
     from retrograd.bench.families import MSDA, markdown
     from retrograd.bench.rows import to_line
@@ -162,6 +162,13 @@ def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
             known = [*families.GROUPS, *registry.ops()]
             raise UsageError(f"unknown op {op!r}{near(op, known)}; expected {', '.join(known)}, or file.py:spec")
     return tuple(dict.fromkeys(names))
+
+
+def _narrowed(names: tuple[str, ...], only: tuple[str, ...]) -> tuple[str, ...]:
+    for op in only:
+        if op not in names:
+            raise UsageError(f"`--ops` has {op!r}, expected some of {', '.join(names)}")
+    return only or names
 
 
 def _add_providers(users: tuple[str, ...], ops: tuple[str, ...]) -> None:

@@ -121,10 +121,11 @@ def _wrong(
     wide = {name: _wide(value) for name, value in inputs.items()}
     truth = computed(reference, leaves, tuple(grads), wide, {name: grad.double() for name, grad in grads.items()})
 
+    if odd := [name for name, out in zip(grads, provider.call(inputs), strict=True) if out.shape != truth[name].shape]:
+        return f"{', '.join(odd)} (not in the shape of the reference's)"
+
     def away(which: Provider) -> dict[str, Deviation]:
         got = computed(which, leaves, tuple(grads), inputs, grads)
-        if odd := [name for name, value in got.items() if value.shape != truth[name].shape]:
-            raise ValueError(f"{', '.join(odd)}: not in the shape of the reference's")
         return {d.name: d for d in deviations(got, ((name, slice(None), t) for name, t in truth.items()), _SUMS)}
 
     usual = away(reference)
