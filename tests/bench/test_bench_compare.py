@@ -12,7 +12,7 @@ from retrograd.bench.rows import Row
 from retrograd.errors import UndecidedError
 
 ROW = Row(
-    "rms_norm", 8, 64, "float32", "torch", fwd_how="wall", bwd_how="wall", copy_gb_per_s=10.0, machine={"cpu": "C"}
+    "rms_norm", 8, 64, "float32", "retrograd", fwd_how="wall", bwd_how="wall", copy_gb_per_s=10.0, machine={"cpu": "C"}
 )
 THEN = (1.0, 1.01, 1.02, 1.03, 1.04)
 
@@ -26,7 +26,8 @@ def shifted(factor):
 
 
 @pytest.mark.parametrize(
-    ("factor", "beyond", "fails"), [(1.2, 1, True), (1.01, 0, False), (1.05, 1, False), (0.8, -1, False)]
+    ("factor", "beyond", "fails"),
+    [(1.2, 1, True), (1.01, 0, False), (1.05, 1, False), (1.03, 0, False), (0.8, -1, False)],
 )
 def test_slower_is_beyond_noise_and_beyond_the_percentage(factor, beyond, fails):
     found = compare([shifted(factor)], [row(*THEN)])
@@ -52,7 +53,7 @@ def test_one_round_decides_by_the_percentage_and_says_so():
 
 def test_what_went_wrong_since_is_told():
     found = compare([replace(ROW, skipped="wrong: y|")], [row(*THEN)])
-    assert found.lost == ((("rms_norm", "8x64", "float32", "torch"), "wrong: y|"),)
+    assert found.lost == ((("rms_norm", "8x64", "float32", "retrograd"), "wrong: y|"),)
     assert "wrong: y/" in markdown(found)
 
 
@@ -84,11 +85,41 @@ def test_another_machine_decides_nothing():
     refuse_other_machines(compare([shifted(2.0)], [row(*THEN)]))
 
 
+def beside_torch(ours, torchs):
+    """Rows in which the machine is slower by a factor in each of five rounds."""
+    drift = (1.0, 1.5, 0.9, 1.1, 1.3)
+    return [
+        row(*(ours * a * b for a, b in zip(THEN, drift, strict=True))),
+        row(*(torchs * b for b in drift), provider="torch"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "beyond", "beside"),
+    [((2.0, 2.0), 0, 1.0), ((1.2, 1.0), 1, 1.2), ((2.4, 2.0), 1, 1.2), ((1.0, 2.0), -1, 0.5)],
+    ids=["machine-slower", "we-slower", "both-slower", "we-faster"],
+)
+def test_the_load_of_the_machine_drops_out_beside_torch(now, beyond, beside):
+    found = compare(beside_torch(*now), beside_torch(1.0, 1.0))
+    ours, torchs = found.changes
+    assert ours.beyond == beyond
+    assert ours.beside.median == pytest.approx(beside)
+    assert torchs.control
+    assert found.slower(10.0) == [ours] * (beyond == 1)
+
+
+def test_another_torch_is_no_control():
+    then = [replace(r, machine={"cpu": "C", "torch": "2.11"}) for r in beside_torch(1.0, 1.0)]
+    ours, torchs = compare(beside_torch(2.0, 2.0), then).changes
+    assert (ours.beside, torchs.control) == (None, False)
+    assert ours.beyond == 1
+
+
 def test_what_the_machine_itself_did_is_told():
-    rows = [shifted(1.2), replace(shifted(1.2), provider="retrograd")]
-    text = markdown(
-        compare([replace(r, copy_gb_per_s=8.0) for r in rows], [row(*THEN), row(*THEN, provider="retrograd")])
-    )
+    now = [replace(r, copy_gb_per_s=8.0) for r in beside_torch(2.0, 2.0)]
+    text = markdown(compare(now, beside_torch(1.0, 1.0)))
     assert "copy ran at 10.0 GB/s then and at 8.0 now" in text
-    assert "not retrograd: median ratio 1.20" in text
-    assert text.count("**slower**") == 2
+    assert "Controls took 2.00 times as long" in text
+    assert "| control |" in text
+    assert "**slower**" not in text
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {11}

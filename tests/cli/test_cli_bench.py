@@ -81,7 +81,7 @@ def test_table_on_stdout_lines_in_the_file_and_a_plot(tmp_path):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "| 8x64 float32 | torch |" in result.stdout
-    assert "rms_norm 8x64 torch" in result.stderr
+    assert "rms_norm 8x64 float32 torch" in result.stderr
     assert [row.provider for row in load([out])] == ["torch"]
     assert "<svg" in plot.read_text()
 

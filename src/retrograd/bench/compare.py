@@ -1,22 +1,30 @@
-"""Results beside earlier ones of the same machine: what became slower, beyond what the rounds scatter. No torch."""
+"""Results beside earlier ones of the same machine: what became slower, beyond what the rounds scatter. No torch.
+
+A machine that others use is slower on one day than on the next, which rounds of one run do not show (0.7 to 0.9 for
+unchanged code, seen on a busy machine). So where torch itself, in the same version, took turns in both runs, a provider
+is judged by its ratio to torch, round by round.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from retrograd.bench.rows import WAYS, Measured, own
-from retrograd.bench.spread import Ratio, apart, crossed
+from retrograd.bench.rows import WAYS, Measured
+from retrograd.bench.spread import FEWEST, Ratio, apart, crossed
 from retrograd.errors import UndecidedError
 
 _WORDS = {1: "**slower**", -1: "faster", 0: "within noise", None: "one round: unknown"}
+# What computes with torch's own operations and changes with torch only, the best first.
+_CONTROLS = ("torch", "grid_sample", "reference", "written-out")
 _LEGEND = """\
-ratio: time now over time then; (a-b): quartiles over all pairs of rounds. slower, faster: the ranges between the \
-quartiles of both runs do not touch. Of nine rounds each that are drawn alike, one line in 35 is called slower by \
-chance."""
+ratio: time now over time then; (a-b): quartiles over all pairs of rounds. beside: the same of the provider's ratio to \
+the control in each round, from which the load of the machine drops out; what decides where it is there. slower, \
+faster: every round now is above, or below, every round then."""
 
 Place = tuple[str, str, str, str]
+Pair = tuple[Measured, Measured]
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,9 @@ class Change:
         way: "fwd", "bwd" or "host".
         then_us, now_us: microseconds.
         ratio: now over then.
+        beside: the same of ratios to the control; None without one.
         beyond: 1 slower, -1 faster, 0 within noise, None where rounds are missing.
+        control: whether others are held against this one: what changed it is the machine.
     """
 
     place: Place
@@ -37,10 +47,13 @@ class Change:
     now_us: float
     ratio: Ratio
     beyond: int | None
+    beside: Ratio | None = None
+    control: bool = False
 
     def slower(self, percent: float) -> bool:
         """Whether it takes more than `percent` longer, and the rounds, if there are any, say that this is no noise."""
-        return self.ratio.median > 1 + percent / 100 and self.beyond in (1, None)
+        worse = (self.beside or self.ratio).median > 1 + percent / 100
+        return worse and self.beyond in (1, None) and not self.control
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ def compare(now: Sequence[Measured], then: Sequence[Measured]) -> Comparison:
         if before is None:
             unmatched += 1
             continue
-        found = list(_changes(row, before))
+        found = list(_changes(row, before, _controls(row, now, earlier)))
         changes += found
         if not found and any(before.ms(way) for way in WAYS) and row.skipped:
             lost.append((_place(row), row.skipped))
@@ -96,13 +109,13 @@ def compare(now: Sequence[Measured], then: Sequence[Measured]) -> Comparison:
 
 def markdown(found: Comparison) -> str:
     """A line a change, and in words what stands behind them."""
-    head = "| op | shape | dtype | provider | | then us | now us | ratio | |\n|" + "---|" * 9
+    head = "| op | shape | dtype | provider | | then us | now us | ratio | beside | |\n|" + "---|" * 10
     lines = [
         f"| {' | '.join(change.place)} | {change.way} | {change.then_us:.1f} | {change.now_us:.1f} | {change.ratio} | "
-        f"{_WORDS[change.beyond]} |"
+        f"{change.beside or ''} | {'control' if change.control else _WORDS[change.beyond]} |"
         for change in found.changes
     ]
-    lines += [f"| {' | '.join(place)} | | | - | | {_plain(reason)} |" for place, reason in found.lost]
+    lines += [f"| {' | '.join(place)} | | | - | | | {_plain(reason)} |" for place, reason in found.lost]
     return "\n\n".join(["\n".join([head, *lines]), "\n".join([*_context(found), _LEGEND])]) + "\n"
 
 
@@ -121,9 +134,9 @@ def _context(found: Comparison) -> Iterator[str]:
         yield f"Not one device: then {_then_now(found.machines)}."
     if found.copies:
         yield f"The copy ran at {found.copies[0]:.1f} GB/s then and at {found.copies[1]:.1f} now."
-    others = [change.ratio.median for change in found.changes if not own(change.place[3])]
-    if others:
-        yield f"Providers that are not retrograd: median ratio {statistics.median(others):.2f}, which is the machine's."
+    controls = [change.ratio.median for change in found.changes if change.control]
+    if controls:
+        yield f"Controls took {statistics.median(controls):.2f} times as long as then (median), which is the machine's."
     if found.unmatched:
         yield f"{found.unmatched} rows have no row then."
 
@@ -136,18 +149,44 @@ def _place(row: Measured) -> Place:
     return (*row.place, row.provider)
 
 
-def _changes(row: Measured, before: Measured) -> Iterator[Change]:
+def _controls(row: Measured, now: Sequence[Measured], earlier: Mapping[Place, Measured]) -> Pair | None:
+    """The rows now and then of what a row is held against: torch's own in the same version, in rounds both times."""
+    for name in _CONTROLS:
+        found = next((r for r in now if r.place == row.place and r.provider == name), None)
+        before = earlier.get((*row.place, name))
+        if not found or not before or found.machine.get("torch") != before.machine.get("torch"):
+            continue
+        if min(len(found.fwd_rounds), len(before.fwd_rounds)) >= FEWEST:
+            return found, before
+    return None
+
+
+def _changes(row: Measured, before: Measured, controls: Pair | None) -> Iterator[Change]:
     for way in WAYS:
         now, then = row.ms(way), before.ms(way)
         same_how = (row.fwd_how, row.bwd_how) == (before.fwd_how, before.bwd_how)
-        if now and then and same_how:
-            rounds = row.rounds(way), before.rounds(way)
-            ratio = crossed(*rounds) or Ratio(now / then)
-            known = ratio.low is not None
-            yield Change(_place(row), way, 1e3 * then, 1e3 * now, ratio, apart(*rounds) if known else None)
+        if not (now and then and same_how):
+            continue
+        rounds = row.rounds(way), before.rounds(way)
+        ratio = crossed(*rounds) or Ratio(now / then)
+        beyond = apart(*rounds) if ratio.low is not None else None
+        times = 1e3 * then, 1e3 * now
+        if controls and row.provider == controls[0].provider:
+            yield Change(_place(row), way, *times, ratio, beyond, control=True)
+            continue
+        held = tuple(_over(mine, control.rounds(way)) for mine, control in zip(rounds, controls or (), strict=False))
+        beside = crossed(*held) if len(held) == 2 else None
+        if beside is None or beside.low is None:
+            yield Change(_place(row), way, *times, ratio, beyond)
+        else:
+            yield Change(_place(row), way, *times, ratio, apart(*held), beside)
     if row.host_us and before.host_us:
-        ratio = Ratio(row.host_us / before.host_us)
-        yield Change(_place(row), "host", before.host_us, row.host_us, ratio, None)
+        yield Change(_place(row), "host", before.host_us, row.host_us, Ratio(row.host_us / before.host_us), None)
+
+
+def _over(mine: Sequence[float], control: Sequence[float]) -> tuple[float, ...]:
+    """Ratios of rounds that were run in turn."""
+    return tuple(a / b for a, b in zip(mine, control, strict=False))
 
 
 def _plain(text: str) -> str:

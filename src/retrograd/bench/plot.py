@@ -129,7 +129,7 @@ def _bars(points: list[dict[str, Any]]) -> dict[str, Any]:
     y = {"field": "provider", "type": "nominal", "sort": providers, "title": None}
     x = {"field": "gb_per_s", "type": "quantitative", "title": "useful GB/s"}
     # The first provider of an op is the one that the others are held against.
-    header = {"labelAngle": 0, "labelAlign": "left"}
+    header = {"labelOrient": "top", "labelAnchor": "start"}
     first = {"condition": {"test": "datum.first", "value": _COLOURS["retrograd"]}, "value": "#6a6a6a"}
     return {
         "data": {"values": points},
@@ -149,7 +149,7 @@ def _bar_points(rows: Sequence[Measured]) -> list[dict[str, Any]]:
         for way, words in zip(WAYS, ("forward", "backward"), strict=True):
             if speed := row.gb_per_s(way):
                 at = {"place": " ".join(row.place), "direction": words, "provider": row.provider}
-                points.append({**at, "gb_per_s": round(speed, 1), "first": firsts[row.place] == row.provider})
+                points.append({**at, "gb_per_s": float(f"{speed:.3g}"), "first": firsts[row.place] == row.provider})
     return points
 
 
@@ -168,7 +168,7 @@ def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
             if speed is None:
                 continue
             at = {"op": row.op, "direction": words, "n": row.n}
-            points.append({**at, "provider": row.provider, "gb_per_s": round(speed, 1)})
+            points.append({**at, "provider": row.provider, "gb_per_s": float(f"{speed:.4g}")})
             roof = {**at, "provider": _COPY, "gb_per_s": round(row.copy_gb_per_s or 0.0, 1)}
             if row.copy_gb_per_s and roof not in points:
                 points.append(roof)

@@ -48,13 +48,13 @@ def quartiles(numbers: Sequence[float]) -> tuple[float, float] | None:
 def apart(now: Sequence[float], earlier: Sequence[float]) -> int:
     """1 if times have grown beyond what the rounds scatter, -1 if they have shrunk, 0 if neither or unknown.
 
-    Beyond: the ranges between quartiles do not touch. Of nine rounds each that are drawn alike, one range in 35 lies
-    above the other by chance.
+    Beyond: every round now is above every round then. Of rounds that are drawn alike that happens once in 70 with four
+    of them each, once in 48,620 with nine. Quartiles that do not touch would be too little: two runs differ more than
+    the rounds of one (on a busy machine the same code was 1.19 of itself beside torch, and quartiles said slower).
     """
-    ours, theirs = quartiles(now), quartiles(earlier)
-    if ours is None or theirs is None:
+    if min(len(now), len(earlier)) < FEWEST:
         return 0
-    return (ours[0] > theirs[1]) - (ours[1] < theirs[0])
+    return (min(now) > max(earlier)) - (max(now) < min(earlier))
 
 
 def _of(ratios: list[float], rounds: int) -> Ratio | None:
