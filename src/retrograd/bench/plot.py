@@ -138,6 +138,7 @@ def _bars(points: list[dict[str, Any]]) -> dict[str, Any]:
             "column": {"field": "direction", "type": "nominal", "sort": ["forward", "backward"], "title": None},
         },
         "spec": {"width": 300, "height": {"step": 18}, "mark": "bar", "encoding": {"x": x, "y": y, "color": first}},
+        "resolve": {"scale": {"y": "independent"}},
     }
 
 

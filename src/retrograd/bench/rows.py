@@ -27,7 +27,7 @@ class Measured:
 
     Attributes:
         fwd_how: "graph" (replay of a CUDA graph, no host time), "events" (CUDA events around every call) or "wall" (the
-            clock on the wall, on a CPU).
+            clock around every call, on a CPU).
         fwd_rounds: the time of each round, where providers took turns; fwd_ms is their median.
         copy_gb_per_s: bandwidth of a copy on the device in the same run, read plus write.
         host_us: host time of one forward and backward, in microseconds.

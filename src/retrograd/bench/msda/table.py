@@ -17,7 +17,7 @@ _LEGEND = f"""\
 us: one call, inputs not in the cache. MB: the least that must move, and what of the copy's bandwidth that makes. \
 x grid_sample: how many times faster than grid_sample in the same run; x best peer: than the fastest other library in \
 the same run. extra: memory beyond inputs, results and gradients. (events): CUDA events around calls, else replays of \
-a CUDA graph, or the clock on a CPU's wall.
+a CUDA graph.
 Lines marked † are {earlier.WHERE}: the fastest library of that run."""
 
 
@@ -43,7 +43,7 @@ def markdown(rows: Sequence[Row]) -> str:
 def _legend(timed: Sequence[Row]) -> str:
     if not timed:
         return ""
-    return _LEGEND.partition("\nLines")[0] if all("cpu" in row.machine for row in timed) else _LEGEND
+    return _LEGEND.partition(" (events)")[0] if all("cpu" in row.machine for row in timed) else _LEGEND
 
 
 def _line(cells: Sequence[str]) -> str:
