@@ -71,6 +71,15 @@ def test_providers_take_turns_on_the_same_data(two):
     assert {place for name, place in two[2:] if name == "a"} == {place for name, place in two[2:] if name == "b"}
 
 
+def test_on_a_gpu_each_round_measures_each_provider_anew(two):
+    timer = Scripted()
+    timer.keeps_data, timer.discarded = False, 0
+    a, b = rows_of(timer, rounds=3)
+    assert (a.fwd_rounds, b.fwd_rounds) == ((1.0, 2.0, 3.0), (1.0, 2.0, 3.0))
+    order = [name for name, _ in itertools.groupby(name for name, _ in two[2:])]
+    assert order == ["a", "b", "a", "b"]
+
+
 def test_who_takes_too_long_has_fewer_rounds(two, monkeypatch):
     monkeypatch.setattr("retrograd.bench.harness._ROUNDS_SECONDS", -1.0)
     a, _ = rows_of(Scripted())

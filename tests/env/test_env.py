@@ -151,6 +151,16 @@ def test_a_flag_that_this_torch_lacks_is_none(monkeypatch):
     assert flags(torch)["deterministic_warn_only"] is None
 
 
+def test_a_flag_that_cannot_be_read_says_why(monkeypatch):
+    def refuse():
+        raise RuntimeError("set by its other name\nmore")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    found = flags(torch)
+    assert found["float32_matmul_precision"] == "cannot be read: RuntimeError: set by its other name"
+    assert hazards(_facts(found)) == []
+
+
 def test_variables_that_matter_are_shown_and_secrets_are_not(monkeypatch):
     monkeypatch.setenv("NCCL_PROTO", "Simple")
     monkeypatch.setenv("TORCH_HUB_TOKEN", "hunter2")

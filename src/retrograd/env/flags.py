@@ -57,8 +57,8 @@ def _plain(torch: ModuleType, read: Read) -> Any:
         value = read(torch)
     except AttributeError:
         return None
-    except RuntimeError as error:  # the old and the new name of TF32 set apart from each other
-        return f"cannot be read: {str(error).splitlines()[0]}"
+    except Exception as error:  # as when TF32 was set by its new name, and is read by the old one
+        return f"cannot be read: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return value if isinstance(value, (bool, int)) else str(value).removeprefix("torch.")
 
 
