@@ -8,7 +8,7 @@ import pytest
 
 from retrograd.bench.compare import compare, markdown, refuse_other_machines
 from retrograd.bench.msda.rows import Row as Deformable
-from retrograd.bench.rows import Row
+from retrograd.bench.rows import OVER, Row
 from retrograd.errors import UndecidedError
 
 ROW = Row(
@@ -70,6 +70,14 @@ def test_only_rows_of_the_same_thing_measured_alike_are_compared():
     assert (len(found.changes), found.unmatched) == (1, 1)
     point = Deformable("dec300", "bfloat16", "float32", "mmcv", fwd_ms=1.0)
     assert compare([point], [replace(point, fwd_ms=2.0)]).changes[0].ratio.median == 0.5
+
+
+def test_what_was_not_begun_or_timed_otherwise_is_no_finding():
+    rows = [row(*THEN), row(*THEN, n=128), row(*THEN, n=256)]
+    now = [row(*THEN), replace(ROW, n=128, skipped=OVER), replace(rows[2], fwd_how="events")]
+    found = compare(now, rows)
+    assert (len(found.changes), found.unmatched, found.lost) == (1, 2, ())
+    assert "2 rows cannot be compared" in markdown(found)
 
 
 def test_host_times_are_compared_too():

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from retrograd.bench.rows import WAYS, Measured
+from retrograd.bench.rows import OVER, WAYS, Measured
 from retrograd.bench.spread import FEWEST, Ratio, apart, crossed
 from retrograd.errors import UndecidedError
 
@@ -63,7 +63,7 @@ class Comparison:
     Attributes:
         changes: in the order of the rows now.
         lost: what had a time then and has none now, with the reason.
-        unmatched: rows now without a row then.
+        unmatched: rows now without a row then, or timed in another way (replayed then, by events now).
         machines: the device then and now, where they differ.
         copies: bandwidth of the copy (then, now).
     """
@@ -96,8 +96,10 @@ def compare(now: Sequence[Measured], then: Sequence[Measured]) -> Comparison:
             continue
         found = list(_changes(row, before, _controls(row, now, earlier)))
         changes += found
-        if not found and any(before.ms(way) for way in WAYS) and row.skipped:
+        if not found and any(before.ms(way) for way in WAYS) and row.skipped not in ("", OVER):
             lost.append((_place(row), row.skipped))
+        else:
+            unmatched += not found
     if not changes and not lost:
         raise UndecidedError("the earlier results have no time for any op, shape, dtype and provider of these")
     names = {row.device_name for row in then}, {row.device_name for row in now}
@@ -138,7 +140,7 @@ def _context(found: Comparison) -> Iterator[str]:
     if controls:
         yield f"Controls took {statistics.median(controls):.2f} times as long as then (median), which is the machine's."
     if found.unmatched:
-        yield f"{found.unmatched} rows have no row then."
+        yield f"{found.unmatched} rows cannot be compared: not measured then or now, or in another way."
 
 
 def _then_now(names: tuple[str, str]) -> str:
@@ -164,8 +166,7 @@ def _controls(row: Measured, now: Sequence[Measured], earlier: Mapping[Place, Me
 def _changes(row: Measured, before: Measured, controls: Pair | None) -> Iterator[Change]:
     for way in WAYS:
         now, then = row.ms(way), before.ms(way)
-        same_how = (row.fwd_how, row.bwd_how) == (before.fwd_how, before.bwd_how)
-        if not (now and then and same_how):
+        if not now or not then or row.how(way) != before.how(way):
             continue
         rounds = row.rounds(way), before.rounds(way)
         ratio = crossed(*rounds) or Ratio(now / then)

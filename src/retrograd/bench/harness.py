@@ -16,7 +16,7 @@ import torch
 
 from retrograd.bench import registry
 from retrograd.bench.cpu import CpuTimer
-from retrograd.bench.rows import WAYS, Measured
+from retrograd.bench.rows import OVER, WAYS, Measured
 from retrograd.bench.timing import CudaTimer, Timer, Timing, first_line, host_us
 from retrograd.errors import UsageError
 
@@ -25,7 +25,6 @@ Data = Iterator[tuple[Tensors, Tensors]]
 Function = Callable[[Tensors], tuple[torch.Tensor, ...]]
 R = TypeVar("R", bound=Measured)
 
-_OVER = "over --max-seconds"
 # What one provider may take at one shape, all rounds together, where there are several.
 _ROUNDS_SECONDS = 20.0
 
@@ -201,7 +200,7 @@ class _Run(Generic[R]):
                 continue
             row = replace(job, **self._base)
             if time.monotonic() - self._began > self._plan.max_seconds:
-                yield replace(row, skipped=_OVER)
+                yield replace(row, skipped=OVER)
                 continue
             try:
                 turn = _Turn(job, row, self._plan, self._timer, shared)

@@ -17,6 +17,7 @@ R = TypeVar("R", bound="Measured")
 OPS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
 OURS = "retrograd"
 WAYS = ("fwd", "bwd")
+OVER = "over --max-seconds"  # why a row was not begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,10 @@ class Measured:
     def ms(self, direction: str) -> float | None:
         """Time of "fwd" or "bwd"."""
         return self.fwd_ms if direction == "fwd" else self.bwd_ms
+
+    def how(self, direction: str) -> str:
+        """How "fwd" or "bwd" was timed."""
+        return self.fwd_how if direction == "fwd" else self.bwd_how
 
     def rounds(self, direction: str) -> tuple[float, ...]:
         """Times of the rounds of "fwd" or "bwd"."""
