@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from retrograd.display import Shown
 from retrograd.errors import UndecidedError, UsageError, VerificationError
 
 SCHEMA = "retrograd.report/1"
@@ -153,7 +154,7 @@ class StageResult:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """The whole record of one `verify`; true if the backward pass was proved right by every stage that ran.
 
     `verdict` is "proved" (no finding, at least one stage ran to its end), "finding" or "undecided".

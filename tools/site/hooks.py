@@ -105,3 +105,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
     fences = [m.span() for m in _FENCE.finditer(markdown)]
     return _LINK.sub(lambda m: m[0] if any(a <= m.start() < b for a, b in fences) else link(m), markdown)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """mkdocs-click 0.9 shows click's mark for "no default" as if it were one."""
+    return html.replace("<code>Sentinel.UNSET</code>", "").replace("<td>N/A</td>", "<td></td>")

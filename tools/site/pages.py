@@ -37,7 +37,7 @@ _LANGUAGES = {".py": "python", ".cpp": "cpp", ".cu": "cpp", ".sh": "bash", ".tom
 
 @dataclass(frozen=True)
 class Made:
-    """One made page: where it stands in the site, its text, and the file of the repository that it shows ("" if none)."""
+    """One made page: where it stands in the site, its text, and the file that it shows, if any."""
 
     path: str
     text: str
@@ -52,7 +52,9 @@ def public_names(module: str) -> list[str]:
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    if isinstance(tables.get("__all__"), ast.List) and not any(isinstance(e, ast.Starred) for e in tables["__all__"].elts):
+    if isinstance(tables.get("__all__"), ast.List) and not any(
+        isinstance(e, ast.Starred) for e in tables["__all__"].elts
+    ):
         names = ast.literal_eval(tables["__all__"])
     else:
         defined = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from retrograd.display import Shown
 from retrograd.errors import UndecidedError, VerificationError
 from retrograd.record import parsed, plain
 
@@ -131,7 +132,7 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Flake:
+class Flake(Shown):
     """What is known about one test; true if no run failed.
 
     `verdict` is "steady" (no failure seen), "flaky", "broken" (every run fails) or "undecided" (nothing ran).
@@ -184,7 +185,7 @@ class Flake:
 
 
 @dataclass(frozen=True)
-class FlakeReport:
+class FlakeReport(Shown):
     """The record of one `retrograd flake`: one Flake a test; true if no run of any test failed."""
 
     flakes: tuple[Flake, ...]

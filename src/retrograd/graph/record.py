@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from retrograd.display import Shown
 from retrograd.record import parsed, plain
 
 DIFF_SCHEMA = "retrograd.graph.diff/1"
@@ -98,7 +99,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Shown):
     """The comparison of two graphs, true if they are the same computation.
 
     `causes` come first cause first. `notes` say what differs without changing the computation (names, dead code,
@@ -151,7 +152,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Unique:
+class Unique(Shown):
     """How many graphs a set of files really holds, at each level; `titles` in the order given."""
 
     titles: tuple[str, ...]
@@ -235,7 +236,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Follow:
+class Follow(Shown):
     """Where one value of a graph goes: every step (or the first of `total`), the collectives and outputs it reaches.
 
     `ends` names the instructions where a way ends that nobody uses, `effects` those that do something, such as a send.
