@@ -13,8 +13,7 @@ class Shown:
     def _repr_html_(self) -> str | None:
         """The record, compact, as HTML for a page of somebody else's; None, so that text is shown, without jinja2."""
         try:
-            renderer = import_module("retrograd.report.notebook")
+            html: str = import_module("retrograd.report.notebook").render(self)
         except ImportError:
             return None
-        html: str = renderer.render(self)
         return html
