@@ -1,6 +1,6 @@
 """Seconds until commands that need no torch have ended: least wall time of ten processes each, as a Markdown table.
 
-    python benchmarks/start.py
+python benchmarks/start.py
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tools/other_python.py [--quick] [pytest's options]
 
-The base dependencies and pytest are pure Python, or fall back to it, so they are borrowed from this environment; nothing
-is installed. Exit code: pytest's; 0 with a line that says so if there is no other Python.
+The base dependencies and pytest are pure Python, or fall back to it, so they are borrowed from this environment and
+nothing is installed. Exit code: pytest's; 0 with a line that says so if there is no other Python.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ BORROWED = (
 )  # fmt: skip
 # What imports no torch: graphs, records, reports, plans. Under `--quick` the files that take a second or two.
 QUICK = (
-    "tests/test_record.py", "tests/bench/test_bench_rows.py", "tests/cli/test_cli_graph.py", "tests/fsdp/test_buckets.py",
-    "tests/graph/test_keys.py", "tests/graph/test_read_files.py", "tests/graph/test_read_hlo.py",
+    "tests/test_record.py", "tests/bench/test_bench_rows.py", "tests/cli/test_cli_graph.py",
+    "tests/fsdp/test_buckets.py", "tests/graph/test_keys.py",
+    "tests/graph/test_read_files.py", "tests/graph/test_read_hlo.py",
     "tests/graph/test_watch_lock.py", "tests/graph/test_watch_session.py", "tests/report/test_report_ci.py",
     "tests/report/test_report_notebook.py", "tests/report/test_report_text.py", "tests/report/test_report_write.py",
 )  # fmt: skip
@@ -40,7 +41,9 @@ def other() -> tuple[str, str]:
     """Version that is wanted, and an interpreter of it that runs, or ""."""
     version = "3.12" if sys.version_info < (3, 12) else "3.11"
     for candidate in _candidates(version):
-        said = subprocess.run([candidate, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True)
+        said = subprocess.run(
+            [candidate, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True
+        )
         if said.stdout.decode().strip() == version:
             return version, candidate
     return version, ""

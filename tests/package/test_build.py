@@ -91,7 +91,15 @@ def installed(built, tmp_path_factory):
     venv.create(folder, symlinks=True)
     # pip as Python brings it, run where it lies: installing it first would take eight seconds of ten.
     pip = next(Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")) / "pip"
-    command = [folder / "bin" / "python", pip, "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
+    command = [
+        folder / "bin" / "python",
+        pip,
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*command, next(built.glob("*.whl"))], check=True, env=_clean())
     site = next((folder / "lib").glob("python*/site-packages"))
     for name in BASE:

@@ -1,7 +1,8 @@
-"""Runs the notebooks of docs/notebooks, in a process of their own: `python tools/site/notebook.py` writes what they show."""
+"""Runs the notebooks of docs/notebooks and keeps what they show: `python tools/site/notebook.py`."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,13 +20,19 @@ def execute(path: Path) -> nbformat.NotebookNode:
     resources = {"metadata": {"path": str(FOLDER)}}
     with TemporaryDirectory() as sockets:  # in a private folder: no port that others on the machine could talk to
         manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
-        NotebookClient(notebook, km=manager, timeout=120, resources=resources).execute()
+        client = NotebookClient(notebook, km=manager, timeout=300, startup_timeout=300, resources=resources)
+        client.execute(env=_plain())
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it ran: a difference in every commit
         for output in cell.get("outputs", ()):
             if "text/html" in output.get("data", {}):
                 output["data"].pop("text/plain", None)  # the record's repr, half a megabyte for a comparison of graphs
     return notebook
+
+
+def _plain() -> dict[str, str]:
+    """The environment without what changes how kernels run, as tests set it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "RETROGRAD_"))}
 
 
 def main() -> None:

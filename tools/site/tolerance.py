@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,10 @@ def bench_of(spec: OpSpec, dtype: str) -> Workbench:
     return Workbench(spec, dtype, 0, "cpu", BUDGETS["full"], "full")
 
 
-def measure_norm() -> dict[str, Any]:
+def measure_norm(rows: int = ROWS) -> dict[str, Any]:
     """Every 160th element of the gradient of x: its size, its tolerance, the error of a right and of a wrong op."""
     bench, sizes = norm_bench("bfloat16")
-    case = bench.base.but(sizes=sizes)
+    case = bench.base.but(sizes={**sizes, "M": rows})
     truth = bench.truth(case)
     want, tol = truth.want["grad x"], truth.tol["grad x"]
     right = bench.run(case).grads["grad x"]
@@ -112,12 +113,12 @@ def measure_element(at: int = 30) -> dict[str, Any]:
     }
 
 
-def measure_kink() -> dict[str, Any]:
+def measure_kink(steps: Iterable[int] = range(-12, 13)) -> dict[str, Any]:
     """The derivative of a bilinear sample at floats around the centre of a pixel: two programs and the interval."""
     image = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     centre = torch.tensor(17 / 128)
     rows = []
-    for step in range(-12, 13):
+    for step in steps:
         p = centre + step * 2.0**-26  # float32 below 1/4 are 2^-26 apart here
 
         def kernel(p: torch.Tensor) -> torch.Tensor:

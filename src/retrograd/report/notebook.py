@@ -1,4 +1,4 @@
-"""Records as a fragment of HTML for notebooks: verdict, findings and how to see them again, with the reports' templates.
+"""Records as a fragment of HTML for notebooks: verdict, findings, how to see them again, by the reports' templates.
 
 No charts and no script: a notebook may be read where nothing runs. `retrograd.write(report, "r.html")` has them.
 """
@@ -32,9 +32,7 @@ def render(record: Record) -> str:
 
 def _fragment(tone: str, word: str, head: str, **parts: Any) -> str:
     empty: dict[str, Any] = dict(above=[], findings=[], lists=[], report=None, more="")
-    text: str = template("notebook.html.j2").render(
-        tone=tone, word=word, head=head, words=words, **{**empty, **parts}
-    )
+    text: str = template("notebook.html.j2").render(tone=tone, word=word, head=head, words=words, **{**empty, **parts})
     return text
 
 
@@ -81,4 +79,4 @@ def _listing(record: Unique | Follow) -> str:
 
 
 def _left_out(count: int, what: str) -> str:
-    return f"{count - _MOST} more {what}; all of them are in retrograd.write(record, \"record.html\")" * (count > _MOST)
+    return f'{count - _MOST} more {what}; all of them are in retrograd.write(record, "record.html")' * (count > _MOST)
