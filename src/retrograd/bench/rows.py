@@ -57,7 +57,7 @@ class Measured:
     host_us: float | None = None
     skipped: str = ""
     note: str = ""
-    machine: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def device_name(self) -> str:
@@ -86,11 +86,11 @@ class Measured:
 class Row(Measured):
     """One norm, shape and provider."""
 
-    op: str
+    op: str  # pyright: ignore[reportIncompatibleMethodOverride]
     m: int
     n: int
     dtype: str
-    provider: str
+    provider: str  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from retrograd.errors import MissingExtraError, UsageError, VerificationError
 from retrograd.flake.record import Flake, Rate, Tail
@@ -26,7 +26,7 @@ _BENDS = (-0.75, 1.25)
 
 def _special() -> Any:
     try:
-        import numpy as np  # noqa: F401
+        import numpy as np  # noqa: F401  # pyright: ignore[reportUnusedImport]
         from scipy import special
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -185,7 +185,7 @@ def _fit(peaks: list[float], threshold: float, level: float, n: int = 0) -> tupl
     inside = 1 + bend[..., None] * y / threshold  # [1, B, peaks]
     with np.errstate(invalid="ignore", divide="ignore"):
         grid = -len(y) * np.log(shape * threshold / bend) - (1 / shape + 1) * np.log(inside).sum(-1)
-    likelihood = np.where(np.isnan(grid), -np.inf, grid).max(1)
+    likelihood = cast(Any, np.where(np.isnan(grid), -np.inf, grid)).max(1)
     log_q = log_q[:, 0]
     if n:
         share = np.linspace(0.25, 0.75, 51)[:, None]  # of the peaks; their count is as uncertain as any
@@ -193,6 +193,6 @@ def _fit(peaks: list[float], threshold: float, level: float, n: int = 0) -> tupl
         likelihood = (count + np.interp(log_q - np.log(share), log_q, likelihood, right=-np.inf)).max(0)
     else:
         likelihood = likelihood - len(y) * np.log1p(-np.exp(log_q))
-    best = int(likelihood.argmax())
+    best = int(cast(Any, likelihood).argmax())
     kept = np.exp(log_q[likelihood >= likelihood[best] - float(special.chdtri(1, 1 - level)) / 2])
     return math.exp(log_q[best]), float(kept[0]), float(kept[-1])

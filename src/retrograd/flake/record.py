@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from retrograd.display import Shown
 from retrograd.errors import UndecidedError, VerificationError
@@ -192,7 +192,7 @@ class FlakeReport(Shown):
     seconds: float = 0.0
     started: str = ""
     command: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     schema: str = SCHEMA
 
     def __bool__(self) -> bool:
@@ -236,13 +236,13 @@ def _number(value: Any) -> Any:
 
 
 def _tuple(value: Any) -> Any:
-    return tuple(_tuple(v) for v in value) if isinstance(value, list) else value
+    return tuple(_tuple(v) for v in cast(list[Any], value)) if isinstance(value, list) else value
 
 
 def _flake(data: dict[str, Any]) -> Flake:
     if data["verdict"] not in EXIT_CODES:
         raise ValueError(f"verdict {data['verdict']!r} is none of {', '.join(EXIT_CODES)}")
-    special = {
+    special: dict[str, Any] = {
         "rate": Rate(**data["rate"]),
         "tail": Tail(**data["tail"]) if data["tail"] else None,
         "reasons": tuple(Reason(**item) for item in data["reasons"]),

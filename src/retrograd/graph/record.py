@@ -292,12 +292,24 @@ def _diff(fields: dict[str, Any]) -> Diff:
     return Diff(**_tuples(fields, causes=_cause, notes=_cause, nodes_a=_node, nodes_b=_node))
 
 
+def _side(fields: dict[str, Any]) -> Side:
+    return Side(**fields)
+
+
+def _reached(fields: dict[str, Any]) -> Reached:
+    return Reached(**fields)
+
+
+def _crossing(fields: dict[str, Any]) -> Crossing:
+    return Crossing(**fields)
+
+
 def _level(fields: dict[str, Any]) -> Level:
     return Level(**_tuples(fields, members=int, keys=str))
 
 
 def _unique(fields: dict[str, Any]) -> Unique:
-    return Unique(**_tuples(fields, titles=str, sides=lambda s: Side(**s), levels=_level, recorded=str))
+    return Unique(**_tuples(fields, titles=str, sides=_side, levels=_level, recorded=str))
 
 
 def _step(fields: dict[str, Any]) -> Step:
@@ -305,5 +317,5 @@ def _step(fields: dict[str, Any]) -> Step:
 
 
 def _follow(fields: dict[str, Any]) -> Follow:
-    lists = {"steps": _step, "outputs": lambda r: Reached(**r), "collectives": lambda c: Crossing(**c)}
-    return Follow(**_tuples(fields, ends=str, effects=str, notes=str, **lists))
+    made = _tuples(fields, steps=_step, outputs=_reached, collectives=_crossing)
+    return Follow(**_tuples(made, ends=str, effects=str, notes=str))
