@@ -185,7 +185,8 @@ def _fit(peaks: list[float], threshold: float, level: float, n: int = 0) -> tupl
     inside = 1 + bend[..., None] * y / threshold  # [1, B, peaks]
     with np.errstate(invalid="ignore", divide="ignore"):
         grid = -len(y) * np.log(shape * threshold / bend) - (1 / shape + 1) * np.log(inside).sum(-1)
-    likelihood = cast(Any, np.where(np.isnan(grid), -np.inf, grid)).max(1)
+    # NumPy leaves the type of where open.
+    likelihood = np.where(np.isnan(grid), -np.inf, grid).max(1)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     log_q = log_q[:, 0]
     if n:
         share = np.linspace(0.25, 0.75, 51)[:, None]  # of the peaks; their count is as uncertain as any
