@@ -185,8 +185,8 @@ def _fit(peaks: list[float], threshold: float, level: float, n: int = 0) -> tupl
     inside = 1 + bend[..., None] * y / threshold  # [1, B, peaks]
     with np.errstate(invalid="ignore", divide="ignore"):
         grid = -len(y) * np.log(shape * threshold / bend) - (1 / shape + 1) * np.log(inside).sum(-1)
-    peaks: Any = np.where(np.isnan(grid), -np.inf, grid)  # NumPy leaves the type of where open
-    likelihood: Any = peaks.max(1)
+    finite: Any = np.where(np.isnan(grid), -np.inf, grid)  # NumPy leaves the type of where open
+    likelihood: Any = finite.max(1)
     log_q = log_q[:, 0]
     if n:
         share = np.linspace(0.25, 0.75, 51)[:, None]  # of the peaks; their count is as uncertain as any
@@ -195,6 +195,6 @@ def _fit(peaks: list[float], threshold: float, level: float, n: int = 0) -> tupl
         likelihood = spread.max(0)
     else:
         likelihood = likelihood - len(y) * np.log1p(-np.exp(log_q))
-    best = int(cast(Any, likelihood).argmax())
+    best = int(likelihood.argmax())
     kept = np.exp(log_q[likelihood >= likelihood[best] - float(special.chdtri(1, 1 - level)) / 2])
     return math.exp(log_q[best]), float(kept[0]), float(kept[-1])
