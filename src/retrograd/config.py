@@ -172,7 +172,7 @@ def settings() -> list[Setting]:
         ("RETROGRAD_FSDP_CHECK", "unset", "options of `retrograd fsdp check` for this process"),
         ("XLA_SAVE_TENSORS_FILE", "unset", "torch_xla's graphs, which `retrograd graph watch` reads"),
     ]
-    found = []
+    found: list[Setting] = []
     for name, default, meaning in chosen:
         given = os.environ.get(name)
         source = "environment" if given else "default"

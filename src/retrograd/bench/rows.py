@@ -195,8 +195,9 @@ def _row(kind_of: Callable[[str], type[R]], noun: str, line: str, where: str) ->
         data = json.loads(line)
         kind = kind_of(data["op"])
         known = {f.name for f in fields(kind)}
-        given = {name: value for name, value in data.items() if name in known}
+        given: dict[str, Any] = {name: value for name, value in data.items() if name in known}
         # JSON has no tuples.
-        return kind(**{name: tuple(value) if name.endswith("_rounds") else value for name, value in given.items()})
+        rounds: dict[str, Any] = {name: tuple(value) for name, value in given.items() if name.endswith("_rounds")}
+        return kind(**given | rounds)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UsageError(f"{where} is not a result of `retrograd bench {noun}`: {error}") from None
