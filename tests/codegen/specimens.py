@@ -183,11 +183,15 @@ def rough():
 
 
 def spills():
+    spill_kernel[(1,)](made(16384), made(16384), BLOCK=16384, num_warps=1)
+
+
+def spills_on_amd():
     spill_kernel[(1,)](made(32768), made(32768), BLOCK=32768, num_warps=1)
 
 
 def roomy():
-    spill_kernel[(1,)](made(32768), made(32768), BLOCK=32768, num_warps=16)
+    spill_kernel[(1,)](made(16384), made(16384), BLOCK=16384, num_warps=16)
 
 
 def tuned():

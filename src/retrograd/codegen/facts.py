@@ -90,10 +90,13 @@ def facts_of_all(launches: list[Launch], workers: int = 1) -> list[Facts]:
 
 
 def attempts(launches: list[Launch], workers: int) -> Iterator[tuple[int, Facts | str]]:
-    """(position, its facts or why it does not compile) in the order of completion, always in processes of their own.
+    """(position, its facts or why it does not compile) in the order of completion, in processes of their own.
 
-    A compiler that dies takes its process with it and is told like any other failure.
+    A compiler that dies takes its process with it and is told like any other failure; 0 workers are this process.
     """
+    if workers == 0:
+        yield from ((position, _attempt(launch)) for position, launch in enumerate(launches))
+        return
     left = set(range(len(launches)))
     with contextlib.suppress(BrokenProcessPool), _forked(launches, workers) as pool:
         for done in as_completed([pool.submit(_attempt_at, position) for position in sorted(left)]):
@@ -127,10 +130,14 @@ def _facts_at(position: int) -> Facts:
 
 
 def _attempt_at(position: int) -> tuple[int, Facts | str]:
+    return position, _attempt(_PENDING[position])
+
+
+def _attempt(launch: Launch) -> Facts | str:
     try:
-        return position, _facts_at(position)
+        return facts_of(launch)
     except Exception as error:  # compilers raise whatever they like
-        return position, reason(error)
+        return reason(error)
 
 
 def reason(error: BaseException) -> str:

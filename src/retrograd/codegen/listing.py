@@ -35,7 +35,7 @@ def cross_compiled(
         workload: called once for each architecture; what it launches is recorded and not executed.
         architectures: names of targets.
         only: kernels with one of these words in their name; all if empty.
-        workers: processes that compile.
+        workers: processes that compile; 0 compiles in this one, which a crash of the compiler ends.
         progress: told what is compiled.
 
     Raises:
