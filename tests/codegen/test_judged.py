@@ -129,6 +129,8 @@ def test_a_renamed_kernel_is_paired_and_a_missing_one_is_told():
     second = replace(kernel(), name="second_kernel")
     found, notes = changes(record(kernel(), second), record(kernel(), target="old.json"))
     assert (found, notes) == ((), ("second_kernel for sm_90 is in norm.py:launch only",))
+    other = record(replace(kernel(), name="third_kernel"), replace(kernel(), name="fourth_kernel"))
+    assert changes(record(kernel(), second), other)[1][0] == "no kernel is in both, so nothing is compared"
 
 
 def test_what_no_longer_compiles_and_new_hazards_are_worse():
@@ -151,6 +153,19 @@ def test_hooks_of_the_author_may_put_everything_back():
     assert "tuning_accumulates" in [h.kind for h in hazards(asked, TUNING, "")]
     assert "tuning_accumulates" not in [h.kind for h in hazards(asked, replace(TUNING, hooks=True), "")]
     assert "tuning_accumulates" not in [h.kind for h in hazards(asked, replace(TUNING, configs=1), "")]
+
+
+@pytest.mark.parametrize(
+    ("order", "fences", "found"),
+    [("acq_rel", {"MEMBAR.ALL.GPU": 2}, True), ("relaxed", {"MEMBAR.ALL.GPU": 2}, False),
+     ("acq_rel", {"MEMBAR.ALL.CTA": 2}, False)],
+    ids=["fenced", "relaxed", "within-the-program"],
+)  # fmt: skip
+def test_fences_around_sums(order, fences, found):
+    facts = replace(FACTS, asked=(replace(ADD, order=order),), fences=fences)
+    assert ("fenced_atomics" in [h.kind for h in hazards(facts, None, "")]) == found
+    ticket = replace(facts, asked=(replace(ADD, order=order, dtype="i32"),))
+    assert hazards(ticket, None, "") == ()
 
 
 # Signatures.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from retrograd.codegen.record import Change, Codegen, Facts, Kernel, Verdict
 
@@ -16,19 +16,29 @@ def changes(new: Codegen, old: Codegen) -> tuple[tuple[Change, ...], tuple[str, 
     Kernels are paired by name and constants, else by name and order; where each side has one kernel only, these two.
     """
     found: list[Change] = []
-    notes: list[str] = []
-    for target in new.architectures:
-        if target not in old.architectures:
-            notes.append(f"{target} is not in {old.target}")
-            continue
+    notes = [f"{target} is not in {old.target}" for target in new.architectures if target not in old.architectures]
+    compared = 0
+    lonely: dict[tuple[str, str], list[str]] = {}
+    for target in [name for name in new.architectures if name in old.architectures]:
         mine = [k for k in new.kernels if k.target == target]
         theirs = [k for k in old.kernels if k.target == target]
         pairs, alone, gone = _paired(mine, theirs)
+        compared += len(pairs)
         for a, b in pairs:
             found += _compared(a, b)
-        notes += [f"{k.name} for {target} is in {new.target} only" for k in alone]
-        notes += [f"{k.name} for {target} is in {old.target} only" for k in gone]
-    return tuple(found), tuple(dict.fromkeys(notes))
+        for kernels, where in ((alone, new.target), (gone, old.target)):
+            for name in dict.fromkeys(_called(kernel) for kernel in kernels):
+                lonely.setdefault((name, where), []).append(target)
+    if not compared and not notes:
+        notes.append("no kernel is in both, so nothing is compared")
+    notes += [f"{name} for {', '.join(targets)} is in {where} only" for (name, where), targets in lonely.items()]
+    return tuple(found), tuple(notes)
+
+
+def _called(kernel: Kernel) -> str:
+    """Its name, with the configuration of an autotuned one."""
+    choice = {} if kernel.tuning is None else kernel.tuning.choice
+    return " ".join([kernel.name, *(f"{name}={value}" for name, value in choice.items())])
 
 
 def _paired(mine: list[Kernel], theirs: list[Kernel]) -> tuple[list[tuple[Kernel, Kernel]], list[Kernel], list[Kernel]]:
@@ -161,9 +171,3 @@ def _counts(found: dict[str, int]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def summary(found: Sequence[Change]) -> str:
-    """ "2 better, 1 worse, 3 changed"."""
-    counts = [(sum(c.verdict == verdict for c in found), verdict) for verdict in ("better", "worse", "changed")]
-    return ", ".join(f"{count} {verdict}" for count, verdict in counts if count) or "the same code in every fact"

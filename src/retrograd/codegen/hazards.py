@@ -1,4 +1,4 @@
-"""What makes results depend on the run: the order of atomics, locks, autotuning. And what cannot be launched."""
+"""What makes results depend on the run: the order of atomics, locks, autotuning. And atomics that cost too much."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hazards(facts: Facts, tuning: Tuning | None, source: str) -> tuple[Hazard, .
         source: Python source of the kernel function, "" if unknown; it tells which argument an address belongs to.
     """
     pointers = _Pointers(facts, source)
-    found = [*_atomics(facts), *_locks(facts, pointers), *_loops(facts), *_limits(facts)]
+    found = [*_atomics(facts), *_fenced(facts), *_locks(facts, pointers), *_loops(facts), *_limits(facts)]
     if tuning is not None and tuning.configs > 1:
         found += [*_accumulates(facts, tuning, pointers), *_choice(facts, tuning)]
     return tuple(dict.fromkeys(found))
@@ -76,6 +76,17 @@ def _atomics(facts: Facts) -> Iterable[Hazard]:
             yield Hazard("float_atomics", what, _IN_ORDER, asked.source)
 
 
+def _fenced(facts: Facts) -> Iterable[Hazard]:
+    """Sums that publish nothing need no order: it is Triton's default all the same."""
+    fences = sum(count for name, count in facts.fences.items() if "CTA" not in name and "VIEW" not in name)
+    for asked in facts.asked:
+        if fences and _order_matters(asked) and asked.order != "relaxed":
+            what = f"adds with {asked.order} order, Triton's default, which puts fences around every addition"
+            yield Hazard(
+                "fenced_atomics", what, "tl.atomic_add(..., sem='relaxed') where only sums are formed", asked.source
+            )
+
+
 def _locks(facts: Facts, pointers: _Pointers) -> Iterable[Hazard]:
     """Compare-and-swap in the source beside floating memory that is read, changed and written."""
     locks = [asked for asked in facts.asked if asked.op == "cas"]
@@ -89,7 +100,7 @@ def _loops(facts: Facts) -> Iterable[Hazard]:
     made = sum(count for kind, count in facts.atomics.items() if "cas" in kind)
     others = [asked for asked in facts.asked if asked.op != "cas"]
     if made and others and not any(asked.op == "cas" for asked in facts.asked):
-        what = f"{facts.target} has no instruction for this ({others[0].text()}): {made} compare-and-swap loops instead"
+        what = f"there is no instruction for {others[0].op} {others[0].dtype}: compare-and-swap loops instead"
         yield Hazard("cas_loop", what, "accumulate in float32 where additions meet", others[0].source)
 
 

@@ -101,7 +101,8 @@ def narrow_loads(facts: Facts, least: int, allowed: frozenset[str] = frozenset()
     """Loads of less than `least` bytes a thread, each in words."""
     other = {*facts.one_value, *(asked.source for asked in facts.asked)}
     return [
-        f"loads {access.bytes} bytes a thread at {access.source or 'an unknown line'} ({access.count} loads)"
+        f"loads {access.bytes} bytes a thread at {access.source or 'an unknown line'} "
+        f"({access.count} load{'' if access.count == 1 else 's'})"
         for access in facts.accesses
         if access.op == "load" and access.bytes < least
         if access.source not in other and not allowed.intersection(access.names)

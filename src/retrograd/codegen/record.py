@@ -172,11 +172,11 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Hazard:
-    """Something in a kernel that makes results differ from run to run, or wrong, or that cannot be launched.
+    """What makes results of a kernel differ from run to run, or wrong, or its atomics slow, or cannot be launched.
 
     Attributes:
-        kind: "float_atomics", "lock_order", "tuning_accumulates", "tuning_in_place", "tuned_choice", "cas_loop" or
-            "too_much_shared".
+        kind: "float_atomics", "lock_order", "tuning_accumulates", "tuning_in_place", "tuned_choice", "fenced_atomics",
+            "cas_loop" or "too_much_shared".
         what: in a sentence.
         advice: what to do about it.
         source: "norm.py:12", "" if it belongs to no line.

@@ -128,10 +128,6 @@ def _shared(op: str) -> Callable[[Facts], list[str]]:
     return lambda facts: _widths(widths(facts.shared_accesses, op))
 
 
-def _occupancy(facts: Facts) -> list[str]:
-    return [f"{facts.occupancy:.0%} ({words.count(facts.programs_per_sm, 'program')})"]
-
-
 def _product(name: str) -> str:
     """ "wgmma m64n64k8 tf32" of the whole name of an instruction."""
     parts = name.removeprefix("v_").replace("mma_async.", "").replace("kind::", "").split(".")
@@ -139,15 +135,16 @@ def _product(name: str) -> str:
 
 
 def _contraction(facts: Facts) -> list[str]:
-    how = {True: "may contract", False: "not contracted", None: ""}[facts.fp_fusion]
-    return [f"{facts.fma}", how] if facts.fma else []
+    """Whether a * b + c in the source may be rounded once; a word where there is something to round."""
+    return [{True: "allowed", False: "no", None: "unknown"}[facts.fp_fusion]] if facts.fma else []
 
 
 _ROWS: tuple[tuple[str, Callable[[Facts], list[str]], bool], ...] = (
     ("registers", lambda f: [str(f.registers)], True),
     ("spilled bytes", lambda f: [str(f.spill_bytes)], True),
     ("shared bytes", lambda f: [str(f.shared_bytes)], True),
-    ("occupancy", _occupancy, True),
+    ("occupancy", lambda f: [f"{f.occupancy:.0%}"], True),
+    ("programs / SM", lambda f: [str(f.programs_per_sm)], True),
     ("global loads", lambda f: _widths(f.load_bytes), True),
     ("global stores", lambda f: _widths(f.store_bytes), True),
     ("bulk copies", lambda f: [str(f.bulk_copies)] if f.bulk_copies else [], False),
@@ -159,7 +156,8 @@ _ROWS: tuple[tuple[str, Callable[[Facts], list[str]], bool], ...] = (
     ("TF32", lambda f: ["yes"] if f.tf32 else [], False),
     ("approximate", lambda f: _counts(f.approximations, lambda name: name.removesuffix(".f32")), False),
     ("flush to zero", lambda f: [str(f.flushing)] if f.flushing else [], False),
-    ("fused a*b+c", _contraction, False),
+    ("fused a*b+c", lambda f: [str(f.fma)] if f.fma else [], False),
+    ("contraction", _contraction, False),
     ("float64", lambda f: ["yes"] if f.uses_f64 else [], False),
 )
 
@@ -201,23 +199,27 @@ def changed(record: Codegen) -> list[tuple[str, str, str]]:
     order = ("worse", "better", "changed")
     found = []
     for (kind, kernel, what), at in places.items():
-        where = "" if len(at) == len(record.architectures) else f" ({', '.join(at)})"
+        names = list(dict.fromkeys(at))
+        where = "" if len(names) == len(record.architectures) else f" ({', '.join(names)})"
         found.append((kind, kernel, f"{what}{where}"))
     return sorted(found, key=lambda entry: order.index(entry[0]))
 
 
 def violated(record: Codegen) -> list[str]:
     """Sentences of limits that are not kept, each with its architectures and configurations."""
-    places: dict[tuple[str, str], list[Violation]] = {}
+    return [f"{one.kernel} for {at} {text}" for one, at, text in _broken(record)]
+
+
+def _broken(record: Codegen) -> Iterable[tuple[Violation, str, str]]:
+    """(the first of its kind, architectures, sentence with configurations)."""
+    groups: dict[tuple[str, str], list[Violation]] = {}
     for entry in record.violations:
-        places.setdefault((entry.kernel, entry.what), []).append(entry)
-    found = []
-    for (kernel, what), entries in places.items():
+        groups.setdefault((entry.kernel, entry.what), []).append(entry)
+    for (_, what), entries in groups.items():
         at = ", ".join(dict.fromkeys(entry.target for entry in entries))
         how = list(dict.fromkeys(entry.configuration for entry in entries if entry.configuration))
         which = f" ({'; '.join(how)})" if len(how) <= _MOST_CONFIGURATIONS else f" ({len(how)} configurations)"
-        found.append(f"{kernel} for {at} {what}{which if how else ''}")
-    return found
+        yield entries[0], at, f"{what}{which if how else ''}"
 
 
 def render(record: Codegen, console: Console, everything: bool = False) -> None:
@@ -251,7 +253,8 @@ def compared(record: Codegen) -> str:
     """How many changes there are of each kind."""
     found = changed(record)
     counts = [(sum(v == kind for v, _, _ in found), kind) for kind in ("worse", "better", "changed")]
-    return ", ".join(f"{count} {kind}" for count, kind in counts if count) or "nothing differs"
+    nothing = "nothing differs in what both have" if record.notes else "nothing differs"
+    return ", ".join(f"{count} {kind}" for count, kind in counts if count) or nothing
 
 
 def _print(section: Section, console: Console, everything: bool) -> None:
@@ -321,10 +324,10 @@ def to_html(record: Codegen) -> str:
 def to_github(record: Codegen) -> str:
     """An error for each limit that is not kept, a warning for each hazard and what got worse, then a notice."""
     lines = []
-    for entry in record.violations:
-        text = "\n".join(filter(None, (entry.what, entry.configuration)))
-        lines.append(command("error", f"{entry.kernel}: {entry.target}", text, **_place(entry.place)))
-    for section in sections(record):
+    for one, at, text in _broken(record):
+        lines.append(command("error", f"{one.kernel}: {at}", text, **_place(one.place)))
+    # Hazards that are forbidden are errors already.
+    for section in sections(record) if not record.limits.get("no_hazards") else ():
         for at, hazard in section.hazards:
             place = _place(section.kernels[0].place, hazard.source)
             lines.append(command("warning", section.title, "\n".join((said(at, hazard), hazard.advice)), **place))
