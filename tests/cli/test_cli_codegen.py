@@ -167,9 +167,10 @@ def test_a_function_that_launches(tmp_path):
         ("tuned", ["--dtype", "bf16"], "`--dtype` is given"),
         ("made", [], None),
         ("tunde", [], "did you mean 'tuned'"),
+        ("fails", [], "ValueError: no such weather"),
         ("F32", [], "is dtype, expected a kernel"),
     ],
-    ids=["kernel", "signature", "dtype", "arguments", "name", "kind"],
+    ids=["kernel", "signature", "dtype", "arguments", "name", "raises", "kind"],
 )
 def test_targets_that_do_not_fit(target, options, said, targets_said):
     assert (said or "launches no Triton kernel") in targets_said[target, tuple(options)]
@@ -180,7 +181,7 @@ def targets_said():
     """What is said of wrong targets, in one process that compiles nothing."""
     pytest.importorskip("triton")
     cases = [("tuned_kernel", []), ("tuned", ["--signature", "x=1"]), ("tuned", ["--dtype", "bf16"]), ("made", []),
-             ("tunde", []), ("F32", []), ("tuned", ["--profile"])]  # fmt: skip
+             ("tunde", []), ("fails", []), ("F32", []), ("tuned", ["--profile"])]  # fmt: skip
     code = (
         "import json, sys\nfrom click.testing import CliRunner\nfrom retrograd.cli import main\n"
         "cases = json.loads(sys.argv[2])\n"

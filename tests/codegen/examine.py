@@ -119,6 +119,17 @@ def pretended_run() -> dict[str, object]:
         return json.loads(running.profiled(found, workload, copy_gb_per_s=10.0, repeats=2).to_json())
 
 
+def recorded(name: str) -> dict[str, list]:
+    """Architecture -> (kernel, grid) of what is launched; nothing is compiled."""
+    found = {}
+    for arch in ("sm_90", "gfx942"):
+        workload = launches(f"{HERE / 'specimens.py'}:{name}", Options(), arch)
+        with codegen.recording(arch) as made:
+            workload(codegen.target_named(arch))
+        found[arch] = [(launch.kernel, launch.grid) for launch in made]
+    return found
+
+
 def main() -> None:
     found = {}
     for name, architectures in SUBJECTS.items():
@@ -133,6 +144,7 @@ def main() -> None:
     found["signature"] = json.loads(codegen.cross_compiled("signature", kernel, ["sm_90"], workers=0).to_json())
     shipped = launches("rms_norm_bias", Options(dtype="bf16", case="N=2048"), "sm_90")
     found["shipped"] = json.loads(codegen.cross_compiled("shipped", shipped, ["sm_90"], workers=2).to_json())
+    found["recorded"] = {name: recorded(name) for name in ("ours", "asks")}
     found["run"] = pretended_run()
     found["themselves"] = {
         f"{name} {arch}": themselves(name, arch)

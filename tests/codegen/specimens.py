@@ -208,3 +208,27 @@ def tuned_in_place():
 
 def tuned_restored():
     restored_kernel[(4,)](made(4096), 4096, BLOCK=1024)
+
+
+def ours():
+    """An op of this library in a person's own function."""
+    from retrograd.ops import rms_norm
+
+    x = made(64, 1024).requires_grad_()
+    rms_norm(x, made(1024), impl="triton").sum().backward()
+
+
+def asks():
+    """What launchers ask before they launch."""
+    assert torch.cuda.is_available()
+    properties = torch.cuda.get_device_properties("cuda")
+    driver = triton.runtime.driver.active
+    assert driver.utils.get_device_properties(0)["multiprocessor_count"] == properties.multi_processor_count
+    x = torch.empty(4096).to("cuda").cuda()
+    with torch.cuda.device(x.device):
+        grid = (properties.multi_processor_count,)
+        add_kernel[grid](x, torch.empty_like(x, device=driver.get_active_torch_device()), 4096, BLOCK=1024)
+
+
+def fails():
+    raise ValueError("no such weather")

@@ -244,6 +244,18 @@ def test_shipped_op_with_its_backward(record):
     assert [kernel.hazards for kernel in found] == [(), (), ()]
 
 
+def test_launchers_that_ask_for_a_gpu(examined):
+    """As many programs as the GPU in question has multiprocessors."""
+    assert examined["recorded"]["asks"] == {
+        arch: [["add_kernel", [targets()[arch].num_sms]]] for arch in ("sm_90", "gfx942")
+    }
+
+
+def test_ops_of_this_library_in_a_function(examined):
+    for arch in ("sm_90", "gfx942"):
+        assert [kernel for kernel, _ in examined["recorded"]["ours"][arch]] == ["norm_fwd_kernel", "norm_bwd_kernel"]
+
+
 def test_run_on_a_gpu_and_its_profile(record):
     """The GPU and the profiler are pretended: what is tested is who gets which time."""
     found = record("run")

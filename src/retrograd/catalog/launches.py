@@ -6,9 +6,7 @@ Resolving needs a GPU architecture, because modules ask Triton's driver for a de
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from retrograd.check.spec import OpSpec, TensorSpec, dtype_name
 from retrograd.codegen import compile as compiling
 from retrograd.codegen import pretending, signatures
 from retrograd.codegen.targets import Target
-from retrograd.errors import MissingExtraError, UsageError
+from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 from retrograd.loading import guard, is_path, load, near
 
 _FORMS = "a shipped name (rms_norm), 'path/file.py:name' or 'package.module:name'"
@@ -63,16 +61,18 @@ def launches(target: str, options: Options, architecture: str) -> Callable[[Targ
         found = resolve(target) if target in SHIPPED else _find(target)
     if isinstance(found, OpSpec):
         function, inputs, params = _of_spec(found, target, options)
-        return lambda gpu: _dry_run(function, inputs, params, gpu)
+        work = partial(_forward_and_backward, function, inputs, params)
+        return partial(_without_executing, partial(_guarded, work, target))
     _refuse("--case", options.case, target, "a function or kernel")
     _refuse("--dtype", options.dtype, target, "a function or kernel")
     if hasattr(found, "arg_names") and hasattr(found, "run"):
         if options.signature is None:
             expected = ", ".join(f"{name}=..." for name in signatures.needed(found))
             raise UsageError(f"{target!r} is a kernel; give its arguments: --signature '{expected}'")
-        return lambda _: signatures.launch(found, options.signature or "")
+        work = partial(signatures.launch, found, options.signature)
+        return lambda _: _guarded(work, target)
     _refuse("--signature", options.signature, target, "a function")
-    return partial(_call, found, target)
+    return partial(_without_executing, partial(_run, found, target))
 
 
 def runs(target: str, options: Options) -> Callable[[], object]:
@@ -86,7 +86,7 @@ def runs(target: str, options: Options) -> Callable[[], object]:
     if isinstance(found, OpSpec):
         function, inputs, params = _of_spec(found, target, options)
         inputs = {name: value.to("cuda") if hasattr(value, "to") else value for name, value in inputs.items()}
-        return lambda: _forward_and_backward(function, inputs, params)
+        return partial(_guarded, partial(_forward_and_backward, function, inputs, params), target)
     if hasattr(found, "arg_names"):
         raise UsageError(
             f"`--run` and `--profile` need a function that makes its inputs on the GPU; {target!r} is a kernel"
@@ -116,14 +116,13 @@ def _find(target: str) -> Any:
     return found
 
 
-def _call(function: Callable[[], object], target: str, gpu: Target) -> None:
-    """Call a person's function, with ops of ours planning for this GPU where it uses them."""
-    ours = "retrograd.ops._triton.launch" in sys.modules
-    with ExitStack() as stack:
-        if ours:
-            stack.enter_context(_dry(gpu))
-        stack.enter_context(pretending.gpu(gpu, is_cuda=not ours))
-        _run(function, target)
+def _without_executing(work: Callable[[], object], gpu: Target) -> None:
+    """Launchers are told of a GPU; ops of ours, where they are used, plan for it by themselves."""
+    from retrograd.ops._triton import launch
+
+    arch = gpu.arch if isinstance(gpu.arch, int) else 0
+    with launch.dry(gpu.num_sms, hip=not gpu.nvidia, arch=arch), pretending.gpu(gpu, knowing="retrograd.ops"):
+        work()
 
 
 def _run(function: Callable[[], object], target: str) -> None:
@@ -138,8 +137,23 @@ def _run(function: Callable[[], object], target: str) -> None:
             f"{target!r} takes {', '.join(needed)}; expected a function without arguments that makes its inputs and "
             f"launches, such as: def launch(): {name}({', '.join('torch.empty(...)' for _ in needed)})"
         )
+    _guarded(function, target)
+
+
+def _guarded(action: Callable[[], object], target: str) -> None:
+    """What a person's code raises is told with its line; what is wrong with the call, as it is."""
     place = target.rpartition(":")[0]
-    guard(function, target, Path(place).resolve() if is_path(place) else None)
+    try:
+        action()
+    except RetrogradError:
+        raise
+    except Exception as error:
+        wrong = error
+
+        def again() -> None:
+            raise wrong
+
+        guard(again, target, Path(place).resolve() if is_path(place) else None)
 
 
 def _of_spec(
@@ -183,11 +197,6 @@ def _empty(spec: Any, case: Any, torch_dtype: Callable[[str], Any]) -> Any:
     return torch.empty(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
 
-def _dry_run(function: Callable[..., Any], inputs: Mapping[str, Any], params: Mapping[str, Any], gpu: Target) -> None:
-    with _dry(gpu):
-        _forward_and_backward(function, inputs, params)
-
-
 def _forward_and_backward(function: Callable[..., Any], inputs: Mapping[str, Any], params: Mapping[str, Any]) -> None:
     """Gradients for every floating input, of all outputs together."""
     import torch
@@ -199,12 +208,6 @@ def _forward_and_backward(function: Callable[..., Any], inputs: Mapping[str, Any
     wanted = [v for v in given if getattr(v, "requires_grad", False)]
     if outs and wanted:
         torch.autograd.grad(outs, wanted, [torch.empty_like(out) for out in outs], allow_unused=True)
-
-
-def _dry(gpu: Target) -> Any:
-    from retrograd.ops._triton import launch
-
-    return launch.dry(gpu.num_sms, hip=not gpu.nvidia, arch=gpu.arch if isinstance(gpu.arch, int) else 0)
 
 
 def _refuse(option: str, value: str | None, target: str, kind: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from retrograd.codegen.record import Asked, Facts, Hazard, Tuning
 from retrograd.codegen.targets import target_named
 
+_ACCUMULATING = ("add", "xor")  # a maximum or an exchange is the same the second time
 _IN_ORDER = "write partial sums and add them up in a fixed order, in a second kernel"
 
 
@@ -120,7 +121,7 @@ def _accumulates(facts: Facts, tuning: Tuning, pointers: _Pointers) -> Iterable[
     for asked in facts.asked:
         names = pointers.behind(asked.names)
         # Where the argument cannot be told from the line, any that is put back is taken for it.
-        if asked.op in ("cas", "exch") or (names and names <= put_back) or (not names and put_back):
+        if asked.op not in _ACCUMULATING or (names and names <= put_back) or (not names and put_back):
             continue
         told |= names
         where = f"into {_listed(names)} " if names else ""

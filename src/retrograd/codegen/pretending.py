@@ -6,6 +6,7 @@ Only inside a context, and only what launchers commonly ask: devices in calls, `
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,12 @@ from retrograd.codegen.targets import Target
 
 
 @contextlib.contextmanager
-def gpu(target: Target, is_cuda: bool = True) -> Iterator[None]:
+def gpu(target: Target, knowing: str = "?") -> Iterator[None]:
     """Let code of a person's own believe in a GPU of this architecture.
 
     Args:
         target: which.
-        is_cuda: whether tensors say that they are on it.
+        knowing: prefix of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -30,7 +31,7 @@ def gpu(target: Target, is_cuda: bool = True) -> Iterator[None]:
     class OnCpu(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # A wrapper is made at each look, so that only equality holds.
-            if is_cuda and func == asks_cuda:
+            if func == asks_cuda and not sys._getframe(1).f_globals.get("__name__", "").startswith(knowing):
                 return True
             if func is torch.Tensor.cuda:
                 return args[0]
