@@ -144,6 +144,8 @@ def main() -> None:
     found["signature"] = json.loads(codegen.cross_compiled("signature", kernel, ["sm_90"], workers=0).to_json())
     shipped = launches("rms_norm_bias", Options(dtype="bf16", case="N=2048"), "sm_90")
     found["shipped"] = json.loads(codegen.cross_compiled("shipped", shipped, ["sm_90"], workers=2).to_json())
+    kills = launches(f"{HERE / 'specimens.py'}:kills", Options(), "sm_90")
+    found["kills"] = json.loads(codegen.cross_compiled("kills", kills, ["sm_90"], workers=1).to_json())
     found["recorded"] = {name: recorded(name) for name in ("ours", "asks")}
     found["run"] = pretended_run()
     found["themselves"] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -228,6 +230,23 @@ def asks():
     with torch.cuda.device(x.device):
         grid = (properties.multi_processor_count,)
         add_kernel[grid](x, torch.empty_like(x, device=driver.get_active_torch_device()), 4096, BLOCK=1024)
+
+
+@tl.core.builtin
+def die(_semantic=None):
+    os._exit(13)
+
+
+@triton.jit
+def deadly_kernel(x_ptr, BLOCK: tl.constexpr):
+    die()
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+
+
+def kills():
+    """A compiler that dies, beside one that does not."""
+    exact()
+    deadly_kernel[(1,)](made(128), BLOCK=128)
 
 
 def fails():

@@ -170,6 +170,12 @@ def test_what_does_not_compile_is_told(kernel):
     assert found.error == "input_precision must be one of ('ieee', 'bf16x3', 'bf16x6'). Got tf32"
 
 
+def test_a_compiler_that_dies_takes_nothing_with_it(record):
+    alive, dead = record("kills").kernels
+    assert (alive.name, alive.error) == ("exact_kernel", "")
+    assert dead.error == "the compiler's process died; what it said is above"
+
+
 def test_approximations(facts):
     ptx = facts("rough", "sm_90").approximations
     assert ptx["div.full.f32"] == ptx["rsqrt.approx.ftz.f32"] == ptx["sqrt.approx.ftz.f32"] == 1
@@ -181,9 +187,12 @@ def test_approximations(facts):
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
-def test_exact_division_and_root_are_no_approximations(facts, arch):
+def test_exact_division_and_root_are_no_approximations(record, facts, arch):
     found = facts("exact", arch)
-    assert (found.approximations, found.flushing) == ({}, 0)
+    # Before 3.7 Triton wrote the exact root for AMD itself: an approximation and its corrections.
+    old = tuple(map(int, record("exact").versions["triton"].split(".")[:2])) < (3, 7)
+    assert found.approximations == ({"amdgcn.rsq": 1} if old and arch == "gfx942" else {})
+    assert found.flushing == 0
 
 
 def test_contraction_is_as_asked(facts):

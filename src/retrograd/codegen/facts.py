@@ -98,7 +98,8 @@ def attempts(launches: list[Launch], workers: int) -> Iterator[tuple[int, Facts 
         yield from ((position, _attempt(launch)) for position, launch in enumerate(launches))
         return
     left = set(range(len(launches)))
-    with contextlib.suppress(BrokenProcessPool), _forked(launches, workers) as pool:
+    # All processes of a pool are forked at once.
+    with contextlib.suppress(BrokenProcessPool), _forked(launches, min(workers, len(launches))) as pool:
         for done in as_completed([pool.submit(_attempt_at, position) for position in sorted(left)]):
             position, result = done.result()
             left.discard(position)
