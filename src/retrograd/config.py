@@ -48,11 +48,6 @@ def in_ci() -> bool:
     return bool(os.environ.get("CI"))
 
 
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def cxx() -> str | None:
     """The C++ compiler that the user chose, a command line; None leaves the choice to us."""
     return os.environ.get("CXX") or None

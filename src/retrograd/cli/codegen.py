@@ -153,11 +153,12 @@ def _compiled(target: str, options: dict[str, Any], progress: Any) -> Codegen:
     from retrograd.catalog.launches import Options, launches
     from retrograd.codegen.listing import cross_compiled
     from retrograd.codegen.targets import targets
+    from retrograd.env.machine import cpu_count
 
     architectures = options["architectures"] or tuple(targets())
     chosen = Options(options["signature"], options["case"], options["dtype"])
     workload = launches(target, chosen, architectures[0])
-    jobs = options["jobs"] or config.cores()
+    jobs = options["jobs"] or cpu_count()
     return cross_compiled(target, workload, architectures, only=options["only"], workers=jobs, progress=progress)
 
 
