@@ -1,4 +1,4 @@
-"""Renderers of reports and of what `retrograd graph` says, chosen by the suffix of the file to write.
+"""Renderers of reports and of what `retrograd graph` and `codegen` say, chosen by the suffix of the file to write.
 
 The renderers are imported when they are used: a report can be read and compared without rich, jinja2
 or vl_convert.
@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from retrograd.codegen.record import SCHEMA as CODEGEN_SCHEMA
+from retrograd.codegen.record import Codegen
 from retrograd.errors import UsageError
 from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
 from retrograd.flake.record import FlakeReport
@@ -20,10 +22,11 @@ __all__ = ["check_paths", "load", "read", "write"]
 
 
 GraphRecord = Diff | Unique | Follow
-AnyReport = Report | FlakeReport | GraphRecord
+AnyReport = Report | FlakeReport | GraphRecord | Codegen
 
 # Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
-_SCHEMAS: dict[str, type[FlakeReport | GraphRecord]] = {
+_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | Codegen]] = {
+    CODEGEN_SCHEMA: Codegen,
     FLAKE_SCHEMA: FlakeReport,
     DIFF_SCHEMA: Diff,
     UNIQUE_SCHEMA: Unique,
@@ -34,6 +37,10 @@ _SCHEMAS: dict[str, type[FlakeReport | GraphRecord]] = {
 def _html(report: AnyReport) -> str:
     from retrograd.report.html import render, render_flake
 
+    if isinstance(report, Codegen):
+        from retrograd.report.codegen import to_html
+
+        return to_html(report)
     if isinstance(report, GraphRecord):
         from retrograd.report.graph_html import render as render_graph
 
@@ -42,8 +49,10 @@ def _html(report: AnyReport) -> str:
 
 
 def _text(report: AnyReport) -> str:
-    from retrograd.report import flake, graph, text
+    from retrograd.report import codegen, flake, graph, text
 
+    if isinstance(report, Codegen):
+        return codegen.to_text(report)
     if isinstance(report, GraphRecord):
         return graph.to_text(report)
     return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
@@ -96,7 +105,7 @@ def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) ->
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         # Only pictures of numbers need the package that draws them; graphs are drawn by their page.
-        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord):
+        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | Codegen):
             from retrograd.report.html import require
 
             require()
