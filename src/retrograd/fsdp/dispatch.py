@@ -73,17 +73,18 @@ def self_test() -> None:
         if not hasattr(holder, name.rpartition(".")[2])
     ]
     if missing:
-        raise _unknown(f"lacks {', '.join(missing)}")
+        raise unknown_torch(f"lacks {', '.join(missing)}")
     names = {n.partition("::")[2] for n in torch._C._dispatch_get_all_op_names() if n.startswith("c10d::")}
     if new := sorted(names - set(_OPERATORS) - set(_NO_COLLECTIVES)):
-        raise _unknown(f"has operators of c10d that are not known here: {', '.join(new)}")
+        raise unknown_torch(f"has operators of c10d that are not known here: {', '.join(new)}")
     for name in sorted(names & set(_OPERATORS)):
         given = [argument.name for argument in _operator(name)._schema.arguments]
         if lacking := {"process_group", _OPERATORS[name][1]} - set(given):
-            raise _unknown(f"calls c10d::{name} without {', '.join(sorted(lacking))}, but with {', '.join(given)}")
+            raise unknown_torch(f"calls c10d::{name} without {', '.join(sorted(lacking))}, but with {', '.join(given)}")
 
 
-def _unknown(what: str) -> UsageError:
+def unknown_torch(what: str) -> UsageError:
+    """What is raised where a private name is not what it was in the versions that were tested."""
     return UsageError(
         f"torch {torch.__version__} {what}; collectives are recorded with torch 2.11 to 2.13, on which this was tested"
     )

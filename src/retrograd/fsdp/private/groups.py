@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from retrograd.errors import UsageError
-from retrograd.fsdp.private.versions import HOME, module, version
+from retrograd.fsdp.private.versions import HOME, module
+from retrograd.sharded import leftovers, parameter_groups
 
 
 def states_of(model: Any) -> list[Any]:
@@ -37,11 +38,7 @@ def states_of(model: Any) -> list[Any]:
 
 def groups_of(states: Sequence[Any]) -> list[Any]:
     """The parameter groups of states, in order."""
-    name, groups = version().groups, []
-    for state in states:
-        held = getattr(state, name)
-        groups += held if isinstance(held, list) else [held] if held is not None else []
-    return groups
+    return [group for state in states for group in parameter_groups(state)]
 
 
 def names_of(model: Any, groups: Sequence[Any]) -> list[str]:
@@ -153,15 +150,6 @@ def wire_numel(param: Any, group: Any) -> int:
     if param.fsdp_placement.dim != 0:  # FSDP2 wants these to divide evenly
         return size.numel()
     return -(-size[0] // world) * world * size[1:].numel()
-
-
-def leftovers(group: Any) -> Iterator[Any]:
-    """Parameters whose unreduced gradients are still there: they would be added to the next step's."""
-    for param in group.fsdp_params:
-        leaf = getattr(param, "_unsharded_param", None)
-        held = getattr(param, "unsharded_accumulated_grad", None) if leaf is not None else None
-        if held is not None or (leaf is not None and leaf.grad is not None):
-            yield param
 
 
 def look_again(groups: Sequence[Any]) -> None:
