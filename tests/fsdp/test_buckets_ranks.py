@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import bucket_steps as steps
 import pytest
@@ -92,13 +93,37 @@ def test_sums_that_wait_for_their_all_reduce_are_added_to_once(four):
             assert got[name] == pytest.approx(want[name], abs=1e-6), name
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "reentrant twice"])
-def test_one_sequence_over_20_steps_and_all_ranks(ranks, kind):
-    options = {"bucket_mb": 0.004, "verify_every": 7, **ALONE.get(kind, {})}
-    ours = ranks.run(steps.train, kind, 20, options, False)
+def one_sequence(kind, ours):
+    """20 steps on every rank, of which the last 8 run their blocks in any order: one sequence, by name."""
     assert len(ours[0]["hashes"]) == 20
     assert len({word for one in ours for word in one["hashes"]}) == 1
     assert len({one["plan"] for one in ours}) == 1
+    # The recorder sees the same, also what FSDP2 gathers, and has a name for everything; ranks asking each other is
+    # none of the run's collectives. Shards of different replicas differ in their ranks, so hashes of HSDP do.
+    assert len({one["whole"] for one in ours}) == (1 if len(ours) == 2 else 4)
+    assert len({tuple(replace(c, ranks=()) for step in one["reductions"] for c in step) for one in ours}) == 1
+    still = 1 if kind == "random" else 12
+    first = kind == "accumulate apart"  # gathers once more, before its first step
+    for one in ours:
+        assert one["unnamed"] == []
+        assert len(set(one["recorded"][first:still])) == 1
+        assert one["problems"] == [] or still == 1 or first
+        assert len({tuple(c.identity for c in made) for made in one["reductions"]}) == 1
+        # Of a step that has several backwards the last ones are those of the last backward.
+        made = [c.modules for c in one["reductions"][-1] if c.kind == "reduce-scatter"][-len(one["launches"]) :]
+        groups = [tuple("" if name == "(root)" else name for name in x.groups) for x in one["launches"]]
+        assert [tuple(names) for names in made] == groups
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "reentrant twice"])
+def test_one_sequence_over_20_steps_and_all_ranks(ranks, kind):
+    options = {"bucket_mb": 0.004, "verify_every": 7, **ALONE.get(kind, {})}
+    one_sequence(kind, ranks.run(steps.recorded, kind, options))
+
+
+@pytest.mark.parametrize("kind", ["hsdp", "no all-reduce"])
+def test_one_sequence_of_replicas(four, kind):
+    one_sequence(kind, four.run(steps.recorded, kind, {"bucket_mb": 0.004, "verify_every": 7}))
 
 
 def test_every_rank_its_own_order_at_every_step(ranks):
@@ -185,7 +210,7 @@ def test_nothing_stale_after_an_exception_in_backward(ranks, reset, early):
         failed, clean = seen[True], seen[False]
         assert failed["caught"] == ["in the middle"]
         assert failed["grads"] == clean["grads"]
-        assert failed["hash"] == clean["hash"]
+        assert {failed["hash"], failed["first"]} == {clean["hash"]}
         assert failed["n"] == 1
         assert len(failed["words"]) == (0 if reset else 1)
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from retrograd.errors import RanksDifferError
 from retrograd.fsdp.buckets import digest
+from retrograd.fsdp.dispatch import aside
 
 # Groups are made once and kept: a second one of the same ranks, made after the first was destroyed, finds the first
 # one's entries in the store and hangs (gloo, PyTorch 2.13).
@@ -84,7 +85,8 @@ class Agreement:
         ours = torch.tensor([number], dtype=torch.int64, device="cpu")
         theirs = [torch.empty_like(ours) for _ in self.ranks]
         try:
-            dist.all_gather(theirs, ours, group=self._group)
+            with aside():
+                dist.all_gather(theirs, ours, group=self._group)
         except RuntimeError as error:
             raise RanksDifferError(
                 f"rank {dist.get_rank()} waited {self.seconds:g} s at most for ranks {self.ranks} before {due}, and "
@@ -98,5 +100,6 @@ class Agreement:
         padded = torch.full((size,), ord(" "), dtype=torch.uint8, device="cpu")
         padded[: data.numel()] = data
         theirs = [torch.empty_like(padded) for _ in self.ranks]
-        dist.all_gather(theirs, padded, group=self._group)
+        with aside():
+            dist.all_gather(theirs, padded, group=self._group)
         return [json.loads(bytes(one.tolist())) for one in theirs]

@@ -10,7 +10,9 @@ The private names are those of this file: the c10d operators and what `self_test
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,7 @@ _OPERATORS = {
 }
 _ROOTS = ("root_rank", "dst", "src")
 _NO_COLLECTIVES = ("check_for_nan",)
+_here = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,17 @@ class Call:
     tensors: list[Any]
     group: Any
     root: int
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Collectives issued inside are ours, by which ranks ask each other now and then: no part of the run's sequence."""
+    before = getattr(_here, "aside", False)
+    _here.aside = True
+    try:
+        yield
+    finally:
+        _here.aside = before
 
 
 def self_test() -> None:
@@ -119,8 +133,9 @@ def _kernel(name: str, after: Any, before: Callable[[Call], None]) -> Callable[.
     unbox = torch.distributed.ProcessGroup.unbox
 
     def kernel(keys: Any, *args: Any) -> Any:
-        tensors = list(_tensors(args[given]))
-        before(Call(kind, tensors, unbox(args[group]), -1 if root is None else args[root]))
+        if not getattr(_here, "aside", False):
+            tensors = list(_tensors(args[given]))
+            before(Call(kind, tensors, unbox(args[group]), -1 if root is None else args[root]))
         return operator.redispatch(keys & after, *args)
 
     return kernel

@@ -10,6 +10,7 @@ from typing import Any
 from retrograd.errors import BucketError
 from retrograd.fsdp import private
 from retrograd.fsdp.agreement import Agreement
+from retrograd.fsdp.attribution import naming
 from retrograd.fsdp.buckets import Launcher, digest
 from retrograd.fsdp.flight import Flight
 from retrograd.fsdp.planning import Model, word
@@ -156,7 +157,8 @@ class Backward:
             grads = [grad.to(first.reduce_dtype) for grad in grads]
         stream = self._flight.join([call for _, call in run], grads)
         self._flight.make_room(stream, private.buffers_in_flight(self._model.states[0]))
-        result = first.make(params, grads)
+        with naming([module for name, _ in run for module in self._model.modules[name]]):
+            result = first.make(params, grads)
         if alone:
             first.partial = group._partial_reduce_output = result["partial_reduce_output"]
         self._flight.add(first, result)

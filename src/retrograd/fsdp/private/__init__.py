@@ -26,6 +26,7 @@ from retrograd.fsdp.private.groups import groups_of as groups_of
 from retrograd.fsdp.private.groups import in_backward as in_backward
 from retrograd.fsdp.private.groups import look_again as look_again
 from retrograd.fsdp.private.groups import manual as manual
+from retrograd.fsdp.private.groups import modules_of as modules_of
 from retrograd.fsdp.private.groups import names_of as names_of
 from retrograd.fsdp.private.groups import no_gradient as no_gradient
 from retrograd.fsdp.private.groups import parameter_names as parameter_names

@@ -43,18 +43,23 @@ def groups_of(states: Sequence[Any]) -> list[Any]:
 
 def names_of(model: Any, groups: Sequence[Any]) -> list[str]:
     """A name for each group: its modules as the root calls them, without what wrappers add."""
-    fqn = {id(module): name for name, module in model.named_modules()}
     names: list[str] = []
-    for group in groups:
-        name = "+".join(_bare(fqn[id(module)]) for module in group.modules if id(module) in fqn)
+    for modules in modules_of(model, groups):
+        name = "+".join(module or "(root)" for module in modules)
         names.append(f"{name}#{names.count(name)}" if name in names else name)
     return names
+
+
+def modules_of(model: Any, groups: Sequence[Any]) -> list[tuple[str, ...]]:
+    """The names of each group's modules, without what wrappers add; "" for the root."""
+    fqn = {id(module): _bare(name) for name, module in model.named_modules()}
+    return [tuple(fqn[id(module)] for module in group.modules if id(module) in fqn) for group in groups]
 
 
 def _bare(name: str) -> str:
     for wrapper in ("_orig_mod", "_checkpoint_wrapped_module"):
         name = name.replace(f"{wrapper}.", "").replace(f".{wrapper}", "")
-    return name or "(root)"
+    return name
 
 
 def parameter_names(model: Any, groups: Sequence[Any]) -> dict[int, str]:
