@@ -6,6 +6,7 @@ import json
 
 import pytest
 import scenarios
+import torch
 import torch.distributed as dist
 
 from retrograd.errors import VerificationError
@@ -93,6 +94,15 @@ def test_gradients_that_were_never_reduced_are_named_before_the_optimizer(ranks)
             in answer["error"]
         )
         assert "0 reduce-scatters" in answer["error"]
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="FSDP2 supports compiled autograd up to torch 2.11")
+def test_gradients_that_compiled_autograd_does_not_reduce_are_named_before_the_optimizer(ranks):
+    """The real thing: from its second step on FSDP2 under compiled autograd reduces nothing, without an error."""
+    for error, updates, reduced in ranks.run(scenarios.compiled_autograd):
+        assert error.startswith(f"VerificationError: step {updates}: the gradients of (root), 0 were never reduced")
+        assert "under compiled autograd compile the forward alone" in error
+        assert updates == len(reduced) / 2 == 1
 
 
 def test_the_rank_that_makes_nan_is_named(ranks):
