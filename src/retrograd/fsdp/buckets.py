@@ -169,6 +169,10 @@ class BucketPlan:
             lines.append(f"  {i:>3} {_mb(bucket.bytes):>9}  {bucket.key}  [{', '.join(bucket.groups)}]")
         return "\n".join(lines)
 
+    def rows(self) -> tuple[str, ...]:
+        """The buckets in the order in which they leave, each in words."""
+        return tuple(f"[{', '.join(bucket.groups)}] of {bucket.bytes} bytes" for bucket in self.buckets)
+
 
 def _fill(groups: Sequence[tuple[int, Group]], cap: int) -> list[tuple[int, list[Group]]]:
     """Buckets as (position of the last group, groups), by that position."""

@@ -16,6 +16,7 @@ class Model:
     """A sharded model as buckets see it.
 
     Attributes:
+        root: the module that forward is called on.
         states: what `fully_shard` keeps of each call, the root's first.
         groups: parameter groups by name, in the order of modules.
         modules: names of each group's modules as logs of collectives have them, "" for the root.
@@ -23,6 +24,7 @@ class Model:
     """
 
     def __init__(self, root: Any, comm: Any) -> None:
+        self.root: Any = root
         self.states: list[Any] = private.states_of(root)
         groups = private.groups_of(self.states)
         names = private.names_of(root, groups)
