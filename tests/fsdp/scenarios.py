@@ -57,6 +57,7 @@ def train(case: str, **options: Any) -> dict[str, Any]:
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.0005)
     else:
         model = sharded(model, keep=case == "swap")
+    buckets = rf.bucket_gradients(model, bucket_mb=0.0006) if case == "nan in buckets" else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps, error, notes = 0, "", []
     log = rf.record_collectives(**options)
@@ -71,6 +72,8 @@ def train(case: str, **options: Any) -> dict[str, Any]:
                     log.step()
     except Exception as raised:
         error, notes = f"{type(raised).__name__}: {raised}", getattr(raised, "__notes__", [])
+    if buckets is not None:
+        buckets.remove()
     patterns = [row.pattern for row in log.steps]
     return {
         "hash": log.hash(), "patterns": patterns, "notes": log.notes, "problems": log.problems, "error": error,
@@ -100,7 +103,7 @@ def update(model: Any, case: str, number: int, log: Any) -> None:
     loss = model(batch(), order).sum()
     if wrong and case == "raise":
         raise ValueError("bad batch")
-    (loss * float("nan") if wrong and case == "nan" else loss).backward()
+    (loss * float("nan") if wrong and case.startswith("nan") else loss).backward()
 
 
 def compiled_autograd() -> tuple[str, int, list[str]]:

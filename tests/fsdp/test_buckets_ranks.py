@@ -222,10 +222,16 @@ def test_an_exception_that_cannot_be_mended_is_named(ranks):
         assert "use PyTorch 2.13" in said
 
 
-def test_a_rank_that_does_not_come_is_waited_for_and_named(ranks):
-    said, nothing = ranks.run(steps.absent)
+@pytest.mark.parametrize("first", [True, False], ids=["plan", "bucket"])
+def test_a_rank_that_does_not_come_is_waited_for_and_named(ranks, first):
+    said, nothing = ranks.run(steps.absent, first)
     assert nothing == ""
-    assert said.startswith("RanksDifferError: rank 0 waited 3 s at most for ranks [0, 1] before plan")
+    due = "the comparison of plans" if first else "the reduction of bucket 0 [blocks.5, blocks.4]"
+    last = "it came to nothing yet" if first else "the last that it came to was the end of backward"
+    assert said.startswith(
+        f"RanksDifferError: rank 0 is at {due} and waited for the other ranks, {3 if first else 2} s at most: "
+    )
+    assert f": rank 1 did not come, {last}: it died, hangs, or does something else (" in said
 
 
 def test_compiled_blocks_keep_order_graphs_and_bits(ranks):

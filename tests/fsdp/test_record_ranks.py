@@ -105,10 +105,11 @@ def test_gradients_that_compiled_autograd_does_not_reduce_are_named_before_the_o
         assert updates == len(reduced) / 2 == 1
 
 
-def test_the_rank_that_makes_nan_is_named(ranks):
-    for answer in ranks.run(train, "nan", {"nonfinite": True}):
+@pytest.mark.parametrize(("case", "modules"), [("nan", "blocks.2"), ("nan in buckets", "(root), blocks.2")])
+def test_the_rank_that_makes_nan_is_named(ranks, case, modules):
+    for answer in ranks.run(train, case, {"nonfinite": True}):
         assert answer["updates"] == 2
-        assert "rank 1 gives NaN or Inf to reduce-scatter of" in answer["error"]
+        assert f"rank 1 gives NaN or Inf to reduce-scatter of {modules} (collective " in answer["error"]
         assert "rank 0 gives" not in answer["error"]
 
 

@@ -209,7 +209,7 @@ class Buckets:
                 f"max_pending_mb is {cap / MIB:.3g}, but {plan.nominal_peak / MIB:.3g} MB wait even if gradients come "
                 "in the planned order; raise it, or make bucket_mb smaller"
             )
-        self._agreement.require("plan", plan.hash, plan.to_json, plans_differ)
+        self._agreement.require("the comparison of plans", plan.hash, plan.to_json, plans_differ)
         self.plan, self._agreed = plan, True
         announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
         for group in self._model.groups.values():
