@@ -197,7 +197,7 @@ def recorded(kind: str, buckets: dict[str, Any], still: int = 12, steps: int = 2
     """Buckets and recorder together; from step `still` on the blocks run in another random order at every step."""
     from retrograd.fsdp import bucket_gradients, record_collectives
 
-    net = build(kind.replace("no all-reduce", "hsdp"))
+    net = build(kind)
     handle = bucket_gradients(net, **buckets)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
     hashes, problems, reductions = [], [], []
