@@ -47,7 +47,7 @@ class Comparison:
             RanksDifferError: the ranks compiled different numbers of graphs, or keep to different orders.
         """
         mine = " ".join([_MISSING, *(order.key for order in held)])
-        self._ask(f"step-{self.step}/graph-{self.count}", mine, orders.packed(held), None)
+        self._ask(f"step-{self.step}/graph-{self.count}", mine, orders.packed(held) if held else "", None)
         self.step += 1
         self.count = 0
 
@@ -62,10 +62,12 @@ class Comparison:
             answer = through.get(f"{name}/key-{rank}", self.seconds)
             theirs = None if answer is None else answer.decode()
             if theirs != mine:
-                idle = _idle(mine) and theirs is not None and _idle(theirs)
-                self.found = RanksDifferError(
-                    self._orders(name, rank, text) if idle else self._sentence(name, rank, mine, theirs, made)
+                said = (
+                    self._orders(name, rank, text, theirs)
+                    if theirs is not None and _idle(mine) and _idle(theirs)
+                    else self._sentence(name, rank, mine, theirs, made)
                 )
+                self.found = RanksDifferError(said)
                 raise self.found
 
     def _sentence(self, name: str, rank: int, mine: str, theirs: str | None, made: Compiled | None) -> str:
@@ -78,11 +80,12 @@ class Comparison:
         why = "" if _idle(mine) or _idle(theirs) else self._difference(name, rank, made)
         return f"step {self.step}: {own}, rank {rank} {_compiles(theirs)}: their collectives would hang{why}"
 
-    def _orders(self, name: str, rank: int, mine: str) -> str:
-        """What differs in the orders that two ranks keep to."""
-        theirs = self.through.get(f"{name}/text-{rank}", self.seconds)
-        me = self.through.rank
-        said = orders.between_ranks(me, mine, rank, exchange.unpacked(theirs)) if theirs is not None else "unknown"
+    def _orders(self, name: str, rank: int, mine: str, told: str) -> str:
+        """What differs in the orders that two ranks keep to; a rank that keeps to none gives no text of them."""
+        found = self.through.get(f"{name}/text-{rank}", self.seconds) if told != _MISSING else None
+        none = orders.packed(())
+        theirs = exchange.unpacked(found) if found is not None else none
+        said = orders.between_ranks(self.through.rank, mine or none, rank, theirs)
         return f"step {self.step}: the ranks keep to different orders beside their graphs: {said}"
 
     def _difference(self, name: str, rank: int, made: Compiled | None) -> str:
