@@ -21,6 +21,7 @@ import torch
 
 from retrograd import config
 from retrograd.check.guards import BAND, SIDES, Guard
+from retrograd.interpreter.memory import afresh
 
 _MODULE = "triton.runtime.interpreter"
 _BUILDER = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
@@ -251,7 +252,8 @@ def watch(guards: Sequence[Guard]) -> Iterator[Watch]:
     try:
         for owner, name, function in changes:
             setattr(owner, name, function)
-        yield seen
+        with afresh():
+            yield seen
     finally:
         for owner, name, function in stock:
             setattr(owner, name, function)

@@ -22,6 +22,7 @@ from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
+from retrograd.interpreter.memory import remembering
 from retrograd.record import Case, Finding, Report, Sighting, StageResult, verdict_of
 
 Progress = Callable[[str, str], None]
@@ -83,6 +84,7 @@ class Verifier:
         }
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
         self.watch = watch
+        self.launches: dict[Any, Any] = {}
 
     def report(self, results: Sequence[StageResult], seconds: float) -> Report:
         """The report of these results."""
@@ -116,7 +118,8 @@ class Verifier:
             if blocked := self.failed[dtype] & set(stage.after):
                 reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
                 continue
-            done, outcome = self._run_dtype(stage, bench)
+            with remembering(self.launches):
+                done, outcome = self._run_dtype(stage, bench)
             count += done
             outcomes.append(outcome)
             if any(not f.partial for f in outcome.findings):

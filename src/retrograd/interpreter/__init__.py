@@ -11,6 +11,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.errors import InterpreterError, RetrogradError
+from retrograd.interpreter.speed import quicken
 
 _MARK = "_retrograd_bf16"
 _MODULE_NAMES = (
@@ -67,6 +68,7 @@ def prepare() -> None:
     _require(module.ScanOps, ("apply_impl",), "ScanOps", triton.__version__)
     _patch_casts(module, tl)
     _patch_arithmetic(module, tl)
+    quicken(module, tl)
     _remember_builtins(module, tl)
     setattr(module, _MARK, True)
 
