@@ -17,6 +17,7 @@ import torch
 from retrograd import config, interpreter
 from retrograd.check import inputs as make
 from retrograd.check import shrink, stages
+from retrograd.check.dealing import dealt
 from retrograd.check.diagnosis import diagnose
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
@@ -69,7 +70,8 @@ class Verifier:
             if odd - known:
                 raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
         interpreter.prepare_or_refuse()
-        names = names[share[0] :: share[1]]
+        self.every, names = names, names[share[0] :: share[1]]
+        self.launches: dict[Any, Any] = {}
         self.benches = {
             d: Workbench(
                 self.spec,
@@ -79,12 +81,12 @@ class Verifier:
                 BUDGETS[level],
                 level,
                 make.parse_case(self.spec, d, case) if case is not None else None,
+                launches=self.launches,
             )
             for d in names
         }
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
         self.watch = watch
-        self.launches: dict[Any, Any] = {}
 
     def report(self, results: Sequence[StageResult], seconds: float) -> Report:
         """The report of these results."""
@@ -156,9 +158,10 @@ class Verifier:
         powers: list[float] = []
         bench.worst.clear()
         try:
-            wanted = bench.cases(stage.cases(bench))
+            wanted, left_out = dealt(stage, bench, bench.cases(stage.cases(bench)), self.every)
         except (OpRaised, NotApplicable) as error:
             return self._no_base(stage, bench, error)
+        merged.notes += [left_out] * bool(left_out)
         for case in wanted:
             if self.watch:
                 self.watch("case", case)

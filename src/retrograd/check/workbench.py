@@ -135,6 +135,12 @@ class Workbench:
     noise: bool | None = None  # whether the op differs from itself, once asked
     remarks: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)  # by tensor, of what the present stage has judged
+    launches: dict[Any, Any] = field(default_factory=dict)  # remembered ones of interpreted kernels
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether the op has run kernels in Triton's interpreter, where one run takes tens of milliseconds."""
+        return bool(self.launches)
 
     @property
     def base(self) -> Case:
