@@ -122,9 +122,11 @@ class _Trace:
 def _noting(name: str, stock: Any) -> Any:
     """An operation of the interpreter that tells the trace of the launch what it touches."""
     reads, writes = name != "create_masked_store", name != "create_masked_load"
-    at_pointer, at_mask = {"create_masked_load": (0, 1), "create_masked_store": (0, 2), "create_atomic_rmw": (1, 3)}.get(
-        name, (0, None)
-    )
+    at_pointer, at_mask = {
+        "create_masked_load": (0, 1),
+        "create_masked_store": (0, 2),
+        "create_atomic_rmw": (1, 3),
+    }.get(name, (0, None))
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         trace = _Trace.now

@@ -53,7 +53,9 @@ class Line:
     def claimed(self, inputs: dict[str, Any]) -> float:
         """The moves that rounding left, times the gradients."""
         still = self.bench.inputs(self.case)
-        moves = ((line, inputs[line.name].detach().double() - still[line.name].double()) for line in (self, *self.others))
+        moves = (
+            (line, inputs[line.name].detach().double() - still[line.name].double()) for line in (self, *self.others)
+        )
         return sum(float((moved * line.grad.double()).sum()) for line, moved in moves)
 
     def value(self, step: float) -> tuple[float, float]:
