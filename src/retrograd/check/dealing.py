@@ -29,7 +29,7 @@ def dealt(stage: Stage, bench: Workbench, wanted: list[Case]) -> tuple[list[Case
     place = bench.dtypes.index(bench.dtype)
     mine = wanted[place :: len(bench.dtypes)] or [wanted[place % len(wanted)]]
     return mine, _note(
-        bench, f"its {len(wanted)} cases", "kernels are interpreted" if bench.interpreted else "there are many"
+        bench, f"{len(wanted)} cases", "kernels are interpreted" if bench.interpreted else "there are many"
     )
 
 
@@ -46,4 +46,4 @@ def share(bench: Workbench, things: Sequence[T], what: str, dtypes: Sequence[str
 
 
 def _note(bench: Workbench, what: str, why: str) -> str:
-    return f"level quick deals {what} out to {', '.join(bench.dtypes)}, as {why}; level full has all in each"
+    return f"{what} dealt out to {', '.join(bench.dtypes)}, as {why}; level full has all in each"
