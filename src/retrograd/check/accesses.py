@@ -211,7 +211,8 @@ class Watch:
 
 def _here(kernel: str) -> tuple[str, str, int]:
     """The kernel, and the innermost line of a kernel or of a function that it calls."""
-    ours = (str(Path(sys.modules["triton"].__file__ or "").parent), __file__)
+    shim = sys.modules["retrograd.interpreter"]
+    ours = (*(str(Path(m.__file__ or "").parent) for m in (sys.modules["triton"], shim)), __file__)
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back

@@ -73,20 +73,14 @@ class Verifier:
         interpreter.prepare_or_refuse()
         every, names = names, names[share[0] :: share[1]]
         self.launches: dict[Any, Any] = {}
+        given = None if case is None else {d: make.parse_case(self.spec, d, case) for d in names}
         self.benches = {
             d: Workbench(
-                self.spec,
-                d,
-                seed,
-                self.device,
-                BUDGETS[level],
-                level,
-                make.parse_case(self.spec, d, case) if case is not None else None,
-                launches=self.launches,
+                self.spec, d, seed, self.device, BUDGETS[level], level, given and given[d], launches=self.launches,
                 dtypes=every,
             )
             for d in names
-        }
+        }  # fmt: skip
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
         self.watch, self.progress = watch, progress
 
