@@ -4,7 +4,8 @@
     python benchmarks/verify_speed.py --level full --sets shipped --names rms_norm,layer_norm
 
 One thread, after the imports. CPU seconds are what an idle core takes; the wall clock of a busy machine says little.
-The budget is that of the documentation: level quick within a second, full within ten, a first finding within one.
+The budget is that of the documentation: level quick within a second, full within ten, a first finding within one. A
+finding counts when it is told, which is before it is shrunk and explained.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Watch:
         self.start, self.found = time.process_time(), 0.0
 
     def __call__(self, stage: str, said: str) -> None:
-        if said.startswith("failed") and not self.found:
+        if said.startswith("found: ") and not self.found:
             self.found = time.process_time() - self.start
 
 
@@ -71,8 +72,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="markdown")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    # The first verification of a process imports parts of torch, which is no op's cost.
+    # The first verification of a process, the first of a custom operator and the first torch.compile import parts of
+    # torch (1.3, 0.4 and 1 s), which is no op's cost.
+    torch.compile(torch.sin, backend="aot_eager")(torch.ones(1, requires_grad=True)).backward()
     verify(next(iter(load(files("healthy")[0]).values())), level="quick", seed=0)
+    verify(catalog.resolve("rms_norm_cpu"), level="quick", only=["compiler"])
     wanted = [n for n in args.names.split(",") if n]
     setting = f"torch {torch.__version__}, one thread, level {args.level}, seed {args.seed}"
     head = "| op | set | verdict | seconds | to the first finding | longest stages |"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 
 from retrograd.catalog import SHIPPED, msda, msda_names, resolve
+from retrograd.check.stages import compiler
 from retrograd.check.stages.oracle import judged
 from retrograd.check.workbench import BUDGETS, Workbench
 
@@ -43,3 +47,15 @@ def test_no_point_lies_near_a_border(name: str) -> None:
 def test_names_and_specs_agree() -> None:
     assert list(msda.SPECS) == list(msda_names())
     assert {parts[0] for parts in msda_names().values()} == set(msda._VARIANTS)
+
+
+# vmap runs the addcmul_ of the interpolation once for each sample, and says that this is slow.
+@pytest.mark.filterwarnings(f"ignore:{re.escape('There is a performance drop')}:UserWarning")
+def test_under_vmap_gradients_of_16_bit_values_are_added_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vmap is checked in the first dtype of a spec, and compiling is another test's business.
+    spec = replace(resolve("ms_deform_attn_mixed_torch"), dtypes=("bfloat16",), transforms=("vmap",))
+    bench = Workbench(spec, "bfloat16", 0, "cpu", BUDGETS["quick"], "quick")
+    assert compiler.check(bench, bench.base).findings == []
+    monkeypatch.setattr("retrograd.ops.subclasses.transformed", lambda tensor: False)
+    (found,) = compiler.check(bench, bench.base).findings
+    assert found.tensor == "grad value"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from corpus import corpus
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check.stages.poison import Fill, deterministic
@@ -99,3 +100,26 @@ def test_memory_that_only_odd_sizes_leave_unwritten_is_found():
     # Sizes that may not be another are left as they are.
     fixed = replace(spec, sizes=dict(M=[7], N=[48]))
     assert rg.verify(fixed, level="quick", only=["poison"]).stage("poison").cases == 1
+
+
+def _strided(x, weight):
+    return torch.nn.functional.conv1d(x, weight, stride=2)
+
+
+@pytest.mark.parametrize("fresh", [torch.empty_like, torch.zeros_like])
+def test_columns_that_a_stride_does_not_reach_are_found_where_their_memory_is_fresh(fresh):
+    """Mutant V03 as its report has it; in the corpus it begins with ones, which are no fresh memory."""
+
+    def backward(dy, x, weight):
+        with torch.enable_grad():
+            leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
+            dx, dw = torch.autograd.grad(_strided(*leaves), leaves, dy)
+        reached = 2 * (dy.shape[-1] - 1) + weight.shape[-1]
+        out = fresh(dx)
+        out[..., :reached] = dx[..., :reached]
+        return out, dw
+
+    inputs = dict(x=rg.tensor("B", "C", "L"), w=rg.tensor("K", "C", 3))
+    spec = rg.op(with_backward(_strided, backward), _strided, inputs, sizes=dict(L=(5, 24)))
+    report = rg.verify(spec, level="quick", only=["poison"])
+    assert {f.tensor for f in report.findings} == ({"grad x"} if fresh is torch.empty_like else set())

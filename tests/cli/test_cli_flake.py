@@ -47,20 +47,20 @@ def test_steady_is_0_and_the_next_call_takes_new_seeds(folder: Path) -> None:
 
 
 def test_flaky_is_1_with_files_that_can_be_read_again(folder: Path) -> None:
-    result = flake(
-        "mine.py:fails_at_two", "--seeds", "4", "--no-history", "-o", "a.json", "-o", "a.txt", "-o", "a.html"
-    )
+    result = flake("mine.py:fails_at_two", "--seeds", "4", "--no-history", "-o", "a.json", "-o", "a.txt")
     assert result.exit_code == 1
     assert "AssertionError: [bold]two[/bold] </script>" in result.stdout
     assert "repro      retrograd flake mine.py:fails_at_two --seed 2 --seeds 1 --no-history" in result.stdout
     assert not (folder / ".retrograd").exists()
     assert (folder / "a.txt").read_text() in result.stdout.replace("\r", "") + "\n"
-    page = (folder / "a.html").read_text()
-    assert page.count("</script>") == 1
-    assert "FLAKY" in page
     again = CliRunner().invoke(main, ["report", "a.json"])
     assert again.exit_code == 0
     assert again.stdout == result.stdout
+    pytest.importorskip("vl_convert", reason="charts need vl-convert-python (extra html)")
+    assert CliRunner().invoke(main, ["report", "a.json", "-o", "a.html"]).exit_code == 0
+    page = (folder / "a.html").read_text()
+    assert page.count("</script>") == 1
+    assert "FLAKY" in page
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_all_that_a_report_may_hold_survives_json(monkeypatch: pytest.MonkeyPatc
     assert FlakeReport.from_json(text).to_json() == text
     assert FlakeReport.from_json(text).flakes[0].runs[1].message == "nan"
     monkeypatch.setattr(examine, "run", lambda *args, **options: report)
-    shown = flake("x.py:f", "--no-history", "-o", "a.html").stdout
+    shown = flake("x.py:f", "--no-history").stdout
     for said in (
         "3.3 % [0.1 % to 17 %, 95%]",
         "89 runs fail at least once with 95 % (16 to more by the interval)",

@@ -166,8 +166,7 @@ def _uneven(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 _IMPLS = {"": None, "cpu": "native", "torch": "torch"}
-# As for the norms: torch.func has no rule for custom operators. Not promised for "mixed", which under vmap adds the
-# gradients of value in 16 bits: 57 times the attainable error.
+# As for the norms: torch.func has no rule for custom operators.
 _TRANSFORMS = {"": ("compile",), "cpu": ("compile",), "torch": ("compile", "vmap")}
 
 
@@ -186,7 +185,7 @@ def _spec(name: str, variant: str, impl: str) -> OpSpec:
         dtypes=v.dtypes,
         compute="float32",
         deterministic=v.kernel.get("deterministic", impl == "cpu"),  # kernels for GPUs add grad_value atomically
-        transforms=tuple(t for t in _TRANSFORMS[impl] if not (t == "vmap" and variant == "mixed")),
+        transforms=_TRANSFORMS[impl],
         name=name,
     )
 

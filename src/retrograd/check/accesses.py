@@ -21,6 +21,7 @@ import torch
 
 from retrograd import config
 from retrograd.check.guards import BAND, SIDES, Guard
+from retrograd.interpreter.memory import afresh
 
 _MODULE = "triton.runtime.interpreter"
 _BUILDER = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
@@ -210,7 +211,8 @@ class Watch:
 
 def _here(kernel: str) -> tuple[str, str, int]:
     """The kernel, and the innermost line of a kernel or of a function that it calls."""
-    ours = (str(Path(sys.modules["triton"].__file__ or "").parent), __file__)
+    shim = sys.modules["retrograd.interpreter"]
+    ours = (*(str(Path(m.__file__ or "").parent) for m in (sys.modules["triton"], shim)), __file__)
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back
@@ -251,7 +253,8 @@ def watch(guards: Sequence[Guard]) -> Iterator[Watch]:
     try:
         for owner, name, function in changes:
             setattr(owner, name, function)
-        yield seen
+        with afresh():
+            yield seen
     finally:
         for owner, name, function in stock:
             setattr(owner, name, function)

@@ -254,6 +254,9 @@ def _hear(words: list[Any], child: _Child, progress: Progress | None) -> None:
             progress(child.running, "running")
     elif kind == "case":
         child.dtype, child.case = rest
+    elif kind == "finding":
+        if progress:
+            progress(*rest)
     elif kind == "stage":
         (result,) = Report.from_json(rest[0]).stages
         child.stages.append(result)

@@ -16,17 +16,19 @@ import torch
 
 from retrograd import config, interpreter
 from retrograd.check import inputs as make
-from retrograd.check import shrink, stages
-from retrograd.check.diagnosis import diagnose
+from retrograd.check import stages
+from retrograd.check.dealing import dealt
+from retrograd.check.explaining import explain, found
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
-from retrograd.record import Case, Finding, Report, Sighting, StageResult, verdict_of
+from retrograd.interpreter.memory import remembering
+from retrograd.record import Case, Finding, Report, StageResult, verdict_of
 
 Progress = Callable[[str, str], None]
-# Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "stage" and a report of that
-# stage alone.
+# Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "finding" and the first one
+# of a stage in a dtype as it was made, "stage" and a report of that stage alone.
 Watch = Callable[[str, Any], None]
 
 _LOST = "the op lost the GPU"
@@ -51,6 +53,7 @@ class Verifier:
         name: str | None = None,
         failed: Mapping[str, Sequence[str]] | None = None,
         watch: Watch | None = None,
+        progress: Progress | None = None,
         share: tuple[int, int] = (0, 1),
         **describe: Any,
     ) -> None:
@@ -68,21 +71,18 @@ class Verifier:
             if odd - known:
                 raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
         interpreter.prepare_or_refuse()
-        names = names[share[0] :: share[1]]
+        every, names = names, names[share[0] :: share[1]]
+        self.launches: dict[Any, Any] = {}
+        given = None if case is None else {d: make.parse_case(self.spec, d, case) for d in names}
         self.benches = {
             d: Workbench(
-                self.spec,
-                d,
-                seed,
-                self.device,
-                BUDGETS[level],
-                level,
-                make.parse_case(self.spec, d, case) if case is not None else None,
+                self.spec, d, seed, self.device, BUDGETS[level], level, given and given[d], launches=self.launches,
+                dtypes=every,
             )
             for d in names
-        }
+        }  # fmt: skip
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
-        self.watch = watch
+        self.watch, self.progress = watch, progress
 
     def report(self, results: Sequence[StageResult], seconds: float) -> Report:
         """The report of these results."""
@@ -101,6 +101,13 @@ class Verifier:
         words += ["--case", finding.case.text()]
         return shlex.join(words)
 
+    def tell(self, finding: Finding) -> None:
+        """Say that there is a finding, before it is shrunk and explained."""
+        if self.watch:
+            self.watch("finding", finding)
+        if self.progress:
+            self.progress(finding.stage, found(finding))
+
     def run_stage(self, stage: Stage) -> StageResult:
         """Every case of a stage in every dtype, merged into one result."""
         start = time.perf_counter()
@@ -116,7 +123,8 @@ class Verifier:
             if blocked := self.failed[dtype] & set(stage.after):
                 reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
                 continue
-            done, outcome = self._run_dtype(stage, bench)
+            with remembering(self.launches):
+                done, outcome = self._run_dtype(stage, bench)
             count += done
             outcomes.append(outcome)
             if any(not f.partial for f in outcome.findings):
@@ -153,9 +161,10 @@ class Verifier:
         powers: list[float] = []
         bench.worst.clear()
         try:
-            wanted = bench.cases(stage.cases(bench))
+            wanted, left_out = dealt(stage, bench, bench.cases(stage.cases(bench)))
         except (OpRaised, NotApplicable) as error:
             return self._no_base(stage, bench, error)
+        merged.notes += [left_out] * bool(left_out)
         for case in wanted:
             if self.watch:
                 self.watch("case", case)
@@ -166,6 +175,8 @@ class Verifier:
                     return self._no_base(stage, bench, NotApplicable("the reference raises on the ordinary case"))
                 merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
                 continue
+            if outcome.findings and not merged.findings:
+                self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, False) or bool(outcome.findings)
             merged.findings += outcome.findings
             merged.notes += [*outcome.notes, *bench.remarks]
@@ -183,7 +194,8 @@ class Verifier:
         if merged.power:
             merged.power_text = f"{bench.dtype} {merged.power:.1e}"
         if merged.findings:
-            merged.findings = self._explain(stage, bench, merged.findings, tried)
+            shrinks = stage.shrinks and bench.override is None
+            merged.findings = explain(bench, merged.findings, tried, lambda c: self._try(stage, bench, c), shrinks)
         return len(tried), merged
 
     def _no_base(self, stage: Stage, bench: Workbench, error: Exception) -> tuple[int, Outcome]:
@@ -191,6 +203,7 @@ class Verifier:
             found = bench.finding(
                 stage.id, "raises", str(error), bench.override or bench.base, where="the ordinary case"
             )
+            self.tell(found)
             return 1, Outcome([found])
         at = (bench.override or bench.base).text() or "the given inputs"
         raise SpecError(
@@ -221,52 +234,6 @@ class Verifier:
                 raise
             # A kernel that reads or writes where it must not is told by whoever looks at a result, which may be us.
             return Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="")
-
-    def _explain(
-        self, stage: Stage, bench: Workbench, findings: list[Finding], tried: dict[Case, bool]
-    ) -> list[Finding]:
-        """One finding per tensor and kind, the worst, at its smallest failing case, with where it fails."""
-        worst: dict[tuple[str, ...], Finding] = {}
-        for f in findings:
-            key = _fault(f)
-            if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
-                worst[key] = f
-        kept = list(worst.values())[:4]
-        small, often = kept[0].case, ""
-        if stage.shrinks and bench.override is None and len(bench.spec.size_names):
-            first = kept[0]
-
-            def fails(case: Case) -> bool:
-                # The same fault, and as plain: a tiny case that is out by a hair would explain nothing.
-                outcome = self._try(stage, bench, case)
-                found = [f for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
-                return any((f.excess or 0) >= min(100.0, first.excess or 0) for f in found)
-
-            again = shrink.Again(fails, first.case)
-            often = again.text()
-            if again.failures:  # what does not come again in 30 runs cannot be shrunk
-                small, more = shrink.shrink(bench.spec, first.case, again)
-                tried = {**tried, **more}
-        text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
-        text += f"; {often}" if often else ""
-        last = self._try(stage, bench, small) if small != kept[0].case else None
-        shrunk = [f for f in last.findings if _fault(f) == _fault(kept[0])] if last else []
-        first = shrunk[0] if shrunk else kept[0]
-        if first.case != kept[0].case:
-            of = kept[0]
-            first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
-        same = [f for f in kept[1:] if _fault(f) != _fault(first)]
-        # The ordinary case tells more than the smallest, where one element may be all there is.
-        seen = {_fault(f): diagnose(bench, f) for f in kept}
-        shown = [replace(f, where=text) for f in (first, *same)]
-        return [
-            replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get(_fault(f))) else f for f in shown
-        ]
-
-
-def _fault(finding: Finding) -> tuple[str, ...]:
-    """What makes two findings of a stage one: kind and tensor, of an exception also its type and where it came from."""
-    return finding.kind, finding.tensor, finding.what.partition(":")[0] if finding.kind == "raises" else ""
 
 
 def _worst_profiles(profiles: list[Any]) -> list[Any]:
@@ -315,7 +282,7 @@ def verify(
         device: "cpu", "cuda" or "cuda:1". On "cpu" Triton kernels need the interpreter (TRITON_INTERPRET=1).
         case: one case as `Case.text` writes it, instead of the cases of each stage.
         name: how repro lines call the target.
-        progress: called with a stage id and a line of text as each stage starts and ends.
+        progress: called with a stage id and a line of text as each stage starts and ends, and when it finds something.
         failed: ids of stages that an earlier process found wrong, by dtype; what they make meaningless is skipped.
         watch: told of everything that begins and ends (`Watch`), for who has to know where a process was when it died.
         share: (i, n): every n-th dtype from number i on, for processes that share the work; none may be left.
@@ -335,7 +302,7 @@ def verify(
     chosen = choose(only, skip)
     verifier = Verifier(
         target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed, watch=watch,
-        share=share, **describe,
+        progress=progress, share=share, **describe,
     )  # fmt: skip
     if watch:
         watch("begin", verifier.report([], 0.0))

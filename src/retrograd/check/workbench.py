@@ -135,6 +135,13 @@ class Workbench:
     noise: bool | None = None  # whether the op differs from itself, once asked
     remarks: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)  # by tensor, of what the present stage has judged
+    launches: dict[Any, Any] = field(default_factory=dict)  # remembered ones of interpreted kernels
+    dtypes: tuple[str, ...] = ()  # all that are verified
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether the op has run kernels in Triton's interpreter, where one run takes tens of milliseconds."""
+        return bool(self.launches)
 
     @property
     def base(self) -> Case:
@@ -293,13 +300,9 @@ class Workbench:
         return as_tuple(result, self.spec, "`fn`")
 
     def open(
-        self,
-        case: Case,
-        *,
-        inputs: dict[str, Any] | None = None,
-        grad_outs: list[torch.Tensor] | None = None,
+        self, case: Case, *, inputs: dict[str, Any] | None = None, grad_outs: list[torch.Tensor] | None = None,
         only: Sequence[str] | None = None,
-    ) -> Graph:
+    ) -> Graph:  # fmt: skip
         """A forward of the op whose backward has not run; OpRaised if it raises or has other shapes than the reference.
 
         Args:

@@ -24,7 +24,15 @@ def live(quiet: bool) -> Iterator[Progress | None]:
 
         # Text, because a case such as `x[0]` must not be read as markup.
         with Console(stderr=True).status(Text("starting")) as status:
-            yield lambda stage, text: status.update(Text(f"{stage}: {text}"))
+
+            def show(stage: str, text: str) -> None:
+                line = Text(f"{stage}: {text}")
+                if text.startswith("found: "):  # stays, above the line that changes
+                    status.console.print(line, soft_wrap=True)
+                else:
+                    status.update(line)
+
+            yield show
     else:
 
         def tell(stage: str, text: str) -> None:

@@ -171,6 +171,10 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
             lines.say(what, about.id, about.title)
         elif what == "case":
             lines.say(what, about.dtype, about.text())
+        elif what == "finding":
+            from retrograd.check.explaining import found as line
+
+            lines.say(what, about.stage, line(about))
         elif what == "stage":
             for finding in [f for f in about.findings if not f.partial]:
                 found.setdefault(finding.case.dtype, []).append(finding.stage)

@@ -47,6 +47,11 @@ def watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def transformed(tensor: torch.Tensor) -> bool:
+    """Whether torch.func (vmap, vjp) has wrapped the tensor, so that gradients are those of each operator in turn."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 class _Wait(torch.autograd.Function):
     """The tensor inside an AsyncCollectiveTensor."""
 

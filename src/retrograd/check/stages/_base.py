@@ -35,6 +35,7 @@ class Stage:
         after: stages whose failure in the same dtype makes this one meaningless, so it is skipped.
         shrinks: whether a failing case is shrunk; not where a check takes too long to be made forty times.
         applies: "" if the op is to be checked by this stage, else why it is not.
+        deals: whether level quick may deal its cases out to the dtypes (`check.dealing`).
     """
 
     id: str
@@ -46,3 +47,4 @@ class Stage:
     after: tuple[str, ...] = ()
     shrinks: bool = True
     applies: Callable[[OpSpec], str] = lambda spec: ""
+    deals: bool = False

@@ -7,6 +7,7 @@ import itertools
 import torch
 
 from retrograd.check import inputs as make
+from retrograd.check.dealing import share
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import OpRaised, Trial, Workbench, same_bits
 from retrograd.record import Case
@@ -53,7 +54,9 @@ def check(bench: Workbench, case: Case) -> Outcome:
     _forms(bench, case, full, out)
     if out.findings:
         return out
-    for subset in _subsets(make.differentiable(bench.spec, full.inputs)):
+    subsets, note = share(bench, _subsets(make.differentiable(bench.spec, full.inputs)), "subsets of the inputs")
+    out.notes += [note] * bool(note)
+    for subset in subsets:
         try:
             part = bench.run(case, only=subset)
         except OpRaised as error:

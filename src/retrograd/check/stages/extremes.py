@@ -14,6 +14,7 @@ import torch
 
 from retrograd.check import tolerance, values
 from retrograd.check.compare import compare
+from retrograd.check.dealing import share
 from retrograd.check.spec import FLOATS, OpSpec, TensorSpec
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import OpRaised, Trial, Workbench
@@ -140,6 +141,8 @@ def _named(finding: Finding, trial: Trial) -> Finding:
 def check(bench: Workbench, case: Case) -> Outcome:
     """One run; the truth needs the usual noise runs for finite extremes, none for a cell that is not finite."""
     out = Outcome(power_text="exact: any NaN or Inf; values as in oracle")
+    _, note = _shared(bench, [("", ""), ("", "")])
+    out.notes += [note] * bool(note)
     for name, extreme in case.values:
         if extreme in values.CELLS:
             _not_finite(bench, case, name, extreme, out)
@@ -168,9 +171,15 @@ def cases(bench: Workbench) -> list[Case]:
     first = bench.dtype == bench.spec.dtypes[0]
     if not first:
         names = tuple(n for n in names if n in _OTHER_DTYPES)
-    wanted = [(name, extreme) for name in _wanted(bench.spec) for extreme in names]
+    wanted, _ = _shared(bench, [(name, extreme) for name in _wanted(bench.spec) for extreme in names])
     wanted += [(name, end) for name in _whole(bench.spec) for end in values.ENDS] if first else []
     return [bench.base.but(values=(held,)) for held in wanted]
+
+
+def _shared(bench: Workbench, wanted: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
+    """Of the dtypes after the first each takes a share where kernels are interpreted: only their range is another."""
+    others = [d for d in bench.dtypes if d != bench.spec.dtypes[0]]
+    return share(bench, wanted, "the extremes of all dtypes but the first", others)
 
 
 def _applies(spec: OpSpec) -> str:

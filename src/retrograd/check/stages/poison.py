@@ -130,4 +130,4 @@ def _near(size: Size, by: int) -> Size:
     return max(size + by, 0)
 
 
-STAGE = Stage(_ID, "no uninitialised memory is read", 30, cases, check)
+STAGE = Stage(_ID, "no uninitialised memory is read", 30, cases, check, deals=True)

@@ -68,4 +68,5 @@ STAGE = Stage(
     lambda b, c: judged(b, c, _ID),
     needs_reference=True,
     after=("oracle", "contract"),
+    deals=True,
 )

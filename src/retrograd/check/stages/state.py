@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from retrograd.check import inputs as make
+from retrograd.check.dealing import share
 from retrograd.check.sameness import another, apart
 from retrograd.check.stages._base import Outcome, Stage
 from retrograd.check.workbench import Graph, NotApplicable, OpRaised, Trial, Workbench
@@ -97,7 +98,9 @@ def _two_graphs(bench: Workbench, case: Case, alone: Trial, out: Outcome) -> Non
 
 def _updated(bench: Workbench, case: Case, out: Outcome) -> None:
     """An input changed in place between two calls, as an optimizer does, counts like a new tensor."""
-    for name in make.differentiable(bench.spec, bench.inputs(case)):
+    names, note = share(bench, make.differentiable(bench.spec, bench.inputs(case)), "inputs that are updated in place")
+    out.notes += [note] * bool(note)
+    for name in names:
         fresh, inputs = bench.inputs(case), bench.inputs(case)
         fresh[name] = fresh[name] * _STEP
         try:

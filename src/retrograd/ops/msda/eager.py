@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from retrograd.ops import subclasses
 from retrograd.ops.msda.shapes import Levels, Table, inner_dtype, table
 from retrograd.ops.msda.spec import MsdaSpec
 
@@ -38,6 +39,8 @@ def msda_fwd(
     if not value.numel() or not weights.numel():
         return out
     rows, inner = value.contiguous().view(-1, channels), inner_dtype(value)
+    if subclasses.transformed(value):
+        rows = rows.to(inner)  # before rows are picked: under vmap the backward adds in the dtype that it picks from
     where = table(levels, spec.points, pixels, value.device)
     for block in _query_blocks(value, weights):
         cells = _find_cells(_dense(locations[:, block], inner), where, spec, pixels)

@@ -11,6 +11,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.errors import InterpreterError, RetrogradError
+from retrograd.interpreter.speed import quicken
 
 _MARK = "_retrograd_bf16"
 _MODULE_NAMES = (
@@ -24,7 +25,9 @@ _MODULE_NAMES = (
     "InterpreterBuilder",
     "ReduceOps",
     "ScanOps",
+    "interpreter_semantic",
 )
+_SEMANTIC_NAMES = ("broadcast_impl_value", "cast", "binary_op_sanitize_overflow_impl")
 _BUILDER_NAMES = (
     "cast_impl",
     "create_fp_to_fp",
@@ -63,10 +66,12 @@ def prepare() -> None:
     _refuse_broken_loops(triton.__version__)
     _require(module, _MODULE_NAMES, "triton.runtime.interpreter", triton.__version__)
     _require(module.InterpreterBuilder, _BUILDER_NAMES, "InterpreterBuilder", triton.__version__)
+    _require(module.interpreter_semantic, _SEMANTIC_NAMES, "interpreter_semantic", triton.__version__)
     _require(module.ReduceOps, ("apply_impl",), "ReduceOps", triton.__version__)
     _require(module.ScanOps, ("apply_impl",), "ScanOps", triton.__version__)
     _patch_casts(module, tl)
     _patch_arithmetic(module, tl)
+    quicken(module, tl)
     _remember_builtins(module, tl)
     setattr(module, _MARK, True)
 
@@ -102,7 +107,7 @@ def _require(owner: Any, names: tuple[str, ...], owner_name: str, version: str) 
     gone = [name for name in names if not hasattr(owner, name)]
     if gone:
         raise InterpreterError(
-            f"Triton {version} has no {', '.join(gone)} in {owner_name}, which the bfloat16 repair of its "
+            f"Triton {version} has no {', '.join(gone)} in {owner_name}, which the repair of its "
             "interpreter replaces; use a Triton version that retrograd supports, or report this version"
         )
 

@@ -1,0 +1,119 @@
+"""Level quick of ops whose runs cost much: what is left out of one dtype is done in another, and said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specimens import with_backward
+
+import retrograd as rg
+from retrograd.check.dealing import dealt, share
+from retrograd.check.run import Verifier
+from retrograd.check.stages import adjoint, layouts, oracle
+from retrograd.check.workbench import BUDGETS, Workbench
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def product(wrong: float = 1.0) -> rg.OpSpec:
+    """x * w, whose gradient of w is `wrong` times what it should be."""
+    fn = with_backward(lambda x, w: x * w, lambda dy, x, w: (dy * w, wrong * dy * x))
+    return rg.op(fn, lambda x, w: x * w, dict(x=rg.tensor("M", "N"), w=rg.tensor("M", "N")), dtypes=DTYPES)
+
+
+def bench(dtype: str, *, interpreted: bool = True, level: str = "quick", dtypes: tuple[str, ...] = DTYPES) -> Workbench:
+    launches = {"a launch": []} if interpreted else {}
+    return Workbench(product(), dtype, 0, "cpu", BUDGETS[level], level, launches=launches, dtypes=dtypes)
+
+
+def shares(**how: object) -> list[list[object]]:
+    return [dealt(layouts.STAGE, b, layouts.cases(b))[0] for b in (bench(d, **how) for d in DTYPES)]  # type: ignore[arg-type]
+
+
+def test_every_case_is_run_in_exactly_one_dtype():
+    every = {c.but(dtype="float32") for c in layouts.cases(bench("float32"))}
+    dealt_out = [c.but(dtype="float32") for part in shares() for c in part]
+    assert len(dealt_out) == len(every)
+    assert set(dealt_out) == every
+    assert all(shares())
+
+
+@pytest.mark.parametrize(
+    "how", [dict(interpreted=False), dict(level="full")], ids=["kernels-are-not-interpreted", "level-full"]
+)
+def test_nothing_is_left_out_elsewhere(how):
+    assert [len(part) for part in shares(**how)] == [len(layouts.cases(bench("float32")))] * 3
+
+
+def test_a_dtype_alone_has_all_cases():
+    alone = bench("float16", dtypes=("float16",))
+    assert dealt(layouts.STAGE, alone, layouts.cases(alone)) == (layouts.cases(alone), "")
+
+
+def test_fewer_cases_than_dtypes_leave_none_without_one():
+    for dtype in DTYPES:
+        one = bench(dtype)
+        (case,), said = dealt(layouts.STAGE, one, layouts.cases(one)[:2])
+        assert case.dtype == dtype
+        assert (
+            said
+            == "2 cases dealt out to float32, float16, bfloat16, as kernels are interpreted; level full has all in each"
+        )
+
+
+def test_a_sweep_of_many_cases_is_dealt_out_wherever_it_runs():
+    many = bench("float32", interpreted=False)
+    wanted = [many.base.but(draw=d) for d in range(40)]
+    assert len(dealt(layouts.STAGE, many, wanted)[0]) == 14
+    assert dealt(oracle.STAGE, many, wanted) == (wanted, "")  # a stage that does not deal
+
+
+def test_parts_of_a_case_are_shared_likewise():
+    parts = [share(bench(d), "abcde", "letters")[0] for d in DTYPES]
+    assert sorted(letter for part in parts for letter in part) == list("abcde")
+    assert share(bench("float32"), "ab", "letters", ["float16", "bfloat16"]) == (["a", "b"], "")
+
+
+def test_one_line_along_all_inputs_finds_what_a_line_for_each_does():
+    """What a joint line shows is narrowed down to the input by lines of their own; a right op needs none."""
+    healthy = bench("float32")
+    assert adjoint.check(healthy, healthy.base).findings == []
+    joint = healthy.runs
+    alone = bench("float32", interpreted=False)
+    adjoint.check(alone, alone.base)
+    assert joint < alone.runs
+    broken = Workbench(product(1.001), "float32", 0, "cpu", BUDGETS["quick"], "quick", launches={"a launch": []})
+    assert [f.tensor for f in adjoint.check(broken, broken.base).findings] == ["grad w"]
+
+
+def test_the_first_finding_is_told_before_its_smallest_case_is_looked_for():
+    told: list[tuple[str, str]] = []
+    runs: list[int] = []
+    spec = product(1.5)
+    verifier = Verifier(spec, level="quick", progress=lambda *said: (told.append(said), runs.append(count())))
+
+    def count() -> int:
+        return sum(b.runs for b in verifier.benches.values())
+
+    result = verifier.run_stage(oracle.STAGE)
+    assert [stage for stage, _ in told] == ["oracle"] * 3
+    assert all(
+        said.startswith("found: grad w[") and dtype in said for (_, said), dtype in zip(told, DTYPES, strict=True)
+    )
+    assert "M=7 N=48" in told[0][1]
+    assert result.findings[0].case.sizes != oracle.cases(bench("float32"))[0].sizes  # shrunk afterwards
+    assert runs[0] == 1
+    healthy = rg.verify(product(), level="quick", progress=lambda *said: told.append(said))
+    assert healthy
+    assert not any(said.startswith("found") for _, said in told[3:])
+
+
+def test_an_exception_on_the_ordinary_case_is_told_at_once():
+    def raises(x):
+        raise ValueError("no")
+
+    told = []
+    spec = rg.op(raises, lambda x: x * 2, dict(x=rg.tensor("M")))
+    rg.verify(spec, level="quick", only=["contract"], progress=lambda *said: told.append(said))
+    assert told[1] == ("contract", "found: the forward raised ValueError: no (at float32 M=7)")
+    assert torch.is_grad_enabled()
