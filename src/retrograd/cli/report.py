@@ -39,11 +39,15 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
     from retrograd.record import Report
     from retrograd.report import flake, graph
     from retrograd.report import text as plain
+    from retrograd.report import trace as traces
+    from retrograd.trace import Listing, Provenance
 
     if isinstance(report, FlakeReport):
         flake.render(report, Console())
     elif isinstance(report, Report):
         plain.render(report, Console())
+    elif isinstance(report, Provenance | Listing):
+        traces.render(report, Console())
     else:
         graph.render(report, Console(), everything=True)
 

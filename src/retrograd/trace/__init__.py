@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from retrograd.trace.listing import Listing, listing
+from retrograd.trace.provenance import Provenance, provenance
 from retrograd.trace.record import Op, Stats, Trace
 from retrograd.trace.store import load, save
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from retrograd.trace.recording import Recorder
     from retrograd.trace.stopping import Stop
 
-__all__ = ["Op", "Stats", "Trace", "load", "record", "save"]
+__all__ = ["Listing", "Op", "Provenance", "Stats", "Trace", "listing", "load", "provenance", "record", "save"]
 
 
 # The module `retrograd.trace.record` holds what a trace is; from here on the name means the function.
