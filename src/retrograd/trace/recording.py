@@ -127,6 +127,11 @@ class Recorder:
         if self._writer is not None:
             self._writer.close(self.trace.meta)
 
+    @property
+    def steps(self) -> int:
+        """How many steps have ended."""
+        return self._step
+
     def step(self) -> None:
         """End a step here. The first call ends the automatic counting of optimizer steps."""
         self._automatic = False

@@ -196,7 +196,7 @@ class _Reader:
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> Trace:
         trace, number = None, 0
-        for number, line in lines:  # noqa: B007 (the number of the last line is told)
+        for number, line in lines:
             if self.partial and not line.endswith(b"\n"):
                 break
             try:

@@ -140,6 +140,11 @@ class Values:
     def rename(self) -> None:
         """Ask for the names of parameters and buffers again."""
         self._names = self._names_of()
+        for address, (name, count) in self._names.items():
+            entry = self._storages.get(address)
+            for value in entry.values.values() if entry is not None else ():
+                if value.count == count and value.name != name:
+                    value.name, value._stats = name, None
 
     def _entry(self, storage: Any) -> _Storage:
         # The weak reference keeps the storage object's address from being used again, so the address is its name.
