@@ -64,11 +64,11 @@ def planted_kernel(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
 
 class Planted(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x * 1
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         grad_x = torch.empty_like(grad)
         planted_kernel[(1,)](grad.contiguous(), grad_x, grad.numel(), 64)
         return grad_x

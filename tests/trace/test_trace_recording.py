@@ -230,10 +230,14 @@ def test_dtensors_are_seen_by_their_local_operators():
 
 
 def test_an_exception_leaves_what_ran_before(tmp_path):
-    with pytest.raises(RuntimeError), trace.record(out=tmp_path / "a.trace") as recorder:
+    def step() -> None:
         x = torch.ones(2, 3)
         x.exp()
         x @ x
+
+    recorder = trace.record(out=tmp_path / "a.trace")
+    with pytest.raises(RuntimeError), recorder:
+        step()
     assert [op.name for op in recorder.trace.ops] == ["aten.ones.default", "aten.exp.default", "aten.mm.default"]
     assert recorder.trace.ops[1].outputs[0].high == float(torch.tensor(1.0).exp())
     assert re.match(r"aten.mm.default at .*test_trace_recording.py:\d+: RuntimeError", recorder.trace.meta["raised"])

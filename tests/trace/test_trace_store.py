@@ -54,7 +54,7 @@ def test_reading_needs_no_torch(file):
 def test_a_file_that_was_cut_off_is_told_and_can_be_taken_as_it_is(file):
     data = file.read_bytes()
     file.write_bytes(data[: len(data) - 12])
-    with pytest.raises(TraceError, match="cut off .* partial=True"):
+    with pytest.raises(TraceError, match=r"cut off .* partial=True"):
         load(file)
     assert load(file, partial=True).ops == OPS
 
@@ -95,7 +95,7 @@ def test_damage_is_told_with_its_line(file, damage, said):
 
 
 def test_no_gzip_no_file_and_no_suffix_are_told(file, tmp_path):
-    with pytest.raises(UsageError, match="cannot read .*nothing.trace"):
+    with pytest.raises(UsageError, match=r"cannot read .*nothing.trace"):
         load(tmp_path / "nothing.trace")
     file.write_text("text")
     with pytest.raises(TraceError, match="not compressed by gzip"):
@@ -108,7 +108,7 @@ def test_flipped_bytes_are_told(file):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 0xFF
     file.write_bytes(bytes(data))
-    with pytest.raises(TraceError, match="damaged|cut off"):
+    with pytest.raises(TraceError, match=r"damaged|cut off"):
         load(file)
 
 

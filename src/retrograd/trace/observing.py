@@ -23,7 +23,8 @@ class Pending:
     """An operator whose statistics are not read yet; fields as in `Op`."""
 
     __slots__ = (
-        "facts", "inputs", "inside", "kernels", "line", "module", "node", "operator", "outputs", "phase", "seen", "step",
+        "facts", "inputs", "inside", "kernels", "line", "module", "node", "operator", "outputs", "phase", "seen",
+        "step",
     )  # fmt: skip
 
     def __init__(self, operator: Operator, step: int) -> None:

@@ -1,6 +1,6 @@
 """Which value a tensor holds: a number for each storage, view and version, and what is known of it.
 
-A write through any view makes a new version of all that share the storage, also where PyTorch's own counter is not kept.
+A write through any view makes a new version of all that share the storage, also where PyTorch counts no versions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Value:
     """
 
     __slots__ = (
-        "_stats", "asked", "device", "dtype", "fresh", "name", "number", "ordered", "row", "shape", "source", "storage", "times",
+        "_stats", "asked", "device", "dtype", "fresh", "name", "number", "ordered", "row", "shape", "source",
+        "storage", "times",
     )  # fmt: skip
 
     def __init__(self, number: int, storage: int, tensor: torch.Tensor, name: str) -> None:
