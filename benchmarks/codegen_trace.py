@@ -14,7 +14,7 @@ import torch
 
 from retrograd import codegen
 from retrograd.ops._triton import launch as device
-from retrograd.trace.statistics import kernel
+from retrograd.trace.statistics.triton import kernel
 from retrograd.trace.statistics.digest import BLOCK
 
 
