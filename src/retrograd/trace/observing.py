@@ -161,7 +161,7 @@ class Observer:
 
     def _link(self, value: Value, pending: Pending, tensor: torch.Tensor) -> None:
         """A view with the elements of its source has the statistics of its source."""
-        source = pending.inputs[0]
+        source = pending.inputs[0] if pending.inputs else value
         if value.asked or value is source or not source.asked or source.dtype != value.dtype:
             return
         elements, before = tensor.numel(), source.count

@@ -106,7 +106,7 @@ class Places:
                 tensor = getattr(tensor, "_local_tensor", tensor)
                 try:
                     found.setdefault(tensor.untyped_storage()._cdata, (name, tensor.numel()))
-                except (RuntimeError, NotImplementedError):  # without memory, as lazy parameters
+                except (RuntimeError, NotImplementedError, ValueError):  # without memory, as lazy parameters
                     continue
         return found
 

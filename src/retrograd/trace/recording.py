@@ -90,7 +90,7 @@ class Recorder:
             raise UsageError("a recorder records once; make another with retrograd.trace.record(...)")
         from torch.optim import optimizer
 
-        self._look.between_steps()
+        self._guarded(self._look.between_steps)
         self._stack = ExitStack()
         before = optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
         after = optimizer.register_optimizer_step_post_hook(self._after_optimizer)
@@ -231,7 +231,7 @@ class Recorder:
             return
         self._step += 1
         self._step_began = len(self.trace.ops)
-        self._look.between_steps()
+        self._guarded(self._look.between_steps)
         if self._writer is not None:
             self._writer.flush()
         if self._steps is not None and self._step >= self._steps:
