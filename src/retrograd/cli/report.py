@@ -40,6 +40,8 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
     from retrograd.record import Report
     from retrograd.report import codegen, flake, graph
     from retrograd.report import text as plain
+    from retrograd.report import trace as traces
+    from retrograd.trace import Listing, Provenance
 
     if isinstance(report, Codegen):
         codegen.render(report, Console())
@@ -47,6 +49,8 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
         flake.render(report, Console())
     elif isinstance(report, Report):
         plain.render(report, Console())
+    elif isinstance(report, Provenance | Listing):
+        traces.render(report, Console())
     else:
         graph.render(report, Console(), everything=True)
 

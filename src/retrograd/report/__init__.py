@@ -1,4 +1,4 @@
-"""Renderers of reports and of what `retrograd graph` and `codegen` say, chosen by the suffix of the file to write.
+"""Renderers of reports and of what `retrograd graph`, `trace` and `codegen` say, chosen by the suffix of the file.
 
 The renderers are imported when they are used: a report can be read and compared without rich, jinja2
 or vl_convert.
@@ -17,20 +17,27 @@ from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
 from retrograd.flake.record import FlakeReport
 from retrograd.graph.record import DIFF_SCHEMA, FOLLOW_SCHEMA, UNIQUE_SCHEMA, Diff, Follow, Unique
 from retrograd.record import Report
+from retrograd.trace.listing import SCHEMA as LISTING_SCHEMA
+from retrograd.trace.listing import Listing
+from retrograd.trace.provenance import SCHEMA as PROVENANCE_SCHEMA
+from retrograd.trace.provenance import Provenance
 
 __all__ = ["check_paths", "load", "read", "write"]
 
 
 GraphRecord = Diff | Unique | Follow
-AnyReport = Report | FlakeReport | GraphRecord | Codegen
+TraceRecord = Provenance | Listing
+AnyReport = Report | FlakeReport | GraphRecord | TraceRecord | Codegen
 
 # Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
-_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | Codegen]] = {
+_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Codegen]] = {
     CODEGEN_SCHEMA: Codegen,
     FLAKE_SCHEMA: FlakeReport,
     DIFF_SCHEMA: Diff,
     UNIQUE_SCHEMA: Unique,
     FOLLOW_SCHEMA: Follow,
+    PROVENANCE_SCHEMA: Provenance,
+    LISTING_SCHEMA: Listing,
 }
 
 
@@ -45,16 +52,22 @@ def _html(report: AnyReport) -> str:
         from retrograd.report.graph_html import render as render_graph
 
         return render_graph(report)
+    if isinstance(report, TraceRecord):
+        from retrograd.report.trace_html import render as render_trace
+
+        return render_trace(report)
     return render_flake(report) if isinstance(report, FlakeReport) else render(report)
 
 
 def _text(report: AnyReport) -> str:
-    from retrograd.report import codegen, flake, graph, text
+    from retrograd.report import codegen, flake, graph, text, trace
 
     if isinstance(report, Codegen):
         return codegen.to_text(report)
     if isinstance(report, GraphRecord):
         return graph.to_text(report)
+    if isinstance(report, TraceRecord):
+        return trace.to_text(report)
     return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
 
 
@@ -105,7 +118,7 @@ def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) ->
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         # Only pictures of numbers need the package that draws them; graphs are drawn by their page.
-        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | Codegen):
+        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord | Codegen):
             from retrograd.report.html import require
 
             require()

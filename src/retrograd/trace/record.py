@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 SCHEMA = 1
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
@@ -20,13 +23,15 @@ class Stats:
         device: "cpu", "cuda:0".
         low: least of the finite elements; None where there is none, or where the level does not count.
         high: greatest of the finite elements, likewise.
-        rms: root mean square of the finite elements, added in float64 on CPU and float32 elsewhere.
+        rms: root mean square of the finite elements, added in float64 (float32 on devices without it).
         nan: how many elements are NaN; None where nobody counted (integers, or a level that does not).
         inf: how many are infinite.
         subnormal: how many are subnormal in their dtype.
         zero: how many are zero.
         digest: 64-bit hash of the bytes with their positions: a permutation or a sign flip changes it; None if not
             computed. Equal on every device for equal bytes.
+        storage: number of the memory it lies in, which views share; -1 if unknown.
+        name: "blocks.0.mlp.weight" of a parameter or buffer of the model; "" otherwise.
     """
 
     tensor: int
@@ -41,6 +46,8 @@ class Stats:
     subnormal: int | None = None
     zero: int | None = None
     digest: int | None = None
+    storage: int = -1
+    name: str = ""
 
     @property
     def bad(self) -> bool:
@@ -60,12 +67,15 @@ class Op:
         module: path of the innermost module whose forward it belongs to ("blocks.0.mlp"; "" is the model itself or
             none); in a backward the module whose forward made the autograd node.
         node: name of the autograd node, "MmBackward0"; "" in a forward.
-        place: "file.py:12", the line of the user that asked for it; in a backward the line of the forward.
+        place: "file.py:12", the innermost line outside of torch and retrograd that asked for it; in a backward the line
+            of the forward.
         code: that line of source, stripped; "" if it cannot be read.
         arguments: what is no tensor, as text, so that two runs can be told apart: "dim=-1, keepdim=False".
         inputs: the tensors it was given, in order.
         outputs: the tensors it returned or wrote into, in order.
         random: whether it draws from a generator.
+        kernels: the Triton kernels it launched, by name, as far as they are seen.
+        inside: "file.py:12: code" of the line in a custom backward or hook that asked for it; "" elsewhere.
     """
 
     index: int
@@ -80,6 +90,8 @@ class Op:
     inputs: tuple[Stats, ...]
     outputs: tuple[Stats, ...]
     random: bool = False
+    kernels: tuple[str, ...] = ()
+    inside: str = ""
 
 
 @dataclass(slots=True)
@@ -99,3 +111,35 @@ class Trace:
     rank: int = 0
     meta: dict[str, str] = field(default_factory=dict[str, str])
     schema: int = SCHEMA
+
+
+def as_plain(op: Op) -> dict[str, Any]:
+    """The operator as JSON takes it: an infinite `rms` as text."""
+    plain = asdict(op)
+    for stats in (*plain["inputs"], *plain["outputs"]):
+        for name in ("low", "high", "rms"):
+            if stats[name] is not None and not math.isfinite(stats[name]):
+                stats[name] = str(stats[name])
+    return plain
+
+
+def op_of(plain: Mapping[str, Any]) -> Op:
+    """The operator of which `as_plain` made this.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    given = dict(plain)
+    for side in ("inputs", "outputs"):
+        given[side] = tuple(stats_of(one) for one in given[side])
+    given["kernels"] = tuple(given["kernels"])
+    return Op(**given)
+
+
+def stats_of(plain: Mapping[str, Any]) -> Stats:
+    """The statistics that JSON holds."""
+    given = dict(plain)
+    given["shape"] = tuple(given["shape"])
+    for name in ("low", "high", "rms"):
+        given[name] = None if given[name] is None else float(given[name])
+    return Stats(**given)
