@@ -1,0 +1,224 @@
+"""Two traces -> what differs first, in words; what follows from it is counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from retrograd.errors import UsageError
+from retrograd.trace.diffing.identity import base, module
+from retrograd.trace.diffing.judging import Judge, Judged
+from retrograd.trace.diffing.pairing import pair
+from retrograd.trace.diffing.reasons import Setting, reason
+from retrograd.trace.diffing.record import Cause, Kind, Row, TraceDiff
+from retrograd.trace.diffing.showing import row, seen, side
+from retrograd.trace.record import BACKWARD, Op, Trace
+
+MODES = ("bitwise", "attainable")
+_BEFORE, _AFTER = 6, 10  # rows of the neighbourhood
+_MOST_OTHERS = 12
+
+
+def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str] = ("A", "B")) -> TraceDiff:
+    """What `retrograd.trace.diff` returns; `titles` are what the runs are called."""
+    began = time.perf_counter()
+    mode = _mode(a, b, level)
+    judge = Judge(mode != "attainable", values=mode != "names")
+    judged = [judge.judge(p) for p in pair(a.ops, b.ops)]
+    setting = Setting(_devices(a) == _devices(b), (a.meta.get("seed", ""), b.meta.get("seed", "")))
+    gathered = _Gathered(setting, judge.values)
+    for k, found in enumerate(judged):
+        gathered.add(k, found)
+    causes = [cause for _, cause in sorted(gathered.causes.values(), key=lambda c: c[0])]
+    first = min((at for at, _ in gathered.causes.values()), default=None)
+    counts = {status: 0 for status in ("same", "within", "carried", "outside")}
+    for found in judged:
+        if found.status in counts:
+            counts[found.status] += 1
+    return TraceDiff(
+        side(a, titles[0]),
+        side(b, titles[1]),
+        mode,
+        tuple(causes),
+        tuple(_notes(a, b, mode, gathered)),
+        counts["same"],
+        counts["within"],
+        counts["carried"] + gathered.late,
+        time.perf_counter() - began,
+        _rows(judged, first),
+    )
+
+
+def _mode(a: Trace, b: Trace, level: str | None) -> Literal["bitwise", "attainable", "names"]:
+    if level is not None and level not in MODES:
+        raise UsageError(f"`level` is {level!r}, expected 'bitwise', 'attainable' or None for what fits the runs")
+    for name, trace in (("a", a), ("b", b)):
+        if not trace.ops:
+            raise UsageError(f"`{name}` has no operators; was anything run while it was recorded?")
+    if "names" in (a.level, b.level):
+        if level is not None:
+            raise UsageError(
+                f"`level` is {level!r}, but a run was recorded at level 'names', without values; record at 'fast'"
+            )
+        return "names"
+    if level is not None:
+        return level  # type: ignore[return-value]
+    return "bitwise" if _devices(a) == _devices(b) and _dtypes(a) == _dtypes(b) else "attainable"
+
+
+def _devices(trace: Trace) -> set[str]:
+    return {t.device.partition(":")[0] for op in trace.ops for t in op.outputs}
+
+
+def _dtypes(trace: Trace) -> set[str]:
+    return {t.dtype for op in trace.ops for t in op.outputs if "float" in t.dtype}
+
+
+Key = tuple[str, ...]
+
+
+@dataclass
+class _Gathered:
+    """Causes by what they have in common, each with the position of its first place."""
+
+    setting: Setting
+    values: bool
+    causes: dict[Key, tuple[int, Cause]] = field(default_factory=dict)
+    late: int = 0  # values from outside that differ after something had differed already
+    renamed: int = 0
+    computed: int = 0
+    idle: int = 0  # arguments that differ without any effect
+    _last: tuple[int, Key] = (-2, ())
+    _diverged: bool = False
+
+    def add(self, at: int, found: Judged) -> None:
+        """One more pair."""
+        op = found.pair.b or found.pair.a
+        assert op is not None
+        if found.status in ("inserted", "missing"):
+            self._structural(at, found, op)
+        elif found.status == "outside":
+            self._outside(at, found, op)
+        elif found.status == "made":
+            self._made(at, found, op)
+        elif found.differs:
+            self._itself(at, found, op)
+
+    def _put(self, key: Key, at: int, cause: Cause) -> None:
+        if key not in self.causes:
+            self.causes[key] = (at, cause)
+            return
+        first, known = self.causes[key]
+        others = known.others + ((cause.where,) if cause.where not in (known.where, *known.others) else ())
+        self.causes[key] = (first, replace(known, count=known.count + 1, others=others[:_MOST_OTHERS]))
+
+    def _made(self, at: int, found: Judged, op: Op) -> None:
+        why = reason(found, self.setting)
+        self._diverged = True
+        cause = Cause(why.kind, why.what, why.why, why.advice, **_both(found))
+        # A random operator is one cause wherever it is; any other is one where it stands in the source.
+        place = () if why.kind == "random" else (op.place or module(op.module),)
+        self._put((why.kind, op.name, *place), at, cause)
+
+    def _itself(self, at: int, found: Judged, op: Op) -> None:
+        """The operator differs in itself, and its values do not or may not for that reason."""
+        if found.status in ("same", "within"):
+            self.renamed += found.differs == "replaced"
+            self.idle += found.differs != "replaced"
+        elif found.differs == "number" or _sizes_differ(found):
+            self.computed += 1
+        else:
+            self._made(at, found, op)
+
+    def _outside(self, at: int, found: Judged, op: Op) -> None:
+        assert found.pair.a is not None and found.pair.b is not None
+        _, known = self.causes.get(("outside",), (0, None))
+        # What differs later may have been changed by what differs by now, where nobody recorded it.
+        if self._diverged and (known is None or known.b is None or op.phase == BACKWARD or op.step != known.b.step):
+            self.late += 1
+            return
+        k = found.outside[0]
+        was, now = found.pair.a.inputs[k], found.pair.b.inputs[k]
+        how = "sizes" if was.shape != now.shape else "dtype" if was.dtype != now.dtype else "values"
+        what = f"input {k} of {op.name} comes in from outside with other {how}"
+        why = "no operator of the trace made it: a parameter, data, or state that was there before"
+        advice = "load the same state and the same batch in both runs, or record from an earlier step"
+        self._diverged = True
+        self._put(("outside",), at, Cause("outside", what, why, advice, **_both(found)))
+
+    def _structural(self, at: int, found: Judged, op: Op) -> None:
+        """An operator without a counterpart; in a backward it belongs to one of the forward where one explains it."""
+        status: Kind = "inserted" if found.status == "inserted" else "missing"
+        self._diverged = True
+        owner = self._owner(at, status, op)
+        if owner is not None:
+            first, known = self.causes[owner]
+            others = known.others if len(known.others) >= _MOST_OTHERS else (*known.others, f"its backward: {op.name}")
+            self.causes[owner] = (first, replace(known, others=others))
+            self._last = (at, owner)
+            return
+        only, none = ("B", "A") if status == "inserted" else ("A", "B")
+        what = f"{op.name} is in {only} alone"
+        near = f"module {op.module}" if op.module else op.phase
+        why = f"{none} has no operator that corresponds to it in {near}"
+        key = (status, op.name, op.place or module(op.module))
+        self._put(key, at, Cause(status, what, why, "", **_both(found)))
+        self._last = (at, key)
+
+    def _owner(self, at: int, status: str, op: Op) -> Key | None:
+        if op.phase != BACKWARD:
+            return None
+        node = op.node.removesuffix("0").removesuffix("Backward").lower().replace("_", "")
+        for key, (_, cause) in self.causes.items():
+            one = cause.b or cause.a
+            if key[0] != status or one is None or one.phase == BACKWARD:
+                continue
+            same_line = one.place and one.place == op.place
+            if same_line or (node and base(one.name).replace("_", "") == node and one.module == op.module):
+                return key
+        last, key = self._last
+        # What stands beside an operator of such a backward sums up its gradient or hands it on.
+        belongs = last == at - 1 and key and key[0] == status and self.causes[key][1].others
+        return key if belongs else None
+
+
+def _both(found: Judged) -> dict:
+    a, b = found.pair.a, found.pair.b
+    return {
+        "a": seen(a, found.inputs, found.outputs) if a else None,
+        "b": seen(b, found.inputs, found.outputs) if b else None,
+    }
+
+
+def _sizes_differ(found: Judged) -> bool:
+    a, b = found.pair.a, found.pair.b
+    assert a is not None and b is not None
+    return [t.shape for t in a.inputs] != [t.shape for t in b.inputs]
+
+
+def _rows(judged: Sequence[Judged], first: int | None) -> tuple[Row, ...]:
+    if first is None:
+        return ()
+    return tuple(row(found) for found in judged[max(0, first - _BEFORE) : first + _AFTER + 1])
+
+
+def _notes(a: Trace, b: Trace, mode: str, gathered: _Gathered) -> Iterable[str]:
+    if mode == "names":
+        yield "a run was recorded without values: only operators, arguments, sizes and dtypes were compared"
+    elif mode == "attainable":
+        yield "differences within the attainable error of each operator do not count"
+    if mode == "bitwise" and not all(any(t.digest is not None for op in x.ops for t in op.outputs) for x in (a, b)):
+        yield "no digests were recorded: tensors with the same least, greatest and rms count as the same"
+    if gathered.renamed:
+        yield f"{gathered.renamed} operators have another name and the same result"
+    if gathered.idle:
+        yield f"{gathered.idle} operators have other arguments and the same result"
+    if gathered.computed:
+        yield f"{gathered.computed} operators have other numbers or sizes as arguments, which follows from the causes"
+    for name in sorted(set(a.meta) & set(b.meta)):
+        if a.meta[name] != b.meta[name] and name not in ("start", "started", "command", "time"):
+            yield f"{name}: {a.meta[name]} in A, {b.meta[name]} in B"
+    if a.rank != b.rank:
+        yield f"ranks: {a.rank} in A, {b.rank} in B"
