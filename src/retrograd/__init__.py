@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from retrograd import nn as nn
     from retrograd import ops as ops
     from retrograd import patch as patch
+    from retrograd import trace as trace
     from retrograd.check.asserts import assert_backward as assert_backward
     from retrograd.check.run import verify as verify
     from retrograd.check.spec import op as op
@@ -33,7 +34,7 @@ _HOMES = {
     "write": "retrograd.report",
 }
 
-_ROOMS = ("flake", "fsdp", "graph", "nn", "ops", "patch")
+_ROOMS = ("flake", "fsdp", "graph", "nn", "ops", "patch", "trace")
 
 __all__ = [
     "Report",
@@ -48,6 +49,7 @@ __all__ = [
     "ops",
     "patch",
     "tensor",
+    "trace",
     "verify",
     "write",
 ]

@@ -59,6 +59,10 @@ class GraphError(RetrogradError, ValueError):
     """A file is no computation graph, or a damaged one; the message says in which line."""
 
 
+class TraceError(RetrogradError, ValueError):
+    """A file is no trace of a run, a damaged one, or one of another version; the message says where."""
+
+
 class GraphChangedError(RetrogradError, AssertionError):
     """A training step compiled a graph too many, or one that differs from its lock file; the message says why."""
 

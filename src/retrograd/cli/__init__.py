@@ -12,7 +12,8 @@ from retrograd.errors import RetrogradError
 
 class _Commands(Lazy):
     modules: ClassVar = {
-        name: f"{__name__}.{name}" for name in ("verify", "repro", "flake", "graph", "fsdp", "report", "bench", "env")
+        name: f"{__name__}.{name}"
+        for name in ("verify", "repro", "flake", "trace", "graph", "fsdp", "report", "bench", "env")
     }
 
     def invoke(self, ctx: click.Context) -> object:

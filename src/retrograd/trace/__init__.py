@@ -1,5 +1,64 @@
 """Every operator of a training step with what its tensors held: NaN provenance, first divergence, precision."""
 
-from retrograd.trace.record import Op, Stats, Trace
+from __future__ import annotations
 
-__all__ = ["Op", "Stats", "Trace"]
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from retrograd.trace.record import Op, Stats, Trace
+from retrograd.trace.store import load, save
+
+if TYPE_CHECKING:
+    from retrograd.trace.recording import Recorder
+    from retrograd.trace.stopping import Stop
+
+__all__ = ["Op", "Stats", "Trace", "load", "record", "save"]
+
+
+# The module `retrograd.trace.record` holds what a trace is; from here on the name means the function.
+def record(
+    model: Any = None,
+    *,
+    level: str = "fast",
+    out: str | os.PathLike[str] | None = None,
+    steps: int | None = None,
+    compiled: str = "keep",
+    breakpoint_on: str | None = None,
+    then: Callable[[Stop], None] | None = None,
+) -> Recorder:
+    """Record every operator that runs inside `with`, forward and backward, with statistics of its tensors.
+
+    Results, gradients and random numbers are those of the same run without a recorder, to the bit. Steps end with
+    `recorder.step()`, or, as long as it is never called, with each call of an optimizer. The recorded operators are in
+    `recorder.trace`, also after an exception.
+
+    Args:
+        model: names of modules and parameters are those of this torch.nn.Module; None takes the outermost at work.
+        level: "names" reads no numbers. "fast" measures each value once: results when they are made, other values when
+            they are first read; views that show the elements of another tensor in another order have no digest of their
+            own, and of an optimizer's results only parameters are measured. "full" measures everything.
+        out: Also write to this file, .trace or .jsonl.gz, step by step; with several ranks to `x.rank0.trace` and so on.
+        steps: Stop recording after so many; None records all.
+        compiled: what torch.compile has compiled. "keep" lets it run as it is and warns that its operators are not seen;
+            "eager" runs it eagerly, which may change last bits; "refuse" raises.
+        breakpoint_on: "nan", "inf" or "bad" (either): stop at the first operator with such a result. Waits for the device
+            after every operator.
+        then: called there with a `Stop`; None opens the debugger of `breakpoint()`.
+
+    Raises:
+        UsageError: an argument is wrong, or the file cannot be written.
+        MissingExtraError: torch is not installed.
+
+    Numerics: no operator is replaced. `rms` is added in float64 (float32 on devices without it); digests and counts are
+    integers, so they are the same at every run.
+    """
+    from retrograd.errors import MissingExtraError
+
+    try:
+        from retrograd.trace.recording import Recorder
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy"):
+            raise
+        raise MissingExtraError(error.name, "torch", "recording a trace") from None
+    return Recorder(model, level=level, out=out, steps=steps, compiled=compiled, breakpoint_on=breakpoint_on, then=then)

@@ -20,13 +20,15 @@ class Stats:
         device: "cpu", "cuda:0".
         low: least of the finite elements; None where there is none, or where the level does not count.
         high: greatest of the finite elements, likewise.
-        rms: root mean square of the finite elements, added in float64 on CPU and float32 elsewhere.
+        rms: root mean square of the finite elements, added in float64 (float32 on devices without it).
         nan: how many elements are NaN; None where nobody counted (integers, or a level that does not).
         inf: how many are infinite.
         subnormal: how many are subnormal in their dtype.
         zero: how many are zero.
         digest: 64-bit hash of the bytes with their positions: a permutation or a sign flip changes it; None if not
             computed. Equal on every device for equal bytes.
+        storage: number of the memory it lies in, which views share; -1 if unknown.
+        name: "blocks.0.mlp.weight" of a parameter or buffer of the model; "" otherwise.
     """
 
     tensor: int
@@ -41,6 +43,8 @@ class Stats:
     subnormal: int | None = None
     zero: int | None = None
     digest: int | None = None
+    storage: int = -1
+    name: str = ""
 
     @property
     def bad(self) -> bool:
@@ -60,12 +64,15 @@ class Op:
         module: path of the innermost module whose forward it belongs to ("blocks.0.mlp"; "" is the model itself or
             none); in a backward the module whose forward made the autograd node.
         node: name of the autograd node, "MmBackward0"; "" in a forward.
-        place: "file.py:12", the line of the user that asked for it; in a backward the line of the forward.
+        place: "file.py:12", the innermost line outside of torch and retrograd that asked for it; in a backward the line
+            of the forward.
         code: that line of source, stripped; "" if it cannot be read.
         arguments: what is no tensor, as text, so that two runs can be told apart: "dim=-1, keepdim=False".
         inputs: the tensors it was given, in order.
         outputs: the tensors it returned or wrote into, in order.
         random: whether it draws from a generator.
+        kernels: the Triton kernels it launched, by name, as far as they are seen.
+        inside: "file.py:12: code" of the line in a custom backward or hook that asked for it; "" elsewhere.
     """
 
     index: int
@@ -80,6 +87,8 @@ class Op:
     inputs: tuple[Stats, ...]
     outputs: tuple[Stats, ...]
     random: bool = False
+    kernels: tuple[str, ...] = ()
+    inside: str = ""
 
 
 @dataclass(slots=True)

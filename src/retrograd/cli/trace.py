@@ -1,0 +1,25 @@
+"""`retrograd trace`: what every operator of a training step made. Each subcommand is a module, imported when asked for."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import click
+
+from retrograd.cli._lazy import Lazy
+
+
+class _Commands(Lazy):
+    modules: ClassVar = {
+        "record": "retrograd.cli.trace_record",
+        "show": "retrograd.cli.trace_show",
+        "nan": "retrograd.cli.trace_nan",
+    }
+
+
+@click.group(cls=_Commands)
+def command() -> None:
+    """Record every operator of training steps, and ask the record: who made the first NaN?
+
+    FILE is what `record` wrote: any machine can read it, without torch.
+    """

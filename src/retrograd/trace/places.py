@@ -1,0 +1,145 @@
+"""Which line and which module asked for an operator: read from the frames that call it.
+
+No hook is registered on a module and nothing of PyTorch is replaced, so compiled and patched models stay as they are.
+Only the locals of `Module._call_impl` are looked at: to look at a person's frame would keep their tensors alive.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+_DEEP = 400  # frames looked at: a deep model calls 3 a level
+_USER, _MODULE, _ENGINE, _OTHER = range(4)
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+
+def _folders(file: str, up: int) -> tuple[str, ...]:
+    """The folder so far above a file, as it was imported and as it is: the path may lead over a link."""
+    return tuple({str(path.parents[up]) + os.sep for path in (Path(file), Path(file).resolve())})
+
+
+_OURS, _TORCH, _STANDARD = _folders(__file__, 1), _folders(torch.__file__, 0), _folders(os.__file__, 0)
+
+Line = tuple[CodeType, int]
+
+
+class Places:
+    """Reads frames; resolves lines to text when asked.
+
+    Args:
+        model: names are those of its modules; None takes the outermost module at work.
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self._roles: dict[CodeType, int] = {}
+        self._files: dict[str, str] = {}
+        self._texts: dict[tuple[CodeType, int], tuple[str, str]] = {}
+        self._names: dict[int, str] = {}
+        self.compiled = False  # whether code that torch.compile generated was among the callers
+        self._known: list[torch.nn.Module] = []  # roots, kept: an id must not come to mean another module
+        if model is not None:
+            self._add(model)
+
+    @property
+    def roots(self) -> list[torch.nn.Module]:
+        """The outermost modules seen so far."""
+        return self._known
+
+    def look(self, frame: FrameType | None) -> tuple[Line | None, str | None]:
+        """The innermost line of a person and path of the innermost module; None for what there is not.
+
+        The walk ends where autograd's engine was called, so in a backward the line is one of a custom backward or a hook.
+        """
+        line = inner = outer = None
+        roles = self._roles
+        for _ in range(_DEEP):
+            if frame is None:
+                break
+            code = frame.f_code
+            role = roles.get(code)
+            if role is None:
+                role = roles[code] = _role(code)
+                self.compiled |= _is_generated(code.co_filename)
+            if role == _USER:
+                if line is None:
+                    line = code, frame.f_lineno
+            elif role == _MODULE:
+                outer = frame.f_locals["self"]
+                if inner is None:
+                    inner = outer
+            elif role == _ENGINE:
+                break
+            if line is not None and inner is not None and id(inner) in self._names:
+                break
+            frame = frame.f_back
+        if inner is None:
+            return line, None
+        if id(inner) not in self._names:
+            self._add(outer)
+        return line, self._names.get(id(inner), type(inner).__name__)
+
+    def text(self, line: Line | None) -> tuple[str, str]:
+        """ "file.py:12" and that line of source, stripped; "" for what is not there."""
+        if line is None:
+            return "", ""
+        known = self._texts.get(line)
+        if known is None:
+            file = line[0].co_filename
+            if file not in self._files:
+                self._files[file] = _short(file)
+            known = self._texts[line] = f"{self._files[file]}:{line[1]}", linecache.getline(file, line[1]).strip()
+        return known
+
+    def tensors(self) -> dict[int, tuple[str, int]]:
+        """Name and elements of parameters and buffers, by the address of the storage object they lie in."""
+        found: dict[int, tuple[str, int]] = {}
+        for root in self._known:
+            for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+                tensor = getattr(tensor, "_local_tensor", tensor)
+                try:
+                    found.setdefault(tensor.untyped_storage()._cdata, (name, tensor.numel()))
+                except (RuntimeError, NotImplementedError):  # without memory, as lazy parameters
+                    continue
+        return found
+
+    def _add(self, root: Any) -> None:
+        # A second model beside the first is told by its class.
+        prefix = f"{type(root).__name__}" if self._known else ""
+        self._known.append(root)
+        for name, module in root.named_modules():
+            self._names.setdefault(id(module), ".".join(filter(None, (prefix, name))))
+
+
+def _role(code: CodeType) -> int:
+    file = code.co_filename
+    if file.startswith(_TORCH):
+        if code.co_name == "_call_impl" and file.endswith(f"nn{os.sep}modules{os.sep}module.py"):
+            return _MODULE
+        return _ENGINE if code.co_name == "_engine_run_backward" else _OTHER
+    if file.startswith("<frozen") or _is_generated(file):
+        return _OTHER
+    # contextlib and its like stand between a person and torch; they ask for nothing themselves.
+    if file.startswith(_OURS) or (file.startswith(_STANDARD) and _PACKAGES not in file):
+        return _OTHER
+    return _OTHER if f"{_PACKAGES}triton{os.sep}" in file else _USER
+
+
+def _is_generated(file: str) -> bool:
+    return file.startswith("<eval_with_key") or f"{os.sep}torchinductor_" in file
+
+
+def _short(file: str) -> str:
+    """Relative to the folder of the run, or from the package on: the same on every machine."""
+    if _PACKAGES in file:
+        return file.rpartition(_PACKAGES)[2]
+    for folder in (os.getcwd(), sys.path[0] if sys.path else ""):  # noqa: PTH109 (a text, compared with texts)
+        if folder and file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :]
+    return Path(file).name

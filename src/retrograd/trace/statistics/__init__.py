@@ -1,0 +1,1 @@
+"""What is counted of a tensor, where it lives: one Triton kernel on a GPU, torch operations elsewhere."""

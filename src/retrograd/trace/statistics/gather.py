@@ -1,0 +1,134 @@
+"""Collects statistics of many tensors: CPU tensors at once, those of a GPU in buffers that are read once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from retrograd.trace.statistics import host, plain
+from retrograd.trace.statistics.digest import finish, keys
+from retrograd.trace.statistics.host import NOTHING, Row, as_real, words
+
+_ROWS = 512  # tensors a buffer: 8 MiB
+
+Take = Callable[[Row], None]
+
+
+class Gather:
+    """Statistics of the tensors of one step.
+
+    Args:
+        at_once: Read each result when it is asked for, which waits for the device; for who stops at the first bad value.
+    """
+
+    def __init__(self, at_once: bool = False) -> None:
+        self.at_once = at_once
+        self.notes: set[str] = set()
+        self._devices: dict[torch.device, _Buffers] = {}
+
+    def request(self, tensor: torch.Tensor, take: Take) -> None:
+        """Have `take` called with the statistics of a tensor, now or in `collect`; the tensor may change afterwards."""
+        kind = tensor.device.type
+        if kind == "cpu":
+            take(host.measure(tensor))
+        elif kind == "cuda":
+            self._request_cuda(tensor, take)
+        elif kind == "meta":
+            take(NOTHING)
+        else:
+            take(plain.measure(tensor))
+
+    def collect(self) -> None:
+        """Wait for the devices and hand out what was asked for."""
+        for buffers in self._devices.values():
+            buffers.collect()
+
+    def _request_cuda(self, tensor: torch.Tensor, take: Take) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            # In a captured graph our kernel would be part of it.
+            self.notes.add("a CUDA graph was captured: what its replays compute is not seen")
+            take(NOTHING)
+            return
+        kernel = _kernel()
+        x = as_real(tensor)
+        if kernel is None or not kernel.takes(x.dtype) or not x.numel():
+            take(plain.measure(tensor))
+            return
+        buffers = self._devices.get(tensor.device)
+        if buffers is None:
+            buffers = self._devices[tensor.device] = _Buffers(tensor.device, kernel)
+        buffers.request(x, take)
+        if self.at_once:
+            buffers.collect()
+
+
+class _Buffers:
+    """Partial results on one device."""
+
+    def __init__(self, device: torch.device, kernel: Any) -> None:
+        self.device, self.kernel = device, kernel
+        self._keys = torch.tensor(keys(), dtype=torch.int64, device=device)
+        self._chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._waiting: list[tuple[Take, int, int, bool]] = []
+
+    def request(self, x: torch.Tensor, take: Take) -> None:
+        chunk, row = divmod(len(self._waiting), _ROWS)
+        if chunk == len(self._chunks):
+            self._chunks.append(self._fresh())
+        # A copy where rows are not in the order of memory: positions count as they are read.
+        self.kernel.measure(x.contiguous(), *self._chunks[chunk], self._keys, row)
+        self._waiting.append((take, x.numel(), words(x), x.dtype.is_floating_point))
+
+    def collect(self) -> None:
+        if not self._waiting:
+            return
+        _wait(self.device)  # kernels ran on whatever stream was current
+        waiting, self._waiting = self._waiting, []
+        for number, (ints, floats) in enumerate(self._chunks):
+            part = waiting[number * _ROWS : (number + 1) * _ROWS]
+            if not part:
+                break
+            counted = ints[: len(part)].sum(1).tolist()
+            low = floats[: len(part), :, 0].amin(1).tolist()
+            high = floats[: len(part), :, 1].amax(1).tolist()
+            squares = floats[: len(part), :, 2].sum(1).tolist()
+            for (take, *facts), *numbers in zip(part, counted, low, high, squares, strict=True):
+                take(_row(*facts, *numbers))
+            self._clear(ints[: len(part)], floats[: len(part)])
+        _wait(self.device)
+
+    def _fresh(self) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = _ROWS, self.kernel.PROGRAMS
+        ints = torch.empty(*shape, self.kernel.INTS, dtype=torch.int64, device=self.device)
+        floats = torch.empty(*shape, self.kernel.FLOATS, dtype=torch.float64, device=self.device)
+        self._clear(ints, floats)
+        _wait(self.device)  # another stream may be the first to write
+        return ints, floats
+
+    def _clear(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
+        ints.zero_()
+        floats.copy_(torch.tensor([float("inf"), float("-inf"), 0.0], dtype=torch.float64).to(self.device))
+
+
+def _row(count: int, hashed: int, floating: bool, counts: list[int], low: float, high: float, squares: float) -> Row:
+    total, nan, inf, subnormal, zero = counts
+    finite = count - nan - inf
+    values = (low, high, (squares / finite) ** 0.5) if finite else (None, None, None)
+    bad = (nan, inf, subnormal) if floating else (None, None, None)
+    return (*values, *bad, zero, finish(total, hashed))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _kernel() -> Any:
+    """The kernel's module, None without Triton."""
+    try:
+        from retrograd.trace.statistics import kernel
+    except ImportError:
+        return None
+    return kernel

@@ -1,0 +1,172 @@
+"""All statistics of a tensor in one pass, as one Triton kernel without atomics: the same bits at every run.
+
+A program takes every P-th tile and writes its own partial results; who reads the buffers joins them at the end of a step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from retrograd.ops._triton.launch import Handle, launch, on_device_of, relaunch, relaunchable
+from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2
+
+PROGRAMS = 256  # at most: two for each multiprocessor of a large GPU
+INTS, FLOATS = 5, 3  # columns: hash, nan, inf, subnormal, zero; low, high, sum of squares
+_ROWS = 4  # blocks of the digest a tile: 16 elements of 32 bits a thread
+_WARPS = 8
+
+# dtype -> how the bits are read, bits of the least normal number and of infinity; integers have neither
+_KINDS = {
+    torch.float32: ("f32", 0x00800000, 0x7F800000),
+    torch.bfloat16: ("bf16", 0x0080, 0x7F80),
+    torch.float16: ("f16", 0x0400, 0x7C00),
+    torch.float64: ("f64", 0x0010000000000000, 0x7FF0000000000000),
+    torch.int64: ("i64", 0, 0),
+    torch.int32: ("i32", 0, 0),
+    torch.int16: ("i16", 0, 0),
+    torch.int8: ("i8", 0, 0),
+    torch.uint8: ("u8", 0, 0),
+    torch.bool: ("u8", 0, 0),
+}
+# Triton takes no other globals.
+_GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(GOLDEN), tl.constexpr(MIX_1), tl.constexpr(MIX_2)
+_handles: dict[tuple[torch.dtype, torch.device, bool], Handle] = {}
+
+
+def takes(dtype: torch.dtype) -> bool:
+    """Whether the kernel knows the dtype; complex numbers come as pairs of real ones."""
+    return dtype in _KINDS
+
+
+def measure(x: torch.Tensor, ints: torch.Tensor, floats: torch.Tensor, keys: torch.Tensor, row: int) -> None:
+    """Write the partial results of a tensor into its row; on the current stream, nothing waits for it.
+
+    Args:
+        x: contiguous, of a dtype that `takes` knows, not empty.
+        ints: [R, PROGRAMS, INTS] int64, zeros.
+        floats: [R, PROGRAMS, FLOATS] float64: inf, -inf, 0.
+        keys: [BLOCK] int64.
+        row: where to write.
+    """
+    kind, tiny, infinity = _KINDS[x.dtype]
+    size = x.element_size()
+    tile = _ROWS * BLOCK // (2 if size == 8 else 1)
+    count = x.numel()
+    grid = (min(-(-count // tile), PROGRAMS), 1, 1)
+    if x.dtype == torch.bool:
+        x = x.view(torch.uint8)
+    args = (x, ints, floats, keys, count, row, kind, tiny, infinity, _ROWS, BLOCK)
+    aligned = relaunchable(x, ints, floats)
+    key = x.dtype, x.device, aligned
+    handle = _handles.get(key) if aligned else None
+    if handle is not None:
+        relaunch(handle._replace(grid=grid), args, x.device.index)
+        return
+    with on_device_of(x):
+        made = launch(statistics_kernel, grid, args, num_warps=_WARPS)
+    if made is not None and aligned:
+        _handles[key] = made
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * _MIX_1
+    x = (x ^ (x >> 27)) * _MIX_2
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _read(x_ptr, offsets, mask, KIND: tl.constexpr):
+    """Elements as signed 64-bit integers of their bits, and as float64; their magnitude without the sign bit."""
+    if KIND == "f32":
+        raw = tl.load(x_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + offsets, mask=mask, other=0)
+        return raw.to(tl.int64), raw.to(tl.float32, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFFFFFF
+    elif KIND == "bf16":
+        raw = tl.load(x_ptr.to(tl.pointer_type(tl.int16), bitcast=True) + offsets, mask=mask, other=0)
+        wide = raw.to(tl.int32) << 16  # a bfloat16 is the upper half of a float32
+        return raw.to(tl.int64), wide.to(tl.float32, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFF
+    elif KIND == "f16":
+        raw = tl.load(x_ptr.to(tl.pointer_type(tl.int16), bitcast=True) + offsets, mask=mask, other=0)
+        return raw.to(tl.int64), raw.to(tl.float16, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFF
+    elif KIND == "f64":
+        raw = tl.load(x_ptr.to(tl.pointer_type(tl.int64), bitcast=True) + offsets, mask=mask, other=0)
+        return raw, raw.to(tl.float64, bitcast=True), raw & 0x7FFFFFFFFFFFFFFF
+    elif KIND == "u8":
+        raw = tl.load(x_ptr + offsets, mask=mask, other=0)
+        return raw.to(tl.int64), raw.to(tl.float64), raw.to(tl.int64)
+    else:
+        raw = tl.load(x_ptr + offsets, mask=mask, other=0)
+        return raw.to(tl.int64), raw.to(tl.float64), raw.to(tl.int64)
+
+
+@triton.jit
+def _hash(bits, keys_ptr, columns, WORDS: tl.constexpr):
+    """Products [ROWS, WIDTH] of bits with the keys of their positions, mod 2^64."""
+    if WORDS == 1:
+        return bits * tl.load(keys_ptr + columns)
+    else:
+        low = (bits << 32) >> 32
+        return low * tl.load(keys_ptr + 2 * columns) + (bits >> 32) * tl.load(keys_ptr + 2 * columns + 1)
+
+
+@triton.jit(do_not_specialize=["count", "row"])
+def statistics_kernel(
+    x_ptr,  # [count]
+    ints_ptr,  # [R, 256, 5]
+    floats_ptr,  # [R, 256, 3]
+    keys_ptr,  # [BLOCK]
+    count,
+    row,
+    KIND: tl.constexpr,
+    TINY: tl.constexpr,
+    INFINITY: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program p counts and hashes tiles p, p + P, ... of ROWS blocks."""
+    WORDS: tl.constexpr = 2 if KIND == "f64" or KIND == "i64" else 1  # of 32 bits, an element
+    WIDTH: tl.constexpr = BLOCK // WORDS
+    program = tl.program_id(0).to(tl.int64)
+    rows = tl.arange(0, ROWS).to(tl.int64)[:, None]  # [ROWS, 1]
+    columns = tl.arange(0, WIDTH)[None, :]  # [1, WIDTH]
+    hashed = tl.zeros([ROWS], tl.uint64)
+    nan = tl.zeros([ROWS], tl.int64)
+    inf = tl.zeros([ROWS], tl.int64)
+    subnormal = tl.zeros([ROWS], tl.int64)
+    zero = tl.zeros([ROWS], tl.int64)
+    squares = tl.zeros([ROWS], tl.float64)
+    low = tl.full([ROWS], float("inf"), tl.float64)
+    high = tl.full([ROWS], float("-inf"), tl.float64)
+    total = count.to(tl.int64)
+    for tile in range(program, tl.cdiv(total, ROWS * WIDTH), tl.num_programs(0)):
+        blocks = tile * ROWS + rows
+        offsets = blocks * WIDTH + columns  # [ROWS, WIDTH]
+        mask = offsets < total
+        bits, value, magnitude = _read(x_ptr, offsets, mask, KIND)
+        h = tl.sum(_hash(bits, keys_ptr, columns, WORDS), axis=1)  # [ROWS]
+        number = (blocks + 1).to(tl.uint64) * _GOLDEN  # [ROWS, 1]
+        # A block beyond the end is none: its hash would not be 0.
+        there = tl.reshape(blocks * WIDTH < total, [ROWS])
+        hashed += tl.where(there, _mix(h.to(tl.uint64) + tl.reshape(number, [ROWS])), tl.zeros([ROWS], tl.uint64))
+        finite = mask
+        if INFINITY > 0:
+            finite = mask & (magnitude < INFINITY)
+            nan += tl.sum((mask & (magnitude > INFINITY)).to(tl.int64), axis=1)
+            inf += tl.sum((mask & (magnitude == INFINITY)).to(tl.int64), axis=1)
+            subnormal += tl.sum((mask & (magnitude > 0) & (magnitude < TINY)).to(tl.int64), axis=1)
+        zero += tl.sum((mask & (magnitude == 0)).to(tl.int64), axis=1)
+        low = tl.minimum(low, tl.min(tl.where(finite, value, float("inf")), axis=1))
+        high = tl.maximum(high, tl.max(tl.where(finite, value, float("-inf")), axis=1))
+        squares += tl.sum(tl.where(finite, value * value, 0.0), axis=1)
+    at = (row.to(tl.int64) * 256 + program) * 5
+    tl.store(ints_ptr + at, tl.sum(hashed.to(tl.int64), axis=0))
+    tl.store(ints_ptr + at + 1, tl.sum(nan, axis=0))
+    tl.store(ints_ptr + at + 2, tl.sum(inf, axis=0))
+    tl.store(ints_ptr + at + 3, tl.sum(subnormal, axis=0))
+    tl.store(ints_ptr + at + 4, tl.sum(zero, axis=0))
+    at = (row.to(tl.int64) * 256 + program) * 3
+    tl.store(floats_ptr + at, tl.min(low, axis=0))
+    tl.store(floats_ptr + at + 1, tl.max(high, axis=0))
+    tl.store(floats_ptr + at + 2, tl.sum(squares, axis=0))
