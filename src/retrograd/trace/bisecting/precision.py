@@ -33,9 +33,9 @@ def bisect_precision(
 ) -> Bisection:
     """Find the operators whose precision makes a step miss its reference.
 
-    The step is run again and again from the same state. Operators of a part are computed in `precision` from the values
-    that they are given as it stands, and their results rounded back to their own dtype; all others stay as they are.
-    By delta debugging the smallest such part is found with which the error is within tolerance: first of modules, then of
+    The step is run again and again from the same state. Operators of a part are computed in `precision`, and hand each
+    other their results unrounded; all others stay as they are, and are given results rounded to the dtype they had. By
+    delta debugging the smallest such part is found with which the error is within tolerance: first of modules, then of
     their operators. No single culprit is assumed; of several smallest parts one is found.
 
     Args:
@@ -129,7 +129,7 @@ class _Search:
 
     def _run(self, mode: Raising) -> dict[str, torch.Tensor]:
         self._replay.restore()
-        with mode.watching():
+        with mode:
             got = self._replay.run()
         self.runs += 1
         return results(got, self._model, "step")

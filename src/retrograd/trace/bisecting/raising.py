@@ -1,12 +1,11 @@
-"""Chosen operators of a step computed in higher precision, their results rounded back: everything else stays as it is."""
+"""Chosen operators of a step computed in higher precision, results rounded where others use them; the rest as it is."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +14,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from retrograd.errors import UndecidedError
+from retrograd.trace.bisecting.shadows import Shadows
+from retrograd.trace.operators import Operator, tensors_in
+from retrograd.trace.places import Places
 from retrograd.trace.record import BACKWARD, FORWARD
 
-_OURS = str(Path(__file__).resolve().parent)
-_TORCH = str(Path(torch.__file__).resolve().parent)
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
+# They move numbers and compute none, so that what has not been rounded stays so on its way through them.
+_MOVES = frozenset(
+    "clone _to_copy cat stack where masked_fill embedding index_select gather index repeat roll flip constant_pad_nd "
+    "select_backward slice_backward _unsafe_view".split()
+)
+_NO_NUMBERS = frozenset(
+    "copy_ fill_ zero_ zeros_like ones_like empty_like new_zeros new_empty full_like new_full new_ones full scalar_tensor "
+    "as_strided _local_scalar_dense".split()
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class Raising(TorchDispatchMode):
 
     Args:
         model: its modules name where operators belong.
-        precision: inputs of a coarser floating-point dtype are cast to it, results rounded back to what they were.
+        precision: inputs of a coarser floating-point dtype are cast to it. What a chosen operator is given by another
+            chosen one it takes as that one computed it, before rounding.
         known: the operators of an earlier run, which must come again; None notes them, in `seen`.
         chosen: positions to compute in higher precision.
     """
@@ -56,79 +66,113 @@ class Raising(TorchDispatchMode):
         super().__init__()
         self.seen: list[Candidate] = []
         self.refused: set[int] = set()
-        self._model, self._precision, self._known, self._chosen = model, precision, known, chosen
-        self._at = 0
-        self._stack: list[str] = []
+        self._precision, self._known, self._chosen = precision, known, chosen
+        self._places = Places(model) if known is None else None
+        self._operators: dict[Any, Operator] = {}
         self._nodes: dict[int, tuple[str, str, str]] = {}  # sequence number of an autograd node -> its forward
+        self._shadows = Shadows()
+        self._at = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
+        if operator.silent:
+            return func(*args, **kwargs)
         at, self._at = self._at, self._at + 1
         if self._known is None:
             out = func(*args, **kwargs)
-            self.seen.append(self._candidate(at, func, (args, kwargs), out))
+            self.seen.append(self._candidate(at, func, operator, (args, kwargs), out))
             return out
-        if at >= len(self._known) or self._known[at].name != str(func):
+        if at >= len(self._known) or self._known[at].name != operator.name:
             expected = self._known[at].name if at < len(self._known) else "none"
             raise UndecidedError(
-                f"the step does not repeat: operator {at} was {expected} and is {func} when it runs again; give "
+                f"the step does not repeat: operator {at} was {expected} and is {operator.name} when it runs again; give "
                 "`state` what it changes besides the model, and let it end as it began"
             )
-        if at not in self._chosen:
-            return func(*args, **kwargs)
-        try:
-            return self._raised(func, args, kwargs, self._known[at].dtypes)
-        except (NotImplementedError, RuntimeError):
+        if at in self._chosen:
+            # What refuses the dtype has written nothing yet.
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                return self._raised(func, operator, args, kwargs, self._known[at].dtypes)
             self.refused.add(at)
-            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        for tensor in operator.written(args, kwargs):
+            self._shadows.forget(tensor)
+        if self._shadows and not operator.writes and (operator.aliases or _base(func) in _MOVES):
+            self._moved(func, args, kwargs, out)
+        return out
 
-    def _raised(self, func: Any, args: Any, kwargs: Any, dtypes: Sequence[torch.dtype | None]) -> Any:
+    def _up(self, args: Any, kwargs: Any) -> tuple[Any, Any, dict[int, torch.Tensor]]:
+        """The arguments in higher precision, and what was put in whose place, by identity."""
         flat, spec = tree_flatten((args, kwargs))
-        up = {id(t): t.to(self._precision) for t in flat if _coarser(t, self._precision)}
+        up: dict[int, torch.Tensor] = {}
+        for t in flat:
+            if _coarser(t, self._precision) and id(t) not in up:
+                shadow = self._shadows.of(t)
+                up[id(t)] = t.to(self._precision) if shadow is None else shadow
         new_args, new_kwargs = tree_unflatten([up.get(id(t), t) for t in flat], spec)
+        dtype = new_kwargs.get("dtype")
+        if dtype is not None and dtype.is_floating_point:
+            new_kwargs = {**new_kwargs, "dtype": self._precision}
+        return new_args, new_kwargs, up
+
+    def _raised(self, func: Any, operator: Operator, args: Any, kwargs: Any, dtypes: Sequence[Any]) -> Any:
+        for t in operator.written(args, kwargs):
+            shadow = self._shadows.of(t)
+            if shadow is not None:  # it is written to, and views of it must not see that
+                self._shadows.keep(t, shadow.clone())
+        new_args, new_kwargs, up = self._up(args, kwargs)
         out = func(*new_args, **new_kwargs)
-        # Nothing is written before the operator has run: one that refuses the dtype leaves all as it was.
-        back = {id(up[id(t)]): t for t in flat if id(t) in up}
-        for name in _written(func, args, kwargs):
-            for t in tree_flatten(name)[0]:
-                if isinstance(t, torch.Tensor) and id(t) in up:
-                    t.copy_(up[id(t)])
+        back = {}
+        for t in operator.written(args, kwargs):
+            if id(t) in up:
+                t.copy_(up[id(t)])
+                back[id(up[id(t)])] = t
+                self._shadows.forget(t)
+                self._shadows.keep(t, up[id(t)])
         results, spec = tree_flatten(out)
-        return tree_unflatten(
-            [_rounded(t, dtype, back) for t, dtype in zip(results, dtypes, strict=True)],
-            spec,
-        )
+        return tree_unflatten([self._rounded(t, d, back) for t, d in zip(results, dtypes, strict=True)], spec)
 
-    def _candidate(self, at: int, func: Any, given: Any, out: Any) -> Candidate:
-        node = torch._C._current_autograd_node()
-        if node is None:
-            where = (self._stack[-1] if self._stack else "", *_line())
+    def _rounded(self, t: Any, dtype: torch.dtype | None, back: dict[int, torch.Tensor]) -> Any:
+        if not isinstance(t, torch.Tensor) or dtype is None:
+            return t
+        if id(t) in back:
+            return back[id(t)]
+        rounded = t.to(dtype)
+        if rounded is not t:
+            self._shadows.keep(rounded, t)
+        return rounded
+
+    def _moved(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Results of what only moves numbers hold the numbers of its inputs, rounded or not."""
+        if not any(_coarser(t, self._precision) and self._shadows.of(t) is not None for t in tensors_in((args, kwargs))):
+            return
+        new_args, new_kwargs, _ = self._up(args, kwargs)
+        # A view of memory laid out otherwise may be impossible; then its rounded numbers count.
+        with contextlib.suppress(RuntimeError):
+            made = func(*new_args, **new_kwargs)
+            for t, value in zip(tensors_in(out), tensors_in(made), strict=True):
+                if _coarser(t, self._precision) and value.dtype == self._precision:
+                    self._shadows.keep(t, value)
+
+    def _candidate(self, at: int, func: Any, operator: Operator, given: Any, out: Any) -> Candidate:
+        assert self._places is not None
+        line, module = self._places.look(sys._getframe(2))
+        backward = torch._C._current_graph_task_id() != -1
+        where = (module or "", *self._places.text(line))
+        if not backward:
             # Autograd numbers its nodes as the operators come; the last number given out is this one's.
-            self._nodes[torch.autograd._get_sequence_nr() - 1] = where
-        else:
-            where = self._nodes.get(node._sequence_nr(), ("", "", ""))
-        flat = tree_flatten(out)[0]
-        dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in flat)
-        coarse = any(_coarser(t, self._precision) for t in tree_flatten(given)[0])
-        raisable = coarse and any(d is not None and d.is_floating_point for d in dtypes) and _computes(func)
-        return Candidate(at, str(func), where[0], BACKWARD if node else FORWARD, *where[1:], dtypes, raisable)
+            self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, where)
+        elif module is None:  # a module at work in a backward computes its forward again, for checkpointing
+            node = torch._C._current_autograd_node()
+            where = self._nodes.get(node._sequence_nr(), ("", "", "")) if node is not None else where
+        dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in tree_flatten(out)[0])
+        coarse = any(_coarser(t, self._precision) for t in tensors_in(given))
+        raisable = coarse and any(d is not None and d.is_floating_point for d in dtypes) and _computes(func, operator)
+        return Candidate(at, operator.name, where[0], BACKWARD if backward else FORWARD, *where[1:], dtypes, raisable)
 
-    @contextmanager
-    def watching(self) -> Iterator[Raising]:
-        """The mode, with hooks on the model that say which module runs."""
-        handles = []
-        for name, module in self._model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda m, given, name=name: self._stack.append(name)))
-            handles.append(module.register_forward_hook(self._leave, always_call=True))
-        try:
-            with self:
-                yield self
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def _leave(self, module: nn.Module, given: Any, out: Any) -> None:
-        self._stack.pop()
+def _base(func: Any) -> str:
+    return func._schema.name.partition("::")[2]
 
 
 def _coarser(t: Any, precision: torch.dtype) -> bool:
@@ -137,41 +181,8 @@ def _coarser(t: Any, precision: torch.dtype) -> bool:
     return torch.finfo(t.dtype).eps > torch.finfo(precision).eps
 
 
-def _rounded(t: Any, dtype: torch.dtype | None, back: dict[int, torch.Tensor]) -> Any:
-    if not isinstance(t, torch.Tensor):
-        return t
-    return back[id(t)] if id(t) in back else t.to(dtype)
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """The arguments that an operator writes into."""
-    for k, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            if argument.name in kwargs:
-                yield kwargs[argument.name]
-            elif k < len(args):
-                yield args[k]
-
-
-def _computes(func: Any) -> bool:
+def _computes(func: Any, operator: Operator) -> bool:
     """Whether precision can matter: no view, nothing that only moves numbers, nothing that draws random ones."""
-    if torch.Tag.nondeterministic_seeded in func.tags or func.namespace != "aten":
+    if operator.random or (operator.aliases and not operator.writes) or getattr(func, "namespace", "") != "aten":
         return False
-    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-    name = func._schema.name.removeprefix("aten::").rstrip("_")
-    return not view and name not in ("clone", "copy", "_to_copy", "detach", "cat", "stack", "fill", "zero", "zeros_like",
-                                     "ones_like", "empty_like", "new_zeros", "new_empty", "full_like", "where",
-                                     "masked_fill", "embedding", "index_select", "gather", "index")  # fmt: skip
-
-
-def _line() -> tuple[str, str]:
-    """The innermost line that is neither ours nor torch's, and what it says."""
-    import linecache
-
-    frame = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_OURS, _TORCH, "<")):
-            return f"{Path(file).name}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno).strip()
-        frame = frame.f_back
-    return "", ""
+    return not operator.makes_memory and _base(func) not in _MOVES | _NO_NUMBERS
