@@ -37,13 +37,15 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
 
     from retrograd.flake.record import FlakeReport
     from retrograd.record import Report
-    from retrograd.report import flake, graph
+    from retrograd.report import TraceRecord, flake, graph, trace_diff
     from retrograd.report import text as plain
 
     if isinstance(report, FlakeReport):
         flake.render(report, Console())
     elif isinstance(report, Report):
         plain.render(report, Console())
+    elif isinstance(report, TraceRecord):
+        trace_diff.render(report, Console(), everything=True)
     else:
         graph.render(report, Console(), everything=True)
 

@@ -15,19 +15,25 @@ from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
 from retrograd.flake.record import FlakeReport
 from retrograd.graph.record import DIFF_SCHEMA, FOLLOW_SCHEMA, UNIQUE_SCHEMA, Diff, Follow, Unique
 from retrograd.record import Report
+from retrograd.trace.bisecting.record import BISECT_SCHEMA, Bisection
+from retrograd.trace.diffing.record import DIFF_SCHEMA as TRACE_DIFF_SCHEMA
+from retrograd.trace.diffing.record import TraceDiff
 
 __all__ = ["check_paths", "load", "read", "write"]
 
 
 GraphRecord = Diff | Unique | Follow
-AnyReport = Report | FlakeReport | GraphRecord
+TraceRecord = TraceDiff | Bisection
+AnyReport = Report | FlakeReport | GraphRecord | TraceRecord
 
 # Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
-_SCHEMAS: dict[str, type[FlakeReport | GraphRecord]] = {
+_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord]] = {
     FLAKE_SCHEMA: FlakeReport,
     DIFF_SCHEMA: Diff,
     UNIQUE_SCHEMA: Unique,
     FOLLOW_SCHEMA: Follow,
+    TRACE_DIFF_SCHEMA: TraceDiff,
+    BISECT_SCHEMA: Bisection,
 }
 
 
@@ -38,6 +44,10 @@ def _html(report: AnyReport) -> str:
         from retrograd.report.graph_html import render as render_graph
 
         return render_graph(report)
+    if isinstance(report, TraceRecord):
+        from retrograd.report.trace_diff import to_html
+
+        return to_html(report)
     return render_flake(report) if isinstance(report, FlakeReport) else render(report)
 
 
@@ -46,6 +56,10 @@ def _text(report: AnyReport) -> str:
 
     if isinstance(report, GraphRecord):
         return graph.to_text(report)
+    if isinstance(report, TraceRecord):
+        from retrograd.report.trace_diff import to_text
+
+        return to_text(report)
     return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
 
 
@@ -96,7 +110,7 @@ def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) ->
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         # Only pictures of numbers need the package that draws them; graphs are drawn by their page.
-        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord):
+        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord):
             from retrograd.report.html import require
 
             require()

@@ -61,7 +61,7 @@ def bisect_precision(
     """
     began = time.perf_counter()
     _check(precision, by, tolerance)
-    search = _Search(Replay(step, model, state), model, PRECISIONS[precision], step)
+    search = _Search(Replay(step, model, state), model, PRECISIONS[precision])
     search.prepare(reference)
     before, worst = search.error(frozenset())
     everything, _ = search.error(search.all)
@@ -72,6 +72,7 @@ def bisect_precision(
         found = search.smallest(limit, by)
     after = search.error(frozenset(found))[0]
     culprits = search.culprits(found, by)
+    search.restore()
     return Bisection(
         target,
         verdict,  # type: ignore[arg-type]
@@ -102,7 +103,7 @@ def _check(precision: str, by: str, tolerance: float | None) -> None:
 class _Search:
     """Runs the step with parts in higher precision; each part once."""
 
-    def __init__(self, replay: Replay, model: nn.Module, precision: torch.dtype, step: object) -> None:
+    def __init__(self, replay: Replay, model: nn.Module, precision: torch.dtype) -> None:
         self._replay, self._model, self._precision = replay, model, precision
         self.runs = 0
         self._known: dict[frozenset[int], tuple[float, str]] = {}
@@ -130,9 +131,13 @@ class _Search:
     def _run(self, mode: Raising) -> dict[str, torch.Tensor]:
         self._replay.restore()
         with mode:
-            got = self._replay.run()
+            got = self._replay.call()
         self.runs += 1
         return results(got, self._model, "step")
+
+    def restore(self) -> None:
+        """Leave everything as it was before."""
+        self._replay.restore()
 
     def error(self, part: frozenset[int]) -> tuple[float, str]:
         """The largest relative error of a result with a part in higher precision, and whose it is."""

@@ -42,6 +42,10 @@ class Replay:
     def run(self) -> Any:
         """What the step returns, from the state that was remembered."""
         self.restore()
+        return self.call()
+
+    def call(self) -> Any:
+        """What the step returns, from where things are."""
         takes = bool(self.model is not None and _takes_argument(self._step))
         return self._step(self.model) if takes else self._step()
 

@@ -10,7 +10,7 @@ from retrograd.trace.record import Op, Stats
 
 # What a run on another device or in another dtype changes in the arguments, and addresses.
 _INCIDENTAL = re.compile(
-    r"\b(?:device|dtype|pin_memory|layout|generator)=(?:device\([^)]*\)|[^,\s]+)(?:,\s*)?"
+    r"\b(?:device|\w*dtype|pin_memory|layout|generator|half_to_float)=(?:device\([^)]*\)|[^,\s]+)(?:,\s*)?"
     r"|torch\.(?:float\d+|bfloat16|strided)|\bcuda:\d+|0x[0-9a-fA-F]+"
 )
 _NUMBER = re.compile(r"[-+]?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|inf\b|nan\b)", re.IGNORECASE)
