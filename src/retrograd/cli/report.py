@@ -37,14 +37,18 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
 
     from retrograd.flake.record import FlakeReport
     from retrograd.record import Report
-    from retrograd.report import TraceRecord, flake, graph, trace_diff
+    from retrograd.report import Compared, flake, graph, trace_diff
     from retrograd.report import text as plain
+    from retrograd.report import trace as traces
+    from retrograd.trace import Listing, Provenance
 
     if isinstance(report, FlakeReport):
         flake.render(report, Console())
     elif isinstance(report, Report):
         plain.render(report, Console())
-    elif isinstance(report, TraceRecord):
+    elif isinstance(report, Provenance | Listing):
+        traces.render(report, Console())
+    elif isinstance(report, Compared):
         trace_diff.render(report, Console(), everything=True)
     else:
         graph.render(report, Console(), everything=True)

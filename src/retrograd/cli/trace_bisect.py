@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from retrograd.cli.trace_diff import output_options, say
+from retrograd.cli._trace import output_options
+from retrograd.cli.trace_diff import say
 from retrograd.errors import UsageError
 
 _FORMS = "'path/file.py:name' or 'package.module:name'"

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
+from retrograd.cli._trace import output_options
+
 if TYPE_CHECKING:
-    from retrograd.report import TraceRecord
-
-
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--json and -o, as every command that compares runs has them."""
-    for option in (
-        click.option(
-            "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt."
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-    ):
-        command = option(command)
-    return command
+    from retrograd.report import Compared
 
 
 @click.command()
@@ -55,7 +45,7 @@ def command(
     ctx.exit(found.exit_code)
 
 
-def say(record: TraceRecord, as_json: bool, outputs: Sequence[str], everything: bool = False) -> None:
+def say(record: Compared, as_json: bool, outputs: Sequence[str], everything: bool = False) -> None:
     """Print a record and write it to the files asked for."""
     from retrograd.report import write
 

@@ -1,4 +1,4 @@
-"""Renderers of reports and of what `retrograd graph` says, chosen by the suffix of the file to write.
+"""Renderers of reports and of what `retrograd graph` and `retrograd trace` say, chosen by the suffix of the file to write.
 
 The renderers are imported when they are used: a report can be read and compared without rich, jinja2
 or vl_convert.
@@ -18,20 +18,27 @@ from retrograd.record import Report
 from retrograd.trace.bisecting.record import BISECT_SCHEMA, Bisection
 from retrograd.trace.diffing.record import DIFF_SCHEMA as TRACE_DIFF_SCHEMA
 from retrograd.trace.diffing.record import TraceDiff
+from retrograd.trace.listing import SCHEMA as LISTING_SCHEMA
+from retrograd.trace.listing import Listing
+from retrograd.trace.provenance import SCHEMA as PROVENANCE_SCHEMA
+from retrograd.trace.provenance import Provenance
 
 __all__ = ["check_paths", "load", "read", "write"]
 
 
 GraphRecord = Diff | Unique | Follow
-TraceRecord = TraceDiff | Bisection
-AnyReport = Report | FlakeReport | GraphRecord | TraceRecord
+TraceRecord = Provenance | Listing
+Compared = TraceDiff | Bisection
+AnyReport = Report | FlakeReport | GraphRecord | TraceRecord | Compared
 
 # Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
-_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord]] = {
+_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Compared]] = {
     FLAKE_SCHEMA: FlakeReport,
     DIFF_SCHEMA: Diff,
     UNIQUE_SCHEMA: Unique,
     FOLLOW_SCHEMA: Follow,
+    PROVENANCE_SCHEMA: Provenance,
+    LISTING_SCHEMA: Listing,
     TRACE_DIFF_SCHEMA: TraceDiff,
     BISECT_SCHEMA: Bisection,
 }
@@ -45,6 +52,10 @@ def _html(report: AnyReport) -> str:
 
         return render_graph(report)
     if isinstance(report, TraceRecord):
+        from retrograd.report.trace_html import render as render_trace
+
+        return render_trace(report)
+    if isinstance(report, Compared):
         from retrograd.report.trace_diff import to_html
 
         return to_html(report)
@@ -52,14 +63,14 @@ def _html(report: AnyReport) -> str:
 
 
 def _text(report: AnyReport) -> str:
-    from retrograd.report import flake, graph, text
+    from retrograd.report import flake, graph, text, trace, trace_diff
 
     if isinstance(report, GraphRecord):
         return graph.to_text(report)
     if isinstance(report, TraceRecord):
-        from retrograd.report.trace_diff import to_text
-
-        return to_text(report)
+        return trace.to_text(report)
+    if isinstance(report, Compared):
+        return trace_diff.to_text(report)
     return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
 
 
@@ -110,7 +121,7 @@ def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) ->
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         # Only pictures of numbers need the package that draws them; graphs are drawn by their page.
-        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord):
+        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord | Compared):
             from retrograd.report.html import require
 
             require()

@@ -13,7 +13,7 @@ from retrograd.trace.bisecting.record import Bisection
 from retrograd.trace.diffing import words as diffing
 from retrograd.trace.diffing.record import TraceDiff
 
-TraceRecord = TraceDiff | Bisection
+Compared = TraceDiff | Bisection
 
 # What a row of the neighbourhood says of its two operators.
 STATUS = {
@@ -27,7 +27,7 @@ STATUS = {
 }
 
 
-def render(record: TraceRecord, console: Console, everything: bool = False) -> None:
+def render(record: Compared, console: Console, everything: bool = False) -> None:
     """Print a record; `everything` leaves nothing out."""
     found = diffing.lines(record, everything) if isinstance(record, TraceDiff) else bisecting.lines(record)
     for text, style in found:
@@ -36,14 +36,14 @@ def render(record: TraceRecord, console: Console, everything: bool = False) -> N
         console.print(Text(clean, style=style), soft_wrap=True)
 
 
-def to_text(record: TraceRecord, width: int = 120) -> str:
+def to_text(record: Compared, width: int = 120) -> str:
     """The record as plain text without colour."""
     out = StringIO()
     render(record, Console(file=out, width=width, color_system=None, force_terminal=False), everything=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def to_html(record: TraceRecord) -> str:
+def to_html(record: Compared) -> str:
     """The record as a page: causes, and operators around the first of them on both sides."""
     from markupsafe import Markup
 

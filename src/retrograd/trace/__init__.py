@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from retrograd.trace.listing import Listing, listing
+from retrograd.trace.provenance import Provenance, provenance
 from retrograd.trace.record import Op, Stats, Trace
 from retrograd.trace.store import load, save
 
@@ -23,7 +25,21 @@ _HOMES = {
     "twice": "diffing.entry",
 }
 
-__all__ = ["Op", "Stats", "Trace", "bisect_precision", "diff", "load", "record", "save", "twice"]
+__all__ = [
+    "Listing",
+    "Op",
+    "Provenance",
+    "Stats",
+    "Trace",
+    "bisect_precision",
+    "diff",
+    "listing",
+    "load",
+    "provenance",
+    "record",
+    "save",
+    "twice",
+]
 
 
 def __getattr__(name: str) -> Any:

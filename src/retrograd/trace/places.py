@@ -42,6 +42,7 @@ class Places:
         self._files: dict[str, str] = {}
         self._texts: dict[tuple[CodeType, int], tuple[str, str]] = {}
         self._names: dict[int, str] = {}
+        self.grown = False  # whether a root has come since somebody set this back
         self.compiled = False  # whether code that torch.compile generated was among the callers
         self._known: list[torch.nn.Module] = []  # roots, kept: an id must not come to mean another module
         if model is not None:
@@ -113,6 +114,7 @@ class Places:
         # A second model beside the first is told by its class.
         prefix = f"{type(root).__name__}" if self._known else ""
         self._known.append(root)
+        self.grown = True
         for name, module in root.named_modules():
             self._names.setdefault(id(module), ".".join(filter(None, (prefix, name))))
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from retrograd.errors import UsageError
 from retrograd.trace import reasons
-from retrograd.trace.record import Op, Stats, Trace
+from retrograd.trace.record import Op, Stats, Trace, as_plain, op_of, stats_of
 
 SCHEMA = "retrograd.provenance/1"
 _MOST_STEPS = 12  # of the way that is told
@@ -60,7 +61,29 @@ class Provenance:
 
     def to_json(self) -> str:
         """The record as JSON."""
-        return json.dumps(asdict(self), indent=1, default=str)
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain["op"] = None if self.op is None else as_plain(self.op)
+        plain["tensor"] = None if self.tensor is None else asdict(self.tensor)
+        plain["way"] = [as_plain(op) for op in self.way]
+        return json.dumps(plain, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Provenance:
+        """The record that `to_json` wrote.
+
+        Raises:
+            UsageError: the text is none.
+        """
+        try:
+            plain = json.loads(text)
+            if plain["schema"] != SCHEMA:
+                raise ValueError(f"schema {plain['schema']!r}, expected {SCHEMA!r}")
+            plain["op"] = None if plain["op"] is None else op_of(plain["op"])
+            plain["tensor"] = None if plain["tensor"] is None else stats_of(plain["tensor"])
+            plain["way"], plain["notes"] = tuple(map(op_of, plain["way"])), tuple(plain["notes"])
+            return cls(**plain)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"this is no record of where a NaN comes from: {error}") from None
 
 
 def provenance(trace: Trace) -> Provenance:
@@ -177,7 +200,9 @@ class _History:
         if given.storage < 0:
             return None
         before = [op for op in self.writers.get(given.storage, ()) if op.index < reader.index]
-        return next((op for op in reversed(before) if any(s.bad and s.storage == given.storage for s in op.outputs)), None)
+        return next(
+            (op for op in reversed(before) if any(s.bad and s.storage == given.storage for s in op.outputs)), None
+        )
 
     def _unwritten(self, given: Stats, reader: Op) -> Op | None:
         """The operator that made the memory of a value without filling it."""
@@ -202,7 +227,9 @@ def _outside(given: Stats, op: Op) -> str:
         f"{number} {name}" for number, name in ((given.nan, "NaN"), (given.inf, "Inf")) if number
     )  # fmt: skip
     if op.node == "AccumulateGrad":
-        return f"the gradient that the new one was added to already had {what}, from a backward before the recording began"
+        return (
+            f"the gradient that the new one was added to already had {what}, from a backward before the recording began"
+        )
     if given.name:
         when = f"before step {op.step}" if op.step else "before the recording began"
         return f"the parameter or buffer `{given.name}` already had {what} {when}"

@@ -20,7 +20,21 @@ LARGEST = {
     "float8_e5m2": 57344.0,
 }
 _LITERAL = re.compile(r"=-?inf\b|[\[ ]-?inf\b")
-_SUMS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "convolution", "sum", "cumsum", "mean", "linear", "conv2d")
+_SUMS = (
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addmv",
+    "mv",
+    "dot",
+    "convolution",
+    "sum",
+    "cumsum",
+    "mean",
+    "linear",
+    "conv2d",
+)
 _PRODUCTS = ("mul", "pow", "square", "addcmul", "prod", "_foreach_mul")
 _SOFTMAX = ("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax", "logsumexp")
 
@@ -118,7 +132,9 @@ def _logarithm(op: Op, nan: bool) -> str:
     if nan and given.low < edge:
         return f"{base(op)} of numbers below {edge}: its input goes down to {given.low:.4g}"
     if not nan and given.low <= edge:
-        return f"{base(op)}({edge}) is -inf" + (f": its input has {given.zero} zeros" if edge == 0 and given.zero else "")
+        return f"{base(op)}({edge}) is -inf" + (
+            f": its input has {given.zero} zeros" if edge == 0 and given.zero else ""
+        )
     return ""
 
 
@@ -177,7 +193,11 @@ def _of_infinities(op: Op, nan: bool) -> str:
     if name in _SOFTMAX or "attention" in name:
         if infinite:
             return "softmax of a row that is -inf only (everything masked) is 0/0; or a row has +inf"
-        return "softmax of a row that is -inf only: everything in it is masked, or its scores overflow" if "attention" in name else ""
+        return (
+            "softmax of a row that is -inf only: everything in it is masked, or its scores overflow"
+            if "attention" in name
+            else ""
+        )
     if not infinite:
         return ""
     if name in ("sub", "add", "addmm", "_foreach_add", "sum", "cumsum"):
@@ -210,7 +230,14 @@ def _overflow(op: Op, nan: bool) -> str:
     top = max(reach)
     if name in ("_to_copy", "to", "copy", "_foreach_copy") and top > largest:
         return f"overflow: a number of {top:.4g} was cast to {dtype}, and {limit}"
-    if name in _SUMS or "norm" in name or "backward" in name or "::" in op.name or name in _PRODUCTS or name in ("add", "sub"):
+    if (
+        name in _SUMS
+        or "norm" in name
+        or "backward" in name
+        or "::" in op.name
+        or name in _PRODUCTS
+        or name in ("add", "sub")
+    ):
         return f"overflow: the inputs reach {said}, and {limit}"
     if name == "div":
         return f"overflow: a quotient is too large ({limit}); the inputs reach {said}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 SCHEMA = 1
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
@@ -108,3 +111,35 @@ class Trace:
     rank: int = 0
     meta: dict[str, str] = field(default_factory=dict[str, str])
     schema: int = SCHEMA
+
+
+def as_plain(op: Op) -> dict[str, Any]:
+    """The operator as JSON takes it: an infinite `rms` as text."""
+    plain = asdict(op)
+    for stats in (*plain["inputs"], *plain["outputs"]):
+        for name in ("low", "high", "rms"):
+            if stats[name] is not None and not math.isfinite(stats[name]):
+                stats[name] = str(stats[name])
+    return plain
+
+
+def op_of(plain: Mapping[str, Any]) -> Op:
+    """The operator of which `as_plain` made this.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    given = dict(plain)
+    for side in ("inputs", "outputs"):
+        given[side] = tuple(stats_of(one) for one in given[side])
+    given["kernels"] = tuple(given["kernels"])
+    return Op(**given)
+
+
+def stats_of(plain: Mapping[str, Any]) -> Stats:
+    """The statistics that JSON holds."""
+    given = dict(plain)
+    given["shape"] = tuple(given["shape"])
+    for name in ("low", "high", "rms"):
+        given[name] = None if given[name] is None else float(given[name])
+    return Stats(**given)

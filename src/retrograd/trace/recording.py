@@ -57,6 +57,8 @@ class Recorder:
 
     Attributes:
         trace: what was recorded, up to the end of the last step; all of it after the block.
+        path: the file it is written to, with the rank in its name if there are several; None for none.
+        on_enough: called when the last of `steps` has been recorded; may raise.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Recorder:
     ) -> None:
         _check(model, level, steps, breakpoint_on)
         self._rank, path = _rank_and_path(out)
+        self.path = path
         self._stops = wanted(breakpoint_on)
         self._then = then or debugger
         self._writer = None if path is None else store.Writer(path, level, self._rank)
@@ -91,7 +94,7 @@ class Recorder:
         self._here = threading.local()
         self._thread = 0
         self._stack: ExitStack | None = None
-        self.on_enough: Callable[[], None] | None = None  # called when the last step has been recorded
+        self.on_enough: Callable[[], None] | None = None
 
     def __enter__(self) -> Recorder:
         if self._stack is not None:
@@ -113,7 +116,7 @@ class Recorder:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         assert self._stack is not None
         self._stack.close()
-        if error is not None and "raised" not in self.trace.meta:
+        if isinstance(error, Exception) and "raised" not in self.trace.meta:
             self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
         self._read()
         self.trace.meta.update(self._compiled.meta())
@@ -304,6 +307,9 @@ class Recorder:
         """Phase, module, autograd node and line."""
         line, module = self._places.look(frame)
         self._compiled.in_frames |= self._places.compiled
+        if self._places.grown:  # a model that was not known before
+            self._places.grown = False
+            self._values.rename()
         if torch._C._current_graph_task_id() == -1:
             pending.line, pending.module = line, module or ""
             if module is not None and not self._optimizing:

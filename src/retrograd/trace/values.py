@@ -134,8 +134,12 @@ class Values:
 
     def refresh(self) -> None:
         """Ask for the names again, and forget storages that are gone; between steps."""
-        self._names = self._names_of()
+        self.rename()
         self._storages = {key: s for key, s in self._storages.items() if not s.ref.expired()}
+
+    def rename(self) -> None:
+        """Ask for the names of parameters and buffers again."""
+        self._names = self._names_of()
 
     def _entry(self, storage: Any) -> _Storage:
         # The weak reference keeps the storage object's address from being used again, so the address is its name.
