@@ -19,6 +19,7 @@ from retrograd.trace.record import BACKWARD, Op, Trace
 MODES = ("bitwise", "attainable")
 _BEFORE, _AFTER = 6, 10  # rows of the neighbourhood
 _MOST_OTHERS = 12
+_INCIDENTAL = frozenset({"start", "seed", "lost"})  # of what a trace says of itself: no two runs need share it
 
 
 def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str] = ("A", "B")) -> TraceDiff:
@@ -142,7 +143,8 @@ class _Gathered:
         k = found.outside[0]
         was, now = found.pair.a.inputs[k], found.pair.b.inputs[k]
         how = "sizes" if was.shape != now.shape else "dtype" if was.dtype != now.dtype else "values"
-        what = f"input {k} of {op.name} comes in from outside with other {how}"
+        name = next((f"{t.name}, " for t in (now, was) if t.name), "")
+        what = f"{name}input {k} of {op.name}{',' if name else ''} comes in from outside with other {how}"
         why = "no operator of the trace made it: a parameter, data, or state that was there before"
         advice = "load the same state and the same batch in both runs, or record from an earlier step"
         self._diverged = True
@@ -212,13 +214,20 @@ def _notes(a: Trace, b: Trace, mode: str, gathered: _Gathered) -> Iterable[str]:
     if mode == "bitwise" and not all(any(t.digest is not None for op in x.ops for t in op.outputs) for x in (a, b)):
         yield "no digests were recorded: tensors with the same least, greatest and rms count as the same"
     if gathered.renamed:
-        yield f"{gathered.renamed} operators have another name and the same result"
+        yield f"{_have(gathered.renamed)} another name and the same result"
     if gathered.idle:
-        yield f"{gathered.idle} operators have other arguments and the same result"
+        yield f"{_have(gathered.idle)} other arguments and the same result"
     if gathered.computed:
-        yield f"{gathered.computed} operators have other numbers or sizes as arguments, which follows from the causes"
-    for name in sorted(set(a.meta) & set(b.meta)):
-        if a.meta[name] != b.meta[name] and name not in ("start", "started", "command", "time"):
+        yield f"{_have(gathered.computed)} other numbers or sizes as arguments, which follows from the causes"
+    for name in sorted((set(a.meta) & set(b.meta)) - _INCIDENTAL):
+        if a.meta[name] != b.meta[name]:
             yield f"{name}: {a.meta[name]} in A, {b.meta[name]} in B"
+    for letter, trace in (("A", a), ("B", b)):
+        if "lost" in trace.meta:
+            yield f"operators are missing from the trace of {letter}: {trace.meta['lost']}"
     if a.rank != b.rank:
         yield f"ranks: {a.rank} in A, {b.rank} in B"
+
+
+def _have(number: int) -> str:
+    return "1 operator has" if number == 1 else f"{number} operators have"

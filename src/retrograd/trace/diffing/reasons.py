@@ -85,7 +85,8 @@ def _random(b: Op, setting: Setting) -> Reason:
     if not setting.device:
         return Reason("random", what, "generators of different devices draw different numbers from the same seed")
     one, other = setting.seeds
-    why = f"the seeds differ: {one} and {other}" if one != other and one and other else "the generators' states differ"
+    why = "the states of the generators differ"
+    why += f"; the seeds when recording began: {one} and {other}" if one != other and one and other else ""
     return Reason("random", what, why, "set the same seed in both runs (torch.manual_seed) before the first draw")
 
 
