@@ -10,7 +10,7 @@ from typing import Literal
 from retrograd.errors import UsageError
 from retrograd.trace.diffing.identity import base, module
 from retrograd.trace.diffing.judging import Judge, Judged
-from retrograd.trace.diffing.pairing import pair
+from retrograd.trace.diffing.pairing import STEP, pair
 from retrograd.trace.diffing.reasons import Setting, reason
 from retrograd.trace.diffing.record import Cause, Kind, Row, TraceDiff
 from retrograd.trace.diffing.showing import row, seen, side
@@ -112,7 +112,7 @@ class _Gathered:
             self.causes[key] = (at, cause)
             return
         first, known = self.causes[key]
-        others = known.others + ((cause.where,) if cause.where not in (known.where, *known.others) else ())
+        others = known.others if key[1:2] == (STEP,) else known.others + ((cause.where,) if cause.where not in (known.where, *known.others) else ())
         self.causes[key] = (first, replace(known, count=known.count + 1, others=others[:_MOST_OTHERS]))
 
     def _made(self, at: int, found: Judged, op: Op) -> None:
@@ -154,6 +154,10 @@ class _Gathered:
         """An operator without a counterpart; in a backward it belongs to one of the forward where one explains it."""
         status: Kind = "inserted" if found.status == "inserted" else "missing"
         self._diverged = True
+        if found.pair.level == STEP:
+            what = f"step {op.step} is in {'B' if status == 'inserted' else 'A'} alone"
+            self._put((status, STEP, str(op.step)), at, Cause(status, what, **_both(found)))
+            return
         owner = self._owner(at, status, op)
         if owner is not None:
             first, known = self.causes[owner]

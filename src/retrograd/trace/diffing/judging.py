@@ -92,6 +92,8 @@ class Judge:
         tainted = self._a.reads(a, self._a.tainted) or self._b.reads(b, self._b.tainted)
         carried = any(ins) or (tainted and not _surely_equal(a, b))
         found.status = self._status(found, carried, made)
+        if self.bitwise and found.status == "made":
+            found.excess = _beyond(a, b)
         self._errors.update(zip((t.tensor for t in a.outputs), made, strict=True))
         return self._keep(found, carried)
 
@@ -175,14 +177,15 @@ class Judge:
         if len(a.outputs) != len(b.outputs):
             return tuple(True for _ in a.outputs), math.inf, [math.inf for _ in a.outputs]
         exact = not any(errors) and all(map(_bits_equal, a.outputs, b.outputs))
-        made = [0.0] * len(a.outputs) if exact else bounds.errors(a, b, errors)
-        over = [self._differ(s, t, e) for s, t, e in zip(a.outputs, b.outputs, made, strict=True)]
-        beyond = [bounds.excess(s, t, e) for s, t, e in zip(a.outputs, b.outputs, made, strict=True)]
-        if not self.bitwise:
-            for t, e in zip(a.outputs, made, strict=True):
-                if t.rms and math.isfinite(e):
-                    self._drift = max(self._drift, min(e / t.rms, 1.0) if t.dtype in bounds.UNIT else 0.0)
-        return tuple(o > 1 for o in over), max(beyond, default=0.0), made
+        if exact or self.bitwise:
+            over = [not _bits_equal(s, t) for s, t in zip(a.outputs, b.outputs, strict=True)]
+            return tuple(over), 0.0, [0.0] * len(a.outputs)
+        made = bounds.errors(a, b, errors)
+        beyond = [self._differ(s, t, e) for s, t, e in zip(a.outputs, b.outputs, made, strict=True)]
+        for t, e in zip(a.outputs, made, strict=True):
+            if t.rms and t.dtype in bounds.UNIT and math.isfinite(e):
+                self._drift = max(self._drift, min(e / t.rms, 1.0))
+        return tuple(times > 1 for times in beyond), max(beyond, default=0.0), made
 
 
 def draws(op: Op) -> bool:
@@ -193,6 +196,14 @@ def draws(op: Op) -> bool:
 def _writes(op: Op) -> bool:
     middle = re.split(r"::|\.", op.name)
     return (middle[1] if len(middle) > 1 else middle[0]).endswith("_")
+
+
+def _beyond(a: Op, b: Op) -> float:
+    """By how many times the attainable error outputs differ whose inputs are the same, bit for bit."""
+    if len(a.outputs) != len(b.outputs) or any(s.shape != t.shape for s, t in zip(a.outputs, b.outputs, strict=True)):
+        return math.inf
+    made = bounds.errors(a, b, [0.0] * len(a.inputs))
+    return max((bounds.excess(s, t, e) for s, t, e in zip(a.outputs, b.outputs, made, strict=True)), default=0.0)
 
 
 def _surely_equal(a: Op, b: Op) -> bool:

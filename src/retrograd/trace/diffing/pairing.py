@@ -10,9 +10,15 @@ from retrograd.trace.diffing.identity import LEVELS, but_arguments
 from retrograd.trace.record import Op
 
 
+STEP = "step"
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Operators that correspond, or one without a counterpart; `level` says by what (see `identity.LEVELS`)."""
+    """Operators that correspond, or one without a counterpart.
+
+    `level` says by what they correspond (see `identity.LEVELS`); `STEP`: the other side lacks the whole step.
+    """
 
     a: Op | None
     b: Op | None
@@ -23,7 +29,10 @@ def pair(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
     """Every operator of both runs once, in an order that both runs have."""
     found: list[Pair] = []
     for ops_a, ops_b in _steps(a, b):
-        found += _pair_step(ops_a, ops_b)
+        if ops_a and ops_b:
+            found += _pair_step(ops_a, ops_b)
+        else:
+            found += [Pair(op, None, STEP) for op in ops_a] + [Pair(None, op, STEP) for op in ops_b]
     return found
 
 
