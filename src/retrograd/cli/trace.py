@@ -1,4 +1,4 @@
-"""`retrograd trace`: what every operator of a training step made. Each subcommand is a module, imported when asked for."""
+"""`retrograd trace`: what every operator of a training step made. Each subcommand is a module of its own."""
 
 from __future__ import annotations
 

@@ -56,14 +56,14 @@ def command(
     from retrograd.trace.program import run
 
     options = dict(level=level, steps=steps, compiled=compiled, breakpoint_on="bad" if pdb else None)
-    trace, path, code = run(program, output, options)
-    told = f"{len(trace.ops)} operators of {len({op.step for op in trace.ops})} steps"
-    click.echo(f"retrograd: {told} are in {path}", err=True)
+    recorder, code = run(program, output, options)
+    steps_told = f"{recorder.steps} whole step{'' if recorder.steps == 1 else 's'}"
+    click.echo(f"retrograd: {len(recorder.trace.ops)} operators, {steps_told}, are in {recorder.path}", err=True)
     if nan:
         from retrograd.cli._trace import say
         from retrograd.trace.provenance import provenance
 
-        found = provenance(trace)
+        found = provenance(recorder.trace)
         say(found, False, ())
         code = code or found.exit_code
     ctx.exit(code)

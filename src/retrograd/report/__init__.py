@@ -1,4 +1,4 @@
-"""Renderers of reports and of what `retrograd graph` and `retrograd trace` say, chosen by the suffix of the file to write.
+"""Renderers of reports, and of what `retrograd graph` and `retrograd trace` say, chosen by the suffix of the file.
 
 The renderers are imported when they are used: a report can be read and compared without rich, jinja2
 or vl_convert.

@@ -56,7 +56,7 @@ def verdict(record: Provenance) -> str:
         if record.level == "names":
             return "cannot decide: the trace has no statistics"
         return f"no NaN and no Inf in {count(record.total, 'operator')} of {count(record.steps, 'step')}"
-    made, name = f"{_kinds(record)} in step {op.step}", f"{op.name}{f' in {op.module}' if op.module else ''}"
+    made, name = f"{_kinds(record)} in step {op.step}", f"{op.name}{f' in module {op.module}' if op.module else ''}"
     if record.origin == "made":
         return f"{made}, made in the {op.phase} by {name}" if op.phase != "other" else f"{made}, made by {name}"
     if record.origin == "outside":

@@ -83,12 +83,12 @@ def record(
         level: "names" reads no numbers. "fast" measures each value once: results when they are made, other values when
             they are first read; views that show the elements of another tensor in another order have no digest of their
             own, and of an optimizer's results only parameters are measured. "full" measures everything.
-        out: Also write to this file, .trace or .jsonl.gz, step by step; with several ranks to `x.rank0.trace` and so on.
+        out: Also write to this file, .trace or .jsonl.gz, step by step; with several ranks to `x.rank0.trace`, ...
         steps: Stop recording after so many; None records all.
-        compiled: what torch.compile has compiled. "keep" lets it run as it is and warns that its operators are not seen;
-            "eager" runs it eagerly, which may change last bits; "refuse" raises.
-        breakpoint_on: "nan", "inf" or "bad" (either): stop at the first operator with such a result. Waits for the device
-            after every operator.
+        compiled: what torch.compile has compiled. "keep" lets it run as it is and warns that its operators are not
+            seen; "eager" runs it eagerly, which may change last bits; "refuse" raises.
+        breakpoint_on: "nan", "inf" or "bad" (either): stop at the first operator with such a result. Waits for the
+            device after every operator.
         then: called there with a `Stop`; None opens the debugger of `breakpoint()`.
 
     Raises:

@@ -76,8 +76,8 @@ class Compiled:
             raise UsageError(f"{why}, and compiled='refuse'; pass compiled='eager' to record it operator by operator")
         kept = hasattr(TorchDispatchMode, "ignore_compile_internals")
         what = (
-            "regions that torch.compile has compiled run as they are, and a dispatch mode cannot see the operators that "
-            "were fused in them"
+            "regions that torch.compile has compiled run as they are, and a dispatch mode cannot see the operators "
+            "that were fused in them"
             if kept
             else f"torch {torch.__version__} runs compiled functions eagerly while a recorder is active"
         )

@@ -1,4 +1,4 @@
-"""Triton kernels that are launched beside operators, as in an autograd.Function: seen where Triton is asked to run them."""
+"""Triton kernels that are launched beside operators, as in an autograd.Function: seen where Triton is asked to run."""
 
 from __future__ import annotations
 

@@ -86,9 +86,9 @@ def listing(
 
     def chosen() -> Iterator[Op]:
         for one in trace.ops:
-            if (step is None or one.step == step) and phase in (None, one.phase) and _fits(one, op, module):
-                if not bad or any(s.bad for s in one.outputs):
-                    yield one
+            fits = step in (None, one.step) and phase in (None, one.phase) and _fits(one, op, module)
+            if fits and (not bad or any(s.bad for s in one.outputs)):
+                yield one
 
     matching = sum(1 for _ in chosen())
     steps = len({one.step for one in trace.ops})

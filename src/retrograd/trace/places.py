@@ -56,7 +56,7 @@ class Places:
     def look(self, frame: FrameType | None) -> tuple[Line | None, str | None]:
         """The innermost line of a person and path of the innermost module; None for what there is not.
 
-        The walk ends where autograd's engine was called, so in a backward the line is one of a custom backward or a hook.
+        The walk ends where autograd's engine was called, so in a backward the line is one of a custom backward or hook.
         """
         line = inner = outer = None
         roles = self._roles

@@ -8,17 +8,19 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrograd.errors import RetrogradError, UsageError
-from retrograd.trace.record import Trace
+
+if TYPE_CHECKING:
+    from retrograd.trace.recording import Recorder
 
 
 class Enough(BaseException):
     """As many steps as were wanted have been recorded. No Exception: a program's own handlers must not take it."""
 
 
-def run(program: Sequence[str], out: Path, options: dict[str, Any]) -> tuple[Trace, str, int]:
+def run(program: Sequence[str], out: Path, options: dict[str, Any]) -> tuple[Recorder, int]:
     """Run a program and record it.
 
     Args:
@@ -27,7 +29,7 @@ def run(program: Sequence[str], out: Path, options: dict[str, Any]) -> tuple[Tra
         options: of `retrograd.trace.record`.
 
     Returns:
-        The trace, the file it is in, and the exit code of the program; its exception has been printed.
+        The recorder, and the exit code of the program; its exception has been printed.
 
     Raises:
         UsageError: there is no such program.
@@ -57,7 +59,7 @@ def run(program: Sequence[str], out: Path, options: dict[str, Any]) -> tuple[Tra
         code = 1
     finally:
         sys.argv, sys.path[:] = arguments, path
-    return recorder.trace, recorder.path or "", code
+    return recorder, code
 
 
 def _enough() -> None:

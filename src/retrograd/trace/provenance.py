@@ -27,8 +27,8 @@ class Provenance:
 
     Attributes:
         found: "nan", "inf" if there is no NaN, "" if there is neither.
-        origin: "made" by `op`; "outside" if it came in with `tensor`, which `op` was the first to read; "unseen" if `op`
-            read memory that no recorded operator had filled; "" if nothing was found.
+        origin: "made" by `op`; "outside" if it came in with `tensor`, which `op` was the first to read; "unseen" if
+            `op` read memory that no recorded operator had filled; "" if nothing was found.
         op: the operator, None if nothing was found.
         tensor: the bad input or result.
         reason: why, in a sentence; "" where it is not plain.
@@ -233,4 +233,5 @@ def _outside(given: Stats, op: Op) -> str:
     if given.name:
         when = f"before step {op.step}" if op.step else "before the recording began"
         return f"the parameter or buffer `{given.name}` already had {what} {when}"
-    return f"a tensor of shape {list(given.shape)} that no recorded operator made already had {what} when it was first read"
+    made = f"a tensor of shape {list(given.shape)} that no recorded operator made"
+    return f"{made} already had {what} when it was first read"

@@ -228,16 +228,11 @@ def _overflow(op: Op, nan: bool) -> str:
     said = ", ".join(f"{value:.4g}" for value in reach)
     said += "".join(f" ({text})" for text in re.findall(r"\b(?:other|alpha|value|exponent)=[\d.e+-]+", op.arguments))
     top = max(reach)
+    if "::" in op.name:
+        return f"the kernel divides by zero or goes beyond the largest {dtype}, {largest:.5g}; its inputs reach {said}"
     if name in ("_to_copy", "to", "copy", "_foreach_copy") and top > largest:
         return f"overflow: a number of {top:.4g} was cast to {dtype}, and {limit}"
-    if (
-        name in _SUMS
-        or "norm" in name
-        or "backward" in name
-        or "::" in op.name
-        or name in _PRODUCTS
-        or name in ("add", "sub")
-    ):
+    if name in _SUMS or "norm" in name or "backward" in name or name in _PRODUCTS or name in ("add", "sub"):
         return f"overflow: the inputs reach {said}, and {limit}"
     if name == "div":
         return f"overflow: a quotient is too large ({limit}); the inputs reach {said}"

@@ -20,36 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd import config
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiling, launches, store
-from retrograd.trace.operators import Operator, tensors_in, told
-from retrograd.trace.places import Line, Places
-from retrograd.trace.record import BACKWARD, FORWARD, OTHER, Op, Trace
-from retrograd.trace.statistics.gather import Gather
+from retrograd.trace.observing import Observer, Pending
+from retrograd.trace.operators import Operator, tensors_in
+from retrograd.trace.record import Trace
 from retrograd.trace.stopping import Stop, debugger, wanted
-from retrograd.trace.values import Value, Values
 
 LEVELS = ("names", "fast", "full")
 # A step of more operators is read in parts, which bounds the memory of what waits.
 _MOST_WAITING = 20_000
 _OWN = torch.Tensor.__torch_dispatch__
-
-
-class Pending:
-    """An operator whose statistics are not read yet; fields as in `Op`."""
-
-    __slots__ = (
-        "facts", "inputs", "inside", "kernels", "line", "module", "node", "operator", "outputs", "phase", "seen", "step",
-    )  # fmt: skip
-
-    def __init__(self, operator: Operator, step: int) -> None:
-        self.operator, self.step = operator, step
-        self.phase, self.module, self.node = OTHER, "", ""
-        self.line: Line | None = None
-        self.inside: Line | None = None
-        self.facts: tuple[tuple[str, Any], ...] = ()
-        self.inputs: list[Value] = []
-        self.outputs: list[Value] = []
-        self.seen: list[torch.Tensor] = []  # the inputs themselves, for who stops; else empty
-        self.kernels: list[str] = []
 
 
 class Recorder:
@@ -79,30 +58,25 @@ class Recorder:
         self._then = then or debugger
         self._writer = None if path is None else store.Writer(path, level, self._rank)
         self.trace = Trace(level=level, rank=self._rank, meta=_meta())
-        self._level, self._steps = level, steps
-        self._places = Places(model)
-        self._values = Values(self._places.tensors)
-        self._gather = Gather(at_once=bool(self._stops))
+        self._steps = steps
         self._compiled = compiling.Compiled(compiled, model)
+        self._look = Observer(model, level, self._compiled, bool(self._stops), self._quietly)
         self._operators: dict[Any, Operator] = {}
         self._waiting: list[Pending] = []
-        self._forward: dict[int, tuple[Line | None, str]] = {}  # number of an autograd node -> who made it
         self._step, self._step_began, self._automatic = 0, 0, True
-        self._optimizing = self._done = False
+        self._done = False
         self._lost: dict[str, int] = {}
         self._lock = threading.RLock()
         self._here = threading.local()
-        self._thread = 0
         self._stack: ExitStack | None = None
         self.on_enough: Callable[[], None] | None = None
 
     def __enter__(self) -> Recorder:
         if self._stack is not None:
             raise UsageError("a recorder records once; make another with retrograd.trace.record(...)")
-        self._thread = threading.get_ident()
         from torch.optim import optimizer
 
-        self._values.refresh()
+        self._look.between_steps()
         self._stack = ExitStack()
         before = optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
         after = optimizer.register_optimizer_step_post_hook(self._after_optimizer)
@@ -120,12 +94,17 @@ class Recorder:
             self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
         self._read()
         self.trace.meta.update(self._compiled.meta())
-        for number, note in enumerate(sorted(self._gather.notes)):
+        for number, note in enumerate(sorted(self._look.gather.notes)):
             self.trace.meta[f"note {number + 1}"] = note
         if self._lost:
             self.trace.meta["lost"] = "; ".join(f"{what} ({times} times)" for what, times in self._lost.items())
         if self._writer is not None:
             self._writer.close(self.trace.meta)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have ended."""
+        return self._step
 
     def step(self) -> None:
         """End a step here. The first call ends the automatic counting of optimizer steps."""
@@ -142,7 +121,7 @@ class Recorder:
         if operator.silent or self._done or getattr(self._here, "quiet", False):
             return func(*args, **kwargs)
         pending = Pending(operator, self._step)
-        self._guarded(self._before, pending, args, kwargs, sys._getframe(2))
+        self._guarded(self._look.before, pending, args, kwargs, sys._getframe(2))
         outer, self._here.pending = getattr(self._here, "pending", None), pending
         try:
             out = func(*args, **kwargs)
@@ -151,26 +130,27 @@ class Recorder:
             raise
         finally:
             self._here.pending = outer
-        self._guarded(self._after, pending, args, kwargs, out)
+        self._guarded(self._after, self._look.after, pending, args, kwargs, out)
         if self._stops:
             self._stop(pending, out)
         return out
 
     def launch(self, name: str, tensors: list[torch.Tensor], run: Callable[[], Any], frame: Any) -> Any:
         """Run a Triton kernel and write it down: as an operator, or as part of the one that launches it."""
+        if self._done or getattr(self._here, "quiet", False):
+            return run()
         outer = getattr(self._here, "pending", None)
-        if outer is not None or self._done or getattr(self._here, "quiet", False):
-            if outer is not None:
-                outer.kernels.append(name)
+        if outer is not None:
+            outer.kernels.append(name)
             return self._quietly(run)
         pending = Pending(launches.kernel(name), self._step)
-        self._guarded(self._before_launch, pending, tensors, frame)
+        self._guarded(self._look.before_launch, pending, tensors, frame)
         try:
             out = self._quietly(run)
         except Exception as error:
             self._guarded(self._failed, pending, error)
             raise
-        self._guarded(self._after_launch, pending, tensors)
+        self._guarded(self._after, self._look.after_launch, pending, tensors)
         if self._stops:
             self._stop(pending, [t for t, v in zip(tensors, pending.outputs, strict=False) if v is not None])
         return out
@@ -184,7 +164,7 @@ class Recorder:
         finally:
             self._here.quiet = before
 
-    def _guarded(self, what: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, what: Callable[..., Any], *args: Any) -> None:
         try:
             with self._lock:
                 what(*args)
@@ -196,78 +176,16 @@ class Recorder:
 
     # Before and after an operator.
 
-    def _before(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
-        operator = pending.operator
-        self._locate(pending, frame)
-        pending.facts = operator.facts(args, kwargs)
-        measuring = not (operator.view or operator.aliases or self._level == "names")
-        measuring &= not (self._optimizing and self._level == "fast")
-        overwritten = [id(t) for t in operator.overwritten(args, kwargs)]
-        for tensor in tensors_in((args, kwargs)):
-            if id(tensor) in overwritten:
-                continue
-            value = self._values.of(tensor)
-            if not value.asked:
-                self._compiled.look(tensor)
-                if measuring:
-                    self._ask(value, tensor)
-            pending.inputs.append(value)
-            if self._stops:
-                pending.seen.append(tensor)
-        if pending.phase == OTHER and not self._optimizing and torch.is_grad_enabled():
-            # Outside of every module a loss is forward, and what makes the data is not.
-            pending.phase = FORWARD if any(t.requires_grad for t in tensors_in((args, kwargs))) else OTHER
-
-    def _after(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        operator = pending.operator
-        written = list(operator.written(args, kwargs))
-        for tensor in written:
-            self._values.written(tensor)
-        made = list(tensors_in(out))
-        returned = {id(t) for t in made}
-        made += [t for t in written if id(t) not in returned]
-        for tensor in made:
-            if operator.makes_memory:
-                self._values.born(tensor)
-            value = self._values.of(tensor)
-            pending.outputs.append(value)
-            if operator.view and not written:
-                self._link(value, pending, tensor)
-            elif not (operator.makes_memory or operator.aliases or operator.asynchronous) and self._counts(tensor):
-                self._ask(value, tensor)
-        self._append(pending)
-
     def _failed(self, pending: Pending, error: Exception) -> None:
-        place, _ = self._places.text(pending.line)
+        place, _ = self._look.places.text(pending.line)
         self.trace.meta.setdefault(
             "raised",
             f"{pending.operator.name}{f' at {place}' if place else ''}: {type(error).__name__}: {str(error)[:500]}",
         )
         self._append(pending)
 
-    def _before_launch(self, pending: Pending, tensors: list[torch.Tensor], frame: Any) -> None:
-        self._locate(pending, frame)
-        if pending.phase == OTHER and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            pending.phase = FORWARD
-        for tensor in tensors:
-            value = self._values.of(tensor)
-            if self._level != "names":
-                self._ask(value, tensor)
-            pending.inputs.append(value)
-            if self._stops:
-                pending.seen.append(tensor)
-
-    def _after_launch(self, pending: Pending, tensors: list[torch.Tensor]) -> None:
-        # Which tensors a kernel wrote shows in their digests, once those are read (`_op`).
-        pending.kernels.append(pending.operator.name.rpartition("::")[2])
-        for tensor, before in zip(tensors, pending.inputs, strict=True):
-            fresh = self._values.unwritten(tensor)
-            self._values.written(tensor)
-            value = self._values.of(tensor)
-            value.fresh = fresh
-            if before.number != value.number and self._level != "names":
-                self._ask(value, tensor)
-            pending.outputs.append(value)
+    def _after(self, look: Callable[..., None], pending: Pending, *args: Any) -> None:
+        look(pending, *args)
         self._append(pending)
 
     def _append(self, pending: Pending) -> None:
@@ -275,72 +193,13 @@ class Recorder:
         if len(self._waiting) >= _MOST_WAITING:
             self._read()
 
-    def _counts(self, tensor: torch.Tensor) -> bool:
-        """Whether results are measured now; what an optimizer keeps for itself is not at level fast."""
-        if self._level == "names":
-            return False
-        return self._level == "full" or not self._optimizing or isinstance(tensor, torch.nn.Parameter)
-
-    def _ask(self, value: Value, tensor: torch.Tensor) -> None:
-        if value.asked:
-            return
-        value.asked = True
-        if _has_numbers(tensor):
-            tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor
-            self._quietly(lambda: self._gather.request(tensor, value.take))
-
-    def _link(self, value: Value, pending: Pending, tensor: torch.Tensor) -> None:
-        """A view with the elements of its source has the statistics of its source."""
-        source = pending.inputs[0]
-        if value.asked or value is source or not source.asked or source.dtype != value.dtype:
-            return
-        elements, before = tensor.numel(), source.count
-        kind = pending.operator.view
-        if before == 0 or elements % before or (kind != "expanded" and elements != before):
-            return
-        ordered = kind == "ordered" or elements == before == 1 or (kind == "expanded" and elements == before)
-        if self._level == "full" and not ordered:
-            return
-        value.asked, value.source, value.times, value.ordered = True, source, elements // before, ordered
-
-    def _locate(self, pending: Pending, frame: Any) -> None:
-        """Phase, module, autograd node and line."""
-        line, module = self._places.look(frame)
-        self._compiled.in_frames |= self._places.compiled
-        if self._places.grown:  # a model that was not known before
-            self._places.grown = False
-            self._values.rename()
-        if torch._C._current_graph_task_id() == -1:
-            pending.line, pending.module = line, module or ""
-            if module is not None and not self._optimizing:
-                pending.phase = FORWARD
-            # The node of this operator has just been made: autograd stands above the mode.
-            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (line, module or ""))
-            return
-        pending.phase = BACKWARD
-        node = torch._C._current_autograd_node()
-        if node is not None:
-            pending.node = node.name().removeprefix("torch::autograd::")
-            pending.line, pending.module = self._forward.get(node._sequence_nr(), (None, ""))
-            self._compiled.in_nodes |= pending.node.startswith("CompiledFunction")
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                pending.module = self._values.of(variable).name.rpartition(".")[0]
-        if module is not None:  # a forward computed again, by checkpointing
-            pending.line, pending.module = line, module
-        else:
-            pending.inside = line
-        if threading.get_ident() == self._thread:
-            # Second derivatives: nodes made in a backward are those of its line.
-            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (pending.line, pending.module))
-
     # Steps.
 
     def _before_optimizer(self, *_: Any) -> None:
-        self._optimizing = True
+        self._look.optimizing = True
 
     def _after_optimizer(self, *_: Any) -> None:
-        self._optimizing = False
+        self._look.optimizing = False
         if self._automatic and not self._done:
             self._end_step()
 
@@ -350,9 +209,7 @@ class Recorder:
             return
         self._step += 1
         self._step_began = len(self.trace.ops)
-        self._values.refresh()
-        if len(self._forward) > 500_000:
-            self._forward.clear()
+        self._look.between_steps()
         if self._writer is not None:
             self._writer.flush()
         if self._steps is not None and self._step >= self._steps:
@@ -363,26 +220,14 @@ class Recorder:
     def _read(self) -> None:
         """Read the statistics and turn what waits into operators of the trace."""
         with self._lock:
-            self._quietly(self._gather.collect)
+            # A device that has failed answers no more; what is known of the operators is kept all the same.
+            self._guarded(self._quietly, self._look.gather.collect)
             waiting, self._waiting = self._waiting, []
             for pending in waiting:
-                op = self._op(pending)
+                op = self._look.op(pending, len(self.trace.ops))
                 self.trace.ops.append(op)
                 if self._writer is not None:
                     self._writer.add(op)
-
-    def _op(self, pending: Pending) -> Op:
-        place, code = self._places.text(pending.line)
-        inputs, outputs = pending.inputs, pending.outputs
-        if pending.operator.launch:
-            inputs, outputs = launches.sides(inputs, outputs)
-        return Op(
-            index=len(self.trace.ops), step=pending.step, phase=pending.phase, name=pending.operator.name,
-            module=pending.module, node=pending.node, place=place, code=code, arguments=told(pending.facts),
-            inputs=tuple(v.stats() for v in inputs), outputs=tuple(v.stats() for v in outputs),
-            random=pending.operator.random, kernels=tuple(pending.kernels),
-            inside=": ".join(filter(None, self._places.text(pending.inside))),
-        )  # fmt: skip
 
     def _stop(self, pending: Pending, out: Any) -> None:
         """Hand the first operator with a bad result to the callback."""
@@ -392,7 +237,7 @@ class Recorder:
             for v in pending.outputs
         ):
             return
-        op = self._op(pending)
+        op = self._look.op(pending, len(self.trace.ops))
         self._stops = frozenset()
         self._quietly(lambda: self._then(Stop(op, pending.seen, list(tensors_in(out)))))
 
@@ -421,13 +266,6 @@ def _made_of_others(kind: Any) -> bool:
 
     own = getattr(kind, "__torch_dispatch__", _OWN)
     return own is not _OWN and own is not torch._C._disabled_torch_dispatch_impl and not issubclass(kind, FakeTensor)
-
-
-def _has_numbers(tensor: torch.Tensor) -> bool:
-    """Whether there is memory to read: not of fake tensors, nor of sparse ones but COO."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    dense = tensor.layout is torch.strided or tensor.layout is torch.sparse_coo
-    return plain and dense and not tensor.is_quantized and tensor.device.type != "meta"
 
 
 def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None) -> None:

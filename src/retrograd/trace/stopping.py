@@ -45,6 +45,6 @@ def wanted(breakpoint_on: str | None) -> frozenset[str]:
 
 
 def debugger(stop: Stop) -> None:
-    """Open the debugger of `breakpoint()` with `op`, `inputs` and `outputs` as local names; `up` leads to the caller."""
+    """Open the debugger of `breakpoint()` with `op`, `inputs` and `outputs` as local names; `up` leads outwards."""
     op, inputs, outputs = stop.op, stop.inputs, stop.outputs  # noqa: F841 (for the person at the prompt)
     breakpoint()

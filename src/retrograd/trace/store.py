@@ -1,8 +1,9 @@
 """Traces in files: gzip'd lines of JSON, written as the run goes on and read back anywhere. No pickle, no torch.
 
 Line 1 says what the file is. Then, each before its first use: `["s", text]` is string 0, 1, ...; `["t", ...]` a tensor
-with its statistics; `["o", ...]` an operator that names both by number; `["meta", {...}]` at the end. The last line is `["end", operators]`; without
-it the file was cut off. Numbers are JSON's, infinities and NaN are the strings "inf", "-inf", "nan".
+with its statistics; `["o", ...]` an operator that names both by number; `["meta", {...}]` at the end. The last line is
+`["end", operators]`; without it the file was cut off. Numbers are JSON's; infinities and NaN are the strings "inf",
+"-inf", "nan".
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def load(path: str | os.PathLike[str], *, partial: bool = False, limit: int = LI
         limit: bytes of unpacked text to read at most.
 
     Raises:
-        TraceError: the file is no trace, cut off, garbled, of another version, or larger than `limit` when unpacked; the
-            message says in which line.
+        TraceError: the file is no trace, cut off, garbled, of another version, or larger than `limit` when unpacked;
+            the message says in which line.
         UsageError: it cannot be read.
     """
     name = os.fspath(path)
@@ -196,7 +197,7 @@ class _Reader:
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> Trace:
         trace, number = None, 0
-        for number, line in lines:  # noqa: B007 (the number of the last line is told)
+        for number, line in lines:
             if self.partial and not line.endswith(b"\n"):
                 break
             try:
@@ -220,8 +221,8 @@ class _Reader:
             raise TraceError(f"{self.name!r} is no trace: its first line does not say {FORMAT!r}")
         if head["schema"] != SCHEMA:
             raise TraceError(
-                f"{self.name!r} has version {head['schema']!r}, this retrograd reads {SCHEMA}; record it again, or read it "
-                "with the retrograd that wrote it"
+                f"{self.name!r} has version {head['schema']!r}, this retrograd reads {SCHEMA}; record it again, or "
+                "read it with the retrograd that wrote it"
             )
         return Trace(level=_text(head["level"]), rank=_number(head["rank"]))
 

@@ -1,6 +1,6 @@
 """Which value a tensor holds: a number for each storage, view and version, and what is known of it.
 
-A write through any view makes a new version of all that share the storage, also where PyTorch's own counter is not kept.
+A write through any view makes a new version of all that share the storage, also where PyTorch counts no versions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Value:
     """
 
     __slots__ = (
-        "_stats", "asked", "device", "dtype", "fresh", "name", "number", "ordered", "row", "shape", "source", "storage", "times",
+        "_stats", "asked", "device", "dtype", "fresh", "name", "number", "ordered", "row", "shape", "source",
+        "storage", "times",
     )  # fmt: skip
 
     def __init__(self, number: int, storage: int, tensor: torch.Tensor, name: str) -> None:
@@ -140,6 +141,11 @@ class Values:
     def rename(self) -> None:
         """Ask for the names of parameters and buffers again."""
         self._names = self._names_of()
+        for address, (name, count) in self._names.items():
+            entry = self._storages.get(address)
+            for value in entry.values.values() if entry is not None else ():
+                if value.count == count and value.name != name:
+                    value.name, value._stats = name, None
 
     def _entry(self, storage: Any) -> _Storage:
         # The weak reference keeps the storage object's address from being used again, so the address is its name.

@@ -1,10 +1,10 @@
 """The digest of a tensor: 64 bits of its bytes with their positions, the same on every device. No torch.
 
 The elements in logical order are signed integers of their width (of 64-bit elements two 32-bit halves, low first). In
-blocks of `BLOCK`, h = sum of key[i] x[i] mod 2^64 with fixed odd keys; the blocks are joined by mixing h with the number
-of the block and adding mod 2^64, and the sum with the number of elements. Only integers with wraparound: no order of
-additions changes it. A product of a 64-bit key with a 32-bit difference vanishes mod 2^64 with a probability of about
-2^-32, so two tensors that differ share a digest about that often (2^-48 for elements of 16 bits).
+blocks of `BLOCK`, h = sum of key[i] x[i] mod 2^64 with fixed odd keys; the blocks are joined by mixing h with the
+number of the block and adding mod 2^64, and the sum with the number of elements. Only integers with wraparound: no
+order of additions changes it. A product of a 64-bit key with a 32-bit difference vanishes mod 2^64 with a probability
+of about 2^-32, so two tensors that differ share a digest about that often (2^-48 for elements of 16 bits).
 
 Source: Lemire and Kaser, Strongly universal string hashing is fast, 2014 (multilinear hashing); Steele, Lea and Flood,
 Fast splittable pseudorandom number generators, 2014 (the mixing function).

@@ -20,7 +20,7 @@ class Gather:
     """Statistics of the tensors of one step.
 
     Args:
-        at_once: Read each result when it is asked for, which waits for the device; for who stops at the first bad value.
+        at_once: Read each result when it is asked for, which waits for the device; for who stops at a bad value.
     """
 
     def __init__(self, at_once: bool = False) -> None:

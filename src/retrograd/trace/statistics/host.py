@@ -40,7 +40,8 @@ def words(x: torch.Tensor) -> int:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     """The elements [n] of a contiguous tensor of a real dtype as signed integers, of 64 bits as two of 32."""
-    return (x.view(torch.uint8) if x.dtype == torch.bool else x.view(_BITS[x.element_size()])).reshape(-1)
+    x = x.reshape(-1)
+    return x.view(torch.uint8) if x.dtype == torch.bool else x.view(_BITS[x.element_size()])
 
 
 def measure(tensor: torch.Tensor) -> Row:

@@ -1,6 +1,6 @@
 """All statistics of a tensor in one pass, as one Triton kernel without atomics: the same bits at every run.
 
-A program takes every P-th tile and writes its own partial results; who reads the buffers joins them at the end of a step.
+A program takes every P-th tile and writes its own partial results, which are joined when a step ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Statistics by torch operations, for what has no kernel: other devices than CPU and CUDA, GPUs without Triton, float8."""
+"""Statistics by torch operations, for what has no kernel: devices that are neither CPU nor CUDA, float8, no Triton."""
 
 from __future__ import annotations
 

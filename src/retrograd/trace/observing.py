@@ -1,0 +1,211 @@
+"""What is looked at of an operator: who asked for it, what it was given and what it made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from retrograd.trace import launches
+from retrograd.trace.compiling import Compiled
+from retrograd.trace.operators import Operator, tensors_in, told
+from retrograd.trace.places import Line, Places
+from retrograd.trace.record import BACKWARD, FORWARD, OTHER, Op
+from retrograd.trace.statistics.gather import Gather
+from retrograd.trace.values import Value, Values
+
+_MOST_NODES = 500_000  # remembered of graphs that are kept over steps
+
+
+class Pending:
+    """An operator whose statistics are not read yet; fields as in `Op`."""
+
+    __slots__ = (
+        "facts", "inputs", "inside", "kernels", "line", "module", "node", "operator", "outputs", "phase", "seen",
+        "step",
+    )  # fmt: skip
+
+    def __init__(self, operator: Operator, step: int) -> None:
+        self.operator, self.step = operator, step
+        self.phase, self.module, self.node = OTHER, "", ""
+        self.line: Line | None = None
+        self.inside: Line | None = None
+        self.facts: tuple[tuple[str, Any], ...] = ()
+        self.inputs: list[Value] = []
+        self.outputs: list[Value] = []
+        self.seen: list[torch.Tensor] = []  # the inputs themselves, for who stops; else empty
+        self.kernels: list[str] = []
+
+
+class Observer:
+    """Looks at operators of one run.
+
+    Args:
+        model: names are those of its modules; None takes the outermost at work.
+        level: "names", "fast" or "full".
+        compiled: notices compiled regions.
+        at_once: Read statistics after every operator, and keep its inputs for who stops there.
+        quietly: runs something that is no part of the step.
+    """
+
+    def __init__(
+        self, model: Any, level: str, compiled: Compiled, at_once: bool, quietly: Callable[[Callable[[], Any]], Any]
+    ) -> None:
+        self.level, self.optimizing = level, False
+        self.places = Places(model)
+        self.values = Values(self.places.tensors)
+        self.gather = Gather(at_once)
+        self._compiled, self._keep, self._quietly = compiled, at_once, quietly
+        self._forward: dict[int, tuple[Line | None, str]] = {}  # number of an autograd node -> who made it
+        self._thread = threading.get_ident()
+
+    def between_steps(self) -> None:
+        """Learn new names, and forget what is gone."""
+        self.values.refresh()
+        if len(self._forward) > _MOST_NODES:
+            self._forward.clear()
+
+    def op(self, pending: Pending, index: int) -> Op:
+        place, code = self.places.text(pending.line)
+        inputs, outputs = pending.inputs, pending.outputs
+        if pending.operator.launch:
+            inputs, outputs = launches.sides(inputs, outputs)
+        return Op(
+            index=index, step=pending.step, phase=pending.phase, name=pending.operator.name,
+            module=pending.module, node=pending.node, place=place, code=code, arguments=told(pending.facts),
+            inputs=tuple(v.stats() for v in inputs), outputs=tuple(v.stats() for v in outputs),
+            random=pending.operator.random, kernels=tuple(pending.kernels),
+            inside=": ".join(filter(None, self.places.text(pending.inside))),
+        )  # fmt: skip
+
+    def before(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+        operator = pending.operator
+        self._locate(pending, frame)
+        pending.facts = operator.facts(args, kwargs)
+        measuring = not (operator.view or operator.aliases or self.level == "names")
+        measuring &= not (self.optimizing and self.level == "fast")
+        overwritten = [id(t) for t in operator.overwritten(args, kwargs)]
+        for tensor in tensors_in((args, kwargs)):
+            if id(tensor) in overwritten:
+                continue
+            value = self.values.of(tensor)
+            if not value.asked:
+                self._compiled.look(tensor)
+                if measuring:
+                    self._ask(value, tensor)
+            pending.inputs.append(value)
+            if self._keep:
+                pending.seen.append(tensor)
+        if pending.phase == OTHER and not self.optimizing and torch.is_grad_enabled():
+            # Outside of every module a loss is forward, and what makes the data is not.
+            pending.phase = FORWARD if any(t.requires_grad for t in tensors_in((args, kwargs))) else OTHER
+
+    def after(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        operator = pending.operator
+        written = list(operator.written(args, kwargs))
+        for tensor in written:
+            self.values.written(tensor)
+        made = list(tensors_in(out))
+        returned = {id(t) for t in made}
+        made += [t for t in written if id(t) not in returned]
+        for tensor in made:
+            if operator.makes_memory:
+                self.values.born(tensor)
+            value = self.values.of(tensor)
+            pending.outputs.append(value)
+            if operator.view and not written:
+                self._link(value, pending, tensor)
+            elif not (operator.makes_memory or operator.aliases or operator.asynchronous) and self._counts(tensor):
+                self._ask(value, tensor)
+
+    def before_launch(self, pending: Pending, tensors: list[torch.Tensor], frame: Any) -> None:
+        self._locate(pending, frame)
+        if pending.phase == OTHER and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            pending.phase = FORWARD
+        for tensor in tensors:
+            value = self.values.of(tensor)
+            if self.level != "names":
+                self._ask(value, tensor)
+            pending.inputs.append(value)
+            if self._keep:
+                pending.seen.append(tensor)
+
+    def after_launch(self, pending: Pending, tensors: list[torch.Tensor]) -> None:
+        # Which tensors a kernel wrote shows in their digests, once those are read (`_op`).
+        pending.kernels.append(pending.operator.name.rpartition("::")[2])
+        for tensor, before in zip(tensors, pending.inputs, strict=True):
+            fresh = self.values.unwritten(tensor)
+            self.values.written(tensor)
+            value = self.values.of(tensor)
+            value.fresh = fresh
+            if before.number != value.number and self.level != "names":
+                self._ask(value, tensor)
+            pending.outputs.append(value)
+
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        """Whether results are measured now; what an optimizer keeps for itself is not at level fast."""
+        if self.level == "names":
+            return False
+        return self.level == "full" or not self.optimizing or isinstance(tensor, torch.nn.Parameter)
+
+    def _ask(self, value: Value, tensor: torch.Tensor) -> None:
+        if value.asked:
+            return
+        value.asked = True
+        if _has_numbers(tensor):
+            tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor
+            self._quietly(lambda: self.gather.request(tensor, value.take))
+
+    def _link(self, value: Value, pending: Pending, tensor: torch.Tensor) -> None:
+        """A view with the elements of its source has the statistics of its source."""
+        source = pending.inputs[0]
+        if value.asked or value is source or not source.asked or source.dtype != value.dtype:
+            return
+        elements, before = tensor.numel(), source.count
+        kind = pending.operator.view
+        if before == 0 or elements % before or (kind != "expanded" and elements != before):
+            return
+        ordered = kind == "ordered" or elements == before == 1 or (kind == "expanded" and elements == before)
+        if self.level == "full" and not ordered:
+            return
+        value.asked, value.source, value.times, value.ordered = True, source, elements // before, ordered
+
+    def _locate(self, pending: Pending, frame: Any) -> None:
+        """Phase, module, autograd node and line."""
+        line, module = self.places.look(frame)
+        self._compiled.in_frames |= self.places.compiled
+        if self.places.grown:  # a model that was not known before
+            self.places.grown = False
+            self.values.rename()
+        if torch._C._current_graph_task_id() == -1:
+            pending.line, pending.module = line, module or ""
+            if module is not None and not self.optimizing:
+                pending.phase = FORWARD
+            # The node of this operator has just been made: autograd stands above the mode.
+            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (line, module or ""))
+            return
+        pending.phase = BACKWARD
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            pending.node = node.name().removeprefix("torch::autograd::")
+            pending.line, pending.module = self._forward.get(node._sequence_nr(), (None, ""))
+            self._compiled.in_nodes |= pending.node.startswith("CompiledFunction")
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                pending.module = self.values.of(variable).name.rpartition(".")[0]
+        if module is not None:  # a forward computed again, by checkpointing
+            pending.line, pending.module = line, module
+        else:
+            pending.inside = line
+        if threading.get_ident() == self._thread:
+            # Second derivatives: nodes made in a backward are those of its line.
+            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (pending.line, pending.module))
+
+
+def _has_numbers(tensor: torch.Tensor) -> bool:
+    """Whether there is memory to read: not of fake tensors, nor of sparse ones but COO."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    dense = tensor.layout is torch.strided or tensor.layout is torch.sparse_coo
+    return plain and dense and not tensor.is_quantized and tensor.device.type != "meta"

@@ -1,0 +1,198 @@
+"""The first NaN or Inf: the planted one is named, with line and reason; what is healthy, or meant, is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import nn
+from transformer import Transformer, line, train
+
+from retrograd import trace
+from retrograd.trace import Provenance, provenance
+
+
+def of(step: Callable[[], Any], model: Any = None, **options: Any) -> Provenance:
+    with trace.record(model, **options) as recorder:
+        step()
+    assert "lost" not in recorder.trace.meta
+    return provenance(recorder.trace)
+
+
+@pytest.mark.parametrize("level", ["fast", "full"])
+def test_a_healthy_transformer_has_none_though_its_mask_is_infinite(device, level):
+    found = provenance(train(Transformer().to(device), level=level).trace)
+    assert (found.found, found.op, found.exit_code) == ("", None, 0)
+
+
+def test_an_overflow_planted_in_a_backward_is_named(device):
+    model = Transformer().to(device)
+    model.blocks[0].by = 1e38
+    model.blocks[1].by = 1e4
+    found = provenance(train(model).trace)
+    assert (found.origin, found.op.phase, found.op.module) == ("made", "backward", "blocks.0")
+    assert (found.op.name, found.op.node) == ("aten.mul.Tensor", "ScaleBackward")
+    assert line("planted in the backward") in found.op.inside
+    assert found.op.place.endswith(line("return x.clone()"))
+    assert "overflow" in found.reason
+    assert "1e+38" in found.reason
+    assert found.exit_code == 1
+
+
+def test_an_overflow_planted_in_a_forward_is_named(device):
+    model = Transformer().to(device)
+    model.blocks[1].gain = 1000.0
+    found = provenance(train(model).trace)
+    assert (found.origin, found.op.phase, found.op.module) == ("made", "forward", "blocks.1")
+    assert (found.op.name, found.op.node) == ("aten.exp.default", "")
+    assert found.op.place.endswith(line("planted in the forward"))
+    assert found.reason.startswith("exp overflows float32 beyond 88.7")
+
+
+@triton.jit
+def planted_kernel(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    mask = at < count
+    x = tl.load(x_ptr + at, mask=mask, other=1.0)
+    tl.store(y_ptr + at, 1.0 / (x - x), mask=mask)
+
+
+class Planted(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        grad_x = torch.empty_like(grad)
+        planted_kernel[(1,)](grad.contiguous(), grad_x, grad.numel(), 64)
+        return grad_x
+
+
+@pytest.mark.filterwarnings("ignore:.*divide:RuntimeWarning")
+def test_a_triton_kernel_in_a_backward_is_named(device):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
+    found = of(lambda: model[1](Planted.apply(model[0](torch.ones(2, 4, device=device)))).sum().backward(), model)
+    assert (found.origin, found.op.name, found.op.kernels) == ("made", "triton::planted_kernel", ("planted_kernel",))
+    assert (found.op.phase, found.op.node) == ("backward", "PlantedBackward")
+    assert "planted_kernel[(1,)]" in found.op.inside
+    assert "the kernel divides by zero" in found.reason
+    # Memory that the kernel fills is no input of it, whatever was in there.
+    assert len(found.op.inputs) == len(found.op.outputs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
+def test_our_own_kernel_is_named_as_an_operator(device):
+    from retrograd.nn import RMSNorm
+
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), RMSNorm(8, eps=0.0, impl="triton")).to(device)
+    x = torch.ones(3, 8, device=device)
+    x[1] = 0
+    found = of(lambda: model(x).sum().backward(), model)
+    assert (found.op.name, found.op.module, found.op.kernels) == ("retrograd::norm_fwd", "1", ("norm_fwd_kernel",))
+    assert found.reason == "with eps = 0 a row of zeros is divided by 0"
+    assert "test_provenance.py" in found.op.place
+
+
+def leaf(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, requires_grad=True)
+
+
+def masked() -> torch.Tensor:
+    return torch.zeros(2, 2).masked_fill(torch.tensor([[True, True], [False, True]]), float("-inf"))
+
+
+REASONS: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "log of zero": (lambda: leaf(0, 1).log(), "aten.log.default", "log(0) is -inf: its input has 1 zeros"),
+    "log of negative": (lambda: leaf(-2, 1).log(), "aten.log.default", "log of numbers below 0: its input goes down to -2"),
+    "sqrt of negative": (lambda: leaf(-2, 1).sqrt(), "aten.sqrt.default", "sqrt of negative numbers"),
+    "sqrt at zero": (lambda: leaf(0, 1).sqrt().sum().backward(), "aten.div.Tensor", "in the derivative of sqrt"),
+    "zero by zero": (lambda: leaf(0, 1) / leaf(0, 2), "aten.div.Tensor", "0/0: the divisor has 1 zeros"),
+    "by zero": (lambda: leaf(3, 1) / leaf(0, 2), "aten.div.Tensor", "division by zero: the divisor has 1 zeros"),
+    "exp": (lambda: leaf(12, 1, dtype=torch.float16).exp(), "aten.exp.default", "exp overflows float16 beyond 11.09"),
+    "matmul": (lambda: leaf(3e38, 3e38)[None] @ leaf(2, 2)[:, None], "aten.mm.default", "overflow: the inputs reach 3e+38, 2"),
+    "cast": (lambda: leaf(7e4, 1).half(), "aten._to_copy.default", "a number of 7e+04 was cast to float16"),
+    "power": (lambda: leaf(-1, 1) ** 0.3, "aten.pow.Tensor_Scalar", "negative numbers to the power 0.3"),
+    "masked softmax": (lambda: masked().softmax(-1), "aten._softmax.default", "softmax of a row that is -inf only"),
+    "mean of nothing": (lambda: torch.empty(0).mean(), "aten.mean.default", "the mean of no elements is 0/0"),
+    "arc": (lambda: leaf(2, 0).acos(), "aten.acos.default", "acos outside of -1 to 1"),
+    "ignored": (
+        lambda: F.nll_loss(torch.zeros(2, 3), torch.tensor([-100, -100])),
+        "aten.nll_loss_forward.default",
+        "every target is the ignored one",
+    ),
+    "inf minus inf": (
+        lambda: torch.full((2,), float("inf")) - torch.full((2,), float("inf")),
+        "aten.sub.Tensor",
+        "inf - inf: input 1 has 2 infinities",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "name", "reason"), REASONS.values(), ids=REASONS)
+def test_the_reason_is_told_where_it_is_plain(step, name, reason):
+    found = of(step)
+    assert found.origin == "made"
+    assert found.op.name == name
+    assert reason in found.reason
+
+
+def test_an_infinity_is_followed_to_the_nan_it_becomes():
+    found = of(lambda: (leaf(300, 300, dtype=torch.float16) * 300).softmax(-1).sum())
+    assert (found.found, found.op.name) == ("nan", "aten.mul.Tensor")
+    assert [op.name for op in found.way] == ["aten.mul.Tensor", "aten._softmax.default"]
+
+
+def test_a_parameter_that_had_it_already_is_named():
+    model = Transformer()
+    with torch.no_grad():
+        model.blocks[1].up.weight[0, 0] = float("nan")
+    found = provenance(train(model).trace)
+    assert (found.origin, found.tensor.name, found.tensor.nan) == ("outside", "blocks.1.up.weight", 1)
+    assert "blocks.1.up.weight` already had 1 NaN before the recording began" in found.reason
+
+
+def test_data_that_had_it_already_is_told():
+    batch = torch.tensor([[1.0, float("nan")]])
+    found = of(lambda: nn.Linear(2, 2)(batch).sum().backward())
+    assert (found.origin, found.tensor.shape) == ("outside", (1, 2))
+
+
+def nan_memory() -> torch.Tensor:
+    """Memory as `empty` may return it: poisoned without an operator, so that the test does not depend on luck."""
+    memory = torch.empty(2, 2)
+    memory.numpy().fill(float("nan"))
+    return memory
+
+
+def test_memory_that_nobody_filled_is_told_where_it_is_read():
+    found = of(lambda: nan_memory().t() * 2)
+    assert (found.origin, found.op.name) == ("unseen", "aten.t.default")
+    assert "`aten.empty.memory_format` (" in found.reason
+
+
+def test_memory_that_is_filled_before_it_is_read_is_left_alone():
+    assert of(lambda: nan_memory().fill_(1) * 2 + nan_memory().copy_(torch.ones(2, 2))).found == ""
+    assert of(lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2), out=nan_memory())).found == ""
+
+
+def test_infinities_that_are_meant_are_left_alone():
+    mask = torch.zeros(2, 2)
+    mask[0, 1] = float("-inf")
+    assert of(lambda: (torch.randn(2, 2) + mask).softmax(-1)).found == ""
+    assert of(lambda: torch.where(torch.eye(2) > 0, 1.0, float("-inf")).softmax(-1)).found == ""
+
+
+def test_no_statistics_no_answer():
+    found = of(lambda: leaf(0, 1).log(), level="names")
+    assert (found.found, found.exit_code) == ("", 3)
+
+
+def test_the_record_survives_json():
+    found = of(lambda: leaf(0, 1).log().sum().backward())
+    assert Provenance.from_json(found.to_json()) == found

@@ -1,0 +1,79 @@
+"""Statistics and digests: the same from NumPy, from torch operations and from the kernel; a digest tells what it must."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from retrograd.trace.statistics import host, plain
+
+
+def numbers(dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(4001, generator=torch.Generator().manual_seed(0))
+    x[3], x[7], x[8], x[9], x[4000] = float("nan"), float("-inf"), 0.0, 1e-7, -0.0
+    return x.to(dtype)
+
+
+TENSORS = {
+    "float32": numbers(torch.float32),
+    "bfloat16": numbers(torch.bfloat16),
+    "float16": numbers(torch.float16),
+    "float64": numbers(torch.float64),
+    "int64": torch.arange(-700, 700),
+    "int32": torch.arange(-5000, 900, 3, dtype=torch.int32),
+    "uint8": torch.arange(70, dtype=torch.uint8),
+    "bool": torch.arange(70) % 3 == 0,
+    "complex": torch.view_as_complex(torch.randn(33, 2, generator=torch.Generator().manual_seed(1))).conj(),
+    "transposed": torch.arange(64.0 * 70).view(64, 70).t(),
+    "scalar": torch.tensor(3.0, dtype=torch.float64),
+    "infinite": torch.full((5,), float("inf")),
+}
+EMPTY = {"none": torch.empty(0, 3)}
+
+
+def exact(row: host.Row) -> tuple[object, ...]:
+    """All but the root mean square, whose last bits depend on the order of additions."""
+    return row[:2] + row[3:]
+
+
+@pytest.mark.parametrize("x", (TENSORS | EMPTY).values(), ids=TENSORS | EMPTY)
+def test_torch_operations_count_what_numpy_counts(x, device):
+    first, second = host.measure(x), plain.measure(x.to(device))
+    assert exact(first) == exact(second)
+    assert first[2] == pytest.approx(second[2])
+
+
+@pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
+def test_the_kernel_counts_what_numpy_counts(x, device):
+    from retrograd.trace.statistics import gather, kernel
+
+    rows: list[host.Row] = []
+    buffers = gather._Buffers(torch.device(device), kernel)
+    for _ in range(2):  # the second time in rows that were used before
+        buffers.request(host.as_real(x).to(device), rows.append)
+        buffers.collect()
+    for row in rows:
+        assert exact(row) == exact(host.measure(x))
+        assert row[2] == pytest.approx(host.measure(x)[2])
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
+@pytest.mark.parametrize("count", [2, 64, 1024, 5000])
+def test_a_digest_tells_permutations_signs_and_single_bits(dtype, count):
+    # Powers of two differ in few bits: where a weak hash loses.
+    x = (2.0 ** (torch.arange(count) % 7)).to(dtype)
+    swapped, flipped, twice, longer = x.clone(), x.clone(), x.clone(), torch.cat([x, x[:1] * 0])
+    swapped[0], swapped[1] = x[1], x[0]
+    flipped[-1] = -flipped[-1]
+    twice[0], twice[1] = -twice[0], -twice[1]
+    tensors = [x, swapped, flipped, twice, longer, -x, x.flip(0)]
+    digests = [host.measure(t)[-1] for t in tensors]
+    assert len(set(digests)) == len({tuple(t.tolist()) for t in tensors}) >= 5  # of two elements some are the same
+    assert host.measure(x.clone())[-1] == digests[0]
+    assert all(0 <= d < 1 << 64 for d in digests)
+
+
+def test_no_digest_is_shared_by_many_small_tensors():
+    seen = {host.measure(torch.tensor([a, b], dtype=torch.float32))[-1] for a in range(60) for b in range(60)}
+    assert len(seen) == 3600
