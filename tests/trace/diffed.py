@@ -94,9 +94,7 @@ def ten_bits(x: torch.Tensor) -> torch.Tensor:
 
 def elsewhere(found: Trace, device: str = "cuda:0") -> Trace:
     """The same run as if on another device."""
-    ops = [
-        replace(op, inputs=_moved(op.inputs, device), outputs=_moved(op.outputs, device)) for op in found.ops
-    ]
+    ops = [replace(op, inputs=_moved(op.inputs, device), outputs=_moved(op.outputs, device)) for op in found.ops]
     return Trace(ops, found.level, found.rank, dict(found.meta))
 
 

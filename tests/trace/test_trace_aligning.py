@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -20,7 +21,9 @@ def _longest(a: list[int], b: list[int]) -> int:
 
 def _pairs_of(seed: int) -> tuple[list[int], list[int]]:
     draw = random.Random(seed)
-    return [draw.randrange(4) for _ in range(draw.randrange(14))], [draw.randrange(4) for _ in range(draw.randrange(14))]
+    return [draw.randrange(4) for _ in range(draw.randrange(14))], [
+        draw.randrange(4) for _ in range(draw.randrange(14))
+    ]
 
 
 def test_pairs_are_equal_and_never_cross() -> None:
@@ -28,7 +31,7 @@ def test_pairs_are_equal_and_never_cross() -> None:
         a, b = _pairs_of(seed)
         found = align(a, b)
         assert all(a[i] == b[j] for i, j in found)
-        assert all(p < r and q < s for (p, q), (r, s) in zip(found, found[1:], strict=False))
+        assert all(p < r and q < s for (p, q), (r, s) in itertools.pairwise(found))
 
 
 def test_without_anchors_the_script_is_the_shortest() -> None:

@@ -31,7 +31,7 @@ def test_a_smallest_part_is_found(needed: set[int]) -> None:
 
 def test_a_part_that_needs_one_of_two_loses_it_with_any_item_taken_out() -> None:
     def holds(part: list[int]) -> bool:
-        return 3 in part and (5 in part or 11 in part) and not (len(part) == 7)
+        return 3 in part and (5 in part or 11 in part) and len(part) != 7
 
     found = minimise(range(16), holds)
     assert holds(found)
@@ -115,11 +115,11 @@ def test_a_large_sum_in_a_backward_is_found_there() -> None:
 
     class Summed(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        def forward(_, x: torch.Tensor) -> torch.Tensor:
             return x.expand(512, -1).clone()
 
         @staticmethod
-        def backward(ctx, g: torch.Tensor) -> torch.Tensor:
+        def backward(_, g: torch.Tensor) -> torch.Tensor:
             total = torch.zeros_like(g[0])
             for piece in g.split(8):
                 total = total + piece.sum(0)

@@ -59,7 +59,9 @@ def test_a_whole_step_more_does_not_end_the_comparison() -> None:
 
 
 def _one(name: str, made: int, given: int = 3, **more) -> Trace:
-    return _trace(op(0, "aten.ones.default", [], [value(0, given)]), op(1, name, [value(0, given)], [value(1, made)], **more))
+    return _trace(
+        op(0, "aten.ones.default", [], [value(0, given)]), op(1, name, [value(0, given)], [value(1, made)], **more)
+    )
 
 
 def test_made_here_and_carried_from_there() -> None:
@@ -91,13 +93,17 @@ def test_other_arguments() -> None:
     found = diff(_one("aten.sum.dim", 4, arguments="dim=[0]"), _one("aten.sum.dim", 5, arguments="dim=[1]"))
     assert _kinds(found) == ["argument"]
     assert found.causes[0].what == "aten.sum.dim has other arguments: dim=[0] -> dim=[1]"
-    alike = diff(_one("aten.sum.dim", 4, arguments="dim=[0]"), _one("aten.sum.dim", 4, arguments="dim=[0], keepdim=True"))
+    alike = diff(
+        _one("aten.sum.dim", 4, arguments="dim=[0]"), _one("aten.sum.dim", 4, arguments="dim=[0], keepdim=True")
+    )
     assert alike
     assert "1 operator has other arguments and the same result" in alike.notes
 
 
 def test_a_device_or_a_dtype_as_argument_is_no_difference() -> None:
-    one, other = (_one("aten.full.default", 4, arguments=f"size=[4], dtype=float32, device={d}") for d in ("cpu", "cuda:0"))
+    one, other = (
+        _one("aten.full.default", 4, arguments=f"size=[4], dtype=float32, device={d}") for d in ("cpu", "cuda:0")
+    )
     assert diff(one, other)
 
 

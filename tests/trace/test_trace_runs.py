@@ -108,7 +108,6 @@ def test_an_operator_that_is_not_deterministic(plain: Trace, change: str) -> Non
     assert len(found.causes) == 1
 
 
-
 def test_another_dtype_is_within_the_attainable_error(still: Trace) -> None:
     found = diff(still, run(training=False, dtype=torch.bfloat16))
     assert found.mode == "attainable"
@@ -139,7 +138,9 @@ def test_a_wrong_operator_is_found_beyond_it(still: Trace, dtype: torch.dtype) -
         out, mean, inverse = func(*args)
         return out * 1.3, mean, inverse
 
-    other = diffed.elsewhere(run(training=False, dtype=dtype, under=Instead("aten.native_layer_norm.default", wrong, 1)))
+    other = diffed.elsewhere(
+        run(training=False, dtype=dtype, under=Instead("aten.native_layer_norm.default", wrong, 1))
+    )
     found = diff(still, other)
     assert found.mode == "attainable"
     assert _first(found)[:2] == ("operator", "aten.native_layer_norm.default")

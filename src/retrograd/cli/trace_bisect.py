@@ -33,8 +33,9 @@ def command(
     """Find the fewest operators that must be computed in higher precision for a step to agree with its reference.
 
     TARGET names a function without arguments, file.py:name or package.module:name, that returns (step, model) or (step,
-    model, reference). step runs forward and backward and returns tensors, or None for the gradients of model; reference
-    is what it should return, or a function for that; without one it is the step with every operator in higher precision.
+    model, reference). step runs forward and backward and returns tensors, or None for the gradients of model;
+    reference is what it should return, or a function for that; without one it is the step with every operator in higher
+    precision.
 
     Exit code: 0 no mismatch, 1 operators found, 2 wrong usage, 3 cannot decide.
     """

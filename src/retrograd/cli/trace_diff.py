@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--bitwise/--attainable",
     "bitwise",
     default=None,
-    help="Does each bit count, or only what rounding does not explain?  [default: bits, if devices and dtypes are the same]",
+    help="Each bit counts, or what rounding does not explain  [default: bits, if devices and dtypes are the same].",
 )
 @click.option("--all", "everything", is_flag=True, help="Leave nothing out.")
 @output_options
@@ -30,8 +30,8 @@ def command(
 ) -> None:
     """Name the first operator at which two recorded runs differ by themselves, and say why where that is plain.
 
-    A and B are files of `retrograd trace record`. Operators that only one of the runs has do not end the comparison. What
-    differs because of its inputs is counted. With -o diff.html a page shows the operators around it on both sides.
+    A and B are files of `retrograd trace record`. Operators that only one of the runs has do not end the comparison.
+    What differs because of its inputs is counted. With -o diff.html a page shows the operators around it on both sides.
 
     Exit code: 0 same, 1 different, 2 wrong usage.
     """

@@ -13,6 +13,8 @@ import click
 from retrograd.cli._trace import output_options
 from retrograd.errors import UndecidedError
 
+_STDERR = 2  # the answer alone goes to stdout
+
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT.py ARGS ...]")
@@ -43,8 +45,8 @@ def command(
 ) -> None:
     """Run a Python program twice, recorded, in a process each, and compare the runs bit for bit.
 
-    PROGRAM is a script, -m MODULE or -c CODE. What differs although the seeds are the same is not deterministic; a program
-    that sets no seed differs at its first random operator. What the program prints goes to stderr.
+    PROGRAM is a script, -m MODULE or -c CODE. What differs although the seeds are the same is not deterministic; a
+    program that sets no seed differs at its first random operator. What the program prints goes to stderr.
 
     Exit code: 0 same, 1 different, 2 wrong usage, 3 the program failed.
     """
@@ -68,10 +70,8 @@ def command(
 def _record(program: Sequence[str], file: Path, steps: int, level: str) -> None:
     options = ["-o", str(file), "--steps", str(steps), "--level", level]
     command = [sys.executable, "-m", "retrograd", "trace", "record", *options, "--", *program]
-    # The answer alone goes to stdout.
-    code = subprocess.run(command, check=False, stdout=sys.stderr.fileno()).returncode
-    if code == 2:
-        ctx = click.get_current_context()
-        ctx.exit(2)
+    code = subprocess.run(command, check=False, stdout=_STDERR).returncode
+    if code == 2:  # the recorder has said what is wrong
+        click.get_current_context().exit(2)
     if code:
         raise UndecidedError(f"the program ended with exit code {code}; two runs can be compared if both end well")

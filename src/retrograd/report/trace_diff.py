@@ -54,5 +54,3 @@ def to_html(record: Compared) -> str:
         status=STATUS,
         record=Markup(island(record)),
     )
-
-

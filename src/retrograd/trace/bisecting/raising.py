@@ -15,19 +15,20 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from retrograd.errors import UndecidedError
 from retrograd.trace.bisecting.shadows import Shadows
+from retrograd.trace.diffing.identity import names
 from retrograd.trace.operators import Operator, tensors_in
 from retrograd.trace.places import Places
 from retrograd.trace.record import BACKWARD, FORWARD
 
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
 # They move numbers and compute none, so that what has not been rounded stays so on its way through them.
-_MOVES = frozenset(
-    "clone _to_copy cat stack where masked_fill embedding index_select gather index repeat roll flip constant_pad_nd "
-    "select_backward slice_backward _unsafe_view".split()
+_MOVES = names(
+    "clone _to_copy cat stack where masked_fill embedding index_select gather index repeat roll flip "
+    "constant_pad_nd select_backward slice_backward _unsafe_view"
 )
-_NO_NUMBERS = frozenset(
-    "copy_ fill_ zero_ zeros_like ones_like empty_like new_zeros new_empty full_like new_full new_ones full scalar_tensor "
-    "as_strided _local_scalar_dense".split()
+_NO_NUMBERS = names(
+    "copy_ fill_ zero_ zeros_like ones_like empty_like new_zeros new_empty full_like new_full new_ones full "
+    "scalar_tensor as_strided _local_scalar_dense"
 )
 
 
@@ -86,8 +87,8 @@ class Raising(TorchDispatchMode):
         if at >= len(self._known) or self._known[at].name != operator.name:
             expected = self._known[at].name if at < len(self._known) else "none"
             raise UndecidedError(
-                f"the step does not repeat: operator {at} was {expected} and is {operator.name} when it runs again; give "
-                "`state` what it changes besides the model, and let it end as it began"
+                f"the step does not repeat: operator {at} was {expected} and is {operator.name} when it runs again; "
+                "give `state` what it changes besides the model, and let it end as it began"
             )
         if at in self._chosen:
             # What refuses the dtype has written nothing yet.
@@ -144,7 +145,9 @@ class Raising(TorchDispatchMode):
 
     def _moved(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Results of what only moves numbers hold the numbers of its inputs, rounded or not."""
-        if not any(_coarser(t, self._precision) and self._shadows.of(t) is not None for t in tensors_in((args, kwargs))):
+        if not any(
+            _coarser(t, self._precision) and self._shadows.of(t) is not None for t in tensors_in((args, kwargs))
+        ):
             return
         new_args, new_kwargs, _ = self._up(args, kwargs)
         # A view of memory laid out otherwise may be impossible; then its rounded numbers count.

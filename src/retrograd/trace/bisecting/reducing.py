@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -47,4 +48,4 @@ def minimise(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> 
 
 def _cut(items: list[Item], pieces: int) -> list[list[Item]]:
     ends = [len(items) * k // pieces for k in range(pieces + 1)]
-    return [items[i:j] for i, j in zip(ends, ends[1:], strict=False) if j > i]
+    return [items[i:j] for i, j in pairwise(ends) if j > i]

@@ -1,4 +1,4 @@
-"""A step that can be run again and again from the same state: parameters, buffers, gradients, optimizers, generators."""
+"""A step that can be run again from the same state: parameters, buffers, gradients, optimizers, generators."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
 MOST_EDITS = 600  # of one stretch without anchors: 180 000 numbers kept, half a second
 
@@ -35,9 +36,9 @@ def align(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]
             continue
         found += anchors
         ends = [(a0 - 1, b0 - 1), *anchors, (a1, b1)]
-        for (i, j), (k, l) in zip(ends, ends[1:], strict=False):
-            if k - i > 1 and l - j > 1:
-                stretches.append((i + 1, k, j + 1, l))
+        for (i, j), (k, m) in pairwise(ends):
+            if k - i > 1 and m - j > 1:
+                stretches.append((i + 1, k, j + 1, m))
     return sorted(found)
 
 

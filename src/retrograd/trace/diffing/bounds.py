@@ -1,8 +1,8 @@
 """How far two correct runs may differ: an error carried through the trace from the statistics of its tensors. Pure.
 
 Each tensor has an error, in root mean square (rms) per element. An operator hands on the errors of its inputs and adds
-its own rounding; independent errors add by their squares. With u the unit roundoff of the coarser of both dtypes, v that
-of the accumulator (float32 for 16-bit dtypes) and K the length of the reduction:
+its own rounding; independent errors add by their squares. With u the unit roundoff of the coarser of both dtypes, v
+that of the accumulator (float32 for 16-bit dtypes) and K the length of the reduction:
 
 - stored result: u rms(y); nothing where numbers are only moved.
 - sum of K products: v sqrt(K) S, where S = max(rms(y), sqrt(K) rms(a) rms(b)) is the size of the partial sums, since
@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from retrograd.trace.diffing.identity import base
+from retrograd.trace.diffing.identity import base, names
 from retrograd.trace.record import Op, Stats
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -31,29 +31,36 @@ UNIT |= {"complex64": UNIT["float32"], "complex128": UNIT["float64"], "float8_e4
 SAFETY = 4.0
 GENERIC = 1.5
 
-PRODUCTS = frozenset(
-    "mm bmm addmm baddbmm matmul linear dot mv addmv convolution _convolution cudnn_convolution mkldnn_convolution "
-    "conv1d conv2d conv3d einsum _scaled_mm mkldnn_linear _mkl_linear _addmm_activation convolution_backward".split()
+PRODUCTS = names(
+    "mm bmm addmm baddbmm matmul linear dot mv addmv convolution _convolution cudnn_convolution "
+    "mkldnn_convolution conv1d conv2d conv3d einsum _scaled_mm mkldnn_linear _mkl_linear _addmm_activation "
+    "convolution_backward"
 )
-_ADDITIVE = frozenset(
-    "add sub rsub neg abs relu gelu silu elu tanh sigmoid sin cos erf clamp clamp_min clamp_max hardtanh leaky_relu "
-    "maximum minimum where cat stack logsumexp nll_loss_forward masked_fill threshold max_pool2d_with_indices amax "
-    "amin".split()
+_ADDITIVE = names(
+    "add sub rsub neg abs relu gelu silu elu tanh sigmoid sin cos erf clamp clamp_min clamp_max hardtanh "
+    "leaky_relu maximum minimum where cat stack logsumexp nll_loss_forward masked_fill threshold "
+    "max_pool2d_with_indices amax amin"
 )
 # They round nothing unless they change the dtype.
-_MOVES = frozenset(
-    "view _unsafe_view reshape t transpose permute expand slice select split split_with_sizes unbind chunk squeeze "
-    "unsqueeze detach clone copy alias as_strided _to_copy to contiguous embedding gather index index_select cat stack "
-    "narrow flatten unflatten repeat roll flip _reshape_alias masked_fill where narrow_copy select_backward "
-    "slice_backward constant_pad_nd zeros_like ones_like relu threshold_backward neg abs max_pool2d_with_indices "
-    "amax amin clamp maximum minimum".split()
+_MOVES = names(
+    "view _unsafe_view reshape t transpose permute expand slice select split split_with_sizes unbind chunk "
+    "squeeze unsqueeze detach clone copy alias as_strided _to_copy to contiguous embedding gather index "
+    "index_select cat stack narrow flatten unflatten repeat roll flip _reshape_alias masked_fill where "
+    "narrow_copy select_backward slice_backward constant_pad_nd zeros_like ones_like relu threshold_backward neg "
+    "abs max_pool2d_with_indices amax amin clamp maximum minimum"
 )
 # By how much they multiply a relative error.
 _POWERS = {"mul": 1.0, "div": 1.0, "square": 2.0, "pow": 3.0, "sqrt": 0.5, "rsqrt": 0.5, "reciprocal": 1.0}
-_SUMS = frozenset("sum cumsum nansum".split())
+_SUMS = frozenset(["sum", "cumsum", "nansum"])
 _NORMS = frozenset(
-    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm "
-    "_fused_rms_norm".split()
+    [
+        "native_layer_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "cudnn_batch_norm",
+        "_fused_rms_norm",
+    ]
 )
 
 

@@ -34,7 +34,7 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
         gathered.add(k, found)
     causes = [cause for _, cause in sorted(gathered.causes.values(), key=lambda c: c[0])]
     first = min((at for at, _ in gathered.causes.values()), default=None)
-    counts = {status: 0 for status in ("same", "within", "carried", "outside")}
+    counts = dict.fromkeys(("same", "within", "carried", "outside"), 0)
     for found in judged:
         if found.status in counts:
             counts[found.status] += 1
@@ -112,7 +112,11 @@ class _Gathered:
             self.causes[key] = (at, cause)
             return
         first, known = self.causes[key]
-        others = known.others if key[1:2] == (STEP,) else known.others + ((cause.where,) if cause.where not in (known.where, *known.others) else ())
+        others = (
+            known.others
+            if key[1:2] == (STEP,)
+            else known.others + ((cause.where,) if cause.where not in (known.where, *known.others) else ())
+        )
         self.causes[key] = (first, replace(known, count=known.count + 1, others=others[:_MOST_OTHERS]))
 
     def _made(self, at: int, found: Judged, op: Op) -> None:
@@ -134,7 +138,8 @@ class _Gathered:
             self._made(at, found, op)
 
     def _outside(self, at: int, found: Judged, op: Op) -> None:
-        assert found.pair.a is not None and found.pair.b is not None
+        assert found.pair.a is not None
+        assert found.pair.b is not None
         _, known = self.causes.get(("outside",), (0, None))
         # What differs later may have been changed by what differs by now, where nobody recorded it.
         if self._diverged and (known is None or known.b is None or op.phase == BACKWARD or op.step != known.b.step):
@@ -200,7 +205,8 @@ def _both(found: Judged) -> dict:
 
 def _sizes_differ(found: Judged) -> bool:
     a, b = found.pair.a, found.pair.b
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     return [t.shape for t in a.inputs] != [t.shape for t in b.inputs]
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrograd.errors import UsageError
 from retrograd.trace.diffing.comparing import compare
 from retrograd.trace.diffing.record import TraceDiff
 from retrograd.trace.record import Trace
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Source = Trace | str | os.PathLike[str]
 
@@ -28,7 +25,8 @@ def diff(a: Source, b: Source, level: str | None = None) -> TraceDiff:
     Args:
         a, b: each a `Trace`, or a file that a recorder wrote.
         level: "bitwise": each bit counts. "attainable": what rounding explains does not (see `diffing.bounds` for the
-            bound). None takes "bitwise" where both ran on the same kind of device in the same dtypes, else "attainable".
+            bound). None takes "bitwise" where both ran on the same kind of device in the same dtypes, otherwise
+            "attainable".
 
     Returns:
         Causes in the order of the run, the neighbourhood of the first, counts. True if nothing differs.
@@ -51,15 +49,13 @@ def _loaded(source: Source, letter: str) -> tuple[Trace, str]:
     return load(source), Path(source).name
 
 
-def twice(
-    step: Callable[..., Any], model: nn.Module | None = None, *, state: Sequence[Any] = (), level: str = "full"
-) -> TraceDiff:
+def twice(step: Callable[..., Any], model: Any = None, *, state: Sequence[Any] = (), level: str = "full") -> TraceDiff:
     """Run a step twice from the same state and name the first operator that gave other bits the second time.
 
     Args:
         step: called with the model if it takes an argument, else without.
-        model: its parameters, buffers and gradients are put back before each run; without a model, what the step
-            changes stays changed.
+        model: a torch.nn.Module, whose parameters, buffers and gradients are put back before each run; without one,
+            what the step changes stays changed.
         state: optimizers and what else has a state_dict that the step changes.
         level: what to record of the tensors, "full" or "fast" (see `retrograd.trace.record`).
 

@@ -18,6 +18,11 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|inf\b|nan\b)"
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
+def names(text: str) -> frozenset[str]:
+    """The words of a text: tables of operators are long, and one a line would hide what they are for."""
+    return frozenset(text.split())
+
+
 @lru_cache(maxsize=65536)
 def arguments(text: str) -> str:
     """Arguments without what another device, dtype or address changes."""

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from retrograd.trace.diffing import bounds
-from retrograd.trace.diffing.identity import arguments, base, numbers_apart
+from retrograd.trace.diffing.identity import arguments, base, names, numbers_apart
 from retrograd.trace.diffing.pairing import Pair
 from retrograd.trace.diffing.record import Status
 from retrograd.trace.record import Op, Stats
 
 _UNWRITTEN = re.compile(r"(?:^|_)empty(?:_|$)")
 # They write every element of their first input without reading it.
-_OVERWRITES = frozenset("fill zero copy normal uniform bernoulli random exponential geometric log_normal cauchy".split())
-_RANDOM = re.compile(r"rand|bernoulli|multinomial|poisson|(?:^|_)normal$|dropout|^uniform|^exponential|^geometric$|^cauchy$")
+_OVERWRITES = names("fill zero copy normal uniform bernoulli random exponential geometric log_normal cauchy")
+_RANDOM = re.compile(
+    r"rand|bernoulli|multinomial|poisson|(?:^|_)normal$|dropout|^uniform|^exponential|^geometric$|^cauchy$"
+)
 # What a value that was there before may be off by where both have the same dtype, in units: made by another kernel.
 _OUTSIDE = 8.0
 # Of its size, for what is changed unseen between steps: parameters, whose changes are small, and statistics.
@@ -28,8 +30,8 @@ class Judged:
     """What is said of a pair.
 
     `inputs` and `outputs` say which tensors differ, `differs` names a difference of the operator itself ("argument",
-    "dtype", "shape", "replaced" or ""), `outside` the inputs that differ and were made by no operator, `excess` how many
-    times the attainable error the worst output is off.
+    "dtype", "shape", "replaced" or ""), `outside` the inputs that differ and were made by no operator, `excess` how
+    many times the attainable error the worst output is off.
     """
 
     pair: Pair
@@ -223,7 +225,8 @@ def _bits_equal(s: Stats, t: Stats) -> bool:
 def _difference(pair: Pair, bitwise: bool) -> str:
     """What differs in the operators themselves, whatever their values are."""
     a, b = pair.a, pair.b
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     if base(a.name) != base(b.name):
         return "replaced"
     if arguments(a.arguments) != arguments(b.arguments):

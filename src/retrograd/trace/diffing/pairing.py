@@ -9,7 +9,6 @@ from retrograd.trace.diffing.aligning import align
 from retrograd.trace.diffing.identity import LEVELS, but_arguments
 from retrograd.trace.record import Op
 
-
 STEP = "step"
 
 
@@ -50,17 +49,17 @@ def _steps(a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[Sequence[Op], Seq
     # A step that only one of the runs has is as a rule at an end: those alike are found first.
     keys = [[hash(tuple(map(but_arguments, ops))) for ops in steps] for steps in (in_a, in_b)]
     i = j = 0
-    for k, l in [*align(*keys), (len(in_a), len(in_b))]:
-        while i < k and j < l:
+    for k, m in [*align(*keys), (len(in_a), len(in_b))]:
+        while i < k and j < m:
             yield in_a[i], in_b[j]
             i, j = i + 1, j + 1
         for ops in in_a[i:k]:
             yield ops, ()
-        for ops in in_b[j:l]:
+        for ops in in_b[j:m]:
             yield (), ops
         if k < len(in_a):
-            yield in_a[k], in_b[l]
-        i, j = k + 1, l + 1
+            yield in_a[k], in_b[m]
+        i, j = k + 1, m + 1
 
 
 def _pair_step(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
@@ -77,19 +76,19 @@ def _pair_step(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
 def _open(levels: dict[int, tuple[int, str]], n: int, m: int) -> list[tuple[int, int, int, int]]:
     """Stretches between pairs in which both sides have operators left."""
     found, i, j = [], 0, 0
-    for k, (l, _) in [*sorted(levels.items()), (n, (m, ""))]:
-        if k > i and l > j:
-            found.append((i, k, j, l))
-        i, j = k + 1, l + 1
+    for k, (at, _) in [*sorted(levels.items()), (n, (m, ""))]:
+        if k > i and at > j:
+            found.append((i, k, j, at))
+        i, j = k + 1, at + 1
     return found
 
 
 def _align(
     a: Sequence[Op], b: Sequence[Op], stretch: tuple[int, int, int, int], key: Callable[[Op], Hashable]
 ) -> list[tuple[int, int]]:
-    i, k, j, l = stretch
+    i, k, j, m = stretch
     numbers: dict[Hashable, int] = {}
-    keys = [[numbers.setdefault(key(op), len(numbers)) for op in ops] for ops in (a[i:k], b[j:l])]
+    keys = [[numbers.setdefault(key(op), len(numbers)) for op in ops] for ops in (a[i:k], b[j:m])]
     return [(i + x, j + y) for x, y in align(*keys)]
 
 
@@ -127,9 +126,9 @@ def _as_good(one: Op, other: Op) -> int:
 
 def _merge(a: Sequence[Op], b: Sequence[Op], levels: dict[int, tuple[int, str]]) -> Iterator[Pair]:
     i = j = 0
-    for k, (l, name) in [*sorted(levels.items()), (len(a), (len(b), ""))]:
+    for k, (m, name) in [*sorted(levels.items()), (len(a), (len(b), ""))]:
         yield from (Pair(op, None) for op in a[i:k])
-        yield from (Pair(None, op) for op in b[j:l])
+        yield from (Pair(None, op) for op in b[j:m])
         if k < len(a):
-            yield Pair(a[k], b[l], name)
-        i, j = k + 1, l + 1
+            yield Pair(a[k], b[m], name)
+        i, j = k + 1, m + 1

@@ -45,7 +45,8 @@ class Reason:
 def reason(found: Judged, setting: Setting) -> Reason:
     """The plainest reason there is for an operator of which both runs have one and that is the first to differ."""
     a, b = found.pair.a, found.pair.b
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     if found.differs:
         return _itself(found, a, b)
     if found.random:
@@ -132,9 +133,7 @@ def _other(found: Judged, b: Op) -> Reason:
             "uninitialised", what, "one of its inputs is memory of aten.empty that no operator wrote", "fill it first"
         )
     if found.excess > 1:
-        return Reason(
-            "operator", what, f"{_size(found)}: more than rounding explains", "compare its code in both runs"
-        )
+        return Reason("operator", what, f"{_size(found)}: more than rounding explains", "compare its code in both runs")
     return Reason(
         "order",
         what,
@@ -146,7 +145,8 @@ def _other(found: Judged, b: Op) -> Reason:
 
 def _relative(found: Judged) -> float:
     a, b = found.pair.a, found.pair.b
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     return max((_apart(s, t) for s, t in zip(a.outputs, b.outputs, strict=False)), default=0.0)
 
 

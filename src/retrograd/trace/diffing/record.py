@@ -105,7 +105,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Row:
-    """Two operators that correspond, or one that has none on the other side, in the neighbourhood of the first cause."""
+    """Two operators that correspond, or one that has none on the other side, near the first cause."""
 
     status: Status
     a: Seen | None
