@@ -171,7 +171,7 @@ class _Search:
         made = []
         for members in groups.values():
             one, part = self.seen[members[0]], frozenset(members)
-            name = (one.module or "outside of modules") if by == "module" else one.name
+            name = (f"module {one.module}" if one.module else "outside of modules") if by == "module" else one.name
             alone, without = self.error(part)[0], self.error(whole - part)[0]
             made.append(Culprit(name, one.module, one.phase, alone, without, len(members), one.place, one.code))
         return tuple(made)

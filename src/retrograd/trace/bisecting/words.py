@@ -31,7 +31,7 @@ def facts(found: Bisection) -> str:
 
 def place(culprit: Culprit) -> str:
     """Line, module and phase, as far as they are known."""
-    module = f"module {culprit.module}" if culprit.module and culprit.module != culprit.name else ""
+    module = f"module {culprit.module}" if culprit.module and f"module {culprit.module}" != culprit.name else ""
     return ", ".join(filter(None, (culprit.place, module, culprit.phase)))
 
 

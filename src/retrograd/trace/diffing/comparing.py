@@ -14,7 +14,7 @@ from retrograd.trace.diffing.pairing import STEP, pair
 from retrograd.trace.diffing.reasons import Setting, reason
 from retrograd.trace.diffing.record import Cause, Kind, Row, TraceDiff
 from retrograd.trace.diffing.showing import row, seen, side
-from retrograd.trace.record import BACKWARD, Op, Trace
+from retrograd.trace.record import BACKWARD, OTHER, Op, Trace
 
 MODES = ("bitwise", "attainable")
 _BEFORE, _AFTER = 6, 10  # rows of the neighbourhood
@@ -91,6 +91,7 @@ class _Gathered:
     renamed: int = 0
     computed: int = 0
     idle: int = 0  # arguments that differ without any effect
+    _names: dict[Key, list[str]] = field(default_factory=dict)  # of operators that one line has on one side alone
     _last: tuple[int, Key] = (-2, ())
     _diverged: bool = False
 
@@ -170,13 +171,30 @@ class _Gathered:
             self.causes[owner] = (first, replace(known, others=others))
             self._last = (at, owner)
             return
-        only, none = ("B", "A") if status == "inserted" else ("A", "B")
-        what = f"{op.name} is in {only} alone"
-        near = f"module {op.module}" if op.module else op.phase
-        why = f"{none} has no operator that corresponds to it in {near}"
-        key = (status, op.name, op.place or module(op.module))
-        self._put(key, at, Cause(status, what, why, "", **_both(found)))
+        key = (status, op.place or module(op.module))
+        if key in self.causes:
+            self._again(key, op, status)
+        else:
+            near = f"module {op.module}" if op.module else f"the {op.phase}" if op.phase != OTHER else "the step"
+            why = f"{'A' if status == 'inserted' else 'B'} has nothing that corresponds to it in {near}"
+            self._put(key, at, Cause(status, _alone([op.name], status), why, "", **_both(found)))
+            self._names[key] = [op.name]
         self._last = (at, key)
+
+    def _again(self, key: Key, op: Op, status: str) -> None:
+        """One more operator of a line that only one side has; one edit is one cause."""
+        at, known = self.causes[key]
+        first, names = known.b or known.a, self._names[key]
+        assert first is not None
+        if op.name == names[0]:
+            known = replace(known, count=known.count + 1)
+        if op.name not in names and (op.step, op.module) == (first.step, first.module):
+            names.append(op.name)
+            known = replace(known, what=_alone(names, status))
+        where = seen(op).where
+        if where not in (first.where, *known.others) and len(known.others) < _MOST_OTHERS:
+            known = replace(known, others=(*known.others, where))
+        self.causes[key] = (at, known)
 
     def _owner(self, at: int, status: str, op: Op) -> Key | None:
         if op.phase != BACKWARD:
@@ -237,6 +255,10 @@ def _notes(a: Trace, b: Trace, mode: str, gathered: _Gathered) -> Iterable[str]:
             yield f"operators are missing from the trace of {letter}: {trace.meta['lost']}"
     if a.rank != b.rank:
         yield f"ranks: {a.rank} in A, {b.rank} in B"
+
+
+def _alone(names: Sequence[str], status: str) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} in {'B' if status == 'inserted' else 'A'} alone"
 
 
 def _have(number: int) -> str:
