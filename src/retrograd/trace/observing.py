@@ -83,12 +83,12 @@ class Observer:
     def before(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
         operator = pending.operator
         self._locate(pending, frame)
-        pending.facts = operator.facts(args, kwargs)
+        tensors, pending.facts = operator.split(args, kwargs)
         measuring = not (operator.view or operator.aliases or self.level == "names")
         measuring &= not (self.optimizing and self.level == "fast")
-        overwritten = [id(t) for t in operator.overwritten(args, kwargs)]
-        for tensor in tensors_in((args, kwargs)):
-            if id(tensor) in overwritten:
+        overwritten = [id(t) for t in operator.overwritten(args, kwargs)] if operator.writes else ()
+        for tensor in tensors:
+            if overwritten and id(tensor) in overwritten:
                 continue
             value = self.values.of(tensor)
             if not value.asked:
@@ -100,16 +100,17 @@ class Observer:
                 pending.seen.append(tensor)
         if pending.phase == OTHER and not self.optimizing and torch.is_grad_enabled():
             # Outside of every module a loss is forward, and what makes the data is not.
-            pending.phase = FORWARD if any(t.requires_grad for t in tensors_in((args, kwargs))) else OTHER
+            pending.phase = FORWARD if any(t.requires_grad for t in tensors) else OTHER
 
     def after(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         operator = pending.operator
-        written = list(operator.written(args, kwargs))
+        written = list(operator.written(args, kwargs)) if operator.writes else []
         for tensor in written:
             self.values.written(tensor)
-        made = list(tensors_in(out))
-        returned = {id(t) for t in made}
-        made += [t for t in written if id(t) not in returned]
+        made = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
+        if written:
+            returned = {id(t) for t in made}
+            made += [t for t in written if id(t) not in returned]
         for tensor in made:
             if operator.makes_memory:
                 self.values.born(tensor)

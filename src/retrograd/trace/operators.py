@@ -56,14 +56,15 @@ class Operator:
         if (
             schema is None
         ):  # an operator that takes functions, such as flex_attention: no schema, and nothing is written
-            self._arguments, self._defaults, self.writes = [], {}, []
+            self._arguments, self._defaults, self.writes = [str(n) for n in range(32)], {}, []
             self.name, self.view = str(getattr(func, "name", lambda: func)()), ""
             self.makes_memory = self.random = self.silent = self.aliases = self.asynchronous = self._overwrites = False
             return
         space, _, base = schema.name.partition("::")
         self.name = str(func) if space == "aten" else schema.name
         self._arguments = [argument.name for argument in schema.arguments]
-        self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        self._defaults = {name: tuple(value) if type(value) is list else value for name, value in given.items()}
         self.writes = [
             (at, argument.name)
             for at, argument in enumerate(schema.arguments)
@@ -79,6 +80,8 @@ class Operator:
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """The tensors among the arguments that it writes to."""
+        if not self.writes:
+            return
         for at, name in self.writes:
             given = args[at] if at < len(args) else kwargs.get(name)
             yield from tensors_in(given)
@@ -87,19 +90,28 @@ class Operator:
         """The tensors that it writes to without reading them."""
         return self.written(args, kwargs) if self._overwrites else iter(())
 
-    def facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-        """Names and values of arguments that are no tensors and not left at their default."""
-        named = (*zip(self._arguments, args, strict=False), *kwargs.items())
-        found = []
-        for name, value in named:
-            if isinstance(value, torch.Tensor) or (
-                type(value) in (list, tuple) and next(tensors_in(value), None) is not None
-            ):
+    def split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[torch.Tensor], tuple[tuple[str, Any], ...]]:
+        """The tensors among the arguments, and names and values of the others that are not left at their default."""
+        tensors: list[torch.Tensor] = []
+        facts: list[tuple[str, Any]] = []
+        defaults = self._defaults
+        named = zip(self._arguments, args, strict=False)
+        for name, value in (*named, *kwargs.items()) if kwargs else named:
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
                 continue
-            default = self._defaults.get(name, _MISSING)
-            if default is _MISSING or type(default) is not type(value) or default != value:
-                found.append((name, tuple(value) if type(value) is list else value))
-        return tuple(found)
+            if isinstance(value, (list, tuple)):
+                inside = [one for one in value if isinstance(one, torch.Tensor)] or list(tensors_in(value))
+                if inside:
+                    tensors += inside
+                    continue
+                value = tuple(value)
+            default = defaults.get(name, _MISSING)
+            if default is _MISSING or (default is not value and (type(default) is not type(value) or default != value)):
+                facts.append((name, value))
+        return tensors, tuple(facts)
 
 
 _MISSING = object()
