@@ -1,4 +1,4 @@
-"""A small training run to record and compare: python examples/trace_runs.py [seed=1] [sin] [weights] [unseeded]
+"""A small training run to record and compare: python examples/trace_runs.py [seed=1] [sin] [weights] [bfloat16] [unseeded]
 
 Each word changes one thing, which `retrograd trace diff` is to find (docs/trace-divergence.md).
 """
@@ -30,7 +30,7 @@ class Pool(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         group = torch.arange(x.shape[1]) % 4
-        if "unseeded" in sys.argv and os.urandom(1)[0] >= 0:
+        if "unseeded" in sys.argv:
             noise = int.from_bytes(os.urandom(4), "little")
             order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(noise))
             x, group = x[:, order], group[order]  # as atomics: the same numbers in another order
@@ -44,6 +44,8 @@ def main() -> None:
     if "weights" in sys.argv:
         with torch.no_grad():
             model[2].down.weight[3, 5] += 1e-3
+    if "bfloat16" in sys.argv:
+        model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     tokens = torch.randint(100, (8, 32))
     torch.manual_seed(next((int(word[5:]) for word in sys.argv if word.startswith("seed=")), 0))

@@ -130,6 +130,19 @@ def test_another_device_is_within_the_attainable_error(still: Trace) -> None:
     assert diff(still, run(training=False, under=Instead("aten.addmm.default", _accurately))).causes
 
 
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+def test_autocast_is_within_it_and_hides_nothing(still: Trace, wrong: bool) -> None:
+    def halved(func: Any, x: torch.Tensor, **more: Any) -> torch.Tensor:
+        return func(x, **more) * (0.5 if wrong else 1)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        other = run(training=False, under=Instead("aten.gelu.default", halved, 1))
+    found = diff(still, other)
+    assert found.mode == "attainable"
+    assert any("casts and views only one" in note for note in found.notes)
+    assert [(c.kind, c.b and c.b.name, c.b and c.b.module) for c in found.causes] == [("operator", "aten.gelu.default", "2")] * wrong
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_wrong_operator_is_found_beyond_it(still: Trace, dtype: torch.dtype) -> None:
     """The third layer norm, of block 2, as without its eps and with a wrong variance: a third too large."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from retrograd.errors import UsageError
 from retrograd.trace.diffing.identity import base, module
-from retrograd.trace.diffing.judging import Judge, Judged
+from retrograd.trace.diffing.judging import Judge, Judged, packs
 from retrograd.trace.diffing.pairing import STEP, pair
 from retrograd.trace.diffing.reasons import Setting, reason
 from retrograd.trace.diffing.record import Cause, Kind, Row, TraceDiff
@@ -29,7 +29,7 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
     judge = Judge(mode != "attainable", values=mode != "names")
     judged = [judge.judge(p) for p in pair(a.ops, b.ops)]
     setting = Setting(_devices(a) == _devices(b), (a.meta.get("seed", ""), b.meta.get("seed", "")))
-    gathered = _Gathered(setting, judge.values)
+    gathered = _Gathered(setting, judge.bitwise)
     for k, found in enumerate(judged):
         gathered.add(k, found)
     causes = [cause for _, cause in sorted(gathered.causes.values(), key=lambda c: c[0])]
@@ -85,11 +85,12 @@ class _Gathered:
     """Causes by what they have in common, each with the position of its first place."""
 
     setting: Setting
-    values: bool
+    bitwise: bool
     causes: dict[Key, tuple[int, Cause]] = field(default_factory=dict)
     late: int = 0  # values from outside that differ after something had differed already
     renamed: int = 0
     computed: int = 0
+    packed: int = 0  # casts and views that only one of the runs has, where dtypes may differ
     idle: int = 0  # arguments that differ without any effect
     _names: dict[Key, list[str]] = field(default_factory=dict)  # of operators that one line has on one side alone
     _last: tuple[int, Key] = (-2, ())
@@ -99,7 +100,9 @@ class _Gathered:
         """One more pair."""
         op = found.pair.b or found.pair.a
         assert op is not None
-        if found.status in ("inserted", "missing"):
+        if found.status in ("inserted", "missing") and not self.bitwise and packs(op):
+            self.packed += 1
+        elif found.status in ("inserted", "missing"):
             self._structural(at, found, op)
         elif found.status == "outside":
             self._outside(at, found, op)
@@ -241,6 +244,8 @@ def _notes(a: Trace, b: Trace, mode: str, gathered: _Gathered) -> Iterable[str]:
         yield "differences within the attainable error of each operator do not count"
     if mode == "bitwise" and not all(any(t.digest is not None for op in x.ops for t in op.outputs) for x in (a, b)):
         yield "no digests were recorded: tensors with the same least, greatest and rms count as the same"
+    if gathered.packed:
+        yield f"{gathered.packed} casts and views only one of the runs has"
     if gathered.renamed:
         yield f"{_have(gathered.renamed)} another name and the same result"
     if gathered.idle:

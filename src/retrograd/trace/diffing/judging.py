@@ -16,6 +16,7 @@ from retrograd.trace.record import Op, Stats
 _UNWRITTEN = re.compile(r"(?:^|_)empty(?:_|$)")
 # They write every element of their first input without reading it.
 _OVERWRITES = names("fill zero copy normal uniform bernoulli random exponential geometric log_normal cauchy")
+_PACKAGING = names("_to_copy to copy detach clone alias contiguous view _unsafe_view reshape _reshape_alias lift_fresh")
 _RANDOM = re.compile(
     r"rand|bernoulli|multinomial|poisson|(?:^|_)normal$|dropout|^uniform|^exponential|^geometric$|^cauchy$"
 )
@@ -113,7 +114,12 @@ class Judge:
         assert op is not None
         run = self._a if pair.a else self._b
         run.made.update(t.tensor for t in op.outputs)
-        run.tainted.update(t.tensor for t in op.outputs)
+        if self.bitwise or not packs(op) or run.reads(op, run.tainted):
+            run.tainted.update(t.tensor for t in op.outputs)
+        elif pair.a is not None and op.inputs[-1].tensor in self._errors:
+            given, made = op.inputs[-1], op.outputs[0]
+            rounding = bounds.unit(made.dtype) * (made.rms or 0.0) if made.dtype != given.dtype else 0.0
+            self._errors[made.tensor] = math.hypot(self._errors[given.tensor], rounding)
         self._drawn_apart |= draws(op)
         return Judged(pair, "missing" if pair.a else "inserted", random=draws(op))
 
@@ -150,11 +156,12 @@ class Judge:
     def _error(self, s: Stats, t: Stats) -> float:
         if self.bitwise or (_bits_equal(s, t) and s.tensor in self._errors and not self._errors[s.tensor]):
             return 0.0
+        size = max(s.rms or 0.0, t.rms or 0.0)
         if s.tensor in self._errors:
-            return self._errors[s.tensor]
+            rounding = bounds.unit(s.dtype, t.dtype) * size if s.dtype != t.dtype else 0.0
+            return math.hypot(self._errors[s.tensor], rounding)
         if _bits_equal(s, t):
             return 0.0
-        size = max(s.rms or 0.0, t.rms or 0.0)
         if s.dtype != t.dtype:
             return bounds.unit(s.dtype, t.dtype) * size
         unseen = min(self._drift, _UNSEEN) if self._later else 0.0
@@ -188,6 +195,11 @@ class Judge:
             if t.rms and t.dtype in bounds.UNIT and math.isfinite(e):
                 self._drift = max(self._drift, min(e / t.rms, 1.0))
         return tuple(times > 1 for times in beyond), max(beyond, default=0.0), made
+
+
+def packs(op: Op) -> bool:
+    """Whether an operator gives its input another dtype, device or shape and computes nothing: a cast, a view."""
+    return base(op.name) in _PACKAGING and bool(op.inputs) and len(op.outputs) == 1
 
 
 def draws(op: Op) -> bool:
