@@ -5,6 +5,8 @@ A program takes every P-th tile and writes its own partial results, which are jo
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +16,7 @@ from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2
 
 PROGRAMS = 256  # at most: two for each multiprocessor of a large GPU
 INTS, FLOATS = 5, 3  # columns: hash, nan, inf, subnormal, zero; low, high, sum of squares
-_ROWS = 4  # blocks of the digest a tile: 16 elements of 32 bits a thread
+_ROWS = 2  # blocks of the digest a tile: 8 elements of 32 bits a thread, which leaves room for two programs on an SM
 _WARPS = 8
 
 # dtype -> how the bits are read, bits of the least normal number and of infinity; integers have neither
@@ -32,7 +34,8 @@ _KINDS = {
 }
 # Triton takes no other globals.
 _GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(GOLDEN), tl.constexpr(MIX_1), tl.constexpr(MIX_2)
-_handles: dict[tuple[torch.dtype, torch.device, bool], Handle] = {}
+DTYPES = tuple(_KINDS)
+_handles: dict[tuple[torch.dtype, torch.device, int], Handle] = {}
 
 
 def takes(dtype: torch.dtype) -> bool:
@@ -57,9 +60,11 @@ def measure(x: torch.Tensor, ints: torch.Tensor, floats: torch.Tensor, keys: tor
     grid = (min(-(-count // tile), PROGRAMS), 1, 1)
     if x.dtype == torch.bool:
         x = x.view(torch.uint8)
-    args = (x, ints, floats, keys, count, row, kind, tiny, infinity, _ROWS, BLOCK)
+    # Loads are as wide as the count allows; the kernel is told what divides it.
+    unit = math.gcd(count, 16)
+    args = (x, ints, floats, keys, count // unit, row, unit, kind, tiny, infinity, _ROWS, BLOCK)
     aligned = relaunchable(x, ints, floats)
-    key = x.dtype, x.device, aligned
+    key = x.dtype, x.device, unit
     handle = _handles.get(key) if aligned else None
     if handle is not None:
         relaunch(handle._replace(grid=grid), args, x.device.index)
@@ -81,17 +86,17 @@ def _mix(x):
 def _read(x_ptr, offsets, mask, KIND: tl.constexpr):
     """Elements as signed 64-bit integers of their bits, and as float64; their magnitude without the sign bit."""
     if KIND == "f32":
-        raw = tl.load(x_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + offsets, mask=mask, other=0)
+        raw = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.int32, bitcast=True)
         return raw.to(tl.int64), raw.to(tl.float32, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFFFFFF
     elif KIND == "bf16":
-        raw = tl.load(x_ptr.to(tl.pointer_type(tl.int16), bitcast=True) + offsets, mask=mask, other=0)
+        raw = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.int16, bitcast=True)
         wide = raw.to(tl.int32) << 16  # a bfloat16 is the upper half of a float32
         return raw.to(tl.int64), wide.to(tl.float32, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFF
     elif KIND == "f16":
-        raw = tl.load(x_ptr.to(tl.pointer_type(tl.int16), bitcast=True) + offsets, mask=mask, other=0)
+        raw = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.int16, bitcast=True)
         return raw.to(tl.int64), raw.to(tl.float16, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFF
     elif KIND == "f64":
-        raw = tl.load(x_ptr.to(tl.pointer_type(tl.int64), bitcast=True) + offsets, mask=mask, other=0)
+        raw = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.int64, bitcast=True)
         return raw, raw.to(tl.float64, bitcast=True), raw & 0x7FFFFFFFFFFFFFFF
     elif KIND == "u8":
         raw = tl.load(x_ptr + offsets, mask=mask, other=0)
@@ -111,14 +116,15 @@ def _hash(bits, keys_ptr, columns, WORDS: tl.constexpr):
         return low * tl.load(keys_ptr + 2 * columns) + (bits >> 32) * tl.load(keys_ptr + 2 * columns + 1)
 
 
-@triton.jit(do_not_specialize=["count", "row"])
+@triton.jit(do_not_specialize=["units", "row"])
 def statistics_kernel(
-    x_ptr,  # [count]
+    x_ptr,  # [units * UNIT]
     ints_ptr,  # [R, 256, 5]
     floats_ptr,  # [R, 256, 3]
     keys_ptr,  # [BLOCK]
-    count,
+    units,
     row,
+    UNIT: tl.constexpr,
     KIND: tl.constexpr,
     TINY: tl.constexpr,
     INFINITY: tl.constexpr,
@@ -139,7 +145,7 @@ def statistics_kernel(
     squares = tl.zeros([ROWS], tl.float64)
     low = tl.full([ROWS], float("inf"), tl.float64)
     high = tl.full([ROWS], float("-inf"), tl.float64)
-    total = count.to(tl.int64)
+    total = units.to(tl.int64) * UNIT
     for tile in range(program, tl.cdiv(total, ROWS * WIDTH), tl.num_programs(0)):
         blocks = tile * ROWS + rows
         offsets = blocks * WIDTH + columns  # [ROWS, WIDTH]
