@@ -140,7 +140,9 @@ def test_autocast_is_within_it_and_hides_nothing(still: Trace, wrong: bool) -> N
     found = diff(still, other)
     assert found.mode == "attainable"
     assert any("casts and views only one" in note for note in found.notes)
-    assert [(c.kind, c.b and c.b.name, c.b and c.b.module) for c in found.causes] == [("operator", "aten.gelu.default", "2")] * wrong
+    assert [(c.kind, c.b and c.b.name, c.b and c.b.module) for c in found.causes] == [
+        ("operator", "aten.gelu.default", "2")
+    ] * wrong
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

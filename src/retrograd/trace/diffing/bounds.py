@@ -20,6 +20,7 @@ greatest element as much as the greatest of n errors of that size.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from retrograd.trace.diffing.identity import base, names
@@ -182,8 +183,12 @@ def _carried(op: Op, k: int, given: Given, size: float) -> float:
         (x, ex), (w, ew) = _factors(op, given)
         root = math.sqrt(length)
         return math.hypot(*(e for _, e in given[:-2]), root * ex * _size(w), root * _size(x) * ew)
+    if name in ("add", "sub") and len(given) == 2:
+        return math.hypot(given[0][1], _factor(op, "alpha") * given[1][1])
     if name in _ADDITIVE:
         return math.hypot(*(e for _, e in given))
+    if name in ("lerp", "addcmul", "addcdiv") and len(given) > 1:
+        return _updated(op, name, given)
     if name in _POWERS:
         return _POWERS[name] * relative * size
     if name in _SUMS or name == "mean":
@@ -191,6 +196,23 @@ def _carried(op: Op, k: int, given: Given, size: float) -> float:
     if name in _NORMS:
         return _normalised(op, k, given, size)
     return _special(op, name, given, size, relative)
+
+
+def _factor(op: Op, name: str) -> float:
+    """A number among the arguments, its size; 1 where it is left out."""
+    found = re.search(rf"\b{name}=([-+.\de]+)", op.arguments)
+    return abs(float(found[1])) if found else 1.0
+
+
+def _updated(op: Op, name: str, given: Given) -> float:
+    """What optimizers do: a value moves a little."""
+    (_, e), (x, ex) = given[:2]
+    if name == "lerp":
+        return math.hypot(e, _factor(op, "weight") * ex)
+    y, ey = given[-1]
+    step = _size(x) * _size(y) if name == "addcmul" else _size(x) / _size(y) if _size(y) else math.inf
+    relative = math.hypot(_relative(x, ex), _relative(y, ey))
+    return math.hypot(e, GENERIC * _factor(op, "value") * step * relative) if relative else e
 
 
 def _normalised(op: Op, k: int, given: Given, size: float) -> float:

@@ -170,7 +170,9 @@ class _Gathered:
         owner = self._owner(at, status, op)
         if owner is not None:
             first, known = self.causes[owner]
-            others = known.others if len(known.others) >= _MOST_OTHERS else (*known.others, f"its backward: {op.name}")
+            backward = f"its backward: {op.name}"
+            full = backward in known.others or len(known.others) >= _MOST_OTHERS
+            others = known.others if full else (*known.others, backward)
             self.causes[owner] = (first, replace(known, others=others))
             self._last = (at, owner)
             return

@@ -70,6 +70,7 @@ class Judge:
         self.bitwise, self.values = bitwise, values
         self._a, self._b = _Run(), _Run()
         self._errors: dict[int, float] = {}  # rms per element, of tensors of A
+        self._cast: set[int] = set()  # tensors of B that a cast made which A does not have
         self._drift = 0.0  # largest relative error so far
         self._drawn_apart = False  # the generators have another state
         self._step: int | None = None
@@ -116,7 +117,9 @@ class Judge:
         run.made.update(t.tensor for t in op.outputs)
         if self.bitwise or not packs(op) or run.reads(op, run.tainted):
             run.tainted.update(t.tensor for t in op.outputs)
-        elif pair.a is not None and op.inputs[-1].tensor in self._errors:
+        elif pair.a is None:
+            self._cast.update(t.tensor for t in op.outputs)
+        elif op.inputs[-1].tensor in self._errors:
             given, made = op.inputs[-1], op.outputs[0]
             rounding = bounds.unit(made.dtype) * (made.rms or 0.0) if made.dtype != given.dtype else 0.0
             self._errors[made.tensor] = math.hypot(self._errors[given.tensor], rounding)
@@ -158,7 +161,7 @@ class Judge:
             return 0.0
         size = max(s.rms or 0.0, t.rms or 0.0)
         if s.tensor in self._errors:
-            rounding = bounds.unit(s.dtype, t.dtype) * size if s.dtype != t.dtype else 0.0
+            rounding = bounds.unit(t.dtype) * size if t.tensor in self._cast else 0.0
             return math.hypot(self._errors[s.tensor], rounding)
         if _bits_equal(s, t):
             return 0.0
