@@ -7,7 +7,7 @@ has been built, "build" builds it when a norm first sees a GPU, "off" leaves it 
 processes of `retrograd flake`, unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's:
 where it saves the graph of each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless
 the user has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_FSDP_CHECK (options, JSON)
-and PYTHONPATH are set for the program of `retrograd fsdp check`.
+and PYTHONPATH are set for the program of `retrograd fsdp check`. `retrograd env` shows these and others'.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from retrograd.errors import UsageError
@@ -140,3 +141,40 @@ def request_fsdp_check(options: str, site: Path, package: Path) -> dict[str, str
     """
     path = [str(site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(package)]
     return {"RETROGRAD_FSDP_CHECK": options, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def variables(names: Iterable[str], prefixes: Iterable[str] = ()) -> dict[str, str]:
+    """Those of these variables that are set, and all whose names begin with a prefix; for `retrograd env`."""
+    starts = tuple(prefixes)
+    wanted = [*names, *sorted(name for name in os.environ if starts and name.startswith(starts))]
+    return {name: os.environ[name] for name in dict.fromkeys(wanted) if name in os.environ}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of our own settings: what it is now, where that comes from, and what it decides."""
+
+    name: str
+    value: str
+    source: str
+    meaning: str
+
+
+def settings() -> list[Setting]:
+    """Every variable that retrograd itself listens to; a value that is refused is told as it is."""
+    chosen = [
+        ("TRITON_INTERPRET", "0", "Triton kernels run in Triton's interpreter, on CPU tensors"),
+        ("RETROGRAD_HOST", "auto", "C++ path of eager norms on CUDA: auto, build or off"),
+        ("CXX", "found on PATH", "C++ compiler of CPU kernels"),
+        ("XDG_CACHE_HOME", str(Path.home() / ".cache"), "where compiled files are kept"),
+        ("CI", "unset", "no live progress"),
+        ("PYTHONHASHSEED", "random", "hash seed; `retrograd flake` sets it where it is unset"),
+        ("RETROGRAD_FSDP_CHECK", "unset", "options of `retrograd fsdp check` for this process"),
+        ("XLA_SAVE_TENSORS_FILE", "unset", "torch_xla's graphs, which `retrograd graph watch` reads"),
+    ]
+    found = []
+    for name, default, meaning in chosen:
+        given = os.environ.get(name)
+        source = "environment" if given else "default"
+        found.append(Setting(name, given or default, source, meaning))
+    return found

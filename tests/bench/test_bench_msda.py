@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from retrograd.bench import registry
 from retrograd.bench.harness import Provider, UnavailableError
 from retrograd.bench.msda import run as bench
 from retrograd.bench.msda.correct import judged, truth
-from retrograd.bench.msda.providers import PROVIDERS, by_grid_sample
+from retrograd.bench.msda.providers import by_grid_sample, grid_sample
 from retrograd.bench.msda.rows import Row, load
 from retrograd.bench.msda.shapes import MORE_SHAPES, SHAPES, Shape, shape_of
 from retrograd.bench.msda.table import best_peer, markdown
@@ -21,6 +22,13 @@ from retrograd.errors import UsageError
 
 TINY = "B2-Q20-H2-C8-P2-6x5+3x4"
 BASE = Row("dec300", "float32", "float32", "grid_sample", copy_gb_per_s=4000.0, machine={"gpu": "G", "torch": "2.11"})
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """A function that puts a provider in place of its namesake, for one test."""
+    monkeypatch.setattr(registry, "TABLE", list(registry.TABLE))
+    return lambda name, make: registry.add(registry.Entry(name, (registry.MSDA,), make))
 
 
 def run(**what):
@@ -66,8 +74,8 @@ def _transposed(shape):
     return Provider(lambda t: (by_grid_sample(t["value"], levels, t["locations"], t["weights"]),))
 
 
-def test_a_wrong_provider_is_reported_and_not_timed(monkeypatch):
-    monkeypatch.setitem(PROVIDERS, "mmcv", _transposed)
+def test_a_wrong_provider_is_reported_and_not_timed(offered):
+    offered("mmcv", _transposed)
     (row,), _ = run(providers=("mmcv",), dtypes=("float32",))
     assert row.skipped.startswith("wrong: out")
     assert "grad_locations" in row.skipped
@@ -87,12 +95,12 @@ class _HalfAtomics(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(("dtype", "verdict"), [("bfloat16", "coarse"), ("float32", "wrong")])
-def test_sums_in_16_bits_are_timed_and_noted(monkeypatch, dtype, verdict):
+def test_sums_in_16_bits_are_timed_and_noted(offered, dtype, verdict):
     def noisy(shape):
-        inner = PROVIDERS["grid_sample"](shape)
+        inner = grid_sample(shape)
         return Provider(lambda t: inner.call({**t, "value": _HalfAtomics.apply(t["value"])}))
 
-    monkeypatch.setitem(PROVIDERS, "mmcv", noisy)
+    offered("mmcv", noisy)
     (row,), _ = run(providers=("mmcv",), dtypes=(dtype,))
     assert (row.skipped or row.note).startswith(f"{verdict}: grad_value")
     assert (row.bwd_ms is not None) == (verdict == "coarse")
@@ -105,14 +113,14 @@ def test_the_truth_does_not_depend_on_its_pieces(monkeypatch):
     monkeypatch.setattr("retrograd.bench.msda.correct._CHUNK_ELEMENTS", 1)
     for name, tensor in truth(shape, inputs, grads).items():
         torch.testing.assert_close(tensor, whole[name], rtol=1e-14, atol=1e-14)
-    assert judged(PROVIDERS["grid_sample"](shape), shape, inputs, grads, whole) == ("", "")
+    assert judged(grid_sample(shape), shape, inputs, grads, whole) == ("", "")
 
 
-def test_missing_libraries_are_said_once(monkeypatch):
+def test_missing_libraries_are_said_once(offered):
     def gone(shape):
         raise UnavailableError("mmcv is gone")
 
-    monkeypatch.setitem(PROVIDERS, "mmcv", gone)
+    offered("mmcv", gone)
     rows, said = run(providers=("mmcv",))
     assert rows == []
     assert said == ["left out: mmcv is gone"]
@@ -123,7 +131,17 @@ def test_the_usual_shapes():
     assert {shape.size for shape in SHAPES.values()} == {22223, 5440}
     assert shape_of("B4-Q300-H8-C32-P4-100x167+50x84+25x42+13x21") == SHAPES["dec300"]
     assert (MORE_SHAPES["rfdetr"].heads, MORE_SHAPES["mask2former"].queries) == (16, 21504)
-    assert {job.provider for job in bench.Settings().jobs()} == set(PROVIDERS) - {"retrograd-torch"}
+    assert {job.provider for job in bench.Settings().jobs()} == {
+        *[
+            "retrograd",
+            "retrograd-deterministic",
+            "retrograd-triton",
+            "grid_sample",
+            "msda-triton",
+            "mmcv",
+            "grid_sample-compile",
+        ]
+    }
 
 
 def test_useful_bytes():

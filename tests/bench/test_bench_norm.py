@@ -6,14 +6,21 @@ import pytest
 import torch
 
 from retrograd.bench import norm as bench
-from retrograd.bench import timing
+from retrograd.bench import registry, timing
 from retrograd.bench.correct import wrong_results
 from retrograd.bench.harness import Provider, UnavailableError
-from retrograd.bench.providers import OPS, PROVIDERS
+from retrograd.bench.providers import OPS
 from retrograd.bench.rows import Row
 from retrograd.errors import UsageError
 
 TINY = ((24, 64),)
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """A function that puts a provider of the norms in place of its namesake, for one test."""
+    monkeypatch.setattr(registry, "TABLE", list(registry.TABLE))
+    return lambda name, make: registry.add(registry.Entry(name, tuple(OPS), make))
 
 
 def run(**what):
@@ -25,13 +32,13 @@ def run(**what):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("provider", ["retrograd", "retrograd-atomic", "torch"])
 def test_right_providers_are_timed(op, provider):
-    (row,), _ = run(ops=(op,), providers=(provider,), dtype="float32")
+    (row,), _ = run(ops=(op,), providers=(provider,), dtypes=("float32",))
     assert (row.skipped, row.fwd_ms, row.bwd_ms) == ("", 1.0, 1.0)
 
 
 def test_compile_is_timed_too_and_comes_last():
     said = []
-    settings = bench.Settings(("add_layer_norm",), TINY, ("compile", "torch"), "float32")
+    settings = bench.Settings(("add_layer_norm",), TINY, ("compile", "torch"), ("float32",))
     rows = bench.run(settings, timing.FakeTimer(), said.append)
     assert [row.provider for row in rows] == ["compile", "torch"]
     assert not any(row.skipped for row in rows)
@@ -52,35 +59,35 @@ def _no_projection(t):
     return (y.to(x.dtype),)
 
 
-def test_a_wrong_provider_is_reported_and_not_timed(monkeypatch):
-    monkeypatch.setitem(PROVIDERS, "torch", lambda op: Provider(_no_projection))
+def test_a_wrong_provider_is_reported_and_not_timed(offered):
+    offered("torch", lambda op: Provider(_no_projection))
     (row,), _ = run(ops=("rms_norm",), providers=("torch",))
     assert "grad_x" in row.skipped
     assert "grad_weight" not in row.skipped
     assert row.fwd_ms is None
 
 
-def test_a_provider_that_raises_does_not_end_the_run(monkeypatch):
-    monkeypatch.setitem(PROVIDERS, "liger", lambda op: Provider(lambda t: 1 / 0))
+def test_a_provider_that_raises_does_not_end_the_run(offered):
+    offered("liger", lambda op: Provider(lambda t: 1 / 0))
     rows, _ = run(ops=("rms_norm",), providers=("liger", "torch"))
     assert rows[0].skipped.startswith("ZeroDivisionError")
     assert rows[1].fwd_ms == 1.0
 
 
-def test_a_missing_provider_is_said_once(monkeypatch):
+def test_a_missing_provider_is_said_once(offered):
     def gone(op):
         raise UnavailableError("quack is gone")
 
-    monkeypatch.setitem(PROVIDERS, "quack", gone)
+    offered("quack", gone)
     said = []
     settings = bench.Settings(("rms_norm",), ((8, 64), (16, 64)), ("quack",))
     assert bench.run(settings, timing.FakeTimer(), said.append) == []
     assert said == ["left out: quack is gone"]
 
 
-def test_forward_only_providers_have_no_backward(monkeypatch):
+def test_forward_only_providers_have_no_backward(offered):
     op = OPS["layer_norm"]
-    monkeypatch.setitem(PROVIDERS, "quack", lambda _: Provider(op.written_out, backward=False))
+    offered("quack", lambda _: Provider(op.written_out, backward=False))
     (row,), _ = run(ops=("layer_norm",), providers=("quack",))
     assert (row.fwd_ms, row.bwd_ms, row.note) == (1.0, None, "no backward")
 

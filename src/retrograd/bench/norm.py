@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from retrograd.bench import harness
+from retrograd.bench import harness, registry
 from retrograd.bench.correct import wrong_results
-from retrograd.bench.harness import Data, Provider, Tensors, Work, check_names, guarded, make, timed
-from retrograd.bench.providers import OPS, PROVIDERS, NormOp
-from retrograd.bench.rows import Row, useful_bytes
-from retrograd.bench.timing import Timer, host_us
+from retrograd.bench.harness import Data, Prepared, Work, check_names, make
+from retrograd.bench.providers import OPS, NormOp
+from retrograd.bench.rows import WAYS, Row, in_words, rate
+from retrograd.bench.timing import Timer
 
 Shape = tuple[int, int]
 
@@ -28,7 +28,10 @@ SOME_SHAPES: list[Shape] = [
     *[(32768, n) for n in (1024, 2048, 4096)],
     *[(16384, 8192), (16384, 16384), (8192, 32768), (4096, 65536), (2048, 131072), (512, 4096)],
 ]
+# On a CPU, where a pass over 64 MiB takes 10 ms: square, tall, wide.
+CPU_SHAPES: list[Shape] = [(4096, 4096), (16384, 1024), (1024, 16384)]
 HOST_SHAPE: Shape = (512, 4096)
+DTYPES = ("bfloat16", "float16", "float32")
 _PACKAGES = {"torch": "torch", "triton": "triton", "liger": "liger-kernel", "quack": "quack-kernels"}
 
 
@@ -36,27 +39,41 @@ _PACKAGES = {"torch": "torch", "triton": "triton", "liger": "liger-kernel", "qua
 class Settings:
     """What is measured; `host`: host time, not device time.
 
-    Without `shapes` it is `SHAPES` for rms_norm, `SOME_SHAPES` for the others, `HOST_SHAPE` for host time.
+    Without `shapes` it is `SHAPES` for rms_norm, `SOME_SHAPES` for the others, `CPU_SHAPES` on a CPU, `HOST_SHAPE` for
+    host time; without `providers` and `dtypes` what is usual on `device`.
     """
 
     ops: tuple[str, ...] = tuple(OPS)
     shapes: tuple[Shape, ...] = ()
-    providers: tuple[str, ...] = tuple(PROVIDERS)
-    dtype: str = "bfloat16"
+    providers: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
     max_seconds: float = float("inf")
     host: bool = False
+    device: str = "cuda"
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
-        check_names({"--ops": (self.ops, OPS), "--providers": (self.providers, PROVIDERS)})
+        known = registry.names(self.ops)
+        check_names({"--ops": (self.ops, OPS), "--dtypes": (self.dtypes, DTYPES)})
+        check_names({"--providers": (self.providers, known)})
+        usual = ("bfloat16",) if self.device == "cuda" else ("float32", "bfloat16")
+        object.__setattr__(self, "dtypes", self.dtypes or usual)
+        object.__setattr__(self, "providers", self.providers or registry.names(self.ops, self.device))
 
     def jobs(self) -> list[Row]:
         """A row without times for each measurement; compiling takes longest and comes last."""
         rows = []
         for op in self.ops:
-            usual = [HOST_SHAPE] if self.host else SHAPES if op == "rms_norm" else SOME_SHAPES
-            for m, n in self.shapes or usual:
-                rows += [Row(op, m, n, self.dtype, provider) for provider in self.providers]
+            for m, n in self.shapes or self._usual_shapes(op):
+                rows += [Row(op, m, n, dtype, provider) for dtype in self.dtypes for provider in self.providers]
         return sorted(rows, key=lambda row: row.provider == "compile")
+
+    def _usual_shapes(self, op: str) -> list[Shape]:
+        if self.host:
+            return [HOST_SHAPE]
+        if self.device == "cpu":
+            return CPU_SHAPES
+        return SHAPES if op == "rms_norm" else SOME_SHAPES
 
 
 def run(
@@ -75,8 +92,8 @@ def run(
         `max_seconds` says so in `skipped`.
     """
     plan = harness.Plan(
-        settings.jobs(), lambda row: _measured(row, timer, settings.host), lambda row: (row.op, row.m, row.n), _line,
-        settings.providers, settings.max_seconds, machine(timer), copy=not settings.host,
+        settings.jobs(), lambda row: _prepared(row, timer), _line, settings.providers, settings.max_seconds,
+        machine(timer), settings.host, settings.rounds,
     )  # fmt: skip
     return harness.run(plan, timer, tell, keep)
 
@@ -86,31 +103,16 @@ def machine(timer: Timer) -> dict[str, str]:
     return harness.machine(timer, _PACKAGES)
 
 
-def _measured(row: Row, timer: Timer, host: bool) -> Row:
-    """The row with its times, or with the reason why there are none."""
+def _prepared(row: Row, timer: Timer) -> Prepared[Row]:
+    """The row with its work, or with the reason why there is none."""
     op = OPS[row.op]
-    provider = make(PROVIDERS, row.provider, op)
-
-    def measure() -> Row:
-        inputs, grads = next(_data(op, row, timer.device))
-        bad = wrong_results(provider, op, inputs, grads)
-        if bad:
-            return replace(row, skipped=f"wrong: {bad}")
-        if host:
-            return replace(row, host_us=host_us(_both(provider, op, inputs, grads)))
-        inputs = grads = {}
-        sizes = [useful_bytes(op.name, way, row.m, row.n, row.dtype) for way in ("fwd", "bwd")]
-        return timed(row, Work(provider, op.inputs, lambda: _data(op, row, timer.device), *sizes), timer)
-
-    return guarded(row, timer.device, measure)
-
-
-def _both(provider: Provider, op: NormOp, inputs: Tensors, grads: Tensors) -> Callable[[], object]:
-    """One forward, and backward if there is one, with nothing of the harness in between."""
-    if not provider.backward:
-        return lambda: provider.call(inputs)
-    leaves, grad_outs = [inputs[name] for name in op.inputs], [grads[name] for name in op.results]
-    return lambda: torch.autograd.grad(provider.call(inputs), leaves, grad_outs)
+    provider = make(row.op, row.provider, op)
+    inputs, grads = next(_data(op, row, timer.device))
+    bad = wrong_results(provider, op, inputs, grads)
+    if bad:
+        return replace(row, skipped=f"wrong: {bad}"), None
+    sizes = [row.useful_bytes(way) for way in WAYS]
+    return row, Work(provider, op.inputs, lambda: _data(op, row, timer.device), *sizes)
 
 
 def _data(op: NormOp, row: Row, device: str) -> Data:
@@ -133,9 +135,10 @@ def _data(op: NormOp, row: Row, device: str) -> Data:
 
 
 def _line(row: Row) -> str:
-    parts = [f"{row.op} {row.m}x{row.n} {row.provider}:"]
+    parts = [f"{row.op} {row.m}x{row.n} {row.dtype} {row.provider}:"]
     parts += [row.skipped] * bool(row.skipped)
-    parts += [f"{way} {speed:.0f} GB/s" for way in ("fwd", "bwd") if (speed := row.gb_per_s(way))]
+    speeds = [(way, row.ms(way), row.gb_per_s(way)) for way in WAYS]
+    parts += [f"{way} {in_words(ms)} {rate(speed)} GB/s" for way, ms, speed in speeds if ms and speed]
     parts += [f"{row.host_us:.1f} us host"] if row.host_us is not None else []
     parts += [f"({row.note})"] * bool(row.note)
     return " ".join(parts)

@@ -1,4 +1,5 @@
-"""Bandwidth against width as a Vega-Lite chart, written as an offline page or a picture. No torch."""
+"""Bandwidth as a Vega-Lite chart, written as an offline page or a picture: lines over the width of norms, bars for the
+rest. No torch."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retrograd.bench.rows import OPS, Row
-from retrograd.bench.table import markdown
+from retrograd.bench.families import markdown
+from retrograd.bench.rows import OPS, WAYS, Measured, Row
 from retrograd.errors import MissingExtraError, UsageError
 
 _COLOURS = {
@@ -46,7 +47,7 @@ def check_path(path: Path) -> None:
         raise MissingExtraError("vl-convert-python", "html", "a plot") from None
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
+def write(rows: Sequence[Measured], path: Path) -> None:
     """Draw `rows` into a self-contained .html page or a .png picture.
 
     Raises:
@@ -61,19 +62,40 @@ def write(rows: Sequence[Row], path: Path) -> None:
         return
     # HTML needs no namespaces, and a page without any address is easily seen to load nothing.
     picture = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg(chart(rows)))
-    page = _PAGE.format(title="Useful bandwidth of norms", picture=picture, table=html.escape(markdown(rows)))
+    page = _PAGE.format(title="Useful bandwidth", picture=picture, table=html.escape(markdown(rows)))
     path.write_text(page, encoding="utf-8")
 
 
-def chart(rows: Sequence[Row]) -> dict[str, Any]:
-    """The Vega-Lite description: GB/s against N, a panel an op and direction, the copy as a dashed line.
+def chart(rows: Sequence[Measured]) -> dict[str, Any]:
+    """The Vega-Lite description: for norms GB/s against N, a panel an op and direction, the copy as a dashed line; for
+    other ops a bar a provider.
 
     Raises:
-        UsageError: no row has a time at a width that is a power of two.
+        UsageError: no row has a time, or those of norms have none at a width that is a power of two.
     """
-    points = _points(rows)
-    if not points:
-        raise UsageError("there is nothing to draw: no row has a time at a width that is a power of two")
+    points = _points([row for row in rows if isinstance(row, Row)])
+    bars = _bar_points([row for row in rows if not isinstance(row, Row)])
+    if not points and not bars:
+        raise UsageError("there is nothing to draw: no row has a time (of norms: at a width that is a power of two)")
+    parts = [_lines(points)] * bool(points) + [_bars(bars)] * bool(bars)
+    body = parts[0] if len(parts) == 1 else {"vconcat": parts, "resolve": {"scale": {"color": "independent"}}}
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        **body,
+        "config": {
+            "aria": False,
+            "font": "system-ui, sans-serif",
+            "background": None,
+            "view": {"stroke": "currentColor", "strokeOpacity": 0.3},
+            "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "gridOpacity": 0.3},
+            "legend": {"labelColor": "currentColor", "titleColor": "currentColor"},
+            "header": {"labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 13},
+        },
+    }
+
+
+def _lines(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A line a provider over the width."""
     names = [name for name in _COLOURS if any(p["provider"] == name for p in points)]
     names += sorted({p["provider"] for p in points} - set(names) - {_COPY})
     names += [_COPY] * any(p["provider"] == _COPY for p in points)
@@ -86,7 +108,6 @@ def chart(rows: Sequence[Row]) -> dict[str, Any]:
     dash = {"condition": {"test": f"datum.provider === '{_COPY}'", "value": [5, 4]}, "value": [1, 0]}
     colour = {"field": "provider", "type": "nominal", "scale": {"domain": names, "range": colours}, "title": None}
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "data": {"values": points},
         "facet": {
             "row": {"field": "op", "type": "nominal", "sort": present, "title": None},
@@ -98,16 +119,39 @@ def chart(rows: Sequence[Row]) -> dict[str, Any]:
             "mark": {"type": "line", "point": {"size": 30}, "strokeWidth": 2},
             "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash},
         },
-        "config": {
-            "aria": False,
-            "font": "system-ui, sans-serif",
-            "background": None,
-            "view": {"stroke": "currentColor", "strokeOpacity": 0.3},
-            "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "gridOpacity": 0.3},
-            "legend": {"labelColor": "currentColor", "titleColor": "currentColor"},
-            "header": {"labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 13},
-        },
     }
+
+
+def _bars(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A bar a provider, a row of panels an op, shape and dtype."""
+    places = list(dict.fromkeys(p["place"] for p in points))
+    providers = list(dict.fromkeys(p["provider"] for p in points))
+    y = {"field": "provider", "type": "nominal", "sort": providers, "title": None}
+    x = {"field": "gb_per_s", "type": "quantitative", "title": "useful GB/s"}
+    # The first provider of an op is the one that the others are held against.
+    header = {"labelOrient": "top", "labelAnchor": "start"}
+    first = {"condition": {"test": "datum.first", "value": _COLOURS["retrograd"]}, "value": "#6a6a6a"}
+    return {
+        "data": {"values": points},
+        "facet": {
+            "row": {"field": "place", "type": "nominal", "sort": places, "title": None, "header": header},
+            "column": {"field": "direction", "type": "nominal", "sort": ["forward", "backward"], "title": None},
+        },
+        "spec": {"width": 300, "height": {"step": 18}, "mark": "bar", "encoding": {"x": x, "y": y, "color": first}},
+        "resolve": {"scale": {"y": "independent"}},
+    }
+
+
+def _bar_points(rows: Sequence[Measured]) -> list[dict[str, Any]]:
+    points: list[dict[str, Any]] = []
+    firsts: dict[tuple[str, str, str], str] = {}
+    for row in rows:
+        firsts.setdefault(row.place, row.provider)
+        for way, words in zip(WAYS, ("forward", "backward"), strict=True):
+            if speed := row.gb_per_s(way):
+                at = {"place": " ".join(row.place), "direction": words, "provider": row.provider}
+                points.append({**at, "gb_per_s": float(f"{speed:.3g}"), "first": firsts[row.place] == row.provider})
+    return points
 
 
 def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -125,7 +169,7 @@ def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
             if speed is None:
                 continue
             at = {"op": row.op, "direction": words, "n": row.n}
-            points.append({**at, "provider": row.provider, "gb_per_s": round(speed, 1)})
+            points.append({**at, "provider": row.provider, "gb_per_s": float(f"{speed:.4g}")})
             roof = {**at, "provider": _COPY, "gb_per_s": round(row.copy_gb_per_s or 0.0, 1)}
             if row.copy_gb_per_s and roof not in points:
                 points.append(roof)

@@ -1,15 +1,16 @@
-"""The ops that are timed and who offers them: this project, torch, torch.compile, Liger, quack."""
+"""The norms that are timed, and how each provider of `registry` computes one."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from retrograd.bench.harness import Provider, Tensors, UnavailableError
+from retrograd.bench.harness import Provider, Tensors, UnavailableError, compiled_provider
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,35 @@ OPS = {
 }
 
 
-def _retrograd(op: NormOp, deterministic: bool = True) -> Provider:
+def retrograd(op: NormOp, **options: Any) -> Provider:
+    """This project's; `options` say in which mode."""
     norm = getattr(importlib.import_module("retrograd.ops"), "layer_norm" if op.centered else "rms_norm")
 
     def call(t: Tensors) -> tuple[torch.Tensor, ...]:
-        out = norm(
-            t["x"], t["weight"], t.get("bias"), t.get("residual"),
-            eps=op.eps, prenorm=op.add, deterministic=deterministic,
-        )  # fmt: skip
+        out = norm(t["x"], t["weight"], t.get("bias"), t.get("residual"), eps=op.eps, prenorm=op.add, **options)
         return out if op.add else (out,)
 
     return Provider(call)
 
 
-def _torch(op: NormOp) -> Provider:
+def compiled_retrograd(op: NormOp) -> Provider:
+    """This project's in a graph of torch.compile."""
+    return compiled_provider(retrograd(op).call)
+
+
+def users(op: NormOp, function: Callable[..., Any]) -> Provider:
+    """A person's function, called as `registry.CALLS` says."""
+
+    def call(t: Tensors) -> tuple[torch.Tensor, ...]:
+        out = function(*(t[name] for name in op.inputs), eps=op.eps)
+        return (out,) if isinstance(out, torch.Tensor) else tuple(out)
+
+    return Provider(call)
+
+
+def by_torch(op: NormOp) -> Provider:
+    """torch's own functions, after an addition where there is a residual."""
+
     def call(t: Tensors) -> tuple[torch.Tensor, ...]:
         s = t["x"] + t["residual"] if op.add else t["x"]
         if op.centered:
@@ -83,15 +99,18 @@ def _torch(op: NormOp) -> Provider:
     return Provider(call)
 
 
-def _compile(op: NormOp) -> Provider:
-    import torch._functorch.config as functorch
-
-    # A backward that may overwrite what the forward saved can run once only.
-    functorch.donated_buffer = False
-    return Provider(torch.compile(op.written_out, dynamic=False))
+def written_out(op: NormOp) -> Provider:
+    """The formula in torch operations, as models write it."""
+    return Provider(op.written_out)
 
 
-def _liger(op: NormOp) -> Provider:
+def compiled(op: NormOp) -> Provider:
+    """The formula in a graph of torch.compile."""
+    return compiled_provider(op.written_out)
+
+
+def liger(op: NormOp) -> Provider:
+    """Liger's functions."""
     if op.centered:
         if op.add:
             raise UnavailableError("liger has no fused add + LayerNorm")
@@ -105,7 +124,8 @@ def _liger(op: NormOp) -> Provider:
     return Provider(lambda t: (plain.apply(t["x"], t["weight"], op.eps, 0.0, "llama", False),))
 
 
-def _quack(op: NormOp) -> Provider:
+def quack(op: NormOp) -> Provider:
+    """quack's functions."""
     if op.centered:
         return _quack_layer_norm(op)
     rmsnorm = importlib.import_module("quack").rmsnorm
@@ -131,13 +151,3 @@ def _quack_layer_norm(op: NormOp) -> Provider:
         return (norm(t["x"].detach(), wide(t["weight"]), wide(t["bias"]), eps=op.eps),)
 
     return Provider(call, backward=False)
-
-
-PROVIDERS: dict[str, Callable[[NormOp], Provider]] = {
-    "retrograd": _retrograd,
-    "retrograd-atomic": lambda op: _retrograd(op, deterministic=False),
-    "torch": _torch,
-    "liger": _liger,
-    "quack": _quack,
-    "compile": _compile,
-}

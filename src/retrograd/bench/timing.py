@@ -13,6 +13,7 @@ import torch
 
 # Beyond any L2 cache (50 MB on H100 and H200, 126 MB on B200).
 COLD_BYTES = 512 * 1024**2
+_LARGEST_L2_BYTES = 126 * 1024**2
 # Inputs, results and what autograd keeps of them, of all sets together.
 MOST_BYTES = 20 * 1024**3
 COPY_BYTES = 1024**3
@@ -27,7 +28,7 @@ Call = Callable[[int], Results]  # works on input set i, returns what it wrote
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call, `how` it was measured ("graph" or "events") and why not by a graph."""
+    """Milliseconds of one call, `how` it was measured ("graph", "events", "wall") and why not by a graph."""
 
     ms: float
     how: str
@@ -35,9 +36,28 @@ class Timing:
 
 
 class Timer(Protocol):
-    """Where and how calls are timed."""
+    """Where and how calls are timed.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        rounds: how often providers take turns unless the user says otherwise.
+        discarded: rounds before these that do not count.
+        keeps_data: whether inputs stay from round to round, and providers share them.
+    """
 
     device: str
+    rounds: int
+    discarded: int
+    keeps_data: bool
+
+    def facts(self) -> dict[str, str]:
+        """What machine this is, by what names tables show it."""
+
+    def plan(self, touched_bytes: int) -> tuple[int, int]:
+        """(input sets, calls) for a call that touches so much."""
+
+    def cold(self, touched_bytes: int) -> bool:
+        """Whether so many sets as `plan` has are larger than the cache."""
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """What everything that is to be timed must be made in, its autograd graph included."""
@@ -68,10 +88,26 @@ class CudaTimer:
     """
 
     device = "cuda"
+    # Captures and inputs of several providers at once would not fit: each round measures each provider anew.
+    rounds = 1
+    discarded = 0
+    keeps_data = False
 
     def __init__(self, graphs: bool = True) -> None:
         self._stream = torch.cuda.Stream()
         self._graphs = graphs
+
+    def facts(self) -> dict[str, str]:
+        """The name of the GPU."""
+        return {"gpu": torch.cuda.get_device_name()}
+
+    def plan(self, touched_bytes: int) -> tuple[int, int]:
+        """See `plan_calls`."""
+        return plan_calls(touched_bytes)
+
+    def cold(self, touched_bytes: int) -> bool:
+        """Whether all sets are larger than the largest L2 cache."""
+        return plan_calls(touched_bytes)[0] * touched_bytes > _LARGEST_L2_BYTES
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -139,9 +175,24 @@ class CudaTimer:
 
 
 class FakeTimer:
-    """For machines without a GPU: runs each call once and says it took a millisecond, to try the harness itself."""
+    """For tests of the harness: runs each call once and says it took a millisecond."""
 
     device = "cpu"
+    rounds = 1
+    discarded = 0
+    keeps_data = False
+
+    def facts(self) -> dict[str, str]:
+        """No machine."""
+        return {"gpu": "cpu"}
+
+    def plan(self, touched_bytes: int) -> tuple[int, int]:
+        """See `plan_calls`."""
+        return plan_calls(touched_bytes)
+
+    def cold(self, touched_bytes: int) -> bool:
+        """It pretends so."""
+        return True
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """Nothing to enter."""

@@ -1,128 +1,204 @@
-"""`retrograd bench`: how fast the shipped ops are, beside torch and other libraries; the table on stdout."""
+"""`retrograd bench`: how fast ops are, beside torch and other libraries; tables on stdout, progress on stderr."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from retrograd.errors import MissingExtraError, UsageError
 
+if TYPE_CHECKING:
+    from retrograd.bench.rows import Measured
+
 _RESULTS = Path("benchmarks/results")
+_FILE = click.Path(path_type=Path)
 
 
 def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (value or "").split(",") if word.strip())
 
 
-def _shapes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[tuple[int, int], ...]:
-    shapes = []
-    for word in _split(ctx, param, value):
-        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", word):
-            raise UsageError(f"`--shapes` has {word!r}, expected MxN such as 32768x4096")
-        m, _, n = word.partition("x")
-        shapes.append((int(m), int(n)))
-    return tuple(shapes)
+_OPTIONS = [
+    click.option("--list", "listed", is_flag=True, help="Show ops, providers, versions and devices; measure nothing."),
+    click.option("--ops", "more", callback=_split, metavar="A,B", help="Of the named ones only these."),
+    click.option("--shapes", callback=_split, metavar="A,B", help="Norms: MxN. Deformable attention: enc800, dec300, "
+                 "rfdetr, ... or sizes such as B4-Q300-H8-C32-P4-64x64+32x32. An op of yours: 'M=4096 N=1024,...'."),
+    click.option("--providers", callback=_split, metavar="A,B", help="Of those that --list shows."),
+    click.option("--provider", "users", multiple=True, metavar="NAME=FILE.py:FUNCTION",
+                 help="Add yours beside the others, for one OP; or FILE.py, which calls retrograd.bench.register."),
+    click.option("--dtypes", "--dtype", callback=_split, metavar="A,B", help="float32, bfloat16, float16."),
+    click.option("--locations", type=click.Choice(["float32", "same"]), default="float32", show_default=True,
+                 help="Deformable attention: dtype of locations and weights beside 16-bit values."),
+    click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: a CUDA device if there is one."),
+    click.option("--threads", type=click.IntRange(1), help="Threads of torch, on a CPU."),
+    click.option("--rounds", type=click.IntRange(1), help="How often providers take turns.  [default: 9 on a CPU, 1 on "
+                 "CUDA, where each round measures anew]"),
+    click.option("--timing", type=click.Choice(["graph", "eager"]), default="graph", show_default=True,
+                 help="CUDA: replay graphs, or put events around calls, which counts launches that the host is late "
+                 "with."),
+    click.option("--host", is_flag=True, help="CUDA: the host's time of an eager forward and backward instead."),
+    click.option("--max-seconds", type=float, default=float("inf"), help="Start no measurement after this long."),
+    click.option("--out", type=_FILE, help="JSON lines  [default: OPS-DEVICE.jsonl]; of msda the table too, as .md."),
+    click.option("--plot", type=_FILE, help="Draw useful GB/s into FILE.html or FILE.png."),
+    click.option("--load", multiple=True, type=_FILE, help="Show these results, measure nothing."),
+    click.option("--compare", "earlier", multiple=True, type=_FILE, help="Show what became slower since."),
+    click.option("--fail-slower", type=float, metavar="PCT",
+                 help="With --compare: exit 1 if anything takes PCT % longer beyond noise, or went wrong."),
+]  # fmt: skip
 
 
-@click.group()
-def command() -> None:
-    """Measure the shipped ops beside torch and other libraries."""
+def _with_options(function: Any) -> Any:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
 
 
-@command.command()
-@click.option("--ops", callback=_split, metavar="A,B", help="rms_norm, add_rms_norm, layer_norm, add_layer_norm.")
-@click.option("--shapes", callback=_shapes, metavar="MxN,...", help="Shapes, instead of the usual list.")
-@click.option("--providers", callback=_split, metavar="A,B", help="retrograd, retrograd-atomic, torch, ...")
-@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
-@click.option("--host", is_flag=True, help="Host time of an eager forward and backward instead (at 512x4096).")
-@click.option("--max-seconds", type=float, default=float("inf"), help="Start no measurement after this long.")
-@click.option("--out", type=click.Path(path_type=Path), help="JSON lines  [default: norm-<gpu>.jsonl].")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw GB/s against N into FILE.html or FILE.png.")
-@click.option("--load", multiple=True, type=click.Path(path_type=Path), help="Show these results, measure nothing.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", hidden=True)
-def norm(out: Path | None, plot: Path | None, load: tuple[Path, ...], device: str, **what: object) -> None:
-    """Useful bandwidth of RMSNorm and LayerNorm, with and without a residual, forward and backward.
+@click.command()
+@click.argument("ops", nargs=-1, metavar="[OP]...")
+@_with_options
+def command(
+    ops: tuple[str, ...],
+    listed: bool,
+    plot: Path | None,
+    load: tuple[Path, ...],
+    earlier: tuple[Path, ...],
+    fail_slower: float | None,
+    **what: Any,
+) -> None:
+    """Measure ops beside torch and other libraries, forward and backward.
 
-    Needs a CUDA device, except with --load.
+    OP is rms_norm, add_rms_norm, layer_norm, add_layer_norm (all four: norm), ms_deform_attn (or msda), rank_sum, or
+    an op of yours as `retrograd verify` takes it: file.py:spec. Every provider is held against float64 before it is
+    timed, and what is wrong gets no time. Inputs are not in the cache.
     """
+    from retrograd.bench import families, registry
     from retrograd.bench import plot as plotting
-    from retrograd.bench import rows as results
-    from retrograd.bench.table import markdown
 
+    if listed:
+        click.echo(registry.listing(), nl=False)
+        return
+    if fail_slower is not None and not earlier:
+        raise UsageError("`--fail-slower` needs earlier results to compare with: --compare EARLIER.jsonl")
     if plot:
         plotting.check_path(plot)
-    # An option that was not given keeps the default of the settings.
-    given = {name: value for name, value in what.items() if value != ()}
-    if load:
-        found = results.load(load)
-    else:
-        _need_torch()
-        from retrograd.bench import norm as bench
-        from retrograd.bench.harness import make_timer
-
-        settings, timer = bench.Settings(**given), make_timer(device)
-        path = out or _default("norm-host" if settings.host else "norm", bench.machine(timer))
-        found = _measure(bench, settings, timer, path)
-    click.echo(markdown(found), nl=False)
+    # Before anything is measured: the same file may be written.
+    then = families.load(earlier) if earlier else []
+    found = families.load(load) if load else _measured(ops, what)
+    click.echo(families.markdown(found), nl=False)
     if plot:
         plotting.write(found, plot)
+    if earlier:
+        _compare(found, then, fail_slower)
 
 
-@command.command()
-@click.option(
-    "--shapes",
-    callback=_split,
-    metavar="A,B",
-    help="enc800, enc800b1, bench10k, dec300, dec900b16 (the usual ones), rtdetr, rfdetr, mask2former, or sizes such "
-    "as B4-Q300-H8-C32-P4-64x64+32x32.",
-)
-@click.option("--providers", callback=_split, metavar="A,B", help="retrograd, retrograd-triton, grid_sample, ...")
-@click.option("--dtypes", callback=_split, metavar="A,B", help="float32, bfloat16 (both by default), float16.")
-@click.option(
-    "--locations",
-    type=click.Choice(["float32", "same"]),
-    default="float32",
-    show_default=True,
-    help="Dtype of locations and weights beside 16-bit values.",
-)
-@click.option(
-    "--timing",
-    type=click.Choice(["graph", "eager"]),
-    default="graph",
-    show_default=True,
-    help="Replay CUDA graphs, or put events around eager calls, which counts launches that the host is late with.",
-)
-@click.option("--max-seconds", type=float, default=float("inf"), help="Start no measurement after this long.")
-@click.option("--out", type=click.Path(path_type=Path), help="JSON lines  [default: msda-<gpu>.jsonl]; table as .md.")
-@click.option("--load", multiple=True, type=click.Path(path_type=Path), help="Show these results, measure nothing.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", hidden=True)
-def msda(out: Path | None, load: tuple[Path, ...], device: str, timing: str, **what: object) -> None:
-    """Time and memory of multi-scale deformable attention, forward and backward, beside other libraries.
+def _compare(found: Sequence[Measured], then: Sequence[Measured], fail_slower: float | None) -> None:
+    from retrograd.bench import compare
 
-    Needs a CUDA device, except with --load.
-    """
-    from retrograd.bench.msda import rows as results
-    from retrograd.bench.msda.table import markdown
-
-    given = {name: value for name, value in what.items() if value != ()}
-    if load:
-        click.echo(markdown(results.load(load)), nl=False)
+    result = compare.compare(found, then)
+    click.echo("\n" + compare.markdown(result), nl=False)
+    if fail_slower is None:
         return
-    _need_torch()
-    from retrograd.bench.harness import make_timer
-    from retrograd.bench.msda import run as bench
+    compare.refuse_other_machines(result)
+    slower = result.slower(fail_slower)
+    for change in slower:
+        click.echo(
+            f"slower by more than {fail_slower:g} %: {' '.join(change.place)} {change.way} {change.ratio}", err=True
+        )
+    for place, reason in result.lost:
+        click.echo(f"no time any more: {' '.join(place)}: {reason}", err=True)
+    if slower or result.lost:
+        click.get_current_context().exit(1)
 
-    settings, timer = bench.Settings(**given), make_timer(device, timing)
-    path = out or _default("msda" if timing == "graph" else "msda-eager", bench.machine(timer))
-    text = markdown(_measure(bench, settings, timer, path))
-    click.echo(text, nl=False)
-    with _writing(path.with_suffix(".md")) as table:
-        table.write(text)
+
+def _measured(ops: tuple[str, ...], what: dict[str, Any]) -> list[Measured]:
+    """Rows of what the options ask for, each written to a file as soon as it is there."""
+    names = _narrowed(_resolved(ops), what.pop("more"))
+    _need_torch()
+    from retrograd.bench.families import MSDA, markdown
+    from retrograd.bench.rows import to_line
+    from retrograd.bench.session import Request, Session
+
+    out: Path | None = what.pop("out")
+    _add_providers(what.pop("users"), names)
+    request = Request(names, **{**what, "device": what["device"] or _device()})
+    session = Session(request)
+    path = out or (_RESULTS if _RESULTS.is_dir() else Path()) / f"{session.name}.jsonl"
+    with _writing(path) as lines:
+
+        def keep(row: Measured) -> None:
+            print(to_line(row), file=lines, flush=True)
+
+        found = session.run(lambda line: click.echo(line, err=True), keep)
+    if request.families() == [MSDA]:
+        with _writing(path.with_suffix(".md")) as table:
+            table.write(markdown(found))
+    return found
+
+
+def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the registry; specs of a person's own are added to it."""
+    from retrograd.bench import families, registry
+    from retrograd.loading import near
+
+    if not ops:
+        raise UsageError(f"name an op: {', '.join([*families.GROUPS, *registry.ops()])}, or file.py:spec; see --list")
+    names: list[str] = []
+    for op in ops:
+        if op in families.GROUPS:
+            names += families.GROUPS[op]
+        elif op in registry.ops():
+            names.append(op)
+        elif ":" in op or op.endswith(".py"):
+            _need_torch()
+            from retrograd import catalog
+            from retrograd.catalog.timing import offer
+
+            names.append(offer(catalog.resolve(op)))
+        else:
+            known = [*families.GROUPS, *registry.ops()]
+            raise UsageError(f"unknown op {op!r}{near(op, known)}; expected {', '.join(known)}, or file.py:spec")
+    return tuple(dict.fromkeys(names))
+
+
+def _narrowed(names: tuple[str, ...], only: tuple[str, ...]) -> tuple[str, ...]:
+    for op in only:
+        if op not in names:
+            raise UsageError(f"`--ops` has {op!r}, expected some of {', '.join(names)}")
+    return only or names
+
+
+def _add_providers(users: tuple[str, ...], ops: tuple[str, ...]) -> None:
+    from retrograd import loading
+    from retrograd.bench import registry
+
+    form = "NAME=FILE.py:FUNCTION, NAME=package.module:FUNCTION, or FILE.py"
+    for text in users:
+        name, given, target = text.partition("=")
+        place, _, function = (target if given else text).rpartition(":")
+        if not given:
+            loading.load(text, text, form)
+            continue
+        if not place or not function:
+            raise UsageError(f"`--provider` has {text!r}, expected {form}")
+        if len(ops) != 1:
+            raise UsageError(f"`--provider` {name!r} computes one op, and {len(ops)} are named: {', '.join(ops)}")
+        module = loading.load(place, target, form)
+        if not hasattr(module, function):
+            raise UsageError(f"{place!r} has no {function!r}{loading.near(function, vars(module))}")
+        registry.register(name, ops[0], getattr(module, function))
+
+
+def _device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    click.echo("no CUDA device: times on the CPU (--device cuda insists)", err=True)
+    return "cpu"
 
 
 def _need_torch() -> None:
@@ -134,18 +210,6 @@ def _need_torch() -> None:
         raise MissingExtraError("torch", "torch", "retrograd bench") from None
 
 
-def _measure(bench: Any, settings: object, timer: object, path: Path) -> list[Any]:
-    """Rows of a benchmark, each written to `path` as soon as it is there."""
-    from retrograd.bench.rows import Measured, to_line
-
-    with _writing(path) as lines:
-
-        def keep(row: Measured) -> None:
-            print(to_line(row), file=lines, flush=True)
-
-        return bench.run(settings, timer, lambda line: click.echo(line, err=True), keep)
-
-
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[TextIO]:
     try:
@@ -153,8 +217,3 @@ def _writing(path: Path) -> Iterator[TextIO]:
             yield file
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
-
-
-def _default(kind: str, machine: dict[str, str]) -> Path:
-    folder = _RESULTS if _RESULTS.is_dir() else Path()
-    return folder / f"{kind}-{machine['gpu'].lower().replace(' ', '-')}.jsonl"

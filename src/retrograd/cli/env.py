@@ -1,4 +1,4 @@
-"""`retrograd env`: what a bug report needs to know."""
+"""`retrograd env`: what a bug report needs to know, and what may surprise who compares numbers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import click
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(as_json: bool) -> None:
-    """Print versions, devices and the variables that matter."""
-    from retrograd import env
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (retrograd.env/1).")
+@click.option("--torch/--no-torch", "with_torch", default=True, help="Read torch's flags, which imports it (seconds).")
+def command(as_json: bool, with_torch: bool) -> None:
+    """Print versions, devices, compilers, torch's flags, variables, settings and caches.
 
-    facts = env.collect()
-    click.echo(json.dumps(facts, indent=1) if as_json else env.as_text(facts))
+    A line with a `!` changes numbers, whether they are the same twice, or times. Flags are those of a new process; in
+    a program of yours, print retrograd.env.survey().
+    """
+    from retrograd import env
+    from retrograd.env.text import as_text
+
+    facts = env.survey(with_torch)
+    click.echo(json.dumps(facts, indent=1) if as_json else as_text(facts))

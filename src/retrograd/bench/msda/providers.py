@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from retrograd.bench.harness import Provider, Tensors
+from retrograd.bench.harness import Provider, Tensors, compiled_provider
 from retrograd.bench.msda.shapes import Shape
 
 LEAVES = ("value", "locations", "weights")
@@ -45,10 +45,22 @@ def by_grid_sample(
     return out.view(batch, heads, channels, queries).permute(0, 3, 1, 2).contiguous()
 
 
-def _retrograd(shape: Shape, **options: Any) -> Provider:
+def retrograd(shape: Shape, **options: Any) -> Provider:
+    """This project's; `options` say in which mode."""
     attend = importlib.import_module("retrograd.ops").ms_deform_attn
     levels = list(shape.levels)
     return Provider(lambda t: (attend(t["value"], levels, t["locations"], t["weights"], **options),))
+
+
+def compiled_retrograd(shape: Shape) -> Provider:
+    """This project's in a graph of torch.compile."""
+    return compiled_provider(retrograd(shape).call)
+
+
+def users(shape: Shape, function: Callable[..., torch.Tensor]) -> Provider:
+    """A person's function, called as `registry.CALLS` says; levels are (height, width)."""
+    levels = list(shape.levels)
+    return Provider(lambda t: (function(t["value"], levels, t["locations"], t["weights"]),))
 
 
 def _single(function: Callable[..., torch.Tensor]) -> Callable[[Tensors], tuple[torch.Tensor, ...]]:
@@ -60,20 +72,17 @@ def _single(function: Callable[..., torch.Tensor]) -> Callable[[Tensors], tuple[
     return call
 
 
-def _grid_sample(shape: Shape) -> Provider:
+def grid_sample(shape: Shape) -> Provider:
     """In float32 for 16-bit values, as under autocast."""
     return Provider(_single(lambda value, *beside: by_grid_sample(value, shape.levels, *beside)))
 
 
-def _compile(shape: Shape) -> Provider:
-    import torch._functorch.config as functorch
-
-    # A backward that may overwrite what the forward saved can run once only.
-    functorch.donated_buffer = False
-    return Provider(torch.compile(_grid_sample(shape).call, dynamic=False))
+def compiled(shape: Shape) -> Provider:
+    """grid_sample in a graph of torch.compile."""
+    return compiled_provider(grid_sample(shape).call)
 
 
-def _msda_triton(shape: Shape) -> Provider:
+def msda_triton(shape: Shape) -> Provider:
     """float16 as it is; bfloat16 and mixed dtypes in float32: it would fall back to torch without a word."""
     function = importlib.import_module("msda_triton").multiscale_deformable_attention
     sizes: list[torch.Tensor] = []
@@ -91,7 +100,7 @@ def _msda_triton(shape: Shape) -> Provider:
     return Provider(call)
 
 
-def _mmcv(shape: Shape) -> Provider:
+def mmcv(shape: Shape) -> Provider:
     """The CUDA kernel of Deformable-DETR, in float32: with 16-bit values it would round locations to 16 bits."""
     function = importlib.import_module("mmcv.ops").MultiScaleDeformableAttnFunction
     tables: list[torch.Tensor] = []
@@ -105,17 +114,3 @@ def _mmcv(shape: Shape) -> Provider:
         return function.apply(value, *tables, locations, weights, shape.batch).unflatten(-1, value.shape[2:])
 
     return Provider(_single(attend))
-
-
-PROVIDERS: dict[str, Callable[[Shape], Provider]] = {
-    "retrograd": _retrograd,
-    "retrograd-deterministic": lambda shape: _retrograd(shape, deterministic=True),
-    "retrograd-triton": lambda shape: _retrograd(shape, impl="triton"),
-    "retrograd-torch": lambda shape: _retrograd(shape, impl="torch"),
-    "grid_sample": _grid_sample,
-    "msda-triton": _msda_triton,
-    "mmcv": _mmcv,
-    "grid_sample-compile": _compile,
-}
-# Torch operations on blocks of queries, for machines without kernels: a second a call at the large shapes.
-USUAL = tuple(name for name in PROVIDERS if name != "retrograd-torch")

@@ -9,12 +9,10 @@ from typing import Any
 
 from retrograd.bench import rows
 from retrograd.bench.msda.shapes import shape_of
-from retrograd.bench.rows import OURS, Measured
+from retrograd.bench.rows import Measured
 
 OP = "ms_deform_attn"
 BASE = "grid_sample"  # the peer that runs everywhere, which times are held against
-# Providers of this project: never a peer.
-OWN = (OURS, "retrograd-deterministic", "retrograd-triton", "retrograd-torch")
 
 
 @dataclass(frozen=True)
@@ -40,20 +38,17 @@ class Row(Measured):
     @property
     def key(self) -> tuple[Any, ...]:
         """What makes two rows measurements of the same thing."""
-        return self.machine.get("gpu", ""), self.shape, self.dtype, self.beside, self.provider, self.fwd_how
+        host = self.host_us is not None
+        return self.device_name, self.shape, self.dtype, self.beside, self.provider, self.fwd_how, host
 
-    def ms(self, direction: str) -> float | None:
-        """Time of "fwd" or "bwd"."""
-        return self.fwd_ms if direction == "fwd" else self.bwd_ms
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Op, shape and dtypes, in words."""
+        return self.op, self.shape, self.dtype if self.dtype == self.beside else f"{self.dtype}, {self.beside}"
 
     def useful_bytes(self, direction: str) -> int:
         """The least that must move."""
         return shape_of(self.shape).useful_bytes(direction, self.dtype, self.beside)
-
-    def gb_per_s(self, direction: str) -> float | None:
-        """Useful bandwidth of "fwd" or "bwd"."""
-        time = self.ms(direction)
-        return self.useful_bytes(direction) / time / 1e6 if time else None
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> list[Row]:
@@ -62,4 +57,4 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> list[Row]:
     Raises:
         UsageError: a file cannot be read or is not such a file.
     """
-    return rows.load_as(Row, "msda", paths)
+    return rows.load_as(lambda _: Row, "msda", paths)

@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from retrograd.bench import harness
-from retrograd.bench.harness import Data, Provider, Tensors, Work, check_names, guarded, make, timed
+from retrograd.bench import harness, registry
+from retrograd.bench.harness import Data, Prepared, Provider, Tensors, Work, check_names, make
 from retrograd.bench.msda.correct import judged, truth
-from retrograd.bench.msda.providers import LEAVES, PROVIDERS, USUAL
-from retrograd.bench.msda.rows import Row
-from retrograd.bench.msda.shapes import SHAPES, Shape, shape_of
+from retrograd.bench.msda.providers import LEAVES
+from retrograd.bench.msda.rows import OP, Row
+from retrograd.bench.msda.shapes import CPU_SHAPES, SHAPES, Shape, shape_of
+from retrograd.bench.rows import WAYS, in_words
 from retrograd.bench.timing import Results, Timer
 
 DTYPES = ("float32", "bfloat16", "float16")
+# Few queries of one image: a call that the device answers faster than the host asks.
+HOST_SHAPE = "B1-Q300-H8-C32-P4-40x40+20x20"
 _PACKAGES = {"torch": "torch", "triton": "triton", "msda-triton": "msda-triton", "mmcv": "mmcv"}
 # Pixels that each point keeps from the borders of its cell: the derivative jumps there and libraries round otherwise.
 _MARGIN = 2.0**-10
@@ -24,16 +27,25 @@ _SIGMA = 2.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured; `locations`: "float32", or "same" as value, which 16 bits place by up to half a pixel."""
+    """What is measured; `locations`: "float32", or "same" as value, which 16 bits place by up to half a pixel.
 
-    shapes: tuple[str, ...] = tuple(SHAPES)
-    providers: tuple[str, ...] = USUAL
+    Without `shapes` and `providers` what is usual on `device`; `host`: host time, not device time.
+    """
+
+    shapes: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES[:2]
     locations: str = "float32"
     max_seconds: float = float("inf")
+    host: bool = False
+    device: str = "cuda"
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
-        check_names({"--providers": (self.providers, PROVIDERS), "--dtypes": (self.dtypes, DTYPES)})
+        check_names({"--providers": (self.providers, registry.names((OP,))), "--dtypes": (self.dtypes, DTYPES)})
+        usual = (HOST_SHAPE,) if self.host else tuple(SHAPES) if self.device == "cuda" else CPU_SHAPES
+        object.__setattr__(self, "shapes", self.shapes or usual)
+        object.__setattr__(self, "providers", self.providers or registry.names((OP,), self.device))
         for name in self.shapes:
             shape_of(name)
 
@@ -54,8 +66,8 @@ def run(
     """Measure everything in `settings`; arguments and result as for `retrograd.bench.norm.run`."""
     truths: dict[tuple[str, ...], Tensors] = {}  # of the latest shape and dtypes
     plan = harness.Plan(
-        settings.jobs(), lambda row: _measured(row, timer, truths), lambda row: (row.shape, row.dtype), _line,
-        settings.providers, settings.max_seconds, machine(timer),
+        settings.jobs(), lambda row: _prepared(row, timer, truths), _line, settings.providers, settings.max_seconds,
+        machine(timer), settings.host, settings.rounds,
     )  # fmt: skip
     return harness.run(plan, timer, tell, keep)
 
@@ -65,30 +77,25 @@ def machine(timer: Timer) -> dict[str, str]:
     return harness.machine(timer, _PACKAGES)
 
 
-def _measured(row: Row, timer: Timer, truths: dict[tuple[str, ...], Tensors]) -> Row:
-    """The row with its times, or with the reason why there are none."""
+def _prepared(row: Row, timer: Timer, truths: dict[tuple[str, ...], Tensors]) -> Prepared[Row]:
+    """The row with its work, or with the reason why there is none."""
     shape = shape_of(row.shape)
-    provider = make(PROVIDERS, row.provider, shape)
-
-    def measure() -> Row:
-        inputs, grads = next(make_data(shape, row, timer.device))
-        at = (row.shape, row.dtype, row.beside)
-        if at not in truths:
-            truths.clear()
-            # Elsewhere while others are timed: it is larger than all inputs.
-            truths[at] = {name: tensor.cpu() for name, tensor in truth(shape, inputs, grads).items()}
-        want = {name: tensor.to(timer.device) for name, tensor in truths[at].items()}
-        wrong, coarse = judged(provider, shape, inputs, grads, want)
-        want.clear()
-        if wrong:
-            return replace(row, skipped=f"wrong: {wrong}")
-        fwd, bwd = _extra_bytes(provider, inputs, grads, timer)
-        seen = replace(row, fwd_extra_bytes=fwd, bwd_extra_bytes=bwd, note=f"coarse: {coarse}" if coarse else "")
-        inputs = grads = {}
-        sizes = [row.useful_bytes(direction) for direction in ("fwd", "bwd")]
-        return timed(seen, Work(provider, LEAVES, lambda: make_data(shape, row, timer.device), *sizes), timer)
-
-    return guarded(row, timer.device, measure)
+    provider = make(OP, row.provider, shape)
+    inputs, grads = next(make_data(shape, row, timer.device))
+    at = (row.shape, row.dtype, row.beside)
+    if at not in truths:
+        truths.clear()
+        # Elsewhere while others are timed: it is larger than all inputs.
+        truths[at] = {name: tensor.cpu() for name, tensor in truth(shape, inputs, grads).items()}
+    want = {name: tensor.to(timer.device) for name, tensor in truths[at].items()}
+    wrong, coarse = judged(provider, shape, inputs, grads, want)
+    want.clear()
+    if wrong:
+        return replace(row, skipped=f"wrong: {wrong}"), None
+    fwd, bwd = _extra_bytes(provider, inputs, grads, timer)
+    seen = replace(row, fwd_extra_bytes=fwd, bwd_extra_bytes=bwd, note=f"coarse: {coarse}" if coarse else "")
+    sizes = [row.useful_bytes(way) for way in WAYS]
+    return seen, Work(provider, LEAVES, lambda: make_data(shape, row, timer.device), *sizes)
 
 
 def _extra_bytes(provider: Provider, inputs: Tensors, grads: Tensors, timer: Timer) -> tuple[int | None, int | None]:
@@ -141,6 +148,7 @@ def _centres(shape: Shape, device: str) -> torch.Tensor:
 def _line(row: Row) -> str:
     parts = [f"{row.shape} {row.dtype} {row.provider}:"]
     parts += [row.skipped] * bool(row.skipped)
-    parts += [f"{way} {1000 * ms:.1f} us" for way in ("fwd", "bwd") if (ms := row.ms(way)) is not None]
+    parts += [f"{way} {in_words(ms)}" for way in ("fwd", "bwd") if (ms := row.ms(way)) is not None]
+    parts += [f"{row.host_us:.1f} us host"] if row.host_us is not None else []
     parts += [f"({row.note})"] * bool(row.note)
     return " ".join(parts)

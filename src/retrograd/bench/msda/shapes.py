@@ -70,6 +70,8 @@ SHAPES = {
     "dec300": Shape(4, _DETR, 300),
     "dec900b16": Shape(16, _DETR, 900),
 }
+# On a CPU: one image each.
+CPU_SHAPES = ("B1-Q5000-H8-C32-P4-64x64+32x32+16x16+8x8", "enc800b1")
 # Measured when asked for by name.
 MORE_SHAPES = {
     "rtdetr": Shape(16, _squares(80, 40, 20), 300),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from retrograd.bench.msda import earlier
-from retrograd.bench.msda.rows import BASE, OWN, Row
-from retrograd.bench.rows import OURS
-from retrograd.bench.table import machines, plain
+from retrograd.bench.msda.rows import BASE, Row
+from retrograd.bench.rows import OURS, own
+from retrograd.bench.table import best_peer, bold, host_times, machines, plain, rounds_legend, times_faster
+
+__all__ = ["best_peer", "markdown"]
 
 _COLUMNS = ("us", "MB", "of copy", "x grid_sample", "x best peer", "extra MiB")
 _DIRECTIONS = ("fwd", "bwd")
@@ -22,33 +24,26 @@ Lines marked † are {earlier.WHERE}: the fastest library of that run."""
 def markdown(rows: Sequence[Row]) -> str:
     """A table a pair of dtypes, a line a shape and provider, and a marked line with the earlier run's times."""
     parts = [machines(rows)]
-    for dtype, beside in dict.fromkeys((row.dtype, row.beside) for row in rows):
+    timed = [row for row in rows if row.host_us is None]
+    for dtype, beside in dict.fromkeys((row.dtype, row.beside) for row in timed):
         title = dtype if dtype == beside else f"{dtype}, locations and weights {beside}"
         head = ["shape", "provider", *(f"{direction} {name}" for direction in _DIRECTIONS for name in _COLUMNS)]
-        own = [row for row in rows if (row.dtype, row.beside) == (dtype, beside)]
+        same = [row for row in timed if (row.dtype, row.beside) == (dtype, beside)]
         lines = [_line(head), "|" + "---|" * len(head)]
-        for shape in dict.fromkeys(row.shape for row in own):
-            group = [row for row in own if row.shape == shape]
+        for shape in dict.fromkeys(row.shape for row in same):
+            group = [row for row in same if row.shape == shape]
             lines += [_line([shape, *_cells(row, group)]) for row in group]
-            lines += [_line([shape, *cells]) for cells in _earlier(shape, dtype)]
+            if not any("cpu" in row.machine for row in group):
+                lines += [_line([shape, *cells]) for cells in _earlier(shape, dtype)]
         parts.append(f"{title}\n\n" + "\n".join(lines))
-    return "\n\n".join([part for part in parts if part] + [_LEGEND]) + "\n"
+    parts += [host_times(rows), rounds_legend(rows), _legend(timed)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def best_peer(rows: Sequence[Row], direction: str) -> Row | None:
-    """The fastest row that is not this project's, among rows of one shape and dtype."""
-    return min(
-        (r for r in rows if r.provider not in OWN and r.ms(direction)), key=lambda r: _ms(r, direction), default=None
-    )
-
-
-def times_faster(row: Row, other: Row | None, direction: str) -> float | None:
-    """Time of `other` over that of `row`."""
-    return _ms(other, direction) / _ms(row, direction) if other and other.ms(direction) and row.ms(direction) else None
-
-
-def _ms(row: Row, direction: str) -> float:
-    return row.ms(direction) or 0.0
+def _legend(timed: Sequence[Row]) -> str:
+    if not timed:
+        return ""
+    return _LEGEND.partition(" (events)")[0] if all("cpu" in row.machine for row in timed) else _LEGEND
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -72,15 +67,13 @@ def _half(row: Row, group: Sequence[Row], direction: str) -> list[str]:
         return ["-", *[""] * (len(_COLUMNS) - 1)]
     base = next((r for r in group if r.provider == BASE), None)
     peer = best_peer(group, direction)
-    to_base, to_peer = times_faster(row, base, direction), times_faster(row, peer, direction)
-    own = row.provider in OWN
-    bold = "**" if row.provider == OURS else ""
+    to_peer = times_faster(row, peer, direction) if own(row.provider) else None
     return [
         f"{1000 * ms:.1f}" + (" (events)" if how == "events" else ""),
         f"{row.useful_bytes(direction) / 1e6:.1f}",
         f"{(row.gb_per_s(direction) or 0.0) / row.copy_gb_per_s:.0%}" if row.copy_gb_per_s else "",
-        f"{to_base:.2f}" if to_base and row is not base else "",
-        f"{bold}{to_peer:.2f}{bold} {peer.provider}" if to_peer and peer and own else "",
+        str(times_faster(row, base, direction) or "") if row is not base else "",
+        bold(to_peer, peer) if row.provider == OURS else f"{to_peer} {peer.provider}" if to_peer and peer else "",
         f"{extra / 2**20:.1f}" if extra is not None else "",
     ]
 

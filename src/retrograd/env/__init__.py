@@ -1,12 +1,16 @@
-"""What a bug report needs to know about this machine: `python -m retrograd.env [--json]`."""
+"""What a bug report needs to know about this machine: `retrograd env` or `python -m retrograd.env`, with --json.
+
+`versions` and `collect` are what reports embed; `survey` is the whole, of this process as it is now. `packages`,
+`machine`, `compilers`, `caches`, `variables` need no torch; `flags` reads what changes numbers in torch; `hazards` says
+which of it may surprise; `text` shows it.
+"""
 
 from __future__ import annotations
 
-import json
 import platform
-import sys
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Any
 
 from retrograd import config
 
@@ -28,10 +32,15 @@ def versions() -> dict[str, str]:
     return {name: _version(name) for name in _PACKAGES}
 
 
-def as_text(facts: dict[str, str]) -> str:
-    """One aligned line a fact."""
-    width = max(map(len, facts), default=0)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+def survey(with_torch: bool = True) -> dict[str, Any]:
+    """Everything that `retrograd env --json` prints; see `retrograd.env.whole`.
+
+    Args:
+        with_torch: read the flags of torch, which imports it.
+    """
+    from retrograd.env.whole import survey as whole
+
+    return whole(with_torch)
 
 
 def _version(package: str) -> str:
@@ -50,8 +59,3 @@ def _devices() -> str:
         return f"torch does not import: {error}"
     names = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     return ", ".join(["cpu", *names])
-
-
-if __name__ == "__main__":
-    found = collect()
-    print(json.dumps(found, indent=1) if "--json" in sys.argv[1:] else as_text(found))

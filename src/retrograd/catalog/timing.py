@@ -1,0 +1,93 @@
+"""An op spec as the benchmark wants it: the same inputs that the checker draws, only larger."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from retrograd.bench import registry
+from retrograd.bench.general.ops import OPS, Drawn, Op
+from retrograd.check import inputs
+from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.errors import SpecError, UsageError
+from retrograd.record import Case
+
+# Elements of the largest tensor where the user names no shape: 16 MiB of float32.
+_ELEMENTS = 2**22
+_SEED = 0
+
+
+def offer(spec: OpSpec) -> str:
+    """Add an op to what can be measured: itself, its reference, and its reference compiled; returns its name.
+
+    Raises:
+        SpecError: it has no reference to be held against.
+    """
+    if spec.reference is None:
+        raise SpecError(
+            f"{spec.name} has no reference, and nothing is timed that nothing was compared with; give "
+            "rg.op(fn, reference=...)"
+        )
+    name = spec.name if spec.name not in registry.CALLS else f"{spec.name} (spec)"
+    OPS[name] = Op(
+        name,
+        (usual_shape(spec),),
+        spec.dtypes,
+        lambda shape, dtype: _drawn(spec, shape, dtype),
+        spec.reference,
+        lambda shape, dtype: dict(_case(spec, shape, dtype).params),
+        lambda shape: (_case(spec, shape, spec.dtypes[0]), None)[1],
+    )
+    known = registry.Entry("op", (name,), registry.ANYTHING, {"function": spec.fn}, "")
+    registry.add(known)
+    written = {"function": spec.reference}
+    registry.add(registry.Entry("reference", (name,), registry.ANYTHING, written, "torch"))
+    registry.add(
+        registry.Entry("reference-compile", (name,), registry.ANYTHING_COMPILED, written, "torch", usual=("cuda",))
+    )
+    return name
+
+
+def usual_shape(spec: OpSpec) -> str:
+    """A case as `--case` has it: free sizes are powers of two, with a largest tensor of about four million elements."""
+    case = inputs.base_case(spec, spec.dtypes[0])
+    free = [name for name in spec.size_names if inputs.allows(spec, name, 1) and inputs.allows(spec, name, 2)]
+    for name in free:
+        case = case.with_size(name, 1)
+    grew = True
+    while grew and spec.tensor_specs:
+        grew = False
+        for name in reversed(free):
+            larger = case.with_size(name, 2 * _flat(case.size(name)))
+            if inputs.allows(spec, name, larger.size(name)) and _elements(spec, larger) <= _ELEMENTS:
+                case, grew = larger, True
+    for name in inputs.free_rank(spec) & set(free):
+        case = case.with_size(name, (_flat(case.size(name)),))
+    return case.text()
+
+
+def _elements(spec: OpSpec, case: Case) -> int:
+    """Of the largest tensor."""
+    described = [s for s in (spec.tensor_specs or {}).values() if isinstance(s, TensorSpec)]
+    sizes = [
+        math.prod(d if isinstance(d, int) else _flat(case.size(d.removesuffix("..."))) for d in s.dims)
+        for s in described
+    ]
+    return max(sizes, default=0)
+
+
+def _flat(size: Any) -> int:
+    return math.prod(size) if isinstance(size, tuple) else size
+
+
+def _case(spec: OpSpec, shape: str, dtype: str) -> Case:
+    try:
+        return inputs.parse_case(spec, dtype, shape)
+    except UsageError as error:
+        raise UsageError(str(error).replace("`--case`", "`--shapes`")) from None
+
+
+def _drawn(spec: OpSpec, shape: str, dtype: str) -> Drawn:
+    case = _case(spec, shape, dtype)
+    drawn = inputs.place(inputs.draw(spec, case, _SEED), case, "cpu")
+    return drawn, tuple(inputs.differentiable(spec, drawn))

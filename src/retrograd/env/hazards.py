@@ -1,0 +1,84 @@
+"""What of all this may surprise somebody who compares numbers or times, in a word each. Pure functions of the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_WORKSPACES = (":4096:8", ":16:8")
+_ON = ("1", "true", "on", "yes", "y")
+
+Hazard = dict[str, str]
+
+
+def hazards(facts: Mapping[str, Any]) -> list[Hazard]:
+    """Where (a flag or a variable) and what, for the facts of `survey`."""
+    flags, variables = facts["flags"] or {}, facts["variables"]
+    cuda = bool((facts["toolkits"] or {}).get("cuda"))
+    found = [*_precision(flags, variables, cuda), *_repeating(flags, variables, cuda), *_switches(variables)]
+    return [{"where": where, "what": what} for where, what in found]
+
+
+def _precision(flags: Mapping[str, Any], variables: Mapping[str, str], cuda: bool) -> Iterator[tuple[str, str]]:
+    if flags.get("cuda.matmul.allow_tf32") is True:
+        yield "cuda.matmul.allow_tf32", "TF32 on: float32 matrix products in 10 bits of mantissa on CUDA"
+    # By its newer name; the older one cannot be read then.
+    elif flags.get("cuda.matmul.fp32_precision") == "tf32":
+        yield "cuda.matmul.fp32_precision", "TF32 on: float32 matrix products in 10 bits of mantissa on CUDA"
+    if flags.get("float32_matmul_precision") == "medium":
+        yield "float32_matmul_precision", "float32 matrix products in bfloat16 pieces: 8 to 16 bits"
+    if cuda and flags.get("cudnn.allow_tf32") is True:
+        yield "cudnn.allow_tf32", "TF32 on: float32 convolutions in 10 bits of mantissa (torch's default)"
+    if flags.get("mkldnn.matmul.fp32_precision") in ("bf16", "tf32"):
+        yield "mkldnn.matmul.fp32_precision", "float32 matrix products on the CPU in fewer bits"
+    for kind in ("fp16", "bf16"):
+        if cuda and str(flags.get(f"{kind}_reduced_precision_reduction")) not in ("False", "None"):
+            yield f"{kind}_reduced_precision_reduction", f"partial sums of {kind} products in 16 bits (torch's default)"
+    if flags.get("fp16_accumulation") is True:
+        yield "fp16_accumulation", "fp16 products are added up in fp16"
+    if flags.get("flush_denormal") is True:
+        yield "flush_denormal", "subnormal numbers are zero on the CPU"
+    if flags.get("default_dtype") not in (None, "float32"):
+        yield "default_dtype", f"tensors made without a dtype are {flags['default_dtype']}"
+    if "NVIDIA_TF32_OVERRIDE" in variables:
+        state = "off" if variables["NVIDIA_TF32_OVERRIDE"] == "0" else "on"
+        yield "NVIDIA_TF32_OVERRIDE", f"TF32 {state} in all NVIDIA libraries, whatever torch's flags say"
+    if _on(variables, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+        yield "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TF32 on for matrix products, unless the program turns it off"
+    for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+        if _on(variables, name):
+            yield name, "float32 tensors are bfloat16 on XLA devices"
+
+
+def _repeating(flags: Mapping[str, Any], variables: Mapping[str, str], cuda: bool) -> Iterator[tuple[str, str]]:
+    if flags.get("cudnn.benchmark") is True:
+        yield "cudnn.benchmark", "the algorithm of a convolution is chosen by timing: another run may choose another"
+    if flags.get("deterministic_algorithms") is True:
+        if flags.get("deterministic_warn_only") is True:
+            yield "deterministic_warn_only", "operations that differ from run to run only warn"
+        if flags.get("fill_uninitialized_memory") is False:
+            yield "fill_uninitialized_memory", "torch.empty is not filled: what reads it differs from run to run"
+        if cuda and variables.get("CUBLAS_WORKSPACE_CONFIG") not in _WORKSPACES:
+            wanted = " or ".join(_WORKSPACES)
+            yield "CUBLAS_WORKSPACE_CONFIG", f"matrix products on CUDA may raise: deterministic cuBLAS needs {wanted}"
+    for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"):
+        if name in variables:
+            yield name, "another order of adding across ranks than NCCL's own choice"
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if name in variables:
+            yield name, "sums on the CPU are split by threads: another number gives other last bits"
+
+
+def _switches(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if _on(variables, "TRITON_INTERPRET"):
+        yield "TRITON_INTERPRET", "Triton kernels are interpreted on the CPU: right, and thousands of times slower"
+    if _on(variables, "CUDA_LAUNCH_BLOCKING"):
+        yield "CUDA_LAUNCH_BLOCKING", "each launch waits for its kernel: races hide, times are not those of a real run"
+    if variables.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        yield "PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is a cudaMalloc: slow, and stale memory looks different"
+    if variables.get("PYTHONOPTIMIZE"):
+        yield "PYTHONOPTIMIZE", "asserts do nothing"
+
+
+def _on(variables: Mapping[str, str], name: str) -> bool:
+    return variables.get(name, "").lower() in _ON
