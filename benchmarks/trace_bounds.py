@@ -1,7 +1,9 @@
-"""How far the error that `retrograd trace diff` carries through a trace is from the true one: python benchmarks/trace_bounds.py
+"""How far the error that `retrograd trace diff` carries through a trace is from the true one.
 
-Two steps of a transformer of three blocks in float32 and in bfloat16, every value kept. For each result the estimated error
-over the true one, in rms; what is exact on both sides is left out.
+    python benchmarks/trace_bounds.py
+
+Two steps of a transformer of three blocks in float32 and in bfloat16, every value kept. For each result the estimated
+error over the true one, in rms; what is exact on both sides is left out.
 """
 
 from __future__ import annotations
@@ -82,8 +84,10 @@ def main() -> None:
             ratios[one.phase].append(judge._errors[one.outputs[0].tensor] / true)
     for phase, found in ratios.items():
         low, *_, high = statistics.quantiles(found, n=20)
-        print(f"{phase:9} {len(found):4} results: estimated over true error {min(found):.2g} least, {low:.2g} to {high:.2g} "
-              f"for nine in ten, {statistics.median(found):.2g} median")  # fmt: skip
+        spread = (
+            f"{min(found):.2g} least, {low:.2g} to {high:.2g} for nine in ten, {statistics.median(found):.2g} median"
+        )
+        print(f"{phase:9} {len(found):4} results: estimated over true error {spread}")
     print(f"largest difference of least, greatest or rms: {worst:.2g} of what is allowed")
 
 

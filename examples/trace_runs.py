@@ -1,4 +1,6 @@
-"""A small training run to record and compare: python examples/trace_runs.py [seed=1] [sin] [weights] [bfloat16] [unseeded]
+"""A small training run to record and compare.
+
+    python examples/trace_runs.py [seed=1] [sin] [weights] [bfloat16] [unseeded]
 
 Each word changes one thing, which `retrograd trace diff` is to find (docs/trace-divergence.md).
 """
