@@ -54,13 +54,17 @@ def run(
     training: bool = True,
     level: str = "full",
     steps: int = 2,
+    fused: bool = False,
     under: TorchDispatchMode | None = None,
 ) -> Trace:
     """Steps of the transformer, recorded; `change` is made to it first, `under` stands between recorder and kernels."""
     net = model().to(dtype).train(training)
     tokens = torch.arange(24).view(3, 8)
     change(net)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=False)
+    parameters = net.parameters()
+    optimizer = (
+        torch.optim.AdamW(parameters, 1e-3, fused=True) if fused else torch.optim.SGD(parameters, 0.1, foreach=False)
+    )
     recorder = trace.record(net, level=level)
     torch.manual_seed(seed)
     with under or nullcontext(), recorder:

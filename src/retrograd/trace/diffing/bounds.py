@@ -132,8 +132,11 @@ def _one(a: Op, b: Op, k: int, given: Given) -> float:
         return 0.0
     given = [(x, e) for x, e in given if x.dtype in UNIT]
     stored, size = unit(y.dtype, z.dtype), max(_size(y), _size(z))
+    if y.rms is None and z.rms is None:  # nobody measured it: it is taken to be as large as what it was made of
+        size = max((_size(x) for x, _ in given), default=0.0)
     carried = _carried(a, k, given, size)
     if base(a.name) in _MOVES:
+        carried = max(carried, *(e for x, e in given if x.rms is None), 0.0) if given else carried
         finer = all(unit(x.dtype) >= stored for x, _ in given)
         return carried if given and finer else math.hypot(carried, stored * size)
     coarsest = unit(y.dtype, z.dtype, *(x.dtype for x, _ in given), *(x.dtype for x in b.inputs))
@@ -169,6 +172,8 @@ def _inverse_sigma(op: Op) -> float:
 
 def _relative(x: Stats, e: float) -> float:
     size = _size(x)
+    if x.rms is None:
+        return 0.0  # unknown
     return e / size if size else (math.inf if e else 0.0)
 
 

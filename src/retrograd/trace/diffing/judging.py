@@ -11,7 +11,7 @@ from retrograd.trace.diffing import bounds
 from retrograd.trace.diffing.identity import arguments, base, names, numbers_apart
 from retrograd.trace.diffing.pairing import Pair
 from retrograd.trace.diffing.record import Status
-from retrograd.trace.record import Op, Stats
+from retrograd.trace.record import OTHER, Op, Stats
 
 _UNWRITTEN = re.compile(r"(?:^|_)empty(?:_|$)")
 # They write every element of their first input without reading it.
@@ -156,6 +156,13 @@ class Judge:
             differ.append(not ignored and self._differ(s, t, error) > 1)
         return tuple(differ), errors
 
+    def _moved(self, op: Op, k: int, error: float) -> float:
+        """The error of what an optimizer changes: where a gradient is noise, so is the step, whatever its size."""
+        made = op.outputs[k]
+        size = made.rms or 0.0
+        before = next((t.rms for t in op.inputs if t.storage == made.storage != -1 and t.rms is not None), size)
+        return min(max(error, _UNSEEN * size, abs(size - before)), max(size, before))
+
     def _error(self, s: Stats, t: Stats) -> float:
         if self.bitwise or (_bits_equal(s, t) and s.tensor in self._errors and not self._errors[s.tensor]):
             return 0.0
@@ -193,6 +200,8 @@ class Judge:
             over = [not _bits_equal(s, t) for s, t in zip(a.outputs, b.outputs, strict=True)]
             return tuple(over), 0.0, [0.0] * len(a.outputs)
         made = bounds.errors(a, b, errors)
+        if a.phase == OTHER and (_writes(a) or "_fused_" in a.name):
+            return (False,) * len(made), 0.0, [self._moved(a, k, e) for k, e in enumerate(made)]
         beyond = [self._differ(s, t, e) for s, t, e in zip(a.outputs, b.outputs, made, strict=True)]
         for t, e in zip(a.outputs, made, strict=True):
             if t.rms and t.dtype in bounds.UNIT and math.isfinite(e):
