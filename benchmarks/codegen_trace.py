@@ -14,8 +14,8 @@ import torch
 
 from retrograd import codegen
 from retrograd.ops._triton import launch as device
-from retrograd.trace.statistics import kernel
 from retrograd.trace.statistics.digest import BLOCK
+from retrograd.trace.statistics.triton import kernel
 
 
 def record(target: str, dtype: torch.dtype) -> codegen.Launch:

@@ -5,7 +5,8 @@
 
 Steps with and without a recorder alternate; medians of --repeats steps each. On a GPU wall time, the device waited for
 at the end of a step, which with a recorder includes reading the statistics; on a CPU the time of the process's one
-thread, so that a busy machine disturbs less. The first step of a recorder, which looks up schemas and lines, is not counted.
+thread, so that a busy machine disturbs less. The first step of a recorder, which looks up schemas and lines, is not
+counted.
 """
 
 from __future__ import annotations

@@ -18,7 +18,15 @@ def _fresh(code: str) -> str:
 
 @pytest.mark.parametrize(
     "module",
-    ["retrograd", "retrograd.check.spec", "retrograd.record", "retrograd.report", "retrograd.cli", "_retrograd_pytest"],
+    [
+        "retrograd",
+        "retrograd.check.spec",
+        "retrograd.record",
+        "retrograd.report",
+        "retrograd.cli",
+        "retrograd.trace",
+        "_retrograd_pytest",
+    ],
 )
 def test_import_brings_neither_torch_nor_triton(module):
     code = f"import {module}, sys; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"

@@ -210,7 +210,7 @@ def test_a_forward_computed_again_has_its_own_module():
     assert [(op.phase, op.module) for op in again] == [("forward", "1"), ("backward", "1")]
 
 
-def test_dtensors_are_seen_by_their_local_operators():
+def test_dtensors_are_seen_by_their_local_operators_and_collectives_by_name():
     if not torch.distributed.is_available():
         pytest.skip("torch is built without distributed")
     import torch.distributed as dist
@@ -222,11 +222,19 @@ def test_dtensors_are_seen_by_their_local_operators():
         x = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]).requires_grad_()
         with trace.record() as recorder:
             (x * 2).sum().backward()
+            whole = torch.ones(3)
+            dist.all_reduce(whole)
+            whole.exp()
         assert torch.equal(x.grad.full_tensor(), torch.full((4, 4), 2.0))
     finally:
         dist.destroy_process_group()
     assert "lost" not in recorder.trace.meta
     assert any(op.name == "aten.mul.Tensor" and op.outputs[0].rms is not None for op in recorder.trace.ops)
+    # A collective writes without saying so: what is read after it is another value, measured again.
+    reduced, read = recorder.trace.ops[-2:]
+    assert (reduced.name, read.name) == ("c10d::allreduce_", "aten.exp.default")
+    assert reduced.inputs[0].tensor != read.inputs[0].tensor
+    assert (reduced.inputs[0].rms, read.inputs[0].rms) == (1.0, 1.0)
 
 
 def test_an_exception_leaves_what_ran_before(tmp_path):
@@ -262,6 +270,25 @@ def test_steps_end_with_the_optimizer_or_where_the_program_says(said, limit, exp
             if said:
                 recorder.step()
     assert sorted({op.step for op in recorder.trace.ops}) == expected
+
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return torch.full((3,), float(at)).cos()
+
+
+def test_workers_of_a_data_loader_leave_the_trace_alone(tmp_path):
+    with trace.record(out=tmp_path / "a.trace") as recorder:
+        loader = torch.utils.data.DataLoader(Items(), batch_size=2, num_workers=1, multiprocessing_context="fork")
+        total = sum(float(batch.sum()) for batch in loader)
+    assert total == pytest.approx(sum(float(item.sum()) for item in map(Items().__getitem__, range(6))))
+    names = {op.name for op in recorder.trace.ops}
+    assert "aten.sum.default" in names
+    assert "aten.cos.default" not in names
+    assert trace.load(tmp_path / "a.trace") == recorder.trace
 
 
 def compiled_step(choice: str) -> trace.Trace:

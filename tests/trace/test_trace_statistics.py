@@ -45,7 +45,8 @@ def test_torch_operations_count_what_numpy_counts(x, device):
 
 @pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
 def test_the_kernel_counts_what_numpy_counts(x, device):
-    from retrograd.trace.statistics import gather, kernel
+    from retrograd.trace.statistics import gather
+    from retrograd.trace.statistics.triton import kernel
 
     rows: list[host.Row] = []
     buffers = gather._Buffers(torch.device(device), kernel)

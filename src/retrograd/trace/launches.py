@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from retrograd.trace.recording import Recorder
     from retrograd.trace.values import Value
 
-_RUNS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.interpreter", "InterpretedFunction"))
+_RUNS = {"triton.runtime.jit": "JITFunction", "triton.runtime.interpreter": "InterpretedFunction"}
 
 
 class Kernel:
@@ -34,18 +37,51 @@ def kernel(name: str) -> Any:
 
 @contextmanager
 def seen(recorder: Recorder) -> Iterator[None]:
-    """Launches of Triton's kernels pass by the recorder; nothing where Triton has not been imported."""
+    """Launches of Triton's kernels pass by the recorder, also where Triton is imported later."""
     replaced: list[tuple[Any, Any]] = []
-    for name, attribute in _RUNS:
-        kind = getattr(sys.modules.get(name), attribute, None)
+
+    def replace(name: str) -> None:
+        kind = getattr(sys.modules.get(name), _RUNS[name], None)
         if kind is not None:
             replaced.append((kind, kind.run))
             kind.run = _watched(kind.run, recorder)
+
+    later = _Later([name for name in _RUNS if name not in sys.modules], replace)
+    for name in _RUNS:
+        replace(name)
+    sys.meta_path.insert(0, later)
     try:
         yield
     finally:
-        for kind, run in replaced:
+        later.waiting.clear()
+        with suppress(ValueError):
+            sys.meta_path.remove(later)
+        for kind, run in reversed(replaced):
             kind.run = run
+
+
+class _Later(importlib.abc.MetaPathFinder):
+    """Calls back after each of the named modules was imported. To import Triton here would be too early for a program
+    that sets TRITON_INTERPRET itself."""
+
+    def __init__(self, names: list[str], then: Callable[[str], None]) -> None:
+        self.waiting, self._then = set(names), then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The module's own spec, with a loader that calls back."""
+        if name not in self.waiting:
+            return None
+        self.waiting.discard(name)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._then(name)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _watched(run: Any, recorder: Recorder) -> Any:

@@ -23,8 +23,8 @@ class Pending:
     """An operator whose statistics are not read yet; fields as in `Op`."""
 
     __slots__ = (
-        "facts", "inputs", "inside", "kernels", "line", "module", "node", "operator", "outputs", "phase", "seen",
-        "step",
+        "facts", "generated", "inputs", "inside", "kernels", "line", "module", "node", "operator", "outputs", "phase",
+        "seen", "step",
     )  # fmt: skip
 
     def __init__(self, operator: Operator, step: int) -> None:
@@ -37,6 +37,7 @@ class Pending:
         self.outputs: list[Value] = []
         self.seen: list[torch.Tensor] = []  # the inputs themselves, for who stops; else empty
         self.kernels: list[str] = []
+        self.generated = False
 
 
 class Observer:
@@ -121,6 +122,11 @@ class Observer:
             elif not (operator.makes_memory or operator.aliases or operator.asynchronous) and self._counts(tensor):
                 self._ask(value, tensor)
 
+        if pending.generated:
+            # Kernels that are not seen run between the operators of compiled code: what was measured may not last.
+            for tensor in (*tensors_in((args, kwargs)), *made):
+                self.values.written(tensor)
+
     def before_launch(self, pending: Pending, tensors: list[torch.Tensor], frame: Any) -> None:
         self._locate(pending, frame)
         if pending.phase == OTHER and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -161,7 +167,7 @@ class Observer:
 
     def _link(self, value: Value, pending: Pending, tensor: torch.Tensor) -> None:
         """A view with the elements of its source has the statistics of its source."""
-        source = pending.inputs[0]
+        source = pending.inputs[0] if pending.inputs else value
         if value.asked or value is source or not source.asked or source.dtype != value.dtype:
             return
         elements, before = tensor.numel(), source.count
@@ -176,7 +182,9 @@ class Observer:
     def _locate(self, pending: Pending, frame: Any) -> None:
         """Phase, module, autograd node and line."""
         line, module = self.places.look(frame)
-        self._compiled.in_frames |= self.places.compiled
+        pending.generated = self.places.generated
+        if pending.generated:
+            self._compiled.in_frames = True
         if self.places.grown:  # a model that was not known before
             self.places.grown = False
             self.values.rename()

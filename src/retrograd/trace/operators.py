@@ -70,12 +70,14 @@ class Operator:
             for at, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
+        if space == "c10d":  # collectives do not say what they write
+            self.writes = [(at, a.name) for at, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
         self.makes_memory = schema.name in _EMPTY
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.silent = space in _SILENT
         self.asynchronous = space in ("c10d", "_c10d_functional") and base != "wait_tensor"
         self.aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        self._overwrites = base in _OVERWRITES or func._overloadname.endswith("out") or self.asynchronous
+        self._overwrites = base in _OVERWRITES or func._overloadname.endswith("out")
         self.view = _view(base) if space == "aten" else ""
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -88,7 +90,9 @@ class Operator:
 
     def overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """The tensors that it writes to without reading them."""
-        return self.written(args, kwargs) if self._overwrites else iter(())
+        for at, name in self.writes:
+            if self._overwrites or (self.asynchronous and name.startswith("output")):
+                yield from tensors_in(args[at] if at < len(args) else kwargs.get(name))
 
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 _DEEP = 400  # frames looked at: a deep model calls 3 a level
-_USER, _MODULE, _ENGINE, _OTHER = range(4)
+_USER, _MODULE, _ENGINE, _GENERATED, _OTHER = range(5)
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
@@ -43,7 +43,7 @@ class Places:
         self._texts: dict[tuple[CodeType, int], tuple[str, str]] = {}
         self._names: dict[int, str] = {}
         self.grown = False  # whether a root has come since somebody set this back
-        self.compiled = False  # whether code that torch.compile generated was among the callers
+        self.generated = False  # whether code that torch.compile generated was among the callers, at the last look
         self._known: list[torch.nn.Module] = []  # roots, kept: an id must not come to mean another module
         if model is not None:
             self._add(model)
@@ -59,6 +59,7 @@ class Places:
         The walk ends where autograd's engine was called, so in a backward the line is one of a custom backward or hook.
         """
         line = inner = outer = None
+        self.generated = False
         roles = self._roles
         for _ in range(_DEEP):
             if frame is None:
@@ -67,7 +68,6 @@ class Places:
             role = roles.get(code)
             if role is None:
                 role = roles[code] = _role(code)
-                self.compiled |= _is_generated(code.co_filename)
             if role == _USER:
                 if line is None:
                     line = code, frame.f_lineno
@@ -75,6 +75,8 @@ class Places:
                 outer = frame.f_locals["self"]
                 if inner is None:
                     inner = outer
+            elif role == _GENERATED:
+                self.generated = True
             elif role == _ENGINE:
                 break
             if line is not None and inner is not None and id(inner) in self._names:
@@ -106,7 +108,7 @@ class Places:
                 tensor = getattr(tensor, "_local_tensor", tensor)
                 try:
                     found.setdefault(tensor.untyped_storage()._cdata, (name, tensor.numel()))
-                except (RuntimeError, NotImplementedError):  # without memory, as lazy parameters
+                except (RuntimeError, NotImplementedError, ValueError):  # without memory, as lazy parameters
                     continue
         return found
 
@@ -125,7 +127,9 @@ def _role(code: CodeType) -> int:
         if code.co_name == "_call_impl" and file.endswith(f"nn{os.sep}modules{os.sep}module.py"):
             return _MODULE
         return _ENGINE if code.co_name == "_engine_run_backward" else _OTHER
-    if file.startswith("<frozen") or _is_generated(file):
+    if _is_generated(file):
+        return _GENERATED
+    if file.startswith("<frozen"):
         return _OTHER
     # contextlib and its like stand between a person and torch; they ask for nothing themselves.
     if file.startswith(_OURS) or (file.startswith(_STANDARD) and _PACKAGES not in file):

@@ -215,7 +215,8 @@ class _History:
         """Infinities that were meant: written as such, or between zeros, as an additive mask that came in."""
         if not stats.inf or stats.nan:
             return False
-        return stats.tensor in self.deliberate or (stats.tensor not in self.maker and stats.low == stats.high == 0)
+        foreign = stats.tensor not in self.maker and stats.storage not in self.writers
+        return stats.tensor in self.deliberate or (foreign and stats.low == stats.high == 0)
 
 
 def _at(op: Op) -> str:

@@ -10,6 +10,7 @@ import datetime
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -29,6 +30,19 @@ LEVELS = ("names", "fast", "full")
 # A step of more operators is read in parts, which bounds the memory of what waits.
 _MOST_WAITING = 20_000
 _OWN = torch.Tensor.__torch_dispatch__
+
+
+# Recorders at work. A forked process, as a worker of a DataLoader, has them too; what it does is no part of the run.
+_active: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _in_forked_process() -> None:
+    for recorder in list(_active):
+        recorder.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_process)
 
 
 class Recorder:
@@ -76,7 +90,7 @@ class Recorder:
             raise UsageError("a recorder records once; make another with retrograd.trace.record(...)")
         from torch.optim import optimizer
 
-        self._look.between_steps()
+        self._guarded(self._look.between_steps)
         self._stack = ExitStack()
         before = optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
         after = optimizer.register_optimizer_step_post_hook(self._after_optimizer)
@@ -85,11 +99,13 @@ class Recorder:
         self._stack.enter_context(self._compiled.stance())
         self._stack.enter_context(launches.seen(self))
         self._stack.enter_context(_Mode(self))
+        _active.add(self)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         assert self._stack is not None
         self._stack.close()
+        _active.discard(self)
         if isinstance(error, Exception) and "raised" not in self.trace.meta:
             self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
         self._read()
@@ -110,6 +126,12 @@ class Recorder:
         """End a step here. The first call ends the automatic counting of optimizer steps."""
         self._automatic = False
         self._end_step()
+
+    def abandon(self) -> None:
+        """Record nothing more and write nothing more, in a process that was forked."""
+        self._done = True
+        if self._writer is not None:
+            self._writer.abandon()
 
     # What the mode and the launches of kernels call.
 
@@ -209,7 +231,7 @@ class Recorder:
             return
         self._step += 1
         self._step_began = len(self.trace.ops)
-        self._look.between_steps()
+        self._guarded(self._look.between_steps)
         if self._writer is not None:
             self._writer.flush()
         if self._steps is not None and self._step >= self._steps:

@@ -110,6 +110,12 @@ class Writer:
         self._zip.flush()
         self._raw.flush()
 
+    def abandon(self) -> None:
+        """Write nothing more, in a process that was forked: the file is its parent's, and what waits in buffers too."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._raw.fileno())
+        os.close(nowhere)
+
     def close(self, meta: dict[str, str]) -> None:
         """Write the end."""
         self._line(["meta", meta])

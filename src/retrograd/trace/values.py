@@ -37,7 +37,11 @@ class Value:
 
     def __init__(self, number: int, storage: int, tensor: torch.Tensor, name: str) -> None:
         self.number, self.storage, self.name = number, storage, name
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+        self.dtype, self.device = tensor.dtype, tensor.device
+        try:
+            self.shape = tensor.shape
+        except RuntimeError:  # a lazy parameter has none yet
+            self.shape = torch.Size()
         self.row: Row | None = None
         self.asked = False
         self.source: Value | None = None
@@ -105,10 +109,11 @@ class Values:
             return self._new(-1, tensor, "")
         try:
             storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
+            view = tensor.storage_offset(), tensor.shape, tensor.stride()
+        except (NotImplementedError, RuntimeError, ValueError):  # without memory of its own, as a lazy parameter
             return self._new(-1, tensor, "")
         entry = self._entry(storage)
-        key = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg(), tensor.is_conj()
+        key = *view, tensor.dtype, tensor.is_neg(), tensor.is_conj()
         value = entry.values.get(key)
         if value is None:
             name, count = self._names.get(storage._cdata, ("", 0))
@@ -161,7 +166,7 @@ class Values:
             return None
         try:
             return self._entry(tensor.untyped_storage())
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError, ValueError):
             return None
 
     def _new(self, storage: int, tensor: torch.Tensor, name: str) -> Value:

@@ -128,7 +128,7 @@ def _wait(device: torch.device) -> None:
 def _kernel() -> Any:
     """The kernel's module, None without Triton."""
     try:
-        from retrograd.trace.statistics import kernel
+        from retrograd.trace.statistics.triton import kernel
     except ImportError:
         return None
     return kernel

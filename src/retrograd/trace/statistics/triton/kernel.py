@@ -63,7 +63,8 @@ def measure(x: torch.Tensor, ints: torch.Tensor, floats: torch.Tensor, keys: tor
     # Loads are as wide as the count allows; the kernel is told what divides it.
     unit = math.gcd(count, 16)
     args = (x, ints, floats, keys, count // unit, row, unit, kind, tiny, infinity, _ROWS, BLOCK)
-    aligned = relaunchable(x, ints, floats)
+    # Beyond 2^31 the argument has another type, so another kernel is compiled.
+    aligned = count // unit < 1 << 31 and relaunchable(x, ints, floats)
     key = x.dtype, x.device, unit
     handle = _handles.get(key) if aligned else None
     if handle is not None:

@@ -1,0 +1,1 @@
+"""The kernel that measures tensors on a GPU."""
