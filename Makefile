@@ -5,12 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint setup docs docs-serve package test-312 clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   verify the shipped RMSNorm and catch a broken one (under two minutes after set-up)"
-	@echo "make test   lint, types, import contracts, tests"
+	@echo "make test   lint, types, import contracts, tests (the site and the package are built in them)"
+	@echo "make docs   the site, into build/site; make docs-serve shows it at http://127.0.0.1:8000"
+	@echo "make package  wheel and sdist, into dist"
 
 setup: $(STAMP)
 
@@ -19,7 +21,7 @@ $(STAMP):
 	@echo "setting up $(VENV) (once; torch and triton are large)"
 	@test -x .uv/bin/uv || $(PYTHON) -m pip install -q --disable-pip-version-check --root-user-action=ignore --target .uv uv
 	@rm -rf $(VENV) && .uv/bin/uv venv -q -p $(PYTHON) $(VENV)
-	@.uv/bin/uv pip install -q -p $(VENV) --compile-bytecode $${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"} -c constraints.txt -e '.[all]' --group dev
+	@.uv/bin/uv pip install -q -p $(VENV) --compile-bytecode $${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"} -c constraints.txt -e '.[all]' --group dev --group docs
 	@touch $@
 
 demo: setup
@@ -35,5 +37,22 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# No network: what is built comes from this checkout alone.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+	@echo "build/site/index.html"
+
+docs-serve: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# What needs no torch, under Python 3.12 where the environment has 3.11, and the reverse; says so if there is none.
+test-312: setup
+	@$(BIN)/python tools/other_python.py
+
+package: setup
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build
+	@$(BIN)/python -m pytest -q tests/package
+
 clean:
-	rm -rf $(VENV) .uv out
+	rm -rf $(VENV) .uv out build dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,32 @@ def _fresh(code: str) -> str:
 def test_import_brings_neither_torch_nor_triton(module):
     code = f"import {module}, sys; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
     assert _fresh(code).strip() == "[]"
+
+
+WITHOUT_TORCH = {
+    "help": ["--help"],
+    "help-of-a-group": ["graph", "--help"],
+    "help-of-verify": ["verify", "--help"],
+    "graph-diff": ["graph", "diff", "base.hlo.txt.gz", "perm.hlo.txt.gz"],
+    "graph-unique": ["graph", "unique", "base.hlo.txt.gz", "again.hlo.txt.gz"],
+    "report": ["report", "REPORT"],
+}
+HEAVY = ("torch", "triton", "numpy", "scipy", "jax", "jaxlib", "vl_convert", "tensorboard", "pytest", "sqlite3")
+
+
+@pytest.mark.parametrize("arguments", WITHOUT_TORCH.values(), ids=WITHOUT_TORCH)
+def test_a_command_that_needs_no_torch_loads_nothing_heavy(arguments, tmp_path):
+    """docs/install.md says how long they take; what would make them slow is what they import."""
+    record = tmp_path / "r.json"
+    record.write_text(retrograd.Report("op", "proved", "quick", 0, ("float32",), "cpu", ()).to_json())
+    arguments = [str(record) if a == "REPORT" else a for a in arguments]
+    code = (
+        f"import sys\nfrom retrograd.cli import main\nmain({arguments!r}, standalone_mode=False)\n"
+        f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    dumps = Path(__file__).parent / "graph" / "data" / "jax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=dumps)
+    assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
 
 
 def test_every_public_name_resolves():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +101,7 @@ _saving_lock = threading.Lock()
 
 
 @contextmanager
-def saving_graphs(path: Path) -> Iterator[None]:
+def saving_graphs(path: Path) -> Generator[None, None, None]:
     """Let torch_xla save its graphs as HLO in a file, if this is the first cut of the thread: it looks only then.
 
     Only meanwhile: processes that the program starts later would write to the same file. Threads may overlap.
@@ -172,7 +172,7 @@ def settings() -> list[Setting]:
         ("RETROGRAD_FSDP_CHECK", "unset", "options of `retrograd fsdp check` for this process"),
         ("XLA_SAVE_TENSORS_FILE", "unset", "torch_xla's graphs, which `retrograd graph watch` reads"),
     ]
-    found = []
+    found: list[Setting] = []
     for name, default, meaning in chosen:
         given = os.environ.get(name)
         source = "environment" if given else "default"

@@ -13,7 +13,7 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,7 +91,7 @@ def _from_import(name: str, target: str, expected: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _on_path(folder: Path) -> Iterator[None]:
+def _on_path(folder: Path) -> Generator[None, None, None]:
     entry = str(folder)
     sys.path.insert(0, entry)
     try:

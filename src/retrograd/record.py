@@ -10,8 +10,9 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
+from retrograd.display import Shown
 from retrograd.errors import UndecidedError, UsageError, VerificationError
 
 SCHEMA = "retrograd.report/1"
@@ -49,7 +50,7 @@ class Case:
 
     def but(self, **changes: Any) -> Case:
         """A copy with fields replaced; `sizes`, `params`, `layouts` and `values` may be dicts."""
-        fixed = {k: tuple(v.items()) if isinstance(v, dict) else v for k, v in changes.items()}
+        fixed = {k: tuple(cast(dict[str, Any], v).items()) if isinstance(v, dict) else v for k, v in changes.items()}
         return replace(self, **fixed)
 
     def with_size(self, name: str, size: Size) -> Case:
@@ -153,7 +154,7 @@ class StageResult:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """The whole record of one `verify`; true if the backward pass was proved right by every stage that ran.
 
     `verdict` is "proved" (no finding, at least one stage ran to its end), "finding" or "undecided".
@@ -169,7 +170,7 @@ class Report:
     seconds: float = 0.0
     started: str = ""
     command: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     notes: tuple[str, ...] = ()
     schema: str = SCHEMA
 
@@ -220,14 +221,14 @@ Parsed = TypeVar("Parsed")
 def parsed(text: str, schema: str, what: str, build: Callable[[dict[str, Any]], Parsed]) -> Parsed:
     """What `build` makes of JSON of this schema; UsageError says why it is none, calling it `what`."""
     try:
-        data = json.loads(text)
+        data: Any = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"not a retrograd {what}: line {error.lineno} is not JSON ({error.msg})") from None
-    given = data.get("schema") if isinstance(data, dict) else None
+    given: Any = cast(dict[str, Any], data).get("schema") if isinstance(data, dict) else None
     if given != schema:
         raise UsageError(f"{what} has schema {given!r}, this version of retrograd reads {schema!r}")
     try:
-        return build(data)
+        return build(cast(dict[str, Any], data))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{what} is damaged: {type(error).__name__} {error}") from None
 
@@ -243,9 +244,9 @@ def verdict_of(stages: Sequence[StageResult]) -> Literal["proved", "finding", "u
 def plain(value: Any) -> Any:
     """JSON-ready copy: tuples become lists, odd floats strings, anything else its repr."""
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in cast(dict[Any, Any], value).items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [plain(v) for v in cast(Sequence[Any], value)]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -258,7 +259,7 @@ def _number(value: Any) -> Any:
 
 
 def _tuple(value: Any) -> Any:
-    return tuple(_tuple(v) for v in value) if isinstance(value, list) else _number(value)
+    return tuple(_tuple(v) for v in cast(list[Any], value)) if isinstance(value, list) else _number(value)
 
 
 def _case(data: dict[str, Any]) -> Case:

@@ -42,7 +42,7 @@ def check_path(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
     try:
-        import vl_convert  # noqa: F401
+        import vl_convert  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
         raise MissingExtraError("vl-convert-python", "html", "a plot") from None
 
@@ -102,7 +102,8 @@ def _lines(points: list[dict[str, Any]]) -> dict[str, Any]:
     colours = [_COLOURS.get(name, "#b08a2e" if name != _COPY else "#999999") for name in names]
     present = [op for op in OPS if any(p["op"] == op for p in points)]
     ticks = sorted({p["n"] for p in points})
-    x = {"field": "n", "type": "quantitative", "title": "N (columns)", "scale": {"type": "log", "base": 2}}
+    scale = {"type": "log", "base": 2}
+    x: dict[str, Any] = {"field": "n", "type": "quantitative", "title": "N (columns)", "scale": scale}
     x["axis"] = {"values": ticks, "format": "d", "labelAngle": -40, "grid": False}
     y = {"field": "gb_per_s", "type": "quantitative", "title": "useful GB/s", "scale": {"zero": True}}
     dash = {"condition": {"test": f"datum.provider === '{_COPY}'", "value": [5, 4]}, "value": [1, 0]}

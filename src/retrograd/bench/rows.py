@@ -57,7 +57,7 @@ class Measured:
     host_us: float | None = None
     skipped: str = ""
     note: str = ""
-    machine: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def device_name(self) -> str:
@@ -86,11 +86,11 @@ class Measured:
 class Row(Measured):
     """One norm, shape and provider."""
 
-    op: str
+    op: str  # pyright: ignore[reportIncompatibleMethodOverride]
     m: int
     n: int
     dtype: str
-    provider: str
+    provider: str  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -195,8 +195,9 @@ def _row(kind_of: Callable[[str], type[R]], noun: str, line: str, where: str) ->
         data = json.loads(line)
         kind = kind_of(data["op"])
         known = {f.name for f in fields(kind)}
-        given = {name: value for name, value in data.items() if name in known}
+        given: dict[str, Any] = {name: value for name, value in data.items() if name in known}
         # JSON has no tuples.
-        return kind(**{name: tuple(value) if name.endswith("_rounds") else value for name, value in given.items()})
+        rounds: dict[str, Any] = {name: tuple(value) for name, value in given.items() if name.endswith("_rounds")}
+        return kind(**given | rounds)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UsageError(f"{where} is not a result of `retrograd bench {noun}`: {error}") from None

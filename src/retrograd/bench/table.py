@@ -72,7 +72,7 @@ def grouped(rows: Sequence[Row]) -> dict[tuple[int, int, str], list[Row]]:
 
 def machines(rows: Sequence[Measured]) -> str:
     """One line for each machine and set of versions."""
-    lines = []
+    lines: list[str] = []
     for row in rows:
         named = {"gpu", "cpu"}
         facts = ", ".join(value if name in named else f"{name} {value}" for name, value in row.machine.items())
@@ -88,7 +88,7 @@ def plain(text: str) -> str:
 
 
 def _lines(rows: Sequence[Row]) -> list[str]:
-    out = []
+    out: list[str] = []
     for (m, n, dtype), group in grouped(rows).items():
         for row in group:
             shape = f"{m}x{n}" if dtype == "bfloat16" else f"{m}x{n} {dtype}"
@@ -99,7 +99,7 @@ def _lines(rows: Sequence[Row]) -> list[str]:
 def _cells(row: Row, group: Sequence[Row]) -> str:
     if row.skipped:
         return f"{plain(row.skipped)} | | | | | "
-    cells = []
+    cells: list[str] = []
     for direction, how in (("fwd", row.fwd_how), ("bwd", row.bwd_how)):
         speed = row.gb_per_s(direction)
         if speed is None:

@@ -324,8 +324,10 @@ def verify(
         A Report; true if proved.
 
     Raises:
-        UsageError: an argument is wrong. SpecError: the description does not work (the reference raises on
-        ordinary inputs, the op returns nothing). UndecidedError is not raised but reported as a verdict.
+        UsageError: an argument is wrong.
+        SpecError: the description does not work (the reference raises on ordinary inputs, the op returns nothing).
+
+    UndecidedError is not raised but reported as a verdict.
 
     Numerics: truth in float64 by the reference; tolerance from random rounding (`check.tolerance`).
     """

@@ -44,7 +44,10 @@ def by_seed(runs: Iterable[Run]) -> dict[int, list[Run]]:
 
 def mixed(runs: Iterable[Run], what: Literal["outcome", "bits"]) -> list[int]:
     """Seeds whose runs differ: in whether they fail, or in anything that was compared."""
-    key = (lambda r: r.failed) if what == "outcome" else (lambda r: r.bits)
+
+    def key(run: Run) -> object:
+        return run.failed if what == "outcome" else run.bits
+
     return [seed for seed, group in by_seed(runs).items() if len({key(run) for run in group}) > 1]
 
 

@@ -243,7 +243,7 @@ def run(
     rates.require()
     for target in asked:
         processes.require(target)
-    found = [flake for target in asked for flake in _examine(target, settings, progress or (lambda *_: None))]
+    found = [flake for target in asked for flake in _examine(target, settings, progress or _silent)]
     return FlakeReport(
         tuple(found),
         seconds=time.perf_counter() - started,
@@ -251,6 +251,10 @@ def run(
         command=command,
         environment=_environment(),
     )
+
+
+def _silent(*_: object) -> None:
+    """Progress that nobody asked for."""
 
 
 def _examine(target: Target, settings: Settings, tell: Progress) -> Iterable[Flake]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def periods(path: Path, targets: Sequence[str] = ()) -> list[Period]:
             ) ORDER BY target, setting, at
         """
         rows = [row for row in base.execute(query) if not targets or row[0].startswith(tuple(targets))]
-    found = []
+    found: list[Period] = []
     for target, setting in dict.fromkeys(row[:2] for row in rows):
         mine = [row for row in rows if row[:2] == (target, setting)]
         for day, at_revision in dict.fromkeys(row[2:4] for row in mine):
@@ -125,7 +125,7 @@ def _rate(outcomes: list[str]) -> Rate:
 
 
 @contextlib.contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _telling(path: Path) -> Generator[None, None, None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -136,7 +136,7 @@ def _telling(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+def _opened(path: Path) -> Generator[sqlite3.Connection, None, None]:
     # Several jobs may write at once; each waits for its turn.
     with _telling(path), contextlib.closing(sqlite3.connect(path, timeout=30)) as base:
         (version,) = base.execute("PRAGMA user_version").fetchone()

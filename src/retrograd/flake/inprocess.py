@@ -41,7 +41,7 @@ def flake_rate(function: Callable[..., Any], seeds: int = 100, *, first: int = 0
     rates.require()
     wants_seed = takes_seed(function)
     name = getattr(function, "__qualname__", None) or type(function).__name__
-    runs = []
+    runs: list[Run] = []
     with preserved():
         for repeat in range(repeats):
             for place, seed in enumerate(range(first, first + seeds)):

@@ -89,7 +89,7 @@ class Settings:
     first: int = 0
     repeats: int = 2
     threads: tuple[int, ...] = ()
-    env: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    env: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     orders: int = 0
     timeout: float = 300.0
     jobs: int = 1
@@ -123,7 +123,7 @@ class Settings:
         again.
         """
         forward = tuple(Trial(seed) for seed in range(self.first, self.first + self.seeds))
-        batches = []
+        batches: list[Batch] = []
         for setting, repeat in itertools.product(self.settings(), range(self.repeats)):
             trials = forward if repeat % 2 == 0 else forward[::-1]
             for place, part in enumerate([(t,) for t in trials] if self.fresh else [trials]):

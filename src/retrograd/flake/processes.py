@@ -29,8 +29,8 @@ _ENOUGH = 3
 class Outcome:
     """What the processes of a batch said."""
 
-    items: list[str] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    items: list[str] = field(default_factory=list[str])
+    runs: list[Run] = field(default_factory=list[Run])
     problem: str = ""
     torch: bool = False
     unrecorded: int = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from retrograd.errors import MissingExtraError, UsageError, VerificationError
 from retrograd.flake.record import Flake, Rate, Tail
@@ -26,7 +26,7 @@ _BENDS = (-0.75, 1.25)
 
 def _special() -> Any:
     try:
-        import numpy as np  # noqa: F401
+        import numpy as np  # noqa: F401  # pyright: ignore[reportUnusedImport]
         from scipy import special
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -185,12 +185,14 @@ def _fit(peaks: list[float], threshold: float, level: float, n: int = 0) -> tupl
     inside = 1 + bend[..., None] * y / threshold  # [1, B, peaks]
     with np.errstate(invalid="ignore", divide="ignore"):
         grid = -len(y) * np.log(shape * threshold / bend) - (1 / shape + 1) * np.log(inside).sum(-1)
-    likelihood = np.where(np.isnan(grid), -np.inf, grid).max(1)
+    finite: Any = np.where(np.isnan(grid), -np.inf, grid)  # NumPy leaves the type of where open
+    likelihood: Any = finite.max(1)
     log_q = log_q[:, 0]
     if n:
         share = np.linspace(0.25, 0.75, 51)[:, None]  # of the peaks; their count is as uncertain as any
         count = len(y) * np.log(share) + (n - len(y)) * np.log1p(-share)
-        likelihood = (count + np.interp(log_q - np.log(share), log_q, likelihood, right=-np.inf)).max(0)
+        spread = cast(Any, count + np.interp(log_q - np.log(share), log_q, likelihood, right=-np.inf))
+        likelihood = spread.max(0)
     else:
         likelihood = likelihood - len(y) * np.log1p(-np.exp(log_q))
     best = int(likelihood.argmax())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from retrograd.display import Shown
 from retrograd.errors import UndecidedError, VerificationError
 from retrograd.record import parsed, plain
 
@@ -131,7 +132,7 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Flake:
+class Flake(Shown):
     """What is known about one test; true if no run failed.
 
     `verdict` is "steady" (no failure seen), "flaky", "broken" (every run fails) or "undecided" (nothing ran).
@@ -184,14 +185,14 @@ class Flake:
 
 
 @dataclass(frozen=True)
-class FlakeReport:
+class FlakeReport(Shown):
     """The record of one `retrograd flake`: one Flake a test; true if no run of any test failed."""
 
     flakes: tuple[Flake, ...]
     seconds: float = 0.0
     started: str = ""
     command: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     schema: str = SCHEMA
 
     def __bool__(self) -> bool:
@@ -235,13 +236,13 @@ def _number(value: Any) -> Any:
 
 
 def _tuple(value: Any) -> Any:
-    return tuple(_tuple(v) for v in value) if isinstance(value, list) else value
+    return tuple(_tuple(v) for v in cast(list[Any], value)) if isinstance(value, list) else value
 
 
 def _flake(data: dict[str, Any]) -> Flake:
     if data["verdict"] not in EXIT_CODES:
         raise ValueError(f"verdict {data['verdict']!r} is none of {', '.join(EXIT_CODES)}")
-    special = {
+    special: dict[str, Any] = {
         "rate": Rate(**data["rate"]),
         "tail": Tail(**data["tail"]) if data["tail"] else None,
         "reasons": tuple(Reason(**item) for item in data["reasons"]),

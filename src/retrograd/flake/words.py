@@ -55,7 +55,7 @@ def _beside(target: Target, item: str) -> str:
 def notes(runs: Sequence[Run], settings: Settings, target: Target | None) -> list[str]:
     """What a reader should know beside the rate."""
     main = classify.main_runs(runs)
-    said = []
+    said: list[str] = []
     if classify.self_seeded(main):
         seeds = len(classify.by_seed(main))
         said.append(
@@ -72,7 +72,7 @@ def notes(runs: Sequence[Run], settings: Settings, target: Target | None) -> lis
         said.append(f"{skipped} runs were skipped and do not count")
     if target is None:
         return said
-    untried = [] if settings.threads else ["threads (--threads 1,2)"]
+    untried: list[str] = [] if settings.threads else ["threads (--threads 1,2)"]
     untried += [] if settings.env else ["variables (--env NAME=a,b)"]
     untried += [] if settings.orders or not target.is_test else ["other tests first (--order 3)"]
     if untried:

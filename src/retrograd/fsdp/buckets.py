@@ -226,10 +226,10 @@ class Launcher:
     peak_groups: int = 0
     blocked_by: str | None = None
     next: int = 0
-    _arrived: set[str] = field(default_factory=set)
-    _pending: dict[str, int] = field(default_factory=dict)
-    _again: dict[str, int] = field(default_factory=dict)
-    _home: dict[str, int] = field(default_factory=dict)
+    _arrived: set[str] = field(default_factory=set[str])
+    _pending: dict[str, int] = field(default_factory=dict[str, int])
+    _again: dict[str, int] = field(default_factory=dict[str, int])
+    _home: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         self.expected = frozenset(self.expected)

@@ -145,16 +145,16 @@ class Log:
 
     rank: int = 0
     size: int = 1
-    table: list[Collective] = field(default_factory=list)
-    patterns: list[Pattern] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    table: list[Collective] = field(default_factory=list[Collective])
+    patterns: list[Pattern] = field(default_factory=list[Pattern])
+    steps: list[Step] = field(default_factory=list[Step])
     total: int = 0
     hash: str = ""
-    setup: list[int] = field(default_factory=list)
-    open: list[int] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=dict)
+    setup: list[int] = field(default_factory=list[int])
+    open: list[int] = field(default_factory=list[int])
+    notes: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+    versions: dict[str, str] = field(default_factory=dict[str, str])
 
     def collectives(self, numbers: Sequence[int]) -> list[Collective]:
         """The collectives behind numbers."""
@@ -211,4 +211,5 @@ class Log:
 
 def collective_of(data: dict[str, Any]) -> Collective:
     """A collective from its JSON."""
-    return Collective(**data | {"modules": tuple(data["modules"]), "ranks": tuple(data["ranks"])})
+    lists: dict[str, Any] = {"modules": tuple(data["modules"]), "ranks": tuple(data["ranks"])}
+    return Collective(**data | lists)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from retrograd.fsdp.verifying import Verifier, packed, unpacked
@@ -147,7 +147,7 @@ class Watchdog:
 
     def _place(self) -> str:
         """The line of the program at which the thread that started us is."""
-        frame = sys._current_frames().get(self._main)
-        frames = traceback.extract_stack(frame) if frame is not None else []
+        frame = sys._current_frames().get(self._main)  # pyright: ignore[reportPrivateUsage]  # documented, for debuggers
+        frames: Sequence[traceback.FrameSummary] = traceback.extract_stack(frame) if frame is not None else ()
         own = [f for f in frames if not any(part in f.filename.replace("\\", "/") for part in _OURS)]
         return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else "an unknown line"

@@ -41,18 +41,18 @@ class Form:
     """
 
     computation: Computation
-    labels: list[Label] = field(default_factory=list)
-    operands: list[tuple[int, ...]] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    called: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-    values: list[Value] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list[Label])
+    operands: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    origins: list[int] = field(default_factory=list[int])
+    numbers: list[int] = field(default_factory=list[int])
+    called: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict[int, tuple[tuple[str, str], ...]])
+    values: list[Value] = field(default_factory=list[Value])
+    outputs: list[int] = field(default_factory=list[int])
     structure: str = ""
-    parameters: list[int] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list[int])
+    collectives: list[Collective] = field(default_factory=list[Collective])
     chained: bool = False  # a token chain orders the collectives
-    barriers: list[tuple[int, ...]] = field(default_factory=list)
+    barriers: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     live: bytearray = field(default_factory=bytearray)
     dead: int = 0  # instructions, as they are printed, that no output or side effect needs
 
@@ -204,7 +204,7 @@ class _Folder:
             made.collectives.append(Collective(place, opcode, (node,)))
             return node
         shapes = _elements(instruction.shape)
-        nodes = []
+        nodes: list[int] = []
         for k, operand in enumerate(start.operands):
             shape = shapes[k] if k < len(shapes) else ""
             nodes.append(self.add(place, (opcode, shape, start.attrs), tuple(flat(made.values[operand]))))

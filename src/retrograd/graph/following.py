@@ -50,8 +50,9 @@ class _Way:
     """One way into a computation: who comes back to whom when its root is reached."""
 
     computation: Computation
-    callers: dict[tuple[int, int, str], int] = field(default_factory=dict)  # (way, place of the call, role) -> state
-    roots: list[int] = field(default_factory=list)
+    # (way, place of the call, role) -> state
+    callers: dict[tuple[int, int, str], int] = field(default_factory=dict[tuple[int, int, str], int])
+    roots: list[int] = field(default_factory=list[int])
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class _State:
     how: str
     exact: bool
     operands: list[int]
-    outputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list[int])
     goes_on: bool = False
 
 

@@ -64,6 +64,9 @@ class Instruction:
         return f"{self.name} = {self.shape} {self.opcode}({', '.join(map(str, self.operands))}){attrs}"
 
 
+Frames = tuple[tuple[str, int, str], ...]
+
+
 @dataclass(slots=True)
 class Computation:
     """Instructions in an order in which each comes after its operands; `parameters` are places, by parameter number."""
@@ -105,14 +108,14 @@ class Graph:
     computations: dict[str, Computation]
     entry: str
     format: str
-    header: dict[str, str] = field(default_factory=dict)
+    header: dict[str, str] = field(default_factory=dict[str, str])
     key: str = ""
     source: str = ""
     ordinal: int = 0
     digest: str = ""
     frames: tuple[tuple[str, int], ...] = ()  # Python frames at the cut, as torch_xla's save-files list them
     block: str = ""  # what torch_xla was doing ("ScheduleSyncTensorsGraph")
-    stack: dict[int, tuple[tuple[str, int, str], ...]] = field(default_factory=dict)
+    stack: dict[int, Frames] = field(default_factory=dict[int, Frames])
 
     @property
     def main(self) -> Computation:

@@ -127,7 +127,7 @@ def _output(graph: Graph, index: int) -> Target:
     if index >= count:
         raise UsageError(f"`value` is output {index}, but {graph.title} has outputs 0 to {count - 1}")
     place, path = main.root, [index] if main.instructions[main.root].shape.startswith("(") else []
-    passed = []
+    passed: list[str] = []
     while True:
         ins = main.instructions[place]
         if ins.opcode == "tuple" and path:

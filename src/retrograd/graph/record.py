@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from retrograd.display import Shown
 from retrograd.record import parsed, plain
 
 DIFF_SCHEMA = "retrograd.graph.diff/1"
@@ -98,7 +99,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Shown):
     """The comparison of two graphs, true if they are the same computation.
 
     `causes` come first cause first. `notes` say what differs without changing the computation (names, dead code,
@@ -151,7 +152,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Unique:
+class Unique(Shown):
     """How many graphs a set of files really holds, at each level; `titles` in the order given."""
 
     titles: tuple[str, ...]
@@ -235,7 +236,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Follow:
+class Follow(Shown):
     """Where one value of a graph goes: every step (or the first of `total`), the collectives and outputs it reaches.
 
     `ends` names the instructions where a way ends that nobody uses, `effects` those that do something, such as a send.
@@ -291,12 +292,24 @@ def _diff(fields: dict[str, Any]) -> Diff:
     return Diff(**_tuples(fields, causes=_cause, notes=_cause, nodes_a=_node, nodes_b=_node))
 
 
+def _side(fields: dict[str, Any]) -> Side:
+    return Side(**fields)
+
+
+def _reached(fields: dict[str, Any]) -> Reached:
+    return Reached(**fields)
+
+
+def _crossing(fields: dict[str, Any]) -> Crossing:
+    return Crossing(**fields)
+
+
 def _level(fields: dict[str, Any]) -> Level:
     return Level(**_tuples(fields, members=int, keys=str))
 
 
 def _unique(fields: dict[str, Any]) -> Unique:
-    return Unique(**_tuples(fields, titles=str, sides=lambda s: Side(**s), levels=_level, recorded=str))
+    return Unique(**_tuples(fields, titles=str, sides=_side, levels=_level, recorded=str))
 
 
 def _step(fields: dict[str, Any]) -> Step:
@@ -304,5 +317,5 @@ def _step(fields: dict[str, Any]) -> Step:
 
 
 def _follow(fields: dict[str, Any]) -> Follow:
-    lists = {"steps": _step, "outputs": lambda r: Reached(**r), "collectives": lambda c: Crossing(**c)}
-    return Follow(**_tuples(fields, ends=str, effects=str, notes=str, **lists))
+    made = _tuples(fields, steps=_step, outputs=_reached, collectives=_crossing)
+    return Follow(**_tuples(made, ends=str, effects=str, notes=str))

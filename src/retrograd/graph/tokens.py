@@ -11,7 +11,8 @@ from retrograd.graph.ir import COLLECTIVES, Computation, Instruction
 
 def tokens(computation: Computation) -> tuple[frozenset[int], frozenset[int]]:
     """The gathers that feed the chain of a computation, and the tokens themselves."""
-    gathers, made = set(), set()
+    gathers: set[int] = set()
+    made: set[int] = set()
     instructions = computation.instructions
     for place, ins in enumerate(instructions):
         if ins.opcode != "multiply" or not ins.shape.endswith("[]") or len(ins.operands) != 2:

@@ -8,7 +8,7 @@ from retrograd.report import words
 
 def to_github(report: Report) -> str:
     """One line an annotation, then a notice with the verdict; a finding is an error, no decision a warning."""
-    lines = []
+    lines: list[str] = []
     for finding in report.findings:
         parts = [finding.what, finding.looks_like and f"looks like: {finding.looks_like}", finding.where, finding.repro]
         lines.append(command("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts))))

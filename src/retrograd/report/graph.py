@@ -158,7 +158,7 @@ def unique_rows(unique: Unique) -> list[tuple[str, ...]]:
     """A heading and a row for each graph: its letter at each level, recorded key, size."""
     keyed = any(unique.recorded)
     head = ("graph", *(level.name for level in unique.levels), *(["recorded key"] if keyed else []), "instructions")
-    found = [(*head, "parameters", "outputs")]
+    found: list[tuple[str, ...]] = [(*head, "parameters", "outputs")]
     for k, title in enumerate(unique.titles):
         letters = [letter(level.members[k]) for level in unique.levels]
         recorded = [short(unique.recorded[k])] if keyed else []
@@ -186,7 +186,7 @@ def listing(sides: Sequence[Side], console: Console, recorded: Sequence[str]) ->
         "outputs",
         "collectives",
     )
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for side, key in zip(sides, recorded, strict=True):
         sizes = (side.instructions, side.dead, side.parameters, side.outputs, side.collectives)
         rows.append((side.title, side.name, side.format, short(side.key), short(key), *map(str, sizes)))
@@ -211,7 +211,7 @@ def to_github(record: GraphRecord) -> str:
     """One annotation a cause, at its line where that is the user's, then a notice with the verdict."""
     from retrograd.graph.places import is_library
 
-    found = []
+    found: list[str] = []
     title = "retrograd graph"
     if isinstance(record, Diff):
         title = f"retrograd graph diff {record.a.title} {record.b.title}"

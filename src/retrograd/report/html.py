@@ -31,7 +31,7 @@ class Figure:
 def require() -> None:
     """Raise MissingExtraError unless the package that draws the charts is there."""
     try:
-        import vl_convert  # noqa: F401
+        import vl_convert  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
         raise MissingExtraError("vl-convert-python", "html", "an HTML report") from None
 
@@ -65,7 +65,7 @@ def render_flake(report: FlakeReport) -> str:
     require()
     from markupsafe import Markup
 
-    figures = []
+    figures: list[str] = []
     for found in report.flakes:
         chart = charts.margins([(run.outcome, m.worst) for run in found.runs for m in run.margins])
         figures.append(Markup(_svg(chart)) if chart else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 from retrograd.record import Case, Finding, StageResult
 
@@ -93,19 +94,21 @@ def before_after(finding: Finding) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
     old, new = finding.first.case, finding.case
     for held in ("sizes", "params", "layouts", "values"):
-        before, after = dict(getattr(old, held)), dict(getattr(new, held))
+        before: dict[str, object] = dict(getattr(old, held))
+        after: dict[str, object] = dict(getattr(new, held))
         rows += [(k, _held(before.get(k)), _held(after.get(k))) for k in {**before, **after}]
     rows.append(("draw", str(old.draw), str(new.draw)))
     first = finding.first
     rows.append(("elements wrong", _of(first.wrong, first.total), _of(finding.wrong, finding.total)))
     excesses = [e for e in (finding.first.excess, finding.excess) if e is not None]
-    rows += [("error", *map(times, excesses))] if len(excesses) == 2 else []
+    if len(excesses) == 2:
+        rows.append(("error", times(excesses[0]), times(excesses[1])))
     return [row for row in rows if row[1] != row[2]]
 
 
 def _held(value: object) -> str:
     if isinstance(value, tuple):
-        return "x".join(map(str, value)) or "()"
+        return "x".join(map(str, cast(tuple[object, ...], value))) or "()"
     return "plain" if value is None else str(value)
 
 

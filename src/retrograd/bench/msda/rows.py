@@ -30,8 +30,8 @@ class Row(Measured):
     shape: str
     dtype: str
     beside: str
-    provider: str
-    op: str = OP
+    provider: str  # pyright: ignore[reportIncompatibleMethodOverride]
+    op: str = OP  # pyright: ignore[reportIncompatibleMethodOverride]
     fwd_extra_bytes: int | None = None
     bwd_extra_bytes: int | None = None
 

@@ -23,7 +23,7 @@ _ADVICE = (
 
 def changed(view: View, claimed: Claimed) -> list[Cause]:
     """Causes of this kind; the nodes that they explain are claimed, with what follows from them on their side."""
-    causes = []
+    causes: list[Cause] = []
     for half, said, only in ((view.b, claimed.b, "B"), (view.a, claimed.a, "A")):
         causes += _arriving(half, said, only)
     for half, other, said, only, lacks in (
@@ -45,7 +45,7 @@ def _arriving(half: Half, said: set[int], only: str) -> list[Cause]:
             new = sorted(s for s in sources if form.numbers[s] >= 0 and s in alone)
             if new:
                 found[number] = new
-    causes = []
+    causes: list[Cause] = []
     for number, parameters in found.items():
         collective = form.collectives[number]
         text = (

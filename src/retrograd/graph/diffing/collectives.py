@@ -18,7 +18,7 @@ def changed(view: View) -> list[Cause]:
     links: list[set[int]] = [
         {of_b[view.a.partner[n]] for n in c.nodes if view.a.partner[n] in of_b} for c in view.a.form.collectives
     ]
-    reached = set().union(*links)
+    reached = set[int]().union(*links)
     alone_a = [g for g, found in enumerate(links) if not found]
     alone_b = [g for g in range(len(view.b.form.collectives)) if g not in reached]
     causes = _alone(view.b, alone_b, "+", "B") + _alone(view.a, alone_a, "-", "A")
@@ -27,7 +27,7 @@ def changed(view: View) -> list[Cause]:
 
 def _alone(half: Half, groups: list[int], sign: str, only: str) -> list[Cause]:
     collectives = half.form.collectives
-    causes = []
+    causes: list[Cause] = []
     for g in groups:
         c = collectives[g]
         kinds = shapes(half.form.labels[half.form.operands[n][0]][1] for n in c.nodes if half.form.operands[n])
@@ -48,7 +48,7 @@ def _rebucketed(view: View, links: list[set[int]], of_a: dict[int, int]) -> list
     differing = [g for g, found in enumerate(links) if found and not _same_company(view, a[g], [b[h] for h in found])]
     if not differing:
         return []
-    others = sorted(set().union(*(links[g] for g in differing)))
+    others = sorted(set[int]().union(*(links[g] for g in differing)))
     before, after = ([_size(c) for c in half] for half in ([a[g] for g in differing], [b[h] for h in others]))
     opcode = a[differing[0]].opcode
     text = (

@@ -229,7 +229,7 @@ class _Comparison:
 
     def header(self) -> list[Cause]:
         """Aliasing and recorded keys, of graphs that compute the same."""
-        causes = []
+        causes: list[Cause] = []
         for name in _ALIASING:
             before, after = self.a.header.get(name, ""), self.b.header.get(name, "")
             if before != after:
@@ -308,7 +308,7 @@ def _without_doubles(causes: list[Cause]) -> list[Cause]:
         for side, names in (("a", c.a), ("b", c.b))
         for name in names
     }
-    kept = []
+    kept: list[Cause] = []
     for cause in causes:
         names = [("a", n) for n in cause.a] + [("b", n) for n in cause.b]
         if cause.kind.startswith("collective_") and names and all(n in said for n in names):

@@ -30,7 +30,7 @@ class Matching:
         self.b = [-1] * len(form_b)
         self.outputs: list[tuple[int, int]] = []
         self.bold = True
-        self._votes: dict[int, Counter[int]] = {}
+        self.votes: dict[int, Counter[int]] = {}
 
     def pair(self, a: int, b: int) -> None:
         """Make two nodes partners."""
@@ -140,7 +140,7 @@ class _Outputs:
 
     def refine(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
         """Pair what is equal in this view, in order, within each gap."""
-        new = []
+        new: list[tuple[int, int]] = []
         for left, right in self.gaps():
             if left and right:
                 inner = common([view_a[i] for i in left], [view_b[j] for j in right])  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ class _Outputs:
 
     def in_step(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
         """Pair one by one where a gap has as many on either side, equal in this view."""
-        new = []
+        new: list[tuple[int, int]] = []
         for left, right in self.gaps():
             if len(left) == len(right) and [view_a[i] for i in left] == [view_b[j] for j in right]:
                 new += list(zip(left, right, strict=True))
@@ -187,7 +187,7 @@ def _unique(made: Matching) -> None:
 
 def _down(made: Matching) -> None:
     """From the outputs down: pairs propose the pairs of their operands."""
-    form_a, form_b, votes = made.form_a, made.form_b, made._votes
+    form_a, form_b, votes = made.form_a, made.form_b, made.votes
     for i, j in made.outputs:
         _propose(made, form_a.outputs[i], form_b.outputs[j], 2)
     for a in range(len(form_a) - 1, -1, -1):
@@ -200,7 +200,7 @@ def _down(made: Matching) -> None:
 
 def _propose(made: Matching, a: int, b: int, weight: int) -> None:
     if made.free(a, b):
-        made._votes.setdefault(a, Counter())[b] += weight
+        made.votes.setdefault(a, Counter())[b] += weight
 
 
 def _propose_operands(made: Matching, a: int, b: int) -> None:

@@ -54,7 +54,7 @@ def outputs(view: View) -> list[Cause]:
 
 def operands(view: View) -> list[Cause]:
     """Causes for operations and outputs that are the same but read other values, which both graphs have."""
-    causes = []
+    causes: list[Cause] = []
     form_a, form_b = view.a.form, view.b.form
     for a, b in enumerate(view.a.partner):
         if b < 0 or not form_a.live[a] or view.same_operands(a, b):

@@ -93,7 +93,7 @@ def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> 
     for place in extra:
         node = half.form.outputs[place]
         by_line[half.form.labels[node][0], half.where(node)].append(place)
-    causes = []
+    causes: list[Cause] = []
     for (opcode, line), places in by_line.items():
         nodes = [half.form.outputs[p] for p in places]
         made = sorted({n for p in places if p in makers for n in makers[p].nodes} | set(nodes))

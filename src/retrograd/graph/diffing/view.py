@@ -25,7 +25,7 @@ class Half:
     ids: list[int]
     exact: list[int]
     partner: list[int]
-    alone: list[int] = field(default_factory=list)
+    alone: list[int] = field(default_factory=list[int])
     _users: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
@@ -73,8 +73,8 @@ class Half:
 class Claimed:
     """Nodes of either side that a cause has explained already."""
 
-    a: set[int] = field(default_factory=set)
-    b: set[int] = field(default_factory=set)
+    a: set[int] = field(default_factory=set[int])
+    b: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from retrograd.graph.ir import Computation, Instruction
 
@@ -77,12 +78,12 @@ class Body:
         """Which element of a tuple `value[index]` takes; None if the value is a tensor."""
         if len(args) != 2 or not isinstance(args[0], Ref) or type(args[1]) is not int:
             return None
-        shape = self.instructions[args[0].place].shape
+        shape = self.instructions[cast(Ref, args[0]).place].shape
         return args[1] if not shape or shape.startswith("(") else None
 
     def output(self, value: Any, line: int = 0) -> None:
         """The root: a tuple of everything that is returned, constants among it."""
-        flat = value if isinstance(value, (list, tuple)) else [value]
+        flat = cast(Sequence[Any], value) if isinstance(value, (list, tuple)) else [value]
         nested = any(isinstance(one, (list, tuple, dict, slice, Made)) for one in flat) or isinstance(value, dict)
         attrs, leaves = "", list(flat)
         if nested:
@@ -121,11 +122,17 @@ def render(value: Any, operands: list[int], called: list[tuple[str, str]]) -> st
     if isinstance(value, list):
         return f"[{all_of(value)}]"
     if isinstance(value, tuple):
-        return f"({all_of(value)},)" if len(value) == 1 else f"({all_of(value)})"
+        one_alone = len(cast(tuple[Any, ...], value)) == 1
+        return f"({all_of(value)},)" if one_alone else f"({all_of(value)})"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {render(one, operands, called)}" for key, one in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{key!r}: {render(one, operands, called)}" for key, one in cast(dict[Any, Any], value).items())
+            + "}"
+        )
     if isinstance(value, slice):
-        return f"slice({all_of((value.start, value.stop, value.step))})"
+        cut = cast(Any, value)
+        return f"slice({all_of((cut.start, cut.stop, cut.step))})"
     if isinstance(value, Made):
         pairs = [f"{key}={render(one, operands, called)}" for key, one in value.kwargs]
         return f"{value.name}({', '.join([render(one, operands, called) for one in value.args] + pairs)})"

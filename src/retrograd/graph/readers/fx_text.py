@@ -57,12 +57,12 @@ class _Class:
     indent: int
     line: int
     body: Body = field(default_factory=Body)
-    children: set[str] = field(default_factory=set)
+    children: set[str] = field(default_factory=set[str])
 
 
 def starts(text: str) -> list[int]:
     """Where the graphs of a text begin: at each class that is not inside another."""
-    found = []
+    found: list[int] = []
     outermost = None
     for match in _CLASS.finditer(text):
         start = text.rfind("\n", 0, match.start()) + 1
@@ -219,7 +219,8 @@ class _Reader:
             value = statement.value
             if isinstance(value, ast.Constant) and value.value is None and isinstance(target, ast.Name):
                 return
-            if value is None and isinstance(known := self.known(target), Ref):  # torch.export: the shape of an argument
+            # torch.export: the shape of an argument
+            if value is None and isinstance(statement, ast.AnnAssign) and isinstance(known := self.known(target), Ref):
                 body.instructions[known.place].shape = _shape(statement.annotation)
                 return
             if isinstance(target, ast.Subscript) and value is not None:
@@ -303,8 +304,10 @@ class _Reader:
         if isinstance(node, (ast.List, ast.Tuple)):
             values = [self.value(one, at) for one in node.elts]
             return values if isinstance(node, ast.List) else tuple(values)
-        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
-            return {key.value: self.value(one, at) for key, one in zip(node.keys, node.values, strict=True)}
+        if isinstance(node, ast.Dict):
+            keys = [key for key in node.keys if isinstance(key, ast.Constant)]
+            if len(keys) == len(node.keys):
+                return {key.value: self.value(one, at) for key, one in zip(keys, node.values, strict=True)}
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             number = node.operand.value
             return -number if isinstance(number, (int, float, complex)) else Text(ast.unparse(node))

@@ -226,7 +226,7 @@ class _Reader:
         if not len(operation.regions):
             return [], []
         used = list(_captured(operation))
-        called = []
+        called: list[tuple[str, str]] = []
         names = {"stablehlo.while": ("condition", "body")}.get(operation.name, ())
         for number, region in enumerate(operation.regions):
             blocks = list(region.blocks)
@@ -315,7 +315,7 @@ def _shape(text: str) -> str:
 
 
 def _attributes(operation: Any, opcode: str) -> str:
-    kept = []
+    kept: list[str] = []
     for name, value in _items(operation.attributes):
         if name in _DROPPED:
             continue

@@ -40,7 +40,8 @@ class Block:
 def blocks(text: str, source: str) -> Iterator[Block]:
     """The blocks in order; GraphError where one is not closed."""
     lines = scan.lines(text)
-    name, frames, ordinal = "", [], 0
+    name, ordinal = "", 0
+    frames: list[tuple[str, int]] = []
     at = 0
     while at < len(lines):
         line = lines[at]

@@ -14,7 +14,7 @@ def modules(model: Any) -> list[tuple[str, Any]]:
 def left(model: Any) -> tuple[tuple[str, int], ...]:
     """The parts with gradients in their bucket: name and how many; a bucket that several parts share counts once."""
     seen: set[int] = set()
-    found = []
+    found: list[tuple[str, int]] = []
     for name, module in modules(model):
         op = module.reduce_scatter_op
         waiting = len(getattr(op, "bucket", None) or ())

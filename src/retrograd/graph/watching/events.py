@@ -48,9 +48,11 @@ class Backend(Protocol):
 
     def drain(self) -> list[Event]:
         """What happened since the last call, in order."""
+        ...
 
     def stop(self) -> None:
         """Unhook; safe to call twice."""
 
     def version(self) -> str:
         """The framework's version."""
+        ...

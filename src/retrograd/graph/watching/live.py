@@ -68,7 +68,7 @@ def difference(before: Sequence[Live], now: Sequence[Live], step: int) -> tuple[
 
 
 def _named(tensors: Sequence[Live], extra: Counter[tuple[str, str]], what: str) -> list[str]:
-    lines = []
+    lines: list[str] = []
     left = Counter(extra)
     for tensor in tensors:
         if left[tensor.shape, tensor.where] > 0:

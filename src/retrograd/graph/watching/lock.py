@@ -158,7 +158,7 @@ def read(path: str | Path) -> dict[str, Locked]:
 
 def check(graphs: Mapping[str, Locked], locked: Mapping[str, Locked], title: str = "the lock file") -> Check:
     """Compare graphs with locked ones, name by name."""
-    found = []
+    found: list[Changed] = []
     for name in sorted({*graphs, *locked}):
         if name not in graphs:
             found.append(Changed(name, "missing", note="the lock file has it, the program does not"))
@@ -178,7 +178,7 @@ def hold(session: Session, path: str | Path) -> None:
 
 def hold_all(sessions: Sequence[Session], path: str | Path) -> None:
     """The same for a run that several frameworks were watched in."""
-    graphs = {}
+    graphs: dict[str, Locked] = {}
     for session in sessions:
         head = f"{session.backends[0]} " if len(sessions) > 1 else ""
         graphs |= {head + name: locked for name, locked in of_session(session).items()}
@@ -223,6 +223,12 @@ def _locked(data: dict[str, Any]) -> dict[str, Locked]:
     return {name: Locked(**fields | {"text": "".join(fields["text"])}) for name, fields in data["graphs"].items()}
 
 
+def _one(fields: dict[str, Any]) -> Changed:
+    causes: dict[str, Any] = {"causes": tuple(map(cause, fields["causes"]))}
+    return Changed(**fields | causes)
+
+
 def _check(fields: dict[str, Any]) -> Check:
-    graphs = tuple(Changed(**g | {"causes": tuple(map(cause, g["causes"]))}) for g in fields["graphs"])
-    return Check(**fields | {"graphs": graphs})
+    graphs = tuple(_one(g) for g in fields["graphs"])
+    lists: dict[str, Any] = {"graphs": graphs}
+    return Check(**fields | lists)

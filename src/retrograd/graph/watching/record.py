@@ -125,19 +125,22 @@ class WatchReport:
 
 def cause(fields: dict[str, Any]) -> Cause:
     """A cause from its JSON."""
-    return Cause(**fields | {"a": tuple(fields.get("a", ())), "b": tuple(fields.get("b", ()))})
+    lists: dict[str, Any] = {"a": tuple(fields.get("a", ())), "b": tuple(fields.get("b", ()))}
+    return Cause(**fields | lists)
 
 
 def _watched(fields: dict[str, Any]) -> Watched:
-    return Watched(**fields | {"causes": tuple(map(cause, fields["causes"])), "notes": tuple(fields["notes"])})
+    lists: dict[str, Any] = {"causes": tuple(map(cause, fields["causes"])), "notes": tuple(fields["notes"])}
+    return Watched(**fields | lists)
 
 
 def _step(fields: dict[str, Any]) -> Step:
-    return Step(**fields | {"compiled": tuple(fields["compiled"]), "ran": tuple(fields["ran"])})
+    lists: dict[str, Any] = {"compiled": tuple(fields["compiled"]), "ran": tuple(fields["ran"])}
+    return Step(**fields | lists)
 
 
 def _report(fields: dict[str, Any]) -> WatchReport:
-    made = {
+    made: dict[str, Any] = {
         "backends": tuple(fields["backends"]),
         "graphs": tuple(map(_watched, fields["graphs"])),
         "rows": tuple(map(_step, fields["rows"])),

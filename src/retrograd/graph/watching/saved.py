@@ -68,7 +68,7 @@ def blocks(text: str, source: str = "") -> list[Block]:
     Raises:
         GraphError: the file is damaged, or holds something else than HLO.
     """
-    found = []
+    found: list[Block] = []
     for block in torch_xla.blocks(text, source):
         body = block.body.strip("\n")
         if "HloModule" not in body[:200]:

@@ -46,9 +46,9 @@ class Session:
     say: Callable[[str], None] = print
     backends: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
-    entries: list[Entry] = field(default_factory=list)
-    rows: list[Step] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list[Entry])
+    rows: list[Step] = field(default_factory=list[Step])
+    notes: list[str] = field(default_factory=list[str])
     now: int = 0
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class Session:
 
     def explain(self, i: int, j: int) -> Diff:
         """Compare two of the graphs by their numbers; UsageError if there is no such graph or no text of it."""
-        graphs = []
+        graphs: list[Graph] = []
         for name, number in (("i", i), ("j", j)):
             if not isinstance(number, int) or not 0 <= number < len(self.entries):
                 raise UsageError(

@@ -41,7 +41,7 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._running or self.session.now:
             raise UsageError("this watch was entered before; make a new one with retrograd.graph.watch(...)")
-        started = []
+        started: list[Backend] = []
         try:
             for backend in self.backends:
                 backend.start(self._told)

@@ -1,0 +1,109 @@
+"""Records show themselves in a notebook: the verdict, the findings and how to see them again, and nothing that runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from fake_report import report
+
+from retrograd import graph
+from retrograd.flake.record import Flake, FlakeReport, Rate
+
+DUMPS = Path(__file__).resolve().parent.parent / "graph" / "data" / "xla"
+
+
+class _Page(HTMLParser):
+    """Text, tags and attributes of a fragment; complains of what is left open."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.open, self.text, self.attributes = [], [], [], []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.open.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text.append(data)
+
+
+def shown(record):
+    html = record._repr_html_()
+    page = _Page(html.replace("<br>", ""))
+    assert "script" not in page.tags
+    assert not [value for name, value in page.attributes if name in ("src", "href")]
+    return html, " ".join(" ".join(page.text).split())
+
+
+def test_a_finding_says_what_where_and_how_to_see_it_again():
+    found = report()
+    _, text = shown(found)
+    assert "FINDING" in text
+    for finding in found.findings:
+        assert finding.what in text
+        assert finding.repro in text
+    for stage in found.stages:
+        assert stage.title in text
+
+
+def test_more_findings_than_fit_are_counted():
+    found = report()
+    stage = next(s for s in found.stages if s.findings)
+    many = replace(stage, findings=stage.findings[:1] * 7)
+    html, text = shown(replace(found, stages=(many,)))
+    assert html.count("<h3>") == 5
+    assert "2 more findings" in text
+
+
+def test_text_of_an_op_is_no_markup():
+    html, _ = shown(replace(report(), target="<img src=x onerror=alert(1)>"))
+    assert "<img" not in html
+
+
+def test_a_comparison_of_graphs_says_the_causes():
+    diff = graph.diff(DUMPS / "base_step1.hlo.txt.gz", DUMPS / "stray_step2.hlo.txt.gz")
+    _, text = shown(diff)
+    assert "Different" in text
+    assert diff.causes[0].what in text
+    assert diff.causes[0].advice in text
+
+
+@pytest.mark.parametrize("name", ["same", "unique", "follow"])
+def test_other_graph_records_show_themselves(name):
+    file = DUMPS / "base_step1.hlo.txt.gz"
+    record = {
+        "same": lambda: graph.diff(file, file),
+        "unique": lambda: graph.unique([file, file]),
+        "follow": lambda: graph.follow(file, "p0"),
+    }[name]()
+    _, text = shown(record)
+    assert {"same": "Same", "unique": "1", "follow": "p0"}[name].lower() in text.lower()
+
+
+def test_flakes_show_themselves():
+    flake = Flake("tests/test_x.py::test_y", "undecided", Rate(0, 0, 0.0, 1.0, 0.95), notes=("skipped",))
+    _, alone = shown(flake)
+    _, inside = shown(FlakeReport((flake,)))
+    assert "tests/test_x.py::test_y" in alone
+    assert alone == inside
+
+
+def test_without_jinja2_a_notebook_shows_text():
+    code = (
+        "import sys; sys.modules['jinja2'] = None; sys.path.insert(0, sys.argv[1])\n"
+        "from fake_report import report; print(report()._repr_html_())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, Path(__file__).parent], capture_output=True, text=True)
+    assert done.stdout.strip() == "None", done.stderr
