@@ -78,8 +78,12 @@ class Bisection:
 
 
 def _bisection(fields: dict[str, Any]) -> Bisection:
-    numbers = {k: float(fields[k]) for k in ("tolerance", "before", "after", "everything")}
-    culprits = tuple(
-        Culprit(**{**c, "alone": float(c["alone"]), "without": float(c["without"])}) for c in fields["culprits"]
-    )
-    return Bisection(**{**fields, **numbers, "culprits": culprits, "notes": tuple(fields["notes"])})
+    numbers: dict[str, Any] = {k: float(fields[k]) for k in ("tolerance", "before", "after", "everything")}
+    culprits = tuple(map(_culprit, fields["culprits"]))
+    made: dict[str, Any] = fields | numbers | {"culprits": culprits, "notes": tuple(fields["notes"])}
+    return Bisection(**made)
+
+
+def _culprit(fields: dict[str, Any]) -> Culprit:
+    errors: dict[str, Any] = {k: float(fields[k]) for k in ("alone", "without")}
+    return Culprit(**(fields | errors))

@@ -31,7 +31,9 @@ def minimise(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> 
     left, pieces = list(items), 2
     while len(left) > 1:
         parts = _cut(left, pieces)
-        rests = [[item for item in left if item not in set(part)] for part in parts] if len(parts) > 2 else []
+        rests: list[list[Item]] = (
+            [[item for item in left if item not in set(part)] for part in parts] if len(parts) > 2 else []
+        )
         smaller = next((part for part in parts if asked(part)), None)
         if smaller is not None:
             left, pieces = smaller, 2

@@ -79,7 +79,7 @@ def chain(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             tails[length], holders[length] = j, k
         before[k] = holders[length - 1] if length else -1
-    found = []
+    found: list[tuple[int, int]] = []
     k = holders[-1] if holders else -1
     while k >= 0:
         found.append(pairs[k])

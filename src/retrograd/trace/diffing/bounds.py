@@ -26,8 +26,16 @@ from collections.abc import Sequence
 from retrograd.trace.diffing.identity import base, names
 from retrograd.trace.record import Op, Stats
 
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-UNIT |= {"complex64": UNIT["float32"], "complex128": UNIT["float64"], "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
+UNIT = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "complex64": 2.0**-24,
+    "complex128": 2.0**-53,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+}
 # What the estimate misses: errors that add instead of cancelling, and gains above the typical. See docs.
 SAFETY = 4.0
 GENERIC = 1.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from retrograd.errors import UsageError
 from retrograd.trace.diffing.identity import base, module
@@ -86,13 +86,15 @@ class _Gathered:
 
     setting: Setting
     bitwise: bool
-    causes: dict[Key, tuple[int, Cause]] = field(default_factory=dict)
+    causes: dict[Key, tuple[int, Cause]] = field(default_factory=dict[Key, tuple[int, Cause]])
     late: int = 0  # values from outside that differ after something had differed already
     renamed: int = 0
     computed: int = 0
     packed: int = 0  # casts and views that only one of the runs has, where dtypes may differ
     idle: int = 0  # arguments that differ without any effect
-    _names: dict[Key, list[str]] = field(default_factory=dict)  # of operators that one line has on one side alone
+    _names: dict[Key, list[str]] = field(
+        default_factory=dict[Key, list[str]]
+    )  # of operators that one line has on one side alone
     _last: tuple[int, Key] = (-2, ())
     _diverged: bool = False
 
@@ -218,7 +220,7 @@ class _Gathered:
         return key if belongs else None
 
 
-def _both(found: Judged) -> dict:
+def _both(found: Judged) -> dict[str, Any]:
     a, b = found.pair.a, found.pair.b
     return {
         "a": seen(a, found.inputs, found.outputs) if a else None,

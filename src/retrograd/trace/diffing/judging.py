@@ -50,9 +50,9 @@ class Judged:
 class _Run:
     """What is known of the values of one run: who made them."""
 
-    made: set[int] = field(default_factory=set)
-    unwritten: set[int] = field(default_factory=set)
-    tainted: set[int] = field(default_factory=set)
+    made: set[int] = field(default_factory=set[int])
+    unwritten: set[int] = field(default_factory=set[int])
+    tainted: set[int] = field(default_factory=set[int])
 
     @staticmethod
     def reads(op: Op, which: set[int]) -> bool:
@@ -147,7 +147,8 @@ class Judge:
             few, many = sorted((a.inputs, b.inputs), key=len)
             same = all(any(_bits_equal(s, t) for t in many) for s in few)
             return tuple(not same for _ in a.inputs), [0.0 if same else math.inf for _ in a.inputs]
-        differ, errors = [], []
+        differ: list[bool] = []
+        errors: list[float] = []
         for k, (s, t) in enumerate(zip(a.inputs, b.inputs, strict=True)):
             ignored = s.tensor in self._a.unwritten or t.tensor in self._b.unwritten
             ignored = ignored or (not k and base(a.name) in _OVERWRITES and _writes(a))

@@ -75,7 +75,8 @@ def _pair_step(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
 
 def _open(levels: dict[int, tuple[int, str]], n: int, m: int) -> list[tuple[int, int, int, int]]:
     """Stretches between pairs in which both sides have operators left."""
-    found, i, j = [], 0, 0
+    found: list[tuple[int, int, int, int]] = []
+    i = j = 0
     for k, (at, _) in [*sorted(levels.items()), (n, (m, ""))]:
         if k > i and at > j:
             found.append((i, k, j, at))

@@ -166,8 +166,8 @@ class TraceDiff:
 def _seen(fields: dict[str, Any] | None) -> Seen | None:
     if fields is None:
         return None
-    tensors = {name: tuple(Tensor(**t) for t in fields[name]) for name in ("inputs", "outputs")}
-    return Seen(**{**fields, **tensors})
+    tensors: dict[str, Any] = {name: tuple(Tensor(**t) for t in fields[name]) for name in ("inputs", "outputs")}
+    return Seen(**(fields | tensors))
 
 
 def _sides(fields: dict[str, Any]) -> dict[str, Any]:
@@ -175,20 +175,22 @@ def _sides(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cause(fields: dict[str, Any]) -> Cause:
-    return Cause(**{**_sides(fields), "others": tuple(fields["others"])})
+    made: dict[str, Any] = _sides(fields) | {"others": tuple(fields["others"])}
+    return Cause(**made)
 
 
 def _side(fields: dict[str, Any]) -> Side:
     meta = tuple((str(k), str(v)) for k, v in fields["meta"])
-    return Side(**{**fields, "devices": tuple(fields["devices"]), "meta": meta})
+    made: dict[str, Any] = fields | {"devices": tuple(fields["devices"]), "meta": meta}
+    return Side(**made)
 
 
 def _diff(fields: dict[str, Any]) -> TraceDiff:
-    made = {
+    made: dict[str, Any] = {
         "a": _side(fields["a"]),
         "b": _side(fields["b"]),
         "causes": tuple(map(_cause, fields["causes"])),
         "notes": tuple(fields["notes"]),
         "rows": tuple(Row(**_sides(row)) for row in fields["rows"]),
     }
-    return TraceDiff(**{**fields, **made})
+    return TraceDiff(**(fields | made))

@@ -16,14 +16,13 @@ def _count(number: int, noun: str) -> str:
 
 def verdict(diff: TraceDiff) -> str:
     """Same or different, in a few words."""
-    how = _MODES[diff.mode]
-    if diff.same:
-        return f"the same {how}"
-    more = f", and {_count(len(diff.causes) - 1, 'more cause')}" if len(diff.causes) > 1 else ""
-    first = diff.causes[0]
+    if not diff.causes:
+        return f"the same {_MODES[diff.mode]}"
+    first, *rest = diff.causes
     seen = first.b or first.a
-    index = f" at operator {seen.index}" if seen else ""
-    return f"different: first{index}{f' (step {seen.step}, {seen.phase})' if seen else ''}{more}"
+    more = _count(len(rest), "more cause")
+    at = f" at operator {seen.index} (step {seen.step}, {seen.phase})" if seen else ""
+    return f"different: first{at}{f', and {more}' if rest else ''}"
 
 
 def facts(side: Side) -> str:
