@@ -37,9 +37,9 @@ _MOST_NAMES = 6
 def render(record: GraphRecord, console: Console, everything: bool = False) -> None:
     """Print a record; `everything` leaves nothing out."""
     for text, style in lines(record, everything):
-        _line(console, text, style)
+        print_line(console, text, style)
     if isinstance(record, Unique):
-        _print(console, unique_rows(record), numbers=3)
+        print_rows(console, unique_rows(record), numbers=3)
 
 
 def to_text(record: GraphRecord, width: int = 120, everything: bool = True) -> str:
@@ -190,10 +190,10 @@ def listing(sides: Sequence[Side], console: Console, recorded: Sequence[str]) ->
     for side, key in zip(sides, recorded, strict=True):
         sizes = (side.instructions, side.dead, side.parameters, side.outputs, side.collectives)
         rows.append((side.title, side.name, side.format, short(side.key), short(key), *map(str, sizes)))
-    _print(console, rows, numbers=5)
+    print_rows(console, rows, numbers=5)
 
 
-def _print(console: Console, rows: Sequence[Sequence[str]], numbers: int) -> None:
+def print_rows(console: Console, rows: Sequence[Sequence[str]], numbers: int) -> None:
     """Rows under a heading, the last columns being numbers. rich's tables would cut names, which makes them useless."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     first = len(widths) - numbers
@@ -201,7 +201,7 @@ def _print(console: Console, rows: Sequence[Sequence[str]], numbers: int) -> Non
         cells = [
             cell.rjust(w) if k >= first else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
-        _line(console, "  ".join(cells), "" if at else "dim")
+        print_line(console, "  ".join(cells), "" if at else "dim")
 
 
 # GitHub.
@@ -234,7 +234,8 @@ def _all_or(number: int, total: int) -> str:
     return "them" if number == total else f"{number} of them"
 
 
-def _line(console: Console, text: str, style: str) -> None:
+def print_line(console: Console, text: str, style: str) -> None:
+    """A line of text that may hold anything."""
     # Names come from files, and an escape character in one would command the terminal.
     if not text.isprintable():
         text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

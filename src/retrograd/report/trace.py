@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from rich.console import Console
 
-from retrograd.report.graph import _line, _print
+from retrograd.report.graph import print_line, print_rows
 from retrograd.report.words import count
 from retrograd.trace.listing import Listing
 from retrograd.trace.provenance import Provenance
@@ -23,9 +23,9 @@ _MOST_TENSORS = 6  # of a foreach operator
 def render(record: TraceRecord, console: Console) -> None:
     """Print a record."""
     for text, style in lines(record):
-        _line(console, text, style)
+        print_line(console, text, style)
     if isinstance(record, Listing) and record.ops:
-        _print(console, table(record.ops), numbers=3)
+        print_rows(console, table(record.ops), numbers=3)
 
 
 def to_text(record: TraceRecord, width: int = 200) -> str:
@@ -47,6 +47,11 @@ def lines(record: TraceRecord) -> Iterable[tuple[str, str]]:
         yield f"  {label:<8}{text}", ""
     for note in record.notes:
         yield f"  {'note':<8}{note}", "dim"
+
+
+def headline(record: TraceRecord) -> str:
+    """The answer, or what is listed, in a line."""
+    return listing_head(record) if isinstance(record, Listing) else verdict(record)
 
 
 def verdict(record: Provenance) -> str:

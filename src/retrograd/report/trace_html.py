@@ -17,7 +17,7 @@ def render(record: Provenance | Listing) -> str:
     nan = record if isinstance(record, Provenance) else None
     ops = record.ops if isinstance(record, Listing) else record.way
     return template("trace.html.j2").render(
-        title=trace.verdict(record) if nan is not None else trace.listing_head(record),
+        title=trace.headline(record),
         tone=_tone(record),
         nan=nan,
         words=trace,
