@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -52,6 +52,25 @@ def other_defaults(request: pytest.FixtureRequest) -> Callable[[], AbstractConte
             torch.set_default_dtype(before)
 
     return context
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A gloo group of this process alone."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def mesh(alone: None) -> Any:
+    """A mesh of this process alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (1,))
 
 
 @pytest.fixture(scope="session")

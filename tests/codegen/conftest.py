@@ -30,6 +30,13 @@ def probes() -> dict:
 
 
 @pytest.fixture(scope="session")
+def examined() -> dict:
+    """What codegen says of the specimens, by their names, and what the compilers say themselves."""
+    pytest.importorskip("triton")
+    return json.loads(run("tests/codegen/examine.py"))
+
+
+@pytest.fixture(scope="session")
 def gate(tmp_path_factory) -> dict:
     """Facts and faults of the norm kernels, the covering set for every target."""
     pytest.importorskip("triton")

@@ -107,19 +107,20 @@ def tokens(step: int, part: int = 0) -> torch.Tensor:
     return torch.randint(16, (BATCH, 5), generator=torch.Generator().manual_seed(seed))
 
 
-def order_of(kind: str, step: int) -> Any:
+def order_of(kind: str, step: int, shuffled: bool = False) -> Any:
+    order = None
     if kind in ("twice", "reentrant twice"):
-        return [0, 1, 1, 2, 3, 0, 4, 5]
-    if kind == "unused":
-        return [0, 1, 2, 4, 5]
-    if kind == "random":
-        return random.Random(step).sample(range(BLOCKS), BLOCKS) if step else range(BLOCKS)
-    return None
+        order = [0, 1, 1, 2, 3, 0, 4, 5]
+    elif kind == "unused":
+        order = [0, 1, 2, 4, 5]
+    elif kind == "random":
+        shuffled = step > 0
+    return random.Random(step).sample(order or range(BLOCKS), len(order or range(BLOCKS))) if shuffled else order
 
 
-def backward(net: Any, kind: str, step: int) -> None:
-    """One step's worth of backwards."""
-    order = order_of(kind, step)
+def backward(net: Any, kind: str, step: int, shuffled: bool = False) -> None:
+    """One step's worth of backwards; `shuffled` in an order of blocks that is this step's, the same on all ranks."""
+    order = order_of(kind, step, shuffled)
     if kind == "accumulate apart":
         # Some blocks then have sums in float32, others gradients in bfloat16. FSDP2 (2.13) wants each used once before.
         if not step:
@@ -128,22 +129,22 @@ def backward(net: Any, kind: str, step: int) -> None:
         net.set_requires_gradient_sync(False)
         net(tokens(step, 0), [0, 1, 2]).backward()
         net.set_requires_gradient_sync(True)
-        net(tokens(step, 1)).backward()
+        net(tokens(step, 1), order).backward()
         return
     if kind.startswith("accumulate"):
         for part in range(3):
             net.set_requires_gradient_sync(part == 2)
             if kind == "accumulate kept":
                 net.set_reshard_after_backward(part == 2)
-            net(tokens(step, part)).backward()
+            net(tokens(step, part), order).backward()
         return
     if kind.startswith("no all-reduce"):
         for part in range(2):
             net.set_requires_all_reduce(part == 1)
-            net(tokens(step, part), [0, 1, 1, 0, 2, 3, 4, 5] if "twice" in kind else None).backward()
+            net(tokens(step, part), [0, 1, 1, 0, 2, 3, 4, 5] if "twice" in kind else order).backward()
         return
     if kind == "two backwards":
-        one, two = net(tokens(step, 0)), net(tokens(step, 1))
+        one, two = net(tokens(step, 0), order), net(tokens(step, 1), order)
         one.backward()
         two.backward()
         return
@@ -190,6 +191,32 @@ def train(kind: str, steps: int = STEPS, buckets: dict[str, Any] | None = None, 
         seen |= {"plan": handle.plan.to_json(), "report": handle.report(), "log": handle.log}
         handle.remove()
     return seen
+
+
+def recorded(kind: str, buckets: dict[str, Any], still: int = 12, steps: int = 20) -> dict[str, Any]:
+    """Buckets and recorder together; from step `still` on the blocks run in another random order at every step."""
+    from retrograd.fsdp import bucket_gradients, record_collectives
+
+    net = build(kind)
+    handle = bucket_gradients(net, **buckets)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    hashes, problems, reductions = [], [], []
+    with warnings.catch_warnings(), record_collectives(steps="manual", on_change="record") as log:
+        warnings.simplefilter("ignore")
+        for step in range(steps):
+            backward(net, kind, step, step >= still)
+            optimiser.step()
+            optimiser.zero_grad()
+            log.step()
+            hashes.append(handle.hash())
+            problems = list(log.problems) if step < still else problems
+            reductions.append([c for c in log.collectives() if c.kind in ("reduce-scatter", "all-reduce")])
+    handle.remove()
+    return {
+        "hashes": hashes, "plan": handle.plan.to_json(), "problems": problems, "recorded": [r.hash for r in log.steps],
+        "reductions": reductions, "launches": handle.log[-1], "whole": log.hash(),
+        "unnamed": [c.details for c in log.log().table if not c.modules],
+    }  # fmt: skip
 
 
 class counted:
@@ -272,7 +299,7 @@ def skip_by_rank(missing: str, verify_every: int = 1) -> Any:
 
 
 def fails_midway(reset: bool, early: bool = False) -> dict[str, Any]:
-    """A backward raises in block 2; the step after it must be that of a run in which it never was."""
+    """A backward raises in block 2; the step after it, in another order, is that of a run in which it never was."""
     from retrograd.fsdp import bucket_gradients
 
     seen = {}
@@ -280,6 +307,7 @@ def fails_midway(reset: bool, early: bool = False) -> dict[str, Any]:
         net = build("plain")
         handle = bucket_gradients(net, bucket_mb=0.006)
         net(tokens(0)).backward()
+        first = handle.hash()
         net.zero_grad()
         caught = []
         if fail:
@@ -297,10 +325,13 @@ def fails_midway(reset: bool, early: bool = False) -> dict[str, Any]:
                 net.reset_iter_state()
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            net(tokens(2)).backward()
+            net(tokens(2), order_of("random", 2)).backward()
         grads = {name: local(p.grad) for name, p in net.named_parameters()}
         words = [str(w.message) for w in warned if "exception" in str(w.message)]
-        seen[fail] = {"grads": grads, "hash": handle.hash(), "caught": caught, "words": words, "n": handle.abandoned}
+        seen[fail] = {
+            "grads": grads, "hash": handle.hash(), "first": first, "caught": caught, "words": words,
+            "n": handle.abandoned,
+        }  # fmt: skip
         handle.remove()
     return seen
 
@@ -417,13 +448,18 @@ def _error(function: Any) -> str:
     return ""
 
 
-def absent() -> str:
-    """Rank 1 ends its step without a backward."""
+def absent(first: bool) -> str:
+    """Rank 1 leaves a step without its backward: the first, or the second, in which ranks compare each bucket."""
     from retrograd.fsdp import bucket_gradients
 
-    net = build("plain")
-    bucket_gradients(net, timeout=3)
-    loss = net(tokens(0))
+    net = build("kept")
+    # Each its own timeout: the connections of a group that has waited in vain are gone.
+    bucket_gradients(net, bucket_mb=0.004, timeout=3 if first else 2, verify_every=1)
+    if not first:
+        net(tokens(0)).backward()
+    for module in (*net.blocks, net):
+        module.unshard()
+    loss = net(tokens(1))
     return "" if dist.get_rank() else _error(loss.backward)
 
 

@@ -1,4 +1,4 @@
-"""A training job for torchrun: what goes wrong in it is its first argument."""
+"""A training job for torchrun: what goes wrong in it is its first argument; with `buckets` behind it gradients share some."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-CASE = sys.argv[1]
+CASE, BUCKETS = sys.argv[1], "buckets" in sys.argv[2:]
 
 
 class Net(nn.Module):
@@ -29,12 +29,17 @@ model = Net()
 for block in model.blocks:
     fully_shard(block, reshard_after_forward=False)
 fully_shard(model)
+if BUCKETS:
+    import retrograd.fsdp
+
+    bucket_mb = 0.001 if CASE == "plan" and rank == 1 else 0.003
+    retrograd.fsdp.bucket_gradients(model, bucket_mb=bucket_mb)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(5):
     wrong = step == 2 and rank == 1
     for block in model.blocks:
         block.unshard()
-    order = (2, 1, 0) if wrong and CASE == "swap" else (0, 1, 2)
+    order = (2, 1, 0) if wrong and CASE == "swap" else (0, 1) if wrong and CASE == "skip" else (0, 1, 2)
     x = torch.full((2, 16), 1.0 + rank, requires_grad=True)
     loss = model(x, order).sum()
     if wrong and CASE == "hang":
@@ -43,6 +48,8 @@ for step in range(5):
         raise ValueError("bad batch")
     if wrong and CASE == "die":
         os._exit(7)
+    if wrong and CASE == "nan":
+        loss = loss * float("nan")
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -57,6 +57,7 @@ def train(case: str, **options: Any) -> dict[str, Any]:
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.0005)
     else:
         model = sharded(model, keep=case == "swap")
+    buckets = rf.bucket_gradients(model, bucket_mb=0.0006) if case == "nan in buckets" else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps, error, notes = 0, "", []
     log = rf.record_collectives(**options)
@@ -71,6 +72,8 @@ def train(case: str, **options: Any) -> dict[str, Any]:
                     log.step()
     except Exception as raised:
         error, notes = f"{type(raised).__name__}: {raised}", getattr(raised, "__notes__", [])
+    if buckets is not None:
+        buckets.remove()
     patterns = [row.pattern for row in log.steps]
     return {
         "hash": log.hash(), "patterns": patterns, "notes": log.notes, "problems": log.problems, "error": error,
@@ -100,7 +103,38 @@ def update(model: Any, case: str, number: int, log: Any) -> None:
     loss = model(batch(), order).sum()
     if wrong and case == "raise":
         raise ValueError("bad batch")
-    (loss * float("nan") if wrong and case == "nan" else loss).backward()
+    (loss * float("nan") if wrong and case.startswith("nan") else loss).backward()
+
+
+def compiled_autograd() -> tuple[str, int, list[str]]:
+    """Two layers under compiled autograd, which FSDP2 of torch 2.12 on does not support and does not refuse.
+
+    Returns:
+        The error, how many updates were made before it, and the reduce-scatters of the last step that ended.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    fully_shard(model[0])
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    updates, error = 0, ""
+    log = rf.record_collectives()
+    try:
+        with log, torch._dynamo.config.patch(compiled_autograd=True):
+            for _ in range(4):
+                loss = model(batch()).sum()
+                torch.compile(loss.backward, backend="eager")()
+                optimizer.step()
+                optimizer.zero_grad()
+                updates += 1
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    finally:
+        torch._dynamo.reset()
+    return error, updates, [c.name for c in log.collectives() if c.kind == "reduce-scatter"] if updates else []
 
 
 def accumulate_by_update() -> dict[str, Any]:

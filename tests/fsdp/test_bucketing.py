@@ -15,17 +15,6 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built 
 
 
 @pytest.fixture
-def mesh():
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.fixture
 def net(mesh):
     from torch.distributed.fsdp import fully_shard
 

@@ -149,6 +149,11 @@ def test_a_damaged_plan_is_refused(text, said):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere\.json"):
         BucketPlan.load(tmp_path / "nowhere.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UsageError, match=r"binary\.json' cannot be read: 'utf-8' codec"):
+        BucketPlan.load(tmp_path / "binary.json")
+    with pytest.raises(UsageError, match="which cannot be written: "):
+        BucketPlan.of(some(3), 50).save(tmp_path)
 
 
 @pytest.mark.parametrize(("groups", "cap", "said"), [(some(2), 0, "positive"), (some(1) * 2, 5, "more than once")])

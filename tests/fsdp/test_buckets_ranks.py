@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import bucket_steps as steps
 import pytest
@@ -92,13 +93,36 @@ def test_sums_that_wait_for_their_all_reduce_are_added_to_once(four):
             assert got[name] == pytest.approx(want[name], abs=1e-6), name
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "reentrant twice"])
-def test_one_sequence_over_20_steps_and_all_ranks(ranks, kind):
-    options = {"bucket_mb": 0.004, "verify_every": 7, **ALONE.get(kind, {})}
-    ours = ranks.run(steps.train, kind, 20, options, False)
+def one_sequence(kind, ours):
+    """20 steps on every rank, of which the last 8 run their blocks in any order: one sequence, by name."""
     assert len(ours[0]["hashes"]) == 20
     assert len({word for one in ours for word in one["hashes"]}) == 1
     assert len({one["plan"] for one in ours}) == 1
+    # The recorder sees the same, also what FSDP2 gathers, and has a name for everything; ranks asking each other is
+    # none of the run's collectives. Shards of different replicas differ in their ranks, so hashes of HSDP do.
+    assert len({one["whole"] for one in ours}) == (1 if len(ours) == 2 else 4)
+    assert len({tuple(replace(c, ranks=()) for step in one["reductions"] for c in step) for one in ours}) == 1
+    still = 1 if kind == "random" else 12
+    first = kind == "accumulate apart"  # gathers once more, before its first step
+    for one in ours:
+        assert one["unnamed"] == []
+        assert len(set(one["recorded"][first:still])) == 1
+        assert one["problems"] == [] or still == 1 or first
+        assert len({tuple(c.identity for c in made) for made in one["reductions"]}) == 1
+        # Of a step that has several backwards the last ones are those of the last backward.
+        made = [c.modules for c in one["reductions"][-1] if c.kind == "reduce-scatter"][-len(one["launches"]) :]
+        groups = [tuple("" if name == "(root)" else name for name in x.groups) for x in one["launches"]]
+        assert [tuple(names) for names in made] == groups
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "reentrant twice"])
+def test_one_sequence_over_20_steps_and_all_ranks(ranks, kind):
+    options = {"bucket_mb": 0.004, "verify_every": 7, **ALONE.get(kind, {})}
+    one_sequence(kind, ranks.run(steps.recorded, kind, options))
+
+
+def test_one_sequence_of_replicas(four):
+    one_sequence("hsdp", four.run(steps.recorded, "hsdp", {"bucket_mb": 0.004, "verify_every": 7}))
 
 
 def test_every_rank_its_own_order_at_every_step(ranks):
@@ -185,7 +209,7 @@ def test_nothing_stale_after_an_exception_in_backward(ranks, reset, early):
         failed, clean = seen[True], seen[False]
         assert failed["caught"] == ["in the middle"]
         assert failed["grads"] == clean["grads"]
-        assert failed["hash"] == clean["hash"]
+        assert {failed["hash"], failed["first"]} == {clean["hash"]}
         assert failed["n"] == 1
         assert len(failed["words"]) == (0 if reset else 1)
 
@@ -197,10 +221,16 @@ def test_an_exception_that_cannot_be_mended_is_named(ranks):
         assert "use PyTorch 2.13" in said
 
 
-def test_a_rank_that_does_not_come_is_waited_for_and_named(ranks):
-    said, nothing = ranks.run(steps.absent)
+@pytest.mark.parametrize("first", [True, False], ids=["plan", "bucket"])
+def test_a_rank_that_does_not_come_is_waited_for_and_named(ranks, first):
+    said, nothing = ranks.run(steps.absent, first)
     assert nothing == ""
-    assert said.startswith("RanksDifferError: rank 0 waited 3 s at most for ranks [0, 1] before plan")
+    due = "the comparison of plans" if first else "the reduction of bucket 0 [blocks.5, blocks.4]"
+    last = "it came to nothing yet" if first else "the last that it came to was the end of backward"
+    assert said.startswith(
+        f"RanksDifferError: rank 0 is at {due} and waited for the other ranks, {3 if first else 2} s at most: "
+    )
+    assert f": rank 1 did not come, {last}: it died, hangs, or does something else (" in said
 
 
 def test_compiled_blocks_keep_order_graphs_and_bits(ranks):

@@ -142,14 +142,6 @@ def test_place_of_an_inf():
     ]
 
 
-@pytest.fixture
-def alone():
-    """A group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_one_rank_copies(alone, name):
     x = torch.randn(9)

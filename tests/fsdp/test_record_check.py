@@ -19,7 +19,7 @@ JOB = Path(__file__).with_name("job.py")
 def check(case: str, *options: str) -> tuple[int, str]:
     """Exit code and output."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [sys.executable, "-m", "retrograd", "fsdp", "check", *options, "--", *torchrun, str(JOB), case]
+    command = [sys.executable, "-m", "retrograd", "fsdp", "check", *options, "--", *torchrun, str(JOB), *case.split()]
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": "0"}
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environment)
     return found.returncode, found.stdout + found.stderr if found.returncode > 1 else found.stdout
@@ -40,6 +40,15 @@ def test_a_healthy_job_ends_after_its_steps_and_leaves_logs(tmp_path):
         ("swap", (), ["step 2, collective 4: rank 1 reduces blocks.0 where rank 0 reduces blocks.2"]),
         ("raise", (), ["rank 1 raised ValueError: bad batch", "rank 1 ended after all-gather of (root)"]),
         ("die", (), ["rank 1 left no log", "rank 0 ended after reduce-scatter of blocks.2"]),
+        (
+            "die buckets",
+            (),
+            [
+                "rank 1 left no log",
+                "rank 0 raised RuntimeError",
+                "rank 0 ended after reduce-scatter of (root), blocks.2",
+            ],
+        ),
         (
             "hang",
             ("--timeout", "6"),

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import scenarios
+import torch
 import torch.distributed as dist
 
 from retrograd.errors import VerificationError
@@ -95,10 +96,20 @@ def test_gradients_that_were_never_reduced_are_named_before_the_optimizer(ranks)
         assert "0 reduce-scatters" in answer["error"]
 
 
-def test_the_rank_that_makes_nan_is_named(ranks):
-    for answer in ranks.run(train, "nan", {"nonfinite": True}):
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="FSDP2 supports compiled autograd up to torch 2.11")
+def test_gradients_that_compiled_autograd_does_not_reduce_are_named_before_the_optimizer(ranks):
+    """The real thing: from its second step on FSDP2 under compiled autograd reduces nothing, without an error."""
+    for error, updates, reduced in ranks.run(scenarios.compiled_autograd):
+        assert error.startswith(f"VerificationError: step {updates}: the gradients of (root), 0 were never reduced")
+        assert "under compiled autograd compile the forward alone" in error
+        assert updates == len(reduced) / 2 == 1
+
+
+@pytest.mark.parametrize(("case", "modules"), [("nan", "blocks.2"), ("nan in buckets", "(root), blocks.2")])
+def test_the_rank_that_makes_nan_is_named(ranks, case, modules):
+    for answer in ranks.run(train, case, {"nonfinite": True}):
         assert answer["updates"] == 2
-        assert "rank 1 gives NaN or Inf to reduce-scatter of" in answer["error"]
+        assert f"rank 1 gives NaN or Inf to reduce-scatter of {modules} (collective " in answer["error"]
         assert "rank 0 gives" not in answer["error"]
 
 

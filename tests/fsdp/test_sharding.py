@@ -188,14 +188,6 @@ def test_nothing_to_shard():
         fsdp.plan_by_size(nn.ReLU())
 
 
-@pytest.fixture
-def alone():
-    """A group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("mb", [0, 2 * BLOCK, 1000])
 def test_fsdp_makes_the_groups_of_the_plan_and_a_step_is_the_same(alone, mb, tied):

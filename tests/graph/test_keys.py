@@ -96,3 +96,11 @@ def test_dead_code_has_a_level_of_its_own() -> None:
 def test_nothing_to_count_is_refused() -> None:
     with pytest.raises(UsageError, match="`sources` is empty"):
         graph.unique([])
+
+
+def test_graphs_without_a_text_are_not_taken_for_each_other() -> None:
+    """Graphs that are built by hand have no digest; theirs was one cache entry for all."""
+    one, other = (graph.read(DATA / "jax" / f"{name}.hlo.txt.gz")[0] for name in ("base", "perm"))
+    told = [level.members for level in graph.unique([one, other, one]).levels]
+    one.digest = other.digest = ""
+    assert [level.members for level in graph.unique([one, other, one]).levels] == told

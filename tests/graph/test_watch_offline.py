@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,30 @@ def test_the_founding_case_has_four_graphs_and_the_cause_is_carried_over_gradien
     assert (first.step, first.against) == (2, 1)
     assert first.causes[0].kind == "gradient_carried_over"
     assert "without having been reduced" in report.text()
+
+
+# The six steps of two runs of examples/xla_buckets.py, recorded with torch_xla 2.9.0 on one CPU device.
+RUNS = {"bucket": (0, 1, 2, 3, 2, 3), "repaired": (0, 1, 1, 1, 1, 1)}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_recorded_example_has_four_graphs_with_buckets_and_two_with_the_repair(run):
+    from click.testing import CliRunner
+
+    from retrograd.cli import main
+
+    count = 4 if run == "bucket" else 2
+    files = [str(DATA / "xla_buckets" / f"{run}_step{n}.hlo.txt.gz") for n in RUNS[run]]
+    unique = json.loads(CliRunner().invoke(main, ["graph", "unique", "--json", *files]).output)
+    assert [level["unique"] for level in unique["levels"]] == [count] * 4
+    assert unique["levels"][-1]["members"] == list(RUNS[run])
+    watched = CliRunner().invoke(main, ["graph", "watch", "--from", "--expect", "2", *files])
+    assert watched.exit_code == (0 if count == 2 else 1)
+    assert f"6 steps, {count} graphs, expected at most 2" in watched.output
+    carried = (
+        "straight into reduce-scatter number 40 of 41 (12 operands) in A only: gradients of an earlier step, carried"
+    )
+    assert (carried in watched.output) == (run == "bucket")
 
 
 def test_a_healthy_run_has_two_graphs():

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import retrograd.graph as graph
+from retrograd.announced import Order
 from retrograd.errors import RanksDifferError, VerificationError
 from retrograd.graph.watching import exchange
 from retrograd.graph.watching.events import Compiled
@@ -200,6 +201,84 @@ def test_a_rank_that_says_nothing_is_named(tmp_path):
     two = Comparison(exchange.Folder(tmp_path / "b", 0, 2), 0.05)
     with pytest.raises(RanksDifferError, match=r"rank 1 said nothing for 0\.05 s"):
         two.graph(made(hlo()))
+
+
+def test_ranks_that_keep_to_other_plans_are_told_where_they_part(tmp_path):
+    rows = ("[c] of 4 bytes", "[b, a] of 8 bytes")
+    plans = [Order("bucket plan", "aa", rows, "bucket"), Order("bucket plan", "bb", rows[::-1], "bucket")]
+    held = {"other": [plans[:1], plans[1:]], "one": [plans[:1], []], "same": [plans, plans]}
+    want = {
+        "other": "step 0: the ranks keep to different orders beside their graphs: rank 0 keeps to bucket plan aa, rank 1 "
+        "to bucket plan bb; the same buckets in another order: bucket 0 on rank 0 is [c] of 4 bytes, and on rank 1 is "
+        "[b, a] of 8 bytes",
+        "one": "step 0: the ranks keep to different orders beside their graphs: only rank 0 keeps to bucket plan aa",
+    }
+    for name, both in held.items():
+        said = {}
+
+        def rank(number, name=name, both=both, said=said):
+            try:
+                Comparison(exchange.Folder(tmp_path / name, number, 2), 30).end_of_step(both[number])
+            except RanksDifferError as error:
+                said[number] = str(error)
+
+        threads = [threading.Thread(target=rank, args=(n,)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (said[0] == want[name] and len(said) == 2) if name in want else said == {}
+
+
+class Layer(torch.nn.Module):
+    """torch.compile leaves modules of torch's own alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+def planned(sizes: list[float]) -> list[tuple[bool, str]]:
+    """FSDP2 with compiled blocks, watched; buckets are made anew where the next size differs from the one before."""
+    from torch.distributed.fsdp import fully_shard
+
+    from retrograd.fsdp import bucket_gradients
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Layer() for _ in range(3)))
+    for layer in model:
+        layer.compile(backend="eager")
+        fully_shard(layer)
+    fully_shard(model)
+    handle, before = None, None
+    with graph.watch("compile", warmup=1, ranks="compare", ranks_timeout=40) as w:
+        for size in sizes:
+            if size != before:
+                if handle is not None:
+                    handle.remove()
+                handle, before = bucket_gradients(model, bucket_mb=size), size
+            model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+            model.zero_grad()
+            w.step()
+    handle.remove()
+    assert w.report().graphs
+    return bool(w.report()), w.report().text(), [order.key for order in w.report().orders]
+
+
+def test_the_plan_of_gradient_buckets_is_watched_beside_compiled_graphs(ranks):
+    small, large = 0.0001, 1.0
+    answers = ranks.run(planned, [small, small, large])
+    assert len({tuple(keys) for _, _, keys in answers}) == 1
+    for same, text, keys in answers:
+        assert not same
+        assert f"bucket plan {keys[0]}: 3 buckets, since step 0" in text
+        assert (
+            f"bucket plan {keys[0]} -> {keys[1]}: bucket 0 was [2] of 80 bytes, and is [2, 1, 0] of 240 bytes" in text
+        )
 
 
 def test_threads_compare_through_a_folder(tmp_path):

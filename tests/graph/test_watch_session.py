@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from fake_torch_xla import hlo
 
+from retrograd import announced
+from retrograd.announced import Order
 from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.watching.events import Compiled, Ran
 from retrograd.graph.watching.record import WatchReport
@@ -161,3 +166,81 @@ def test_nothing_imported_is_an_error_that_names_the_choices():
     code = "import retrograd.graph as g\ntry: g.watch()\nexcept Exception as e: print(type(e).__name__, e)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.startswith("UsageError `backend` is 'auto', but none of torch, torch_xla and jax is imported yet")
+
+
+PLAN = Order("bucket plan", "aa", ("[c] of 4 bytes", "[b, a] of 8 bytes"), "bucket", "keep the plan")
+OTHERS = {
+    "moved": (
+        ("[b, a] of 8 bytes", "[c] of 4 bytes"),
+        "the same buckets in another order: bucket 0 was [c] of 4 bytes, and is [b, a] of 8 bytes",
+    ),
+    "other": (("[c] of 4 bytes", "[b] of 4 bytes"), "bucket 1 was [b, a] of 8 bytes, and is [b] of 4 bytes"),
+    "longer": ((*PLAN.rows, "[z] of 1 bytes"), "2 buckets, then 3; [z] of 1 bytes is in one only"),
+    "limits": (PLAN.rows, "the same buckets, with other sizes or limits"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_plan_of_buckets_that_changed_is_told_as_a_cause(other):
+    rows, words = OTHERS[other]
+    said = []
+    session = Session(say=said.append)
+    for step in range(5):
+        session.step([], {7: PLAN if step < 3 else replace(PLAN, key="bb", rows=rows)})
+    report = session.report()
+    assert [(o.key, o.step, o.expected) for o in report.orders] == [("aa", 0, True), ("bb", 3, False)]
+    (cause,) = report.orders[1].causes
+    assert (cause.kind, cause.what, cause.advice) == (
+        "order_changed",
+        f"bucket plan aa -> bb: {words}",
+        "keep the plan",
+    )
+    assert len(said) == 1
+    assert "step 3: an order beside the graphs changed\n  bucket plan aa -> bb: " in said[0]
+    assert (bool(report), report.exit_code) == (False, 1)
+    text = report.text()
+    assert "1 order beside them changed" in text
+    assert "bucket plan aa: 2 buckets, since step 0" in text
+    assert words in text
+    assert WatchReport.from_json(report.to_json()) == report
+    raising = Session(expect=0, on_extra="raise")
+    raising.step([], {7: PLAN})
+    with pytest.raises(GraphChangedError, match="bucket plan aa -> bb"):
+        raising.step([], {7: replace(PLAN, key="bb", rows=rows)})
+
+
+def test_a_plan_that_stays_and_the_plan_of_another_model_are_no_change():
+    """A plan that comes later, one whose model is gone, and one that is made anew as it was."""
+    session = Session(expect=0, on_extra="raise")
+    away = replace(PLAN, key="", rows=())
+    for held in ({}, {1: PLAN}, {1: PLAN, 2: replace(PLAN, key="cc")}, {2: replace(PLAN, key="cc")}):
+        session.step([], held)
+    assert session.report()
+    with pytest.raises(GraphChangedError, match="bucket plan cc was withdrawn"):
+        session.step([], {2: away})
+    session.step([], {2: replace(PLAN, key="cc")})
+    assert [(o.place, o.key) for o in session.report().orders] == [(1, "aa"), (2, "cc"), (2, ""), (2, "cc")]
+
+
+def test_reports_from_before_there_were_orders_are_read():
+    report = json.loads(stray_run(expect=3).report().to_json())
+    del report["orders"]
+    assert WatchReport.from_json(json.dumps(report)).orders == ()
+
+
+def test_orders_are_of_their_owner():
+    class Model:
+        pass
+
+    one, other = Model(), Model()
+    before = set(announced.current())
+    announced.announce(one, PLAN)
+    announced.announce(other, PLAN)
+    announced.announce(one, replace(PLAN, key="bb"))
+    mine = {place: order.key for place, order in announced.current().items() if place not in before}
+    assert list(mine.values()) == ["bb", "aa"]
+    announced.withdraw(one)
+    announced.withdraw(Model())
+    del other
+    gc.collect()
+    assert [order.key for place, order in announced.current().items() if place in mine] == [""]

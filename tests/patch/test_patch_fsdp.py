@@ -14,17 +14,6 @@ from retrograd import patch
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
 
 
-@pytest.fixture
-def mesh():
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
-
-
 def make():
     torch.manual_seed(0)
     return torch.nn.Sequential(

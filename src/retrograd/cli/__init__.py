@@ -13,7 +13,7 @@ from retrograd.errors import RetrogradError
 class _Commands(Lazy):
     modules: ClassVar = {
         name: f"{__name__}.{name}"
-        for name in ("verify", "repro", "flake", "trace", "graph", "fsdp", "report", "bench", "env")
+        for name in ("verify", "repro", "flake", "trace", "graph", "fsdp", "codegen", "report", "bench", "env")
     }
 
     def invoke(self, ctx: click.Context) -> object:

@@ -35,14 +35,17 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
         return
     from rich.console import Console
 
+    from retrograd.codegen.record import Codegen
     from retrograd.flake.record import FlakeReport
     from retrograd.record import Report
-    from retrograd.report import Compared, flake, graph, trace_diff
+    from retrograd.report import Compared, codegen, flake, graph, trace_diff
     from retrograd.report import text as plain
     from retrograd.report import trace as traces
     from retrograd.trace import Listing, Provenance
 
-    if isinstance(report, FlakeReport):
+    if isinstance(report, Codegen):
+        codegen.render(report, Console())
+    elif isinstance(report, FlakeReport):
         flake.render(report, Console())
     elif isinstance(report, Report):
         plain.render(report, Console())

@@ -2,22 +2,29 @@
 
 from retrograd.codegen.access import Access
 from retrograd.codegen.compile import Launch, distinct, record, recording
-from retrograd.codegen.facts import Facts, cross_compile, facts_of, facts_of_all
+from retrograd.codegen.facts import cross_compile, facts_of, facts_of_all
+from retrograd.codegen.listing import cross_compiled
+from retrograd.codegen.record import Codegen, Facts
 from retrograd.codegen.rules import WIDE, faults, narrow_loads
+from retrograd.codegen.running import captured, of_run
 from retrograd.codegen.targets import Target, target_named, targets
 
 __all__ = [
     "WIDE",
     "Access",
+    "Codegen",
     "Facts",
     "Launch",
     "Target",
+    "captured",
     "cross_compile",
+    "cross_compiled",
     "distinct",
     "facts_of",
     "facts_of_all",
     "faults",
     "narrow_loads",
+    "of_run",
     "record",
     "recording",
     "target_named",

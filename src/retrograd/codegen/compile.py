@@ -11,10 +11,13 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from retrograd import config
+from retrograd.codegen import tuning
+from retrograd.codegen.record import Tuning
 from retrograd.codegen.targets import Target, target_named
 from retrograd.errors import MissingExtraError, RetrogradError
 
@@ -33,6 +36,7 @@ class Launch:
             the same code.
         fn: the JITFunction.
         specialization: Triton's JSON of all that, which `JITFunction.preload` takes.
+        tuning: what `@triton.autotune` adds, None where the kernel is launched without it.
     """
 
     kernel: str
@@ -41,11 +45,17 @@ class Launch:
     key: str
     fn: Any
     specialization: str
+    tuning: Tuning | None = field(default=None, compare=False)
 
     @property
     def identity(self) -> tuple[str, str, str]:
         """Equal for launches that run the same machine code."""
         return self.fn.__module__ + ":" + self.kernel, self.target.name, self.key
+
+    @property
+    def place(self) -> str:
+        """ "path/file.py:12", where the kernel is defined."""
+        return place_of(self.fn)
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -76,7 +86,7 @@ class Launch:
 
     def compile(self) -> Any:
         """Triton's CompiledKernel of this launch, from Triton's cache directory where it is there already."""
-        with _driver(self.target):
+        with driver(self.target):
             return self.fn.preload(self.specialization)
 
 
@@ -84,8 +94,8 @@ class Launch:
 def recording(target: str) -> Iterator[list[Launch]]:
     """Record what is launched inside instead of launching it; the list fills as launchers run.
 
-    Tensors may be on the CPU; their values are not read. Launchers that look for a GPU themselves must be told that
-    there is none (`retrograd.ops._triton.launch.dry`).
+    Tensors may be on the CPU; their values are not read. An autotuned kernel is recorded with every configuration.
+    Launchers that look for a GPU themselves must be told that there is none (`retrograd.ops._triton.launch.dry`).
 
     Args:
         target: name of the target, see `targets`.
@@ -103,7 +113,8 @@ def recording(target: str) -> Iterator[list[Launch]]:
     grid: Any = None
 
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        launches.append(Launch(fn.name, wanted, _numbers(grid), key, fn.jit_function, compile["specialization_data"]))
+        found = (fn.name, wanted, _numbers(grid), key, fn.jit_function, compile["specialization_data"])
+        launches.append(Launch(*found, tuning.current()))
         return True  # tells Triton that this launch needs no code
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +123,7 @@ def recording(target: str) -> Iterator[list[Launch]]:
         return stock_run(self, *args, **(kwargs | {"warmup": True}))
 
     stock_run, stock_hook = jit.run, knobs.jit_cache_hook
-    with _driver(wanted):
+    with driver(wanted), tuning.every_configuration():
         jit.run, knobs.jit_cache_hook = run, note
         try:
             yield launches
@@ -129,6 +140,13 @@ def record(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = (1,), *
     with recording(target) as launches:
         kernel[grid](*map(mock.wrap_dtype, args), **{name: mock.wrap_dtype(value) for name, value in kwargs.items()})
     return launches[-1]
+
+
+def place_of(fn: Any) -> str:
+    """ "path/file.py:12" of a JITFunction, from the current folder if it is in there."""
+    path = Path(fn.fn.__code__.co_filename)
+    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{here}:{fn.starting_line_number}"
 
 
 def distinct(launches: list[Launch]) -> list[Launch]:
@@ -149,13 +167,14 @@ def require_triton() -> Any:
         raise MissingExtraError("triton", "triton", "generating code for a GPU") from error
     if config.interpreting():
         raise RetrogradError(
-            "this process interprets Triton kernels (TRITON_INTERPRET=1), so there is nothing to compile; unset it"
+            "this process interprets Triton kernels (TRITON_INTERPRET=1), so there is nothing to compile; unset the "
+            "variable before triton is imported, in a shell: env -u TRITON_INTERPRET COMMAND"
         )
     return triton
 
 
 @contextmanager
-def _driver(target: Target) -> Iterator[None]:
+def driver(target: Target) -> Iterator[None]:
     """Make a driver for `target` Triton's active one, under a device name of its own so that no cache is shared."""
     holder = require_triton().runtime.driver
     previous = holder._active
@@ -166,13 +185,30 @@ def _driver(target: Target) -> Iterator[None]:
         holder.set_active(previous)
 
 
+class _Utils:
+    """What launchers ask Triton's driver about the GPU, to choose a grid."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def get_device_properties(self, device: Any = None) -> dict[str, int]:
+        return {
+            "max_shared_mem": self._target.shared_limit_bytes,
+            "max_num_regs": self._target.registers,
+            "multiprocessor_count": self._target.num_sms,
+            "warpSize": self._target.warp_size,
+        }
+
+
 def _dry_driver(target: Target, device: str) -> Any:
+    from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
 
     class DryDriver(DriverBase):
         """Answers which GPU it is and can do nothing else."""
 
         launcher_cls = None
+        utils = _Utils(target)
 
         @classmethod
         def is_active(cls) -> bool:
@@ -182,7 +218,7 @@ def _dry_driver(target: Target, device: str) -> Any:
             return ty
 
         def get_current_target(self) -> Any:
-            return target.triton()
+            return GPUTarget(target.backend, target.arch, target.warp_size)
 
         def get_active_torch_device(self) -> Any:
             import torch
@@ -208,7 +244,7 @@ def _dry_driver(target: Target, device: str) -> Any:
 
 
 def _numbers(grid: Any) -> tuple[int, ...]:
-    return () if callable(grid) else tuple(grid)
+    return () if callable(grid) else tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
 
 
 def _plain(value: Any) -> Any:

@@ -1,104 +1,26 @@
-"""What the machine code of a kernel says: registers, spills, widths of loads and stores, atomics, float64.
+"""What the code of a kernel says, from the source's own atomics to the instructions of the machine.
 
-NVIDIA: `cuobjdump -res-usage` and `nvdisasm` of the cubin, both shipped with Triton. AMD: the text of the assembly.
-Nothing here needs a GPU.
+NVIDIA: `cuobjdump -res-usage` and `nvdisasm` of the cubin, both shipped with Triton, and the PTX. AMD: the text of the
+assembly and LLVM's intermediate code. Nothing here needs a GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import tempfile
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from retrograd.codegen import amd, nvidia
-from retrograd.codegen.access import Access
+from retrograd.codegen import amd, arithmetic, nvidia, ttir
 from retrograd.codegen.compile import Launch, record, require_triton
-from retrograd.codegen.targets import target_named
-
-
-@dataclass(frozen=True)
-class Facts:
-    """One compiled kernel.
-
-    Attributes:
-        kernel: name of the kernel function.
-        target: name of the target.
-        arguments: argument -> type ("*bf16"), without constexprs.
-        constants: argument -> value, of constexprs and of arguments that are None or 1.
-        aligned: arguments known to be divisible by 16.
-        num_warps, num_stages: options of the launch.
-        registers: 32-bit registers of a thread; on AMD vector and accumulation registers together.
-        spill_bytes: stack of a thread; kernels without calls have one only for spilled registers.
-        shared_bytes: shared memory of a program.
-        uses_f64: whether any instruction computes in float64.
-        bulk_copies: instructions that copy whole blocks to or from shared memory (TMA).
-        accesses: what touches global memory, one entry per kind, width and source line.
-    """
-
-    kernel: str
-    target: str
-    arguments: dict[str, str]
-    constants: dict[str, Any]
-    aligned: tuple[str, ...]
-    num_warps: int
-    num_stages: int
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    uses_f64: bool
-    bulk_copies: int
-    accesses: tuple[Access, ...]
-
-    @property
-    def load_bytes(self) -> dict[int, int]:
-        """Width in bytes -> number of global load instructions, asynchronous copies to shared memory included."""
-        return self._widths("load")
-
-    @property
-    def store_bytes(self) -> dict[int, int]:
-        """Width in bytes -> number of global store instructions."""
-        return self._widths("store")
-
-    @property
-    def atomics(self) -> dict[str, int]:
-        """Kind ("add.f32", "cas") -> number of atomic instructions."""
-        counts: Counter[str] = Counter()
-        for access in self.accesses:
-            if access.op == "atomic":
-                counts[access.kind] += access.count
-        return dict(sorted(counts.items()))
-
-    @property
-    def programs_per_sm(self) -> int:
-        """Programs of this kernel that fit one multiprocessor (AMD: compute unit) at once."""
-        target = target_named(self.target)
-        # Registers are handed out to warps in multiples of 8 a thread on all of these targets.
-        a_program = max(-(-self.registers // 8) * 8, 8) * target.warp_size * self.num_warps
-        by_shared = (target.shared_limit_bytes // self.shared_bytes) if self.shared_bytes else 32
-        return min(target.registers // a_program, target.max_warps // self.num_warps, by_shared, 32)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Facts:
-        """The inverse of `to_dict`."""
-        accesses = tuple(Access(**(access | {"names": tuple(access["names"])})) for access in data["accesses"])
-        return cls(**(data | {"accesses": accesses, "aligned": tuple(data["aligned"])}))
-
-    def _widths(self, op: str) -> dict[int, int]:
-        counts: Counter[int] = Counter()
-        for access in self.accesses:
-            if access.op == op:
-                counts[access.bytes] += access.count
-        return dict(sorted(counts.items(), reverse=True))
+from retrograd.codegen.record import Facts
+from retrograd.codegen.targets import Target
 
 
 def cross_compile(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = (1,), **kwargs: Any) -> Facts:
@@ -122,20 +44,39 @@ def cross_compile(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = 
 
 def facts_of(launch: Launch) -> Facts:
     """Compile a recorded launch and read its machine code."""
-    compiled = launch.compile()
-    if launch.target.nvidia:
-        found = nvidia.read(*_disassemble(compiled.asm["cubin"]))
+    return facts_of_compiled(launch.compile(), launch.kernel, launch.target, launch)
+
+
+class Signature(Protocol):
+    """What a kernel was compiled for, as a `Launch` has it."""
+
+    @property
+    def arguments(self) -> dict[str, str]: ...
+    @property
+    def constants(self) -> dict[str, Any]: ...
+    @property
+    def aligned(self) -> tuple[str, ...]: ...
+
+
+def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Signature) -> Facts:
+    """Read the machine code of a CompiledKernel of Triton's, wherever it was compiled."""
+    asm = compiled.asm
+    if target.nvidia:
+        found = nvidia.read(*_disassemble(asm["cubin"])) | arithmetic.of_ptx(asm["ptx"])
+        found["spill_bytes"] = max(found["spill_bytes"] - arithmetic.local_bytes(asm["ptx"]), 0)
     else:
-        found = amd.read(compiled.asm["amdgcn"])
+        found = amd.read(asm["amdgcn"]) | arithmetic.of_llvm(asm["llir"])
     return Facts(
-        kernel=launch.kernel,
-        target=launch.target.name,
-        arguments=launch.arguments,
-        constants=launch.constants,
-        aligned=launch.aligned,
+        kernel=name,
+        target=target.name,
+        arguments=signature.arguments,
+        constants=signature.constants,
+        aligned=signature.aligned,
         num_warps=compiled.metadata.num_warps,
         num_stages=compiled.metadata.num_stages,
         shared_bytes=compiled.metadata.shared,
+        fp_fusion=getattr(compiled.metadata, "enable_fp_fusion", None),
+        **ttir.read(asm["ttir"]),
         **found,
     )
 
@@ -144,11 +85,40 @@ def facts_of_all(launches: list[Launch], workers: int = 1) -> list[Facts]:
     """`facts_of` each launch, in `workers` processes forked from this one."""
     if workers <= 1:
         return [facts_of(launch) for launch in launches]
-    # Kernels cannot be pickled; forked processes have them already and are told positions only.
+    with _forked(launches, workers) as pool:
+        return list(pool.map(_facts_at, range(len(launches))))
+
+
+def attempts(launches: list[Launch], workers: int) -> Iterator[tuple[int, Facts | str]]:
+    """(position, its facts or why it does not compile) in the order of completion, in processes of their own.
+
+    A compiler that dies takes its process with it and is told like any other failure; 0 workers are this process.
+    """
+    if workers == 0:
+        yield from ((position, _attempt(launch)) for position, launch in enumerate(launches))
+        return
+    left = set(range(len(launches)))
+    # All processes of a pool are forked at once.
+    with contextlib.suppress(BrokenProcessPool), _forked(launches, min(workers, len(launches))) as pool:
+        for done in as_completed([pool.submit(_attempt_at, position) for position in sorted(left)]):
+            position, result = done.result()
+            left.discard(position)
+            yield position, result
+    for position in sorted(left):  # one of them has killed its process
+        try:
+            with _forked(launches, 1) as pool:
+                yield pool.submit(_attempt_at, position).result()
+        except BrokenProcessPool:
+            yield position, "the compiler's process died; what it said is above"
+
+
+@contextlib.contextmanager
+def _forked(launches: list[Launch], workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that know these launches: kernels cannot be pickled, so they are told positions only."""
     _PENDING[:] = launches
     try:
         with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-            return list(pool.map(_facts_at, range(len(launches))))
+            yield pool
     finally:
         _PENDING.clear()
 
@@ -158,6 +128,23 @@ _PENDING: list[Launch] = []
 
 def _facts_at(position: int) -> Facts:
     return facts_of(_PENDING[position])
+
+
+def _attempt_at(position: int) -> tuple[int, Facts | str]:
+    return position, _attempt(_PENDING[position])
+
+
+def _attempt(launch: Launch) -> Facts | str:
+    try:
+        return facts_of(launch)
+    except Exception as error:  # compilers raise whatever they like
+        return reason(error)
+
+
+def reason(error: BaseException) -> str:
+    """Why a kernel does not compile, in a line: Triton quotes the source first and says what is wrong last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^\t")]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _disassemble(cubin: bytes) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from retrograd.codegen.access import gather
@@ -12,6 +13,9 @@ _PLACE = re.compile(r'//## File "([^"]*)", line (\d+)( inlined at )?')
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:\{\s*)?(@!?U?P[T\d]\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
 _USAGE = re.compile(r"\b(REG|STACK|LOCAL):(\d+)")
 
+_SHARED = {"LDS": "load", "LDSM": "load", "STS": "store", "STSM": "store"}
+_FENCES = ("MEMBAR", "FENCE")
+_FMA = {"FFMA": 1, "FFMA2": 2}  # HFMA2 moves constants as often as it multiplies
 _LOADS = {"LDG": "sync", "LD": "sync", "LDGSTS": "async"}
 _STORES = ("STG", "ST")
 _ATOMICS = ("RED", "REDG", "ATOM", "ATOMG")
@@ -22,9 +26,11 @@ _MEMORY_ORDER = ("E", "EF", "EL", "GPU", "SM", "SYS", "CTA", "STRONG", "WEAK", "
 
 
 def read(usage: str, code: str) -> dict[str, Any]:
-    """registers, spill_bytes, uses_f64, bulk_copies and accesses, as `Facts` names them."""
+    """The parts of `Facts` that the machine code tells: registers to fma, by their names there."""
     resources = {name: int(value) for name, value in _USAGE.findall(usage)}
-    found, place, f64, bulk, inlined = [], None, False, 0, False
+    found, shared, place, f64, bulk, inlined = [], [], None, False, 0, False
+    fences: Counter[str] = Counter()
+    fma = 0
     for line in code.splitlines():
         at = _PLACE.search(line)
         if at is not None:
@@ -38,24 +44,38 @@ def read(usage: str, code: str) -> dict[str, Any]:
         name, *modifiers = instruction[2].split(".")
         f64 = f64 or name in _F64 or "F64" in modifiers or "RCP64H" in modifiers or "RSQ64H" in modifiers
         bulk += name in _BULK
+        fma += _FMA.get(name, 0)
         if name in _LOADS:
             found.append(("load", _width(modifiers), _LOADS[name], place))
         elif name in _STORES:
             found.append(("store", _width(modifiers), "sync", place))
         elif name in _ATOMICS:
             found.append(("atomic", 0, _atomic_kind(modifiers), place))
+        elif name in _SHARED:
+            width = _matrix_width(modifiers) if name.endswith("M") else _width(modifiers)
+            shared.append((_SHARED[name], width, "sync", place))
+        elif name in _FENCES:
+            fences[instruction[2]] += 1
     return {
         "registers": resources["REG"],
         "spill_bytes": resources["STACK"] + resources["LOCAL"],
         "uses_f64": f64,
         "bulk_copies": bulk,
         "accesses": gather(found),
+        "shared_accesses": gather(shared),
+        "fences": dict(sorted(fences.items())),
+        "fma": fma,
     }
 
 
 def _width(modifiers: list[str]) -> int:
     """Bytes of a load or store; 4 where no modifier says otherwise."""
     return next((_BYTES[modifier] for modifier in modifiers if modifier in _BYTES), 4)
+
+
+def _matrix_width(modifiers: list[str]) -> int:
+    """Bytes that a thread moves by LDSM.16.M88.4: four bytes for each 8 x 8 matrix."""
+    return 4 * int(modifiers[-1]) if modifiers and modifiers[-1] in ("2", "4") else 4
 
 
 def _atomic_kind(modifiers: list[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from retrograd.errors import UsageError
 
@@ -23,6 +22,7 @@ class Target:
         shared_limit_bytes: most shared memory one program may have.
         registers: 32-bit registers of a multiprocessor (of a compute unit on AMD, vector registers only).
         max_warps: warps resident on a multiprocessor.
+        reserved_bytes: shared memory that the system takes of each program's.
     """
 
     name: str
@@ -33,25 +33,20 @@ class Target:
     shared_limit_bytes: int
     registers: int
     max_warps: int
+    reserved_bytes: int = 0
 
     @property
     def nvidia(self) -> bool:
         """Whether this is a GPU of NVIDIA's."""
         return self.backend == "cuda"
 
-    def triton(self) -> Any:
-        """Triton's GPUTarget."""
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget(self.backend, self.arch, self.warp_size)
-
 
 # Limits: CUDA programming guide, table of compute capabilities; AMD CDNA3 and CDNA4 instruction set references
 # (4 SIMDs of 512 registers x 64 lanes, 8 waves each).
 _ALL = (
-    Target("sm_80", "cuda", 80, 32, 108, 163 * KIB, 65536, 64),
-    Target("sm_90", "cuda", 90, 32, 132, 227 * KIB, 65536, 64),
-    Target("sm_100", "cuda", 100, 32, 148, 227 * KIB, 65536, 64),
+    Target("sm_80", "cuda", 80, 32, 108, 163 * KIB, 65536, 64, KIB),
+    Target("sm_90", "cuda", 90, 32, 132, 227 * KIB, 65536, 64, KIB),
+    Target("sm_100", "cuda", 100, 32, 148, 227 * KIB, 65536, 64, KIB),
     Target("gfx942", "hip", "gfx942", 64, 304, 64 * KIB, 131072, 32),
     Target("gfx950", "hip", "gfx950", 64, 256, 160 * KIB, 131072, 32),
 )

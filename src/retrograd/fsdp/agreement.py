@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from retrograd.errors import RanksDifferError
 from retrograd.fsdp.buckets import digest
+from retrograd.fsdp.dispatch import aside
+from retrograd.fsdp.exchanging import Exchange, of_default_group
 
 # Groups are made once and kept: a second one of the same ranks, made after the first was destroyed, finds the first
 # one's entries in the store and hangs (gloo, PyTorch 2.13).
@@ -49,6 +51,9 @@ class Agreement:
         self.ranks: list[int] = list(ranks)
         self.seconds: float = seconds
         self._group: Any = _group(self.ranks, seconds) if len(self.ranks) > 1 else None
+        # Through the store, which answers after a rank has died: how far each has come, one entry a rank.
+        self._progress: Exchange | None = of_default_group(f"buckets of {self.ranks}")
+        self._asked: int = 0
 
     def require(self, due: str, content: Any, describe: Callable[[], str], explain: Callable[..., str] | None) -> None:
         """Go on only if all ranks come here with equal content.
@@ -84,13 +89,34 @@ class Agreement:
         ours = torch.tensor([number], dtype=torch.int64, device="cpu")
         theirs = [torch.empty_like(ours) for _ in self.ranks]
         try:
-            dist.all_gather(theirs, ours, group=self._group)
+            self._come(due)
+            with aside():
+                dist.all_gather(theirs, ours, group=self._group)
         except RuntimeError as error:
             raise RanksDifferError(
-                f"rank {dist.get_rank()} waited {self.seconds:g} s at most for ranks {self.ranks} before {due}, and "
-                f"one did not come or ended: {error}"
+                f"rank {dist.get_rank()} is at {due} and waited for the other ranks, {self.seconds:g} s at most: "
+                f"{self._absent()} ({str(error).splitlines()[0]})"
             ) from error
         return [int(one) for one in theirs]
+
+    def _come(self, due: str) -> None:
+        self._asked += 1
+        if self._progress is not None:
+            self._progress.post("at", json.dumps([self._asked, due]))
+
+    def _absent(self) -> str:
+        """Who did not come to the question that failed, and what each was asked before it."""
+        words = []
+        try:
+            for rank in self.ranks:
+                said = self._progress.look("at", rank) if self._progress is not None else None
+                asked, due = json.loads(said) if said is not None else (0, "")
+                if asked < self._asked:
+                    last = f"the last that it came to was {due}" if due else "it came to nothing yet"
+                    words.append(f"rank {rank} did not come, {last}: it died, hangs, or does something else")
+        except RuntimeError:  # the store ended with the rank that held it
+            return "the store of the job does not answer: the process that held it has ended"
+        return "; ".join(words) or "all came, and a connection broke"
 
     def _texts(self, due: str, text: str) -> list[str]:
         data = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8, device="cpu")
@@ -98,5 +124,6 @@ class Agreement:
         padded = torch.full((size,), ord(" "), dtype=torch.uint8, device="cpu")
         padded[: data.numel()] = data
         theirs = [torch.empty_like(padded) for _ in self.ranks]
-        dist.all_gather(theirs, padded, group=self._group)
+        with aside():
+            dist.all_gather(theirs, padded, group=self._group)
         return [json.loads(bytes(one.tolist())) for one in theirs]

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from retrograd.errors import UsageError
+from retrograd.fsdp.dispatch import unknown_torch
+from retrograd.sharded import leftovers
 
 _DEEP = 400  # frames looked at: a deep model calls 3 a level
 _MODULE, _DISTRIBUTED, _SELF = "module", "distributed", "self"
@@ -61,10 +62,7 @@ def self_test() -> None:
         made = group.__init__.__code__.co_names
         missing += [f"FSDPParamGroup.{n}" for n in ("_module_fqn", "fsdp_params", "modules") if n not in made]
     if missing:
-        raise UsageError(
-            f"torch {torch.__version__} lacks {', '.join(missing)}; collectives are recorded with torch 2.11 to 2.13, "
-            "on which this was tested"
-        )
+        raise unknown_torch(f"lacks {', '.join(missing)}")
 
 
 class Attribution:
@@ -175,12 +173,8 @@ class Attribution:
         """Modules of FSDP whose gradients of the last backward wait on this rank and were never reduced."""
         found: list[str] = []
         for group in self.groups:
-            for parameter in group.fsdp_params:
-                whole = getattr(parameter, "_unsharded_param", None)
-                kept = getattr(parameter, "unsharded_accumulated_grad", None)
-                if kept is not None or (whole is not None and whole.grad is not None):
-                    found += [name or "(root)" for name in self.names(group)]
-                    break
+            if any(leftovers(group)):
+                found += [name or "(root)" for name in self.names(group)]
         return sorted(set(found))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from retrograd.announced import Order, announce, withdraw
 from retrograd.errors import BucketError, UsageError
 from retrograd.fsdp import private
 from retrograd.fsdp.agreement import Agreement
@@ -25,6 +26,7 @@ from retrograd.fsdp.private import Call
 from retrograd.fsdp.reducing import Backward, Launch, sequence_hash
 
 _KEPT = 100  # backwards whose launches the log keeps
+_KEEP = "make buckets once, on every rank; to make them anew, save() the plan and give it as plan="
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Buckets:
             private.unshadow(group, private.INPUTS_WATCHED)
         private.give_back(list(self._model.groups.values()))
         self._removed = True
+        withdraw(self._model.root)
 
     def _hook(self) -> None:
         for state in self._model.states:
@@ -206,8 +209,9 @@ class Buckets:
                 f"max_pending_mb is {cap / MIB:.3g}, but {plan.nominal_peak / MIB:.3g} MB wait even if gradients come "
                 "in the planned order; raise it, or make bucket_mb smaller"
             )
-        self._agreement.require("plan", plan.hash, plan.to_json, plans_differ)
+        self._agreement.require("the comparison of plans", plan.hash, plan.to_json, plans_differ)
         self.plan, self._agreed = plan, True
+        announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
         for group in self._model.groups.values():
             private.unshadow(group, private.INPUTS_WATCHED)
         return plan

@@ -128,8 +128,11 @@ class BucketPlan:
         return plan
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a file."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        """Write the plan to a file; UsageError if that fails."""
+        try:
+            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"`path` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> BucketPlan:
@@ -140,8 +143,9 @@ class BucketPlan:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"the plan {str(path)!r} cannot be read: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"the plan {str(path)!r} cannot be read: {why}") from None
         return cls.from_json(text)
 
     @property
@@ -164,6 +168,10 @@ class BucketPlan:
         for i, bucket in enumerate(self.buckets):
             lines.append(f"  {i:>3} {_mb(bucket.bytes):>9}  {bucket.key}  [{', '.join(bucket.groups)}]")
         return "\n".join(lines)
+
+    def rows(self) -> tuple[str, ...]:
+        """The buckets in the order in which they leave, each in words."""
+        return tuple(f"[{', '.join(bucket.groups)}] of {bucket.bytes} bytes" for bucket in self.buckets)
 
 
 def _fill(groups: Sequence[tuple[int, Group]], cap: int) -> list[tuple[int, list[Group]]]:

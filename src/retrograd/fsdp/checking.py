@@ -20,6 +20,7 @@ from typing import Any
 
 import retrograd
 from retrograd import config
+from retrograd.after_import import AfterImport
 from retrograd.errors import UsageError, VerificationError
 from retrograd.fsdp.comparing import LogDiff, diff
 from retrograd.fsdp.record import Log
@@ -146,8 +147,6 @@ def begin() -> None:
     given, rank = config.fsdp_check(), config.rank()
     if given is None or rank is None:
         return  # torchrun itself, and what else Python runs
-    from retrograd.graph.watching.main import AfterImport
-
     options = json.loads(given)
     sys.meta_path.insert(0, AfterImport(("torch",), lambda name: _record(options, rank[0])))
 

@@ -10,7 +10,9 @@ The private names are those of this file: the c10d operators and what `self_test
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,7 @@ _OPERATORS = {
 }
 _ROOTS = ("root_rank", "dst", "src")
 _NO_COLLECTIVES = ("check_for_nan",)
+_here = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,17 @@ class Call:
     tensors: list[Any]
     group: Any
     root: int
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Collectives issued inside are ours, by which ranks ask each other now and then: no part of the run's sequence."""
+    before = getattr(_here, "aside", False)
+    _here.aside = True
+    try:
+        yield
+    finally:
+        _here.aside = before
 
 
 def self_test() -> None:
@@ -73,17 +87,18 @@ def self_test() -> None:
         if not hasattr(holder, name.rpartition(".")[2])
     ]
     if missing:
-        raise _unknown(f"lacks {', '.join(missing)}")
+        raise unknown_torch(f"lacks {', '.join(missing)}")
     names = {n.partition("::")[2] for n in torch._C._dispatch_get_all_op_names() if n.startswith("c10d::")}
     if new := sorted(names - set(_OPERATORS) - set(_NO_COLLECTIVES)):
-        raise _unknown(f"has operators of c10d that are not known here: {', '.join(new)}")
+        raise unknown_torch(f"has operators of c10d that are not known here: {', '.join(new)}")
     for name in sorted(names & set(_OPERATORS)):
         given = [argument.name for argument in _operator(name)._schema.arguments]
         if lacking := {"process_group", _OPERATORS[name][1]} - set(given):
-            raise _unknown(f"calls c10d::{name} without {', '.join(sorted(lacking))}, but with {', '.join(given)}")
+            raise unknown_torch(f"calls c10d::{name} without {', '.join(sorted(lacking))}, but with {', '.join(given)}")
 
 
-def _unknown(what: str) -> UsageError:
+def unknown_torch(what: str) -> UsageError:
+    """What is raised where a private name is not what it was in the versions that were tested."""
     return UsageError(
         f"torch {torch.__version__} {what}; collectives are recorded with torch 2.11 to 2.13, on which this was tested"
     )
@@ -118,8 +133,9 @@ def _kernel(name: str, after: Any, before: Callable[[Call], None]) -> Callable[.
     unbox = torch.distributed.ProcessGroup.unbox
 
     def kernel(keys: Any, *args: Any) -> Any:
-        tensors = list(_tensors(args[given]))
-        before(Call(kind, tensors, unbox(args[group]), -1 if root is None else args[root]))
+        if not getattr(_here, "aside", False):
+            tensors = list(_tensors(args[given]))
+            before(Call(kind, tensors, unbox(args[group]), -1 if root is None else args[root]))
         return operator.redispatch(keys & after, *args)
 
     return kernel

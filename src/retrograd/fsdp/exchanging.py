@@ -7,6 +7,7 @@ would hold the store's lock, and with it the watchdog.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,21 +61,23 @@ class Exchange:
         return {rank: said for rank, said in found if said is not None}
 
 
-def of_default_group() -> Exchange | None:
-    """Over all ranks of the job; None for a job of one rank, or as long as there is no process group."""
+def of_default_group(use: str = "order") -> Exchange | None:
+    """Over all ranks of the job; None for a job of one rank, or as long as there is no process group.
+
+    Args:
+        use: what for; each use of each kind has names of its own, and ranks begin those of a kind in the same order.
+    """
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     store = dist.distributed_c10d._get_default_store()
-    return Exchange(dist.PrefixStore(_prefix(), store), dist.get_rank(), dist.get_world_size())
+    return Exchange(dist.PrefixStore(_prefix(use), store), dist.get_rank(), dist.get_world_size())
 
 
-_runs = 0
+_uses: Counter[str] = Counter()
 
 
-def _prefix() -> str:
-    """Each recording has names of its own; ranks record in the same order."""
-    global _runs
-    _runs += 1
-    return f"retrograd.fsdp/{_runs}"
+def _prefix(use: str) -> str:
+    _uses[use] += 1
+    return f"retrograd.fsdp/{use}/{_uses[use]}"

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from retrograd.errors import NonFiniteGradientError, RetrogradError, UsageError
 from retrograd.fsdp.rank_sum import Scale, rank_sum
+from retrograd.sharded import parameter_groups
 
 if not dist.is_available():
     raise RetrogradError(
@@ -236,10 +237,8 @@ def _param_groups(module: Any) -> list[Any]:
     from torch.distributed.fsdp import fully_shard
 
     state = fully_shard.state(module)
-    if hasattr(state, "_fsdp_param_groups"):  # torch 2.12.1 and later
-        return list(state._fsdp_param_groups)
-    if hasattr(state, "_fsdp_param_group"):  # torch 2.11
-        return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    if hasattr(state, "_fsdp_param_groups") or hasattr(state, "_fsdp_param_group"):
+        return parameter_groups(state)
     raise RetrogradError(
         f"torch {torch.__version__} keeps the groups of an FSDPModule elsewhere than 2.11 to 2.15 do; call "
         "module.set_custom_reduce_scatter(retrograd.fsdp.FixedOrderReduceScatter()) on each module instead"

@@ -16,15 +16,20 @@ class Model:
     """A sharded model as buckets see it.
 
     Attributes:
+        root: the module that forward is called on.
         states: what `fully_shard` keeps of each call, the root's first.
         groups: parameter groups by name, in the order of modules.
+        modules: names of each group's modules as logs of collectives have them, "" for the root.
         late: names of groups whose gradients come when backward ends.
     """
 
     def __init__(self, root: Any, comm: Any) -> None:
+        self.root: Any = root
         self.states: list[Any] = private.states_of(root)
         groups = private.groups_of(self.states)
-        self.groups: dict[str, Any] = dict(zip(private.names_of(root, groups), groups, strict=True))
+        names = private.names_of(root, groups)
+        self.groups: dict[str, Any] = dict(zip(names, groups, strict=True))
+        self.modules: dict[str, tuple[str, ...]] = dict(zip(names, private.modules_of(root, groups), strict=True))
         self.late: set[str] = set()
         self._comm: Any = comm
         self._home: dict[int, str] = {id(p): name for name, group in self.groups.items() for p in group.fsdp_params}

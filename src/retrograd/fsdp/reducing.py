@@ -10,6 +10,7 @@ from typing import Any
 from retrograd.errors import BucketError
 from retrograd.fsdp import private
 from retrograd.fsdp.agreement import Agreement
+from retrograd.fsdp.attribution import naming
 from retrograd.fsdp.buckets import Launcher, digest
 from retrograd.fsdp.flight import Flight
 from retrograd.fsdp.planning import Model, word
@@ -86,7 +87,7 @@ class Backward:
                 self._launch(index, self._held)
             for index, names in self.launcher.repeated():
                 self._launch(index, self._again, names)
-        self._require("end of backward", self.launches)
+        self._require("the end of backward", self.launches)
         self._flight.land()
         for name in self.expected:
             private.wait_for_offload(self._model.groups[name])
@@ -128,9 +129,15 @@ class Backward:
         runs = [list(run) for _, run in groupby(calls, key=lambda it: (*it[1].kind, it[0] if it[1].alone else ""))]
         repeat = held is self._again
         launches = [self._describe(index, repeat, run) for run in runs]
-        self._require(f"reduction {'again ' if repeat else ''}of bucket {index}", launches)
+        groups = ", ".join(self.launcher.plan.buckets[index].groups)
+        due = f"the reduction {'again ' if repeat else ''}of bucket {index} [{groups}]"
+        self._require(due, launches)
         for run, launch in zip(runs, launches, strict=True):
-            self._reduce(run, repeat)
+            try:
+                self._reduce(run, repeat)
+            except RuntimeError as error:  # what the backend says of a rank that is gone names no module
+                error.add_note(f"retrograd.fsdp: it happened in {due}")
+                raise
             self.launches.append(launch)
 
     def _describe(self, index: int, repeat: bool, run: list[tuple[str, Call]]) -> Launch:
@@ -156,7 +163,8 @@ class Backward:
             grads = [grad.to(first.reduce_dtype) for grad in grads]
         stream = self._flight.join([call for _, call in run], grads)
         self._flight.make_room(stream, private.buffers_in_flight(self._model.states[0]))
-        result = first.make(params, grads)
+        with naming([module for name, _ in run for module in self._model.modules[name]]):
+            result = first.make(params, grads)
         if alone:
             first.partial = group._partial_reduce_output = result["partial_reduce_output"]
         self._flight.add(first, result)
@@ -183,7 +191,7 @@ class Backward:
                 lacking.append(f"{name} ({', '.join(without)})")
         if self._agreement is not None:
             text = "; ".join(lacking)
-            self._agreement.require("end of backward, without gradients", lacking, lambda: text or "none", None)
+            self._agreement.require("the end of backward, without gradients", lacking, lambda: text or "none", None)
         if lacking:
             raise BucketError(
                 f"no gradients came for {len(lacking)} of {len(self.expected)} groups: {'; '.join(lacking)}; use these "

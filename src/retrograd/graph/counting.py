@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from retrograd.graph import keys
 from retrograd.graph.canonical import Form, forms
@@ -11,7 +12,7 @@ from retrograd.graph.ir import Graph
 from retrograd.graph.record import Level, Side, Unique
 
 _LEVELS: tuple[tuple[str, Callable[[Graph, dict[str, Form]], str]], ...] = (
-    ("text", lambda graph, of: graph.digest),
+    ("text", lambda graph, of: graph.digest or keys.names_key(graph)),
     ("names", lambda graph, of: keys.names_key(graph)),
     ("dead code", keys.strict_key),
     ("parameter order", keys.free_key),
@@ -24,18 +25,19 @@ def count(graphs: Sequence[Graph]) -> Unique:
     sides: list[Side] = []
     known: dict[str, tuple[tuple[str, ...], Side]] = {}
     for graph in graphs:
-        if graph.digest not in known:
-            of = forms(graph)
-            known[graph.digest] = tuple(key(graph, of) for _, key in _LEVELS), side(graph, of)
-        own, same = known[graph.digest]
+        # A graph that was built by hand has no digest: nothing says that it is the one before.
+        own, same = known.get(graph.digest) or _looked_at(graph)
+        if graph.digest:
+            known[graph.digest] = own, same
         found.append(own)
-        sides.append(Side(graph.title, graph.name, *_numbers(same), key=graph.key))
+        sides.append(replace(same, title=graph.title, name=graph.name, key=graph.key))
     levels = tuple(_level(name, [own[i] for own in found]) for i, (name, _) in enumerate(_LEVELS))
     return Unique(tuple(g.title for g in graphs), tuple(sides), levels, tuple(g.key for g in graphs))
 
 
-def _numbers(one: Side) -> tuple[str, int, int, int, int, int]:
-    return one.format, one.instructions, one.parameters, one.outputs, one.collectives, one.dead
+def _looked_at(graph: Graph) -> tuple[tuple[str, ...], Side]:
+    of = forms(graph)
+    return tuple(key(graph, of) for _, key in _LEVELS), side(graph, of)
 
 
 def _level(name: str, own: list[str]) -> Level:

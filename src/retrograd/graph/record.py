@@ -36,6 +36,7 @@ Kind = Literal[
     "collective_rebucketed",
     "aliasing_changed",
     "key_changed",
+    "order_changed",
     "barrier_changed",
     "packaging_only",
     "dead_code_only",

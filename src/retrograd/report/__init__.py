@@ -1,4 +1,4 @@
-"""Renderers of reports, and of what `retrograd graph` and `retrograd trace` say, chosen by the suffix of the file.
+"""Renderers of reports, and of what `retrograd graph`, `trace` and `codegen` say, chosen by the suffix of the file.
 
 The renderers are imported when they are used: a report can be read and compared without rich, jinja2
 or vl_convert.
@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from retrograd.codegen.record import SCHEMA as CODEGEN_SCHEMA
+from retrograd.codegen.record import Codegen
 from retrograd.errors import UsageError
 from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
 from retrograd.flake.record import FlakeReport
@@ -29,10 +31,11 @@ __all__ = ["check_paths", "load", "read", "write"]
 GraphRecord = Diff | Unique | Follow
 TraceRecord = Provenance | Listing
 Compared = TraceDiff | Bisection
-AnyReport = Report | FlakeReport | GraphRecord | TraceRecord | Compared
+AnyReport = Report | FlakeReport | GraphRecord | TraceRecord | Compared | Codegen
 
 # Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
-_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Compared]] = {
+_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Compared | Codegen]] = {
+    CODEGEN_SCHEMA: Codegen,
     FLAKE_SCHEMA: FlakeReport,
     DIFF_SCHEMA: Diff,
     UNIQUE_SCHEMA: Unique,
@@ -47,6 +50,10 @@ _SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Compared]] = 
 def _html(report: AnyReport) -> str:
     from retrograd.report.html import render, render_flake
 
+    if isinstance(report, Codegen):
+        from retrograd.report.codegen import to_html
+
+        return to_html(report)
     if isinstance(report, GraphRecord):
         from retrograd.report.graph_html import render as render_graph
 
@@ -63,8 +70,10 @@ def _html(report: AnyReport) -> str:
 
 
 def _text(report: AnyReport) -> str:
-    from retrograd.report import flake, graph, text, trace, trace_diff
+    from retrograd.report import codegen, flake, graph, text, trace, trace_diff
 
+    if isinstance(report, Codegen):
+        return codegen.to_text(report)
     if isinstance(report, GraphRecord):
         return graph.to_text(report)
     if isinstance(report, TraceRecord):
@@ -121,7 +130,7 @@ def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) ->
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         # Only pictures of numbers need the package that draws them; graphs are drawn by their page.
-        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord | Compared):
+        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord | Compared | Codegen):
             from retrograd.report.html import require
 
             require()

@@ -24,9 +24,9 @@ from retrograd.fsdp.private.groups import forward_order as forward_order
 from retrograd.fsdp.private.groups import grad_dtype as grad_dtype
 from retrograd.fsdp.private.groups import groups_of as groups_of
 from retrograd.fsdp.private.groups import in_backward as in_backward
-from retrograd.fsdp.private.groups import leftovers as leftovers
 from retrograd.fsdp.private.groups import look_again as look_again
 from retrograd.fsdp.private.groups import manual as manual
+from retrograd.fsdp.private.groups import modules_of as modules_of
 from retrograd.fsdp.private.groups import names_of as names_of
 from retrograd.fsdp.private.groups import no_gradient as no_gradient
 from retrograd.fsdp.private.groups import parameter_names as parameter_names
@@ -51,3 +51,4 @@ from retrograd.fsdp.private.versions import original as original
 from retrograd.fsdp.private.versions import refuse as refuse
 from retrograd.fsdp.private.versions import self_test as self_test
 from retrograd.fsdp.private.versions import version as version
+from retrograd.sharded import leftovers as leftovers

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from retrograd.errors import UsageError
-from retrograd.fsdp.private.versions import HOME, module, version
+from retrograd.fsdp.private.versions import HOME, module
+from retrograd.sharded import leftovers, parameter_groups
 
 
 def states_of(model: Any) -> list[Any]:
@@ -37,27 +38,28 @@ def states_of(model: Any) -> list[Any]:
 
 def groups_of(states: Sequence[Any]) -> list[Any]:
     """The parameter groups of states, in order."""
-    name, groups = version().groups, []
-    for state in states:
-        held = getattr(state, name)
-        groups += held if isinstance(held, list) else [held] if held is not None else []
-    return groups
+    return [group for state in states for group in parameter_groups(state)]
 
 
 def names_of(model: Any, groups: Sequence[Any]) -> list[str]:
     """A name for each group: its modules as the root calls them, without what wrappers add."""
-    fqn = {id(module): name for name, module in model.named_modules()}
     names: list[str] = []
-    for group in groups:
-        name = "+".join(_bare(fqn[id(module)]) for module in group.modules if id(module) in fqn)
+    for modules in modules_of(model, groups):
+        name = "+".join(module or "(root)" for module in modules)
         names.append(f"{name}#{names.count(name)}" if name in names else name)
     return names
+
+
+def modules_of(model: Any, groups: Sequence[Any]) -> list[tuple[str, ...]]:
+    """The names of each group's modules, without what wrappers add; "" for the root."""
+    fqn = {id(module): _bare(name) for name, module in model.named_modules()}
+    return [tuple(fqn[id(module)] for module in group.modules if id(module) in fqn) for group in groups]
 
 
 def _bare(name: str) -> str:
     for wrapper in ("_orig_mod", "_checkpoint_wrapped_module"):
         name = name.replace(f"{wrapper}.", "").replace(f".{wrapper}", "")
-    return name or "(root)"
+    return name
 
 
 def parameter_names(model: Any, groups: Sequence[Any]) -> dict[int, str]:
@@ -153,15 +155,6 @@ def wire_numel(param: Any, group: Any) -> int:
     if param.fsdp_placement.dim != 0:  # FSDP2 wants these to divide evenly
         return size.numel()
     return -(-size[0] // world) * world * size[1:].numel()
-
-
-def leftovers(group: Any) -> Iterator[Any]:
-    """Parameters whose unreduced gradients are still there: they would be added to the next step's."""
-    for param in group.fsdp_params:
-        leaf = getattr(param, "_unsharded_param", None)
-        held = getattr(param, "unsharded_accumulated_grad", None) if leaf is not None else None
-        if held is not None or (leaf is not None and leaf.grad is not None):
-            yield param
 
 
 def look_again(groups: Sequence[Any]) -> None:

@@ -51,27 +51,24 @@ class Version:
     Attributes:
         arguments: parameters of `foreach_reduce`, in order.
         returns: what its values mean, in order.
-        groups: attribute of a state that holds its parameter group, or a list of them.
         resets: whether a failed backward can be cleared away (`reset_iter_state`).
         ran: whether our tests ran on it; otherwise its source was read.
     """
 
     arguments: tuple[str, ...]
     returns: tuple[str, ...]
-    groups: str
     resets: bool
     ran: bool
 
 
 _OLD = tuple(name for name in _RETURNS if name != "post_reduce_stream")
 VERSIONS = {
-    "2.11": Version(_ARGUMENTS, _OLD, "_fsdp_param_group", resets=False, ran=True),
-    "2.12": Version(_ARGUMENTS, _OLD, "_fsdp_param_groups", resets=False, ran=False),
-    "2.13": Version(_ARGUMENTS, _RETURNS, "_fsdp_param_groups", resets=True, ran=True),
+    "2.11": Version(_ARGUMENTS, _OLD, resets=False, ran=True),
+    "2.12": Version(_ARGUMENTS, _OLD, resets=False, ran=False),
+    "2.13": Version(_ARGUMENTS, _RETURNS, resets=True, ran=True),
     "2.15": Version(
         (*(name for name in _ARGUMENTS if name != "orig_dtype"), "prepare_reduce_scatter_inputs"),
         _RETURNS,
-        "_fsdp_param_groups",
         resets=True,
         ran=False,
     ),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 
 from retrograd.errors import GraphError, UsageError
 from retrograd.graph.ir import Graph
+from retrograd.graph.keys import text_key
 from retrograd.graph.readers import fx, hlo, scan, stablehlo
 
 FORMATS = ("hlo", "stablehlo", "fx", "torch_xla")
@@ -58,7 +58,7 @@ def pieces(text: str, source: str = "", format: str | None = None) -> Iterator[t
     """Each graph of a text with the part of the text that it is; see `read`."""
     for ordinal, (piece, first, settle) in enumerate(_SPLIT[format or detect(text, source)](text, source)):
         graph = settle(piece, first)
-        graph.digest = blake2b(piece.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        graph.digest = text_key(piece)
         graph.source, graph.ordinal = source, ordinal
         yield piece, graph
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from hashlib import blake2b
 from typing import Any
 
 from retrograd.errors import GraphError
 from retrograd.graph.ir import Computation, Graph
+from retrograd.graph.keys import text_key
 from retrograd.graph.readers.fx_body import Body, Made, Sub, Text, metadata_of, opcode_of
 from retrograd.graph.readers.fx_text import literal
 
@@ -41,7 +41,7 @@ def from_fx(module: Any) -> Graph:
     _Walk(owner, computations, "").read(graph, name)
     made = Graph(name, computations, name, "fx")
     text = "\n".join(f"{c.name} {i!r} {i.called} {i.metadata}" for c in made for i in c.instructions)
-    made.digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    made.digest = text_key(text)
     return made
 
 

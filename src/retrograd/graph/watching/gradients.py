@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from retrograd.errors import UsageError, VerificationError
+from retrograd.sharded import parameter_groups
 
 _MOST = 8  # parameters named one by one
 
@@ -46,19 +47,12 @@ def _managed(model: Any) -> set[str]:
         state = getattr(module, "_get_fsdp_state", None)
         if state is None:
             continue
-        infos = [p._module_info for group in _groups(state()) for p in group.fsdp_params]
+        infos = [p._module_info for group in parameter_groups(state()) for p in group.fsdp_params]
         owned = {id(getattr(i.module, i.param_name, None)) for i in infos}
         for name, parameter in module.named_parameters():
             if id(parameter) in owned:
                 found.add(f"{prefix}.{name}" if prefix else name)
     return found
-
-
-def _groups(state: Any) -> list[Any]:
-    """The groups of parameters of one FSDP module: torch 2.13 has several, 2.11 one."""
-    several = getattr(state, "_fsdp_param_groups", None)
-    one = getattr(state, "_fsdp_param_group", None) if several is None else None
-    return list(several) if several is not None else [one] if one is not None else []
 
 
 def _wrong(parameter: Any, managed: bool, missing: str) -> str:

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
+from retrograd.graph.keys import text_key
 from retrograd.graph.places import is_library
 
 # "Tensor: id=7, shape=f32[8,16]{1,0}, device=CPU:0, ir_nodes=12": GetLiveTensorsReport of torch_xla.
@@ -56,8 +56,7 @@ def _live(found: re.Match[str], frames: Sequence[tuple[str, int]]) -> Live:
 
 def digest(tensors: Iterable[Live]) -> str:
     """The same for the same tensors, in whatever order: torch_xla lists them by address."""
-    text = "\n".join(sorted(f"{t.shape} {t.nodes}" for t in tensors))
-    return blake2b(text.encode(), digest_size=16).hexdigest()
+    return text_key("\n".join(sorted(f"{t.shape} {t.nodes}" for t in tensors)))
 
 
 def difference(before: Sequence[Live], now: Sequence[Live], step: int) -> tuple[str, ...]:

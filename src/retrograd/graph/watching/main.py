@@ -7,46 +7,20 @@ an optimizer (torch.optim) or cuts (torch_xla.sync); a program may also call ret
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from retrograd.after_import import AfterImport
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.graph.watching import backends, files, lock
 from retrograd.graph.watching.watch import Watch, watch
 
 _OF_XLA = ("threshold", "gc_before_cut", "texts")
-
-
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back once after each of the named modules was imported for the first time."""
-
-    def __init__(self, names: Sequence[str], then: Callable[[str], None]) -> None:
-        self._waiting, self._then = set(names), then
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec, with a loader that calls back."""
-        if name not in self._waiting:
-            return None
-        self._waiting.discard(name)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            self._then(name)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 class Program:

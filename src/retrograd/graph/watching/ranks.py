@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+from retrograd.announced import Order
 from retrograd.errors import RanksDifferError
-from retrograd.graph.watching import exchange, texts
+from retrograd.graph.watching import exchange, orders, texts
 from retrograd.graph.watching.events import Compiled
 
 _LIVE = "live"  # the format of what is alive before a cut of torch_xla, a tensor a line
@@ -36,22 +38,23 @@ class Comparison:
         key = made.digest if made.format == _LIVE else texts.known(made.text, made.format).key
         name = f"step-{self.step}/graph-{self.count}"
         self.count += 1
-        self._ask(name, f"{made.role} {key}", made)
+        self._ask(name, f"{made.role} {key}", made.text, made)
 
-    def end_of_step(self) -> None:
-        """At the cut: a rank that compiled fewer graphs says so here.
+    def end_of_step(self, held: Sequence[Order] = ()) -> None:
+        """At the cut: a rank that compiled fewer graphs says so here, and which orders beside the graphs it keeps to.
 
         Raises:
-            RanksDifferError: the ranks compiled different numbers of graphs.
+            RanksDifferError: the ranks compiled different numbers of graphs, or keep to different orders.
         """
-        self._ask(f"step-{self.step}/graph-{self.count}", _MISSING, None)
+        mine = " ".join([_MISSING, *(order.key for order in held)])
+        self._ask(f"step-{self.step}/graph-{self.count}", mine, orders.packed(held) if held else "", None)
         self.step += 1
         self.count = 0
 
-    def _ask(self, name: str, mine: str, made: Compiled | None) -> None:
+    def _ask(self, name: str, mine: str, text: str, made: Compiled | None) -> None:
         through = self.through
-        if made is not None and made.text:
-            through.post(f"{name}/text-{through.rank}", exchange.packed(made.text))
+        if text:
+            through.post(f"{name}/text-{through.rank}", exchange.packed(text))
         through.post(f"{name}/key-{through.rank}", mine.encode())
         for rank in range(through.size):
             if rank == through.rank:
@@ -59,7 +62,12 @@ class Comparison:
             answer = through.get(f"{name}/key-{rank}", self.seconds)
             theirs = None if answer is None else answer.decode()
             if theirs != mine:
-                self.found = RanksDifferError(self._sentence(name, rank, mine, theirs, made))
+                said = (
+                    self._orders(name, rank, text, theirs)
+                    if theirs is not None and _idle(mine) and _idle(theirs)
+                    else self._sentence(name, rank, mine, theirs, made)
+                )
+                self.found = RanksDifferError(said)
                 raise self.found
 
     def _sentence(self, name: str, rank: int, mine: str, theirs: str | None, made: Compiled | None) -> str:
@@ -69,8 +77,16 @@ class Comparison:
                 f"step {self.step}: {own}, rank {rank} said nothing for {self.seconds:g} s: it runs a graph that "
                 "it has, or hangs. Compiling for one rank alone ends in a collective that never returns"
             )
-        why = self._difference(name, rank, made) if _MISSING not in (mine, theirs) else ""
+        why = "" if _idle(mine) or _idle(theirs) else self._difference(name, rank, made)
         return f"step {self.step}: {own}, rank {rank} {_compiles(theirs)}: their collectives would hang{why}"
+
+    def _orders(self, name: str, rank: int, mine: str, told: str) -> str:
+        """What differs in the orders that two ranks keep to; a rank that keeps to none gives no text of them."""
+        found = self.through.get(f"{name}/text-{rank}", self.seconds) if told != _MISSING else None
+        none = orders.packed(())
+        theirs = exchange.unpacked(found) if found is not None else none
+        said = orders.between_ranks(self.through.rank, mine or none, rank, theirs)
+        return f"step {self.step}: the ranks keep to different orders beside their graphs: {said}"
 
     def _difference(self, name: str, rank: int, made: Compiled | None) -> str:
         """What differs first, from the text of the other rank."""
@@ -95,8 +111,13 @@ def _alive(rank: int, mine: str, other: int, theirs: str) -> str:
     return ". Alive at the cut: " + "; ".join(only) if only else ""
 
 
+def _idle(told: str) -> bool:
+    """Does a rank say that it compiles nothing more in this step?"""
+    return told.partition(" ")[0] == _MISSING
+
+
 def _compiles(told: str) -> str:
-    if told == _MISSING:
+    if _idle(told):
         return "compiles no further graph"
     role, _, key = told.partition(" ")
     return f"is about to run the {role} graph {key[:8]}"

@@ -70,11 +70,31 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """An order beside the graphs, as a plan of gradient buckets, that held at the end of a step for the first time.
+
+    `place` tells orders that hold at the same time apart; `key` is "" where one was withdrawn, `causes` say what
+    differs from the one that held there before, `expected` is false for one that took its place by surprise.
+    """
+
+    number: int
+    kind: str
+    key: str
+    step: int
+    place: int = 0
+    unit: str = "row"
+    rows: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    expected: bool = True
+
+
+@dataclass(frozen=True)
 class WatchReport:
-    """The record of a watched run, true if no graph was compiled that is one too many.
+    """The record of a watched run, true if no graph was compiled that is one too many and no order changed.
 
     `steps` counts all, `rows` holds those that compiled something or ran another graph than the step before. `seconds`
-    is what compiling took, `wasted` the part of it that the graphs too many took.
+    is what compiling took, `wasted` the part of it that the graphs too many took. `orders` are those that the program
+    announced beside its graphs.
     """
 
     backends: tuple[str, ...]
@@ -88,9 +108,10 @@ class WatchReport:
     notes: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     schema: str = SCHEMA
+    orders: tuple[Planned, ...] = ()
 
     def __bool__(self) -> bool:
-        return not self.unexpected
+        return not self.unexpected and all(one.expected for one in self.orders)
 
     @property
     def unexpected(self) -> tuple[Watched, ...]:
@@ -104,7 +125,7 @@ class WatchReport:
 
     @property
     def exit_code(self) -> int:
-        """0 as expected, 1 a graph too many."""
+        """0 as expected, 1 a graph too many or an order that changed."""
         return 0 if self else 1
 
     def text(self) -> str:
@@ -134,6 +155,11 @@ def _watched(fields: dict[str, Any]) -> Watched:
     return Watched(**fields | lists)
 
 
+def _planned(fields: dict[str, Any]) -> Planned:
+    lists: dict[str, Any] = {"causes": tuple(map(cause, fields["causes"])), "rows": tuple(fields["rows"])}
+    return Planned(**fields | lists)
+
+
 def _step(fields: dict[str, Any]) -> Step:
     lists: dict[str, Any] = {"compiled": tuple(fields["compiled"]), "ran": tuple(fields["ran"])}
     return Step(**fields | lists)
@@ -146,5 +172,6 @@ def _report(fields: dict[str, Any]) -> WatchReport:
         "rows": tuple(map(_step, fields["rows"])),
         "notes": tuple(fields["notes"]),
         "versions": tuple((str(name), str(version)) for name, version in fields["versions"]),
+        "orders": tuple(map(_planned, fields.get("orders", ()))),  # reports of older versions have none
     }
     return WatchReport(**fields | made)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from retrograd.announced import Order
 from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.ir import Graph
 from retrograd.graph.record import Diff
-from retrograd.graph.watching import texts, words
+from retrograd.graph.watching import orders, texts, words
 from retrograd.graph.watching.events import Compiled, Event, Ran
-from retrograd.graph.watching.record import Step, Watched, WatchReport
+from retrograd.graph.watching.record import Planned, Step, Watched, WatchReport
 
 ON_EXTRA = ("explain", "raise", "warn")
 _WARMUP = 2  # steps: the first has no optimizer state yet, the second has
@@ -19,7 +20,7 @@ _CAUSES = 12  # kept of one comparison; what follows them is their consequence a
 
 
 class GraphChangedWarning(UserWarning):
-    """A training step compiled a graph too many."""
+    """A training step compiled a graph too many, or an order beside the graphs changed."""
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Session:
     versions: tuple[tuple[str, str], ...] = ()
     entries: list[Entry] = field(default_factory=list[Entry])
     rows: list[Step] = field(default_factory=list[Step])
+    plans: list[Planned] = field(default_factory=list[Planned])
     notes: list[str] = field(default_factory=list[str])
     now: int = 0
 
@@ -60,11 +62,12 @@ class Session:
         if self.on_extra not in ON_EXTRA:
             raise UsageError(f"`on_extra` is {self.on_extra!r}, expected one of {', '.join(map(repr, ON_EXTRA))}")
 
-    def step(self, events: Sequence[Event]) -> Step:
-        """Close a step with what happened in it.
+    def step(self, events: Sequence[Event], held: Mapping[int, Order] | None = None) -> Step:
+        """Close a step with what happened in it and the orders beside the graphs that hold at its end.
 
         Raises:
-            GraphChangedError: a graph is one too many and `on_extra` is "raise". The step is recorded all the same.
+            GraphChangedError: a graph is one too many or an order changed, and `on_extra` is "raise". The step is
+                recorded all the same.
         """
         first = len(self.entries)
         ran: list[int] = []
@@ -77,8 +80,11 @@ class Session:
         last = next((r for r in reversed(self.rows) if r.ran), None)
         if row.compiled or (row.ran and (last is None or last.ran != row.ran)):
             self.rows.append(row)
+        warm = self.warmup is not None and self.now < self.warmup
+        plans = orders.changes(self.plans, held or {}, self.now, warm)
+        self.plans += plans
         self.now += 1
-        self._judge([g for g in new if not g.expected])
+        self._judge([g for g in new if not g.expected], [p for p in plans if not p.expected])
         return row
 
     def _find(self, event: Ran) -> int | None:
@@ -129,13 +135,15 @@ class Session:
             return
         entry.watched = replace(entry.watched, causes=diff.causes[:_CAUSES])
 
-    def _judge(self, extra: Sequence[Watched]) -> None:
-        if not extra:
+    def _judge(self, extra: Sequence[Watched], changed: Sequence[Planned]) -> None:
+        if not extra and not changed:
             return
         known = [entry.watched for entry in self.entries]
         # In full at the first one; those that follow are told in a line, and stand in the report.
-        brief = self.on_extra == "explain" and any(not g.expected for g in known[: extra[0].number])
-        text = "\n".join(words.unexpected(g, known, self._limit(g), brief) for g in extra)
+        brief = self.on_extra == "explain" and any(not g.expected for g in known[: extra[0].number if extra else 0])
+        # An order that changed may be why graphs did.
+        said = [words.reordered(one) for one in changed]
+        text = "\n".join([*said, *(words.unexpected(g, known, self._limit(g), brief) for g in extra)])
         if self.on_extra == "raise":
             raise GraphChangedError(text)
         if self.on_extra == "warn":
@@ -169,7 +177,7 @@ class Session:
         wasted = sum(g.seconds or 0.0 for g in graphs if not g.expected)
         return WatchReport(
             self.backends, self.now, self.expect, self.warmup, graphs, tuple(self.rows),
-            sum(g.seconds or 0.0 for g in graphs), wasted, tuple(self.notes), self.versions,
+            sum(g.seconds or 0.0 for g in graphs), wasted, tuple(self.notes), self.versions, orders=tuple(self.plans),
         )  # fmt: skip
 
 

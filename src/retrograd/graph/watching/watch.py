@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from retrograd import config
+from retrograd import announced, config
 from retrograd.errors import RanksDifferError, UsageError
 from retrograd.graph.record import Diff
 from retrograd.graph.watching import backends, buckets, exchange, files, lock
@@ -82,7 +82,7 @@ class Watch:
             self.session.on_extra = "explain"  # an exception is on its way, ours would hide it
         try:
             if any(isinstance(event, Compiled) for event in events):
-                self.session.step(events)
+                self.session.step(events, announced.current())
         finally:
             if self._save is not None:
                 files.save(self.session, self._save)
@@ -93,16 +93,18 @@ class Watch:
         """Mark the end of a step: after the optimizer, or after torch_xla.sync().
 
         Raises:
-            GraphChangedError: the step compiled a graph too many and `on_extra` is "raise".
-            RanksDifferError: ranks are compared, and another one compiled other graphs.
+            GraphChangedError: the step compiled a graph too many, or an order beside the graphs changed (a plan of
+                gradient buckets), and `on_extra` is "raise".
+            RanksDifferError: ranks are compared, and another one compiled other graphs or keeps to another order.
             UsageError: outside of the `with` block.
         """
         if not self._running:
             raise UsageError("step() was called outside of `with retrograd.graph.watch(...) as w:`")
         events = [event for backend in self.backends for event in self._drained(backend)]
+        held = announced.current()
         if self._ranks is not None:
-            self._ranks.end_of_step()
-        self.session.step(events)
+            self._ranks.end_of_step([order for order in held.values() if order.key])
+        self.session.step(events, held)
 
     def report(self) -> WatchReport:
         """What was seen up to the last step; `.text()` is a table, `.to_json()` keeps it."""

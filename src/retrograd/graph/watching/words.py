@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from retrograd.graph.watching.record import Step, Watched, WatchReport
+from retrograd.graph.watching.record import Planned, Step, Watched, WatchReport
 
 _WIDEST = 96  # of a cause in the table: the whole of it stands below
 
@@ -26,6 +26,14 @@ def unexpected(graph: Watched, known: Sequence[Watched], expect: int | None, bri
         before = known[graph.against]
         lines.append(f"  compared with {before.title}, first seen at step {before.step}: {_size(before)}")
     return "\n".join([*lines, *(f"  {line}" for line in details(graph))])
+
+
+def reordered(one: Planned) -> str:
+    """An order beside the graphs that changed: what differs, and what to do."""
+    lines = [f"step {one.step}: an order beside the graphs changed"]
+    for found in one.causes:
+        lines += [found.text(), *([f"    {found.advice}"] if found.advice else [])]
+    return "\n  ".join(lines)
 
 
 def details(graph: Watched, most: int = 6) -> list[str]:
@@ -53,6 +61,8 @@ def table(report: WatchReport) -> str:
         lines.append("  ".join([*cells, row[-1]]).rstrip())
     for graph in report.unexpected:
         lines += ["", f"{graph.title} is one too many: {_size(graph)}", *(f"  {line}" for line in details(graph))]
+    for one in report.orders:
+        lines += ["", *_order(one)]
     ran = [row for row in report.rows if row.ran]
     if ran:
         lines += [
@@ -60,6 +70,13 @@ def table(report: WatchReport) -> str:
             "steps: " + ", ".join(f"{_span(first, last)} {_ran(first)}" for first, last in _runs(report, ran)),
         ]
     return "\n".join(lines + [f"note: {note}" for note in report.notes])
+
+
+def _order(one: Planned) -> list[str]:
+    held = f"{one.kind} {one.key}: {_many(len(one.rows), one.unit)}" if one.key else f"no {one.kind}"
+    if not one.expected:
+        return [f"{held}, by surprise", *(f"  {line}" for line in reordered(one).splitlines())]
+    return [f"{held}, since step {one.step}", *(f"  {found.text()}" for found in one.causes)]
 
 
 def _summary(report: WatchReport) -> str:
@@ -72,6 +89,8 @@ def _summary(report: WatchReport) -> str:
     timed = any(graph.seconds is not None for graph in report.graphs)
     if timed:
         text += f"; compiling took {seconds(report.seconds)} s"
+    if changed := sum(not one.expected for one in report.orders):
+        text += f"; {_many(changed, 'order')} beside them changed"
     if extra:
         text += f"; {extra} too many" + (f", {seconds(report.wasted)} s of it" if timed else "")
     return f"{text} [{', '.join(report.backends)}]"

@@ -1,0 +1,33 @@
+"""Being told when the program has imported a module, which is not imported for it. Standard library only."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls back once after each of the named modules was imported for the first time."""
+
+    def __init__(self, names: Sequence[str], then: Callable[[str], None]) -> None:
+        self._waiting, self._then = set(names), then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """The module's own spec, with a loader that calls back."""
+        if name not in self._waiting:
+            return None
+        self._waiting.discard(name)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self._then(name)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,223 @@
+"""Targets of `retrograd codegen`: shipped ops, op specs, kernels and functions of a person's own, as something to call.
+
+Resolving needs a GPU architecture, because modules ask Triton's driver for a device while they are imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from retrograd import codegen
+from retrograd.catalog import SHIPPED, msda_names, resolve
+from retrograd.check.spec import OpSpec, TensorSpec, dtype_name
+from retrograd.codegen import compile as compiling
+from retrograd.codegen import pretending, signatures
+from retrograd.codegen.targets import Target
+from retrograd.errors import MissingExtraError, RetrogradError, UsageError
+from retrograd.loading import guard, is_path, load, near
+
+_FORMS = "a shipped name (rms_norm), 'path/file.py:name' or 'package.module:name'"
+# Sizes of shipped ops as they are trained with; a spec's own sweep for `verify` is of small ones.
+_TYPICAL = dict(M=4096, N=4096, H=8, B=2, Q=300, C=32, P=4, W=64)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command line says of the arguments; each fits one kind of target only.
+
+    Attributes:
+        signature: of a kernel, see `signatures.launch`.
+        case: of an op spec, sizes and parameters as `verify` writes them.
+        dtype: of an op spec.
+    """
+
+    signature: str | None = None
+    case: str | None = None
+    dtype: str | None = None
+
+
+def launches(target: str, options: Options, architecture: str) -> Callable[[Target], object]:
+    """What launches the kernels of a target, to be called for a GPU while launches are recorded.
+
+    Args:
+        target: a shipped name, or the place of a name that is an op spec, a `@triton.jit` function (perhaps under
+            `@triton.autotune` or `@triton.heuristics`), or a function without arguments that launches kernels.
+        options: for its arguments.
+        architecture: what the module is imported for.
+
+    Raises:
+        UsageError: there is no such name, or an option does not fit it.
+        SpecError: the module raises while it is imported, or the function while it is called.
+        MissingExtraError: torch or Triton is not installed.
+    """
+    _need_torch()
+    gpu = codegen.target_named(architecture)
+    with compiling.driver(gpu), pretending.gpu(gpu):
+        found = resolve(target) if target in SHIPPED else _find(target)
+    if isinstance(found, OpSpec):
+        function, inputs, params = _of_spec(found, target, options)
+        work = partial(_forward_and_backward, function, inputs, params)
+        return partial(_without_executing, partial(_guarded, work, target))
+    _refuse("--case", options.case, target, "a function or kernel")
+    _refuse("--dtype", options.dtype, target, "a function or kernel")
+    if hasattr(found, "arg_names") and hasattr(found, "run"):
+        if options.signature is None:
+            expected = ", ".join(f"{name}=..." for name in signatures.needed(found))
+            raise UsageError(f"{target!r} is a kernel; give its arguments: --signature '{expected}'")
+        work = partial(signatures.launch, found, options.signature)
+        return lambda _: _guarded(work, target)
+    _refuse("--signature", options.signature, target, "a function")
+    return partial(_without_executing, partial(_run, found, target))
+
+
+def runs(target: str, options: Options) -> Callable[[], object]:
+    """The same on the GPU of this machine: an op spec, or a function of a person's own, called as it is.
+
+    Raises:
+        UsageError: the target is a kernel, which cannot be run without tensors.
+    """
+    _need_torch()
+    found = resolve(target) if target in SHIPPED else _find(target)
+    if isinstance(found, OpSpec):
+        function, inputs, params = _of_spec(found, target, options)
+        inputs = {name: value.to("cuda") if hasattr(value, "to") else value for name, value in inputs.items()}
+        return partial(_guarded, partial(_forward_and_backward, function, inputs, params), target)
+    if hasattr(found, "arg_names"):
+        raise UsageError(
+            f"`--run` and `--profile` need a function that makes its inputs on the GPU; {target!r} is a kernel"
+        )
+    for option, value in (("--signature", options.signature), ("--case", options.case), ("--dtype", options.dtype)):
+        _refuse(option, value, target, "a function")
+    return partial(_run, found, target)
+
+
+def _find(target: str) -> Any:
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        hint = f" (add the name: {target.rstrip(':')}:NAME)" if is_path(target.rstrip(":")) else near(target, SHIPPED)
+        raise UsageError(f"unknown target {target!r}{hint}; expected {_FORMS}")
+    module = load(place, target, _FORMS)
+    if not hasattr(module, name):
+        public = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        listed = f"; it has {', '.join(public)}" if public else ""
+        raise UsageError(f"{place!r} has no {name!r}{near(name, public)}{listed}")
+    found = getattr(module, name)
+    if type(found).__name__ == "InterpretedFunction":
+        raise UsageError(
+            f"{target!r} is interpreted: the module sets TRITON_INTERPRET; it must not while it is compiled"
+        )
+    if not callable(found) and not isinstance(found, OpSpec) and not hasattr(found, "arg_names"):
+        raise UsageError(f"{target!r} is {type(found).__name__}, expected a kernel, an op spec or a function")
+    return found
+
+
+def _without_executing(work: Callable[[], object], gpu: Target) -> None:
+    """Launchers are told of a GPU; ops of ours, where they are used, plan for it by themselves."""
+    from retrograd.ops._triton import launch
+
+    arch = gpu.arch if isinstance(gpu.arch, int) else 0
+    with launch.dry(gpu.num_sms, hip=not gpu.nvidia, arch=arch), pretending.gpu(gpu, knowing="retrograd.ops"):
+        work()
+
+
+def _run(function: Callable[[], object], target: str) -> None:
+    needed = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        name = target.rpartition(":")[2]
+        raise UsageError(
+            f"{target!r} takes {', '.join(needed)}; expected a function without arguments that makes its inputs and "
+            f"launches, such as: def launch(): {name}({', '.join('torch.empty(...)' for _ in needed)})"
+        )
+    _guarded(function, target)
+
+
+def _guarded(action: Callable[[], object], target: str) -> None:
+    """What a person's code raises is told with its line; what is wrong with the call, as it is."""
+    place = target.rpartition(":")[0]
+    try:
+        action()
+    except RetrogradError:
+        raise
+    except Exception as error:
+        wrong = error
+
+        def again() -> None:
+            raise wrong
+
+        guard(again, target, Path(place).resolve() if is_path(place) else None)
+
+
+def _of_spec(
+    spec: OpSpec, target: str, options: Options
+) -> tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, Any]]:
+    """(function, inputs, parameters) of one case."""
+    from retrograd.check.inputs import base_case, draw, parse_case, torch_dtype
+
+    _refuse("--signature", options.signature, target, "an op")
+    dtype = dtype_name(options.dtype, "--dtype") if options.dtype else spec.dtypes[0]
+    case = base_case(spec, dtype)
+    if target in SHIPPED:
+        sizes = {n: (_TYPICAL[n],) if isinstance(size, tuple) else _TYPICAL[n] for n, size in case.sizes}
+        case = case.but(sizes=sizes)
+    if options.case is not None:
+        given = parse_case(spec, dtype, options.case)
+        words = {word.partition("=")[0] for word in options.case.split()}
+        case = given.but(sizes=dict(case.sizes) | {n: size for n, size in given.sizes if n in words})
+    described = spec.tensor_specs
+    if described is None:
+        inputs = draw(spec, case, 0)
+    else:
+        inputs = {name: _empty(s, case, torch_dtype) for name, s in described.items()}
+    function = spec.fn
+    if target in msda_names() and not target.endswith(("_cpu", "_torch")):
+        function = partial(spec.fn, impl="triton")  # on a GPU of NVIDIA's some shapes have CUDA C++ of their own
+    return function, inputs, dict(case.params)
+
+
+def _empty(spec: Any, case: Any, torch_dtype: Callable[[str], Any]) -> Any:
+    """A tensor of the right shape; integers are zeros, because launchers may read those."""
+    import torch
+
+    if not isinstance(spec, TensorSpec):
+        return spec
+    shape: list[int] = []
+    for dim in spec.dims:
+        size = dim if isinstance(dim, int) else case.size(dim.removesuffix("..."))
+        shape += size if isinstance(size, tuple) else (size,)
+    dtype = torch_dtype(spec.dtype or case.dtype)
+    return torch.empty(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+
+
+def _forward_and_backward(function: Callable[..., Any], inputs: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    """Gradients for every floating input, of all outputs together."""
+    import torch
+
+    given = [v.detach().requires_grad_(v.is_floating_point()) if hasattr(v, "detach") else v for v in inputs.values()]
+    made = function(*given, **params)
+    outs = [out for out in (made if isinstance(made, (tuple, list)) else (made,)) if hasattr(out, "requires_grad")]
+    outs = [out for out in outs if out.requires_grad]
+    wanted = [v for v in given if getattr(v, "requires_grad", False)]
+    if outs and wanted:
+        torch.autograd.grad(outs, wanted, [torch.empty_like(out) for out in outs], allow_unused=True)
+
+
+def _refuse(option: str, value: str | None, target: str, kind: str) -> None:
+    if value is not None:
+        raise UsageError(f"`{option}` is given, but {target!r} is {kind}, which takes none")
+
+
+def _need_torch() -> None:
+    compiling.require_triton()
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("torch", "torch", "retrograd codegen") from error

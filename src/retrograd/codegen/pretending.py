@@ -1,0 +1,89 @@
+"""A torch that says it has a GPU, for launchers that make tensors on one: they get CPU tensors, which nobody reads.
+
+Only inside a context, and only what launchers commonly ask: devices in calls, `is_cuda`, `torch.cuda`'s properties.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from retrograd.codegen.targets import Target
+
+
+@contextlib.contextmanager
+def gpu(target: Target, knowing: str = "?") -> Iterator[None]:
+    """Let code of a person's own believe in a GPU of this architecture.
+
+    Args:
+        target: which.
+        knowing: prefix of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    asks_cuda = torch.Tensor.is_cuda.__get__
+
+    class OnCpu(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # A wrapper is made at each look, so that only equality holds.
+            if func == asks_cuda and not sys._getframe(1).f_globals.get("__name__", "").startswith(knowing):
+                return True
+            if func is torch.Tensor.cuda:
+                return args[0]
+            given = {name: _place(value) if name == "device" else value for name, value in (kwargs or {}).items()}
+            return func(*map(_place, args), **given)
+
+    with contextlib.ExitStack() as stack:
+        for name, value in _answers(target).items():
+            stack.enter_context(patch.object(torch.cuda, name, value))
+        stack.enter_context(OnCpu())
+        yield
+
+
+def _place(value: Any) -> Any:
+    """The CPU for a CUDA device, anything else as it is."""
+    import torch
+
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return "cpu"
+    return value
+
+
+class _Device(contextlib.nullcontext):
+    """torch.cuda.device of whatever device."""
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__(device)
+
+
+def _answers(target: Target) -> dict[str, Any]:
+    capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 4)
+    properties = SimpleNamespace(
+        name=target.name,
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=target.num_sms,
+        warp_size=target.warp_size,
+        total_memory=80 * 1024**3,
+        shared_memory_per_block_optin=target.shared_limit_bytes,
+        gcnArchName=str(target.arch),
+    )
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: capability,
+        "get_device_name": lambda device=None: target.name,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0),
+        "device": _Device,
+    }
