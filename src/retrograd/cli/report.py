@@ -38,7 +38,7 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
     from retrograd.codegen.record import Codegen
     from retrograd.flake.record import FlakeReport
     from retrograd.record import Report
-    from retrograd.report import codegen, flake, graph
+    from retrograd.report import Compared, codegen, flake, graph, trace_diff
     from retrograd.report import text as plain
     from retrograd.report import trace as traces
     from retrograd.trace import Listing, Provenance
@@ -51,6 +51,8 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
         plain.render(report, Console())
     elif isinstance(report, Provenance | Listing):
         traces.render(report, Console())
+    elif isinstance(report, Compared):
+        trace_diff.render(report, Console(), everything=True)
     else:
         graph.render(report, Console(), everything=True)
 

@@ -14,6 +14,9 @@ class _Commands(Lazy):
         "record": "retrograd.cli.trace_record",
         "show": "retrograd.cli.trace_show",
         "nan": "retrograd.cli.trace_nan",
+        "diff": "retrograd.cli.trace_diff",
+        "repeat": "retrograd.cli.trace_repeat",
+        "bisect": "retrograd.cli.trace_bisect",
     }
 
 

@@ -1,4 +1,4 @@
-"""Renderers of reports and of what `retrograd graph`, `trace` and `codegen` say, chosen by the suffix of the file.
+"""Renderers of reports, and of what `retrograd graph`, `trace` and `codegen` say, chosen by the suffix of the file.
 
 The renderers are imported when they are used: a report can be read and compared without rich, jinja2
 or vl_convert.
@@ -17,6 +17,9 @@ from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
 from retrograd.flake.record import FlakeReport
 from retrograd.graph.record import DIFF_SCHEMA, FOLLOW_SCHEMA, UNIQUE_SCHEMA, Diff, Follow, Unique
 from retrograd.record import Report
+from retrograd.trace.bisecting.record import BISECT_SCHEMA, Bisection
+from retrograd.trace.diffing.record import DIFF_SCHEMA as TRACE_DIFF_SCHEMA
+from retrograd.trace.diffing.record import TraceDiff
 from retrograd.trace.listing import SCHEMA as LISTING_SCHEMA
 from retrograd.trace.listing import Listing
 from retrograd.trace.provenance import SCHEMA as PROVENANCE_SCHEMA
@@ -27,10 +30,11 @@ __all__ = ["check_paths", "load", "read", "write"]
 
 GraphRecord = Diff | Unique | Follow
 TraceRecord = Provenance | Listing
-AnyReport = Report | FlakeReport | GraphRecord | TraceRecord | Codegen
+Compared = TraceDiff | Bisection
+AnyReport = Report | FlakeReport | GraphRecord | TraceRecord | Compared | Codegen
 
 # Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
-_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Codegen]] = {
+_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Compared | Codegen]] = {
     CODEGEN_SCHEMA: Codegen,
     FLAKE_SCHEMA: FlakeReport,
     DIFF_SCHEMA: Diff,
@@ -38,6 +42,8 @@ _SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Codegen]] = {
     FOLLOW_SCHEMA: Follow,
     PROVENANCE_SCHEMA: Provenance,
     LISTING_SCHEMA: Listing,
+    TRACE_DIFF_SCHEMA: TraceDiff,
+    BISECT_SCHEMA: Bisection,
 }
 
 
@@ -56,11 +62,15 @@ def _html(report: AnyReport) -> str:
         from retrograd.report.trace_html import render as render_trace
 
         return render_trace(report)
+    if isinstance(report, Compared):
+        from retrograd.report.trace_diff import to_html
+
+        return to_html(report)
     return render_flake(report) if isinstance(report, FlakeReport) else render(report)
 
 
 def _text(report: AnyReport) -> str:
-    from retrograd.report import codegen, flake, graph, text, trace
+    from retrograd.report import codegen, flake, graph, text, trace, trace_diff
 
     if isinstance(report, Codegen):
         return codegen.to_text(report)
@@ -68,6 +78,8 @@ def _text(report: AnyReport) -> str:
         return graph.to_text(report)
     if isinstance(report, TraceRecord):
         return trace.to_text(report)
+    if isinstance(report, Compared):
+        return trace_diff.to_text(report)
     return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
 
 
@@ -118,7 +130,7 @@ def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) ->
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         # Only pictures of numbers need the package that draws them; graphs are drawn by their page.
-        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord | Codegen):
+        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord | Compared | Codegen):
             from retrograd.report.html import require
 
             require()

@@ -12,10 +12,53 @@ from retrograd.trace.record import Op, Stats, Trace
 from retrograd.trace.store import load, save
 
 if TYPE_CHECKING:
+    from retrograd.trace.bisecting.precision import bisect_precision as bisect_precision
+    from retrograd.trace.diffing.entry import diff as diff
+    from retrograd.trace.diffing.entry import twice as twice
     from retrograd.trace.recording import Recorder
     from retrograd.trace.stopping import Stop
 
-__all__ = ["Listing", "Op", "Provenance", "Stats", "Trace", "listing", "load", "provenance", "record", "save"]
+# Loaded when they are first used: recording needs no comparison, and reading a file needs no torch.
+_HOMES = {
+    "bisect_precision": "bisecting.precision",
+    "diff": "diffing.entry",
+    "twice": "diffing.entry",
+}
+
+__all__ = [
+    "Listing",
+    "Op",
+    "Provenance",
+    "Stats",
+    "Trace",
+    "bisect_precision",
+    "diff",
+    "listing",
+    "load",
+    "provenance",
+    "record",
+    "save",
+    "twice",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return _loaded(name)
+    raise AttributeError(f"module 'retrograd.trace' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def _loaded(name: str) -> Any:
+    import importlib
+
+    from retrograd.errors import MissingExtraError
+
+    try:
+        return getattr(importlib.import_module(f"retrograd.trace.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy"):
+            raise
+        raise MissingExtraError(error.name, "torch", f"retrograd.trace.{name}") from None
 
 
 # The module `retrograd.trace.record` holds what a trace is; from here on the name means the function.
