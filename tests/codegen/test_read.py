@@ -161,3 +161,17 @@ def test_a_path_of_a_checkout_that_is_gone_is_read_here() -> None:
     gone = "/nowhere/src/retrograd/ops/msda/triton/sampling.py"
     assert names_at("load", gone, line) == names_at("load", here, line) != ()
     assert names_at("load", "/nowhere/else.py", line) == ()
+
+
+def test_a_kernel_of_anyone_is_found_where_its_module_is_now(tmp_path, monkeypatch) -> None:
+    """As test_a_path_of_a_checkout_that_is_gone_is_read_here, for a file that is none of ours."""
+    import importlib
+
+    from retrograd.codegen.access import names_at
+
+    (tmp_path / "moved_kernels.py").write_text("import triton.language as tl\n\ndef k(p):\n    tl.atomic_add(p, 1)\n")
+    assert names_at("atomic", f"/nowhere/before/{tmp_path.name}/moved_kernels.py", 4) == ()
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("moved_kernels")
+    assert names_at("atomic", f"/nowhere/now/{tmp_path.name}/moved_kernels.py", 4) == ("p",)
+    assert names_at("atomic", "/nowhere/another/moved_kernels.py", 4) == ()

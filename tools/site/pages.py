@@ -27,6 +27,7 @@ PUBLIC = (
     "retrograd.patch",
     "retrograd.flake",
     "retrograd.graph",
+    "retrograd.trace",
     "retrograd.fsdp",
     "retrograd.report",
 )

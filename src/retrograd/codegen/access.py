@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -65,12 +66,22 @@ def _calls(op: str, file: str) -> tuple[ast.Call, ...]:
 
 
 def _here(path: Path) -> Path:
-    """The file itself, or ours where that checkout is gone: Triton's cache keeps the path of whoever compiled first."""
+    """The file itself, or the one it is now: Triton's cache keeps the path of whoever compiled first.
+
+    Where that checkout is gone, a file of ours is looked up in this package, and any other among the modules that are
+    loaded, by its name and its folder's.
+    """
     package = Path(__file__).parents[1]
-    if path.is_file() or package.name not in path.parts:
+    if path.is_file():
         return path
-    last = len(path.parts) - 1 - path.parts[::-1].index(package.name)
-    return package.joinpath(*path.parts[last + 1 :])
+    if package.name in path.parts:
+        last = len(path.parts) - 1 - path.parts[::-1].index(package.name)
+        ours = package.joinpath(*path.parts[last + 1 :])
+        if ours.is_file():
+            return ours
+    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    alike = [Path(file) for file in files if Path(file).parts[-2:] == path.parts[-2:]]
+    return alike[0] if len(alike) == 1 else path
 
 
 def _variables(node: ast.AST) -> tuple[str, ...]:
