@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import os
-from pathlib import Path
 
-from retrograd.errors import MissingExtraError, UsageError
+from retrograd.errors import UsageError
 from retrograd.record import Profile, Report, StageResult
+from retrograd.report.events import Events, seconds
 
 
 def to_tensorboard(report: Report, folder: str | os.PathLike[str], step: int = 0) -> None:
@@ -24,29 +23,10 @@ def to_tensorboard(report: Report, folder: str | os.PathLike[str], step: int = 0
     """
     if step < 0:
         raise UsageError(f"`step` is {step}, expected 0 or more")
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("tensorboard"):
-            raise
-        raise MissingExtraError("tensorboard", "tensorboard", "writing events of TensorBoard") from None
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        writer = EventFileWriter(os.fspath(folder))
-    except OSError as error:
-        raise UsageError(f"cannot write events to {os.fspath(folder)!r}: {error.strerror or error}") from None
+    events = Events(folder)
     values = [value for stage in report.stages for value in _of_stage(report.target, stage)]
-    writer.add_event(Event(wall_time=_when(report), step=step, summary=Summary(value=values)))
-    writer.close()
-
-
-def _when(report: Report) -> float:
-    try:
-        return datetime.datetime.fromisoformat(report.started).timestamp()
-    except ValueError:  # a report that was made by hand
-        return 0.0
+    events.add(values, step, seconds(report.started))
+    events.close()
 
 
 def _of_stage(target: str, stage: StageResult) -> list[object]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
-from retrograd.errors import MissingExtraError, UsageError
+from retrograd.report.events import Events, seconds
 from retrograd.trace.listing import Listing
 from retrograd.trace.reasons import base
 from retrograd.trace.record import Op, Stats
@@ -25,26 +23,16 @@ def to_tensorboard(record: Listing, folder: str | os.PathLike[str]) -> None:
         MissingExtraError: tensorboard is not installed.
         UsageError: the folder cannot be written.
     """
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("tensorboard"):
-            raise
-        raise MissingExtraError("tensorboard", "tensorboard", "writing events of TensorBoard") from None
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        writer = EventFileWriter(os.fspath(folder))
-    except OSError as error:
-        raise UsageError(f"cannot write events to {os.fspath(folder)!r}: {error.strerror or error}") from None
-    start = _when(record)
+    events = Events(folder)
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    start = seconds(record.meta.get("start", ""))
     by_step: dict[int, list[object]] = {}
     for step, tag, value in scalars(record.ops):
         by_step.setdefault(step, []).append(Summary.Value(tag=tag, simple_value=value))
     for step, values in sorted(by_step.items()):
-        writer.add_event(Event(wall_time=start + step, step=step, summary=Summary(value=values)))
-    writer.close()
+        events.add(values, step, start + step)
+    events.close()
 
 
 def scalars(ops: tuple[Op, ...]) -> Iterator[tuple[int, str, float]]:
@@ -70,10 +58,3 @@ def _numbers(stats: Stats) -> Iterator[tuple[str, float]]:
         number = getattr(stats, what)
         if number is not None and count:
             yield what, number / count
-
-
-def _when(record: Listing) -> float:
-    try:
-        return datetime.datetime.fromisoformat(record.meta.get("start", "")).timestamp()
-    except ValueError:  # a trace that was made by hand
-        return 0.0
