@@ -68,6 +68,21 @@ def test_a_sweep_of_many_cases_is_dealt_out_wherever_it_runs():
     assert dealt(oracle.STAGE, many, wanted) == (wanted, "")  # a stage that does not deal
 
 
+def test_sweeps_of_an_op_of_many_inputs_are_dealt_out_wherever_it_runs():
+    def four(w, x, y, z):
+        return w + x + y + z
+
+    inputs = {name: rg.tensor("M") for name in "wxyz"}
+    spec = rg.op(four, four, inputs, dtypes=list(DTYPES))
+    wide = Workbench(spec, "float32", 0, "cpu", BUDGETS["quick"], "quick", dtypes=DTYPES)
+    wanted = [wide.base.but(sizes=(("M", m),)) for m in (1, 2, 3)]
+    (case,), said = dealt(layouts.STAGE, wide, wanted)
+    assert case == wanted[0]
+    assert said.endswith("as there are many inputs; level full has all in each")
+    full = Workbench(spec, "float32", 0, "cpu", BUDGETS["full"], "full", dtypes=DTYPES)
+    assert dealt(layouts.STAGE, full, wanted) == (wanted, "")
+
+
 def test_parts_of_a_case_are_shared_likewise():
     parts = [share(bench(d), "abcde", "letters")[0] for d in DTYPES]
     assert sorted(letter for part in parts for letter in part) == list("abcde")
@@ -77,10 +92,13 @@ def test_parts_of_a_case_are_shared_likewise():
 def test_one_line_along_all_inputs_finds_what_a_line_for_each_does():
     """What a joint line shows is narrowed down to the input by lines of their own; a right op needs none."""
     healthy = bench("float32")
-    assert adjoint.check(healthy, healthy.base).findings == []
+    out = adjoint.check(healthy, healthy.base)
+    assert (out.findings, out.notes) == (
+        [], ["all inputs moved at once, as kernels are interpreted; level full moves each alone"]
+    )  # fmt: skip
     joint = healthy.runs
     alone = bench("float32", interpreted=False)
-    adjoint.check(alone, alone.base)
+    assert adjoint.check(alone, alone.base).notes == []
     assert joint < alone.runs
     broken = Workbench(product(1.001), "float32", 0, "cpu", BUDGETS["quick"], "quick", launches={"a launch": []})
     assert [f.tensor for f in adjoint.check(broken, broken.base).findings] == ["grad w"]

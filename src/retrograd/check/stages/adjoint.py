@@ -175,6 +175,8 @@ def check(bench: Workbench, case: Case) -> Outcome:
     grads = {k.removeprefix("grad "): g for k, g in bench.run(case).grads.items() if g is not None and g.numel()}
     directions = 1 if bench.level == "quick" else 3
     powers = _together(bench, case, grads)
+    if powers:
+        out.notes.append("all inputs moved at once, as kernels are interpreted; level full moves each alone")
     for name, grad in grads.items() if not powers else ():
         label = f"grad {name}"
 
