@@ -56,7 +56,7 @@ class Line:
         moves = (
             (line, inputs[line.name].detach().double() - still[line.name].double()) for line in (self, *self.others)
         )
-        return sum(float((moved * line.grad.double()).sum()) for line, moved in moves)
+        return sum(float((moved * line.grad.double()).sum().detach()) for line, moved in moves)
 
     def value(self, step: float) -> tuple[float, float]:
         """The function, and the realised move times the gradient: how much of the function that explains."""
