@@ -52,6 +52,28 @@ def test_the_same_run_twice(level: str) -> None:
     assert found.carried == 0
 
 
+def _attention(*, level: str, inserted: bool) -> Trace:
+    """A layer of torch's own, whose projections are transposed views that level fast has no digest of."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    x = torch.randn(2, 5, 16)
+    with trace.record(layer, level=level) as recorder, torch.autocast("cpu", torch.bfloat16):
+        out = layer(x).float()
+        (torch.sin(out) if inserted else out).square().mean().backward()
+    return recorder.trace
+
+
+@pytest.mark.parametrize("levels", [("fast", "full"), ("full", "fast")], ids="-".join)
+def test_runs_recorded_at_different_levels(levels: tuple[str, str]) -> None:
+    """What one level leaves out is no difference, and what differs is found as ever."""
+    a, same, other = (
+        _attention(level=level, inserted=inserted)
+        for level, inserted in ((levels[0], False), (levels[1], False), (levels[1], True))
+    )
+    assert diff(a, same).causes == ()
+    assert [_first(diff(a, other))[:2]] == [("inserted", "aten.sin.default")]
+
+
 def test_one_inserted_operator_and_nothing_else(plain: Trace) -> None:
     def insert(net: nn.Sequential) -> None:
         net[2].extra = torch.sin
