@@ -109,10 +109,15 @@ class _Process:
             child = self._start(str(Path(folder) / "job"), str(results))
             self._tail = children.Tail(child)
             try:
-                return self._follow(child, results, out)
+                ended = self._follow(child, results, out)
             finally:
                 children.end(child)
                 self._tail.close()
+            if ended == "problem":
+                # What pytest says of it is printed, and only now read for certain.
+                said = [line for line in self.log().splitlines() if line.startswith("ERROR")]
+                out.problem = "\n".join([out.problem, *said])
+            return ended
 
     def _start(self, job: str, results: str) -> subprocess.Popen[bytes]:
         changes = self._batch.setting.variables()
@@ -154,8 +159,7 @@ class _Process:
             out.torch |= words[1]["torch"]
             out.unrecorded += words[1]["unrecorded"]
         elif words[0] == "problem":
-            said = [words[1], *(line for line in self.log().splitlines() if line.startswith("ERROR"))]
-            out.problem = "\n".join(said)
+            out.problem = words[1]
         return words[0] in ("end", "problem")
 
 
