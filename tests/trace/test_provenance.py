@@ -14,6 +14,7 @@ from torch import nn
 from transformer import Transformer, line, train
 
 from retrograd import trace
+from retrograd.errors import UsageError
 from retrograd.trace import Provenance, provenance
 
 
@@ -196,3 +197,12 @@ def test_no_statistics_no_answer():
 def test_the_record_survives_json():
     found = of(lambda: leaf(0, 1).log().sum().backward())
     assert Provenance.from_json(found.to_json()) == found
+
+
+def test_the_listing_survives_json_and_refuses_another_version():
+    with trace.record(level="full") as recorder:
+        leaf(0, 1).log()
+    found = trace.listing(recorder.trace)
+    assert trace.Listing.from_json(found.to_json()) == found
+    with pytest.raises(UsageError, match=r"listing of a trace has schema 'retrograd\.trace-listing/0', this version"):
+        trace.Listing.from_json(found.to_json().replace("listing/1", "listing/0"))

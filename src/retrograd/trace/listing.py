@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
+from typing import Any
 
 from retrograd.errors import UsageError
-from retrograd.trace.record import PHASES, Op, Trace, as_plain, op_of
+from retrograd.record import parsed, plain
+from retrograd.trace.record import PHASES, Op, Trace, op_of
 
 SCHEMA = "retrograd.trace-listing/1"
 
@@ -39,22 +41,17 @@ class Listing:
     schema: str = SCHEMA
 
     def to_json(self) -> str:
-        """The record as JSON."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps({**plain, "ops": [as_plain(op) for op in self.ops]}, indent=1)
+        """The record as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
 
-    @classmethod
-    def from_json(cls, text: str) -> Listing:
-        """The record that `to_json` wrote.
+    @staticmethod
+    def from_json(text: str) -> Listing:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, SCHEMA, "listing of a trace", _listing)
 
-        Raises:
-            UsageError: the text is none.
-        """
-        try:
-            plain = json.loads(text)
-            return cls(**{**plain, "ops": tuple(map(op_of, plain["ops"]))})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"this is no listing of a trace: {error}") from None
+
+def _listing(data: dict[str, Any]) -> Listing:
+    return Listing(**{**data, "ops": tuple(map(op_of, data["ops"]))})
 
 
 def listing(

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from retrograd.errors import UsageError
+from retrograd.record import parsed, plain
 from retrograd.trace import reasons
-from retrograd.trace.record import Op, Stats, Trace, as_plain, op_of, stats_of
+from retrograd.trace.record import Op, Stats, Trace, op_of, stats_of
 
 SCHEMA = "retrograd.provenance/1"
 _MOST_STEPS = 12  # of the way that is told
@@ -60,30 +60,24 @@ class Provenance:
         return 1 if self.found else 3 if self.level == "names" else 0
 
     def to_json(self) -> str:
-        """The record as JSON."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        plain["op"] = None if self.op is None else as_plain(self.op)
-        plain["tensor"] = None if self.tensor is None else asdict(self.tensor)
-        plain["way"] = [as_plain(op) for op in self.way]
-        return json.dumps(plain, indent=1)
+        """The record as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
 
-    @classmethod
-    def from_json(cls, text: str) -> Provenance:
-        """The record that `to_json` wrote.
+    @staticmethod
+    def from_json(text: str) -> Provenance:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, SCHEMA, "record of where a NaN comes from", _provenance)
 
-        Raises:
-            UsageError: the text is none.
-        """
-        try:
-            plain = json.loads(text)
-            if plain["schema"] != SCHEMA:
-                raise ValueError(f"schema {plain['schema']!r}, expected {SCHEMA!r}")
-            plain["op"] = None if plain["op"] is None else op_of(plain["op"])
-            plain["tensor"] = None if plain["tensor"] is None else stats_of(plain["tensor"])
-            plain["way"], plain["notes"] = tuple(map(op_of, plain["way"])), tuple(plain["notes"])
-            return cls(**plain)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"this is no record of where a NaN comes from: {error}") from None
+
+def _provenance(data: dict[str, Any]) -> Provenance:
+    op, tensor = data["op"], data["tensor"]
+    made: dict[str, Any] = {
+        "op": None if op is None else op_of(op),
+        "tensor": None if tensor is None else stats_of(tensor),
+        "way": tuple(map(op_of, data["way"])),
+        "notes": tuple(data["notes"]),
+    }
+    return Provenance(**(data | made))
 
 
 def provenance(trace: Trace) -> Provenance:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = 1
@@ -113,18 +112,8 @@ class Trace:
     schema: int = SCHEMA
 
 
-def as_plain(op: Op) -> dict[str, Any]:
-    """The operator as JSON takes it: an infinite `rms` as text."""
-    plain = asdict(op)
-    for stats in (*plain["inputs"], *plain["outputs"]):
-        for name in ("low", "high", "rms"):
-            if stats[name] is not None and not math.isfinite(stats[name]):
-                stats[name] = str(stats[name])
-    return plain
-
-
 def op_of(plain: Mapping[str, Any]) -> Op:
-    """The operator of which `as_plain` made this.
+    """The operator that JSON holds, as `retrograd.record.plain` makes it.
 
     Raises:
         KeyError, TypeError, ValueError: it is something else.
