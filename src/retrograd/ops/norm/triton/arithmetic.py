@@ -7,15 +7,29 @@ import triton.language as tl
 
 
 @triton.jit
-def reciprocal_root(value):
-    """1 / sqrt(value), both rounded: rsqrt is approximate on NVIDIA and flushes subnormal values to 0."""
-    return tl.div_rn(1.0, tl.sqrt_rn(value))
+def reciprocal_root(value, S_DTYPE: tl.constexpr, PTX: tl.constexpr):
+    """1 / sqrt(value), both rounded where s is float32; else within 2 ulp on NVIDIA.
+
+    The rounded root and division are 28 instructions a row, in every thread; this is 5. tl.rsqrt would flush subnormal
+    values to 0.
+    """
+    if PTX and tl.float32 != S_DTYPE:
+        return tl.inline_asm_elementwise(
+            "rsqrt.approx.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.div_rn(1.0, tl.sqrt_rn(value))
 
 
 @triton.jit
-def over(total, count, S_DTYPE: tl.constexpr):
-    """total / count, correctly rounded where s is float32: a plain division is off by up to 2 ulp on NVIDIA."""
-    if tl.float32 == S_DTYPE:
+def over(total, count, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, S_DTYPE: tl.constexpr):
+    """total / count, correctly rounded where s is float32: a plain division is off by up to 2 ulp on NVIDIA.
+
+    WHOLE: count is BLOCK_N, a power of two, by whose reciprocal a product is exact.
+    """
+    if WHOLE:
+        return total * (1.0 / BLOCK_N)
+    elif tl.float32 == S_DTYPE:
         return tl.div_rn(total, count * 1.0)
     else:
         return total / count
@@ -80,3 +94,21 @@ def plus(stored, offset: tl.constexpr):
     if offset != 0.0:
         stored += offset
     return stored
+
+
+@triton.jit
+def load_columns(ptrs, exists, WHOLE: tl.constexpr, KEEP: tl.constexpr = ""):
+    """What is at `ptrs`, zeros for columns that do not exist; all do if WHOLE. KEEP is the eviction policy."""
+    if WHOLE:
+        return tl.load(ptrs, eviction_policy=KEEP)
+    else:
+        return tl.load(ptrs, mask=exists, other=0.0, eviction_policy=KEEP)
+
+
+@triton.jit
+def store_columns(ptrs, values, exists, WHOLE: tl.constexpr, CACHE: tl.constexpr = ""):
+    """Put `values` to `ptrs`, but for columns that do not exist; all do if WHOLE. CACHE is the cache modifier."""
+    if WHOLE:
+        tl.store(ptrs, values, cache_modifier=CACHE)
+    else:
+        tl.store(ptrs, values, mask=exists, cache_modifier=CACHE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from retrograd.ops.norm.triton.arithmetic import plus, sum_both, widen
+from retrograd.ops.norm.triton.arithmetic import plus, store_columns, sum_both, widen
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -283,12 +283,12 @@ def put_part(part_ptrs, part, mask, ATOMIC: tl.constexpr):
 
 
 @triton.jit
-def store_both(grad_x_ptr, grad_residual_ptr, offsets, ds, mask):
+def store_both(grad_x_ptr, grad_residual_ptr, offsets, ds, exists, WHOLE: tl.constexpr = False):
     """Store ds as grad_x and as grad_residual, whichever is not None, each in its dtype."""
     if grad_x_ptr is not None:
-        tl.store(grad_x_ptr + offsets, ds.to(grad_x_ptr.dtype.element_ty), mask=mask)
+        store_columns(grad_x_ptr + offsets, ds.to(grad_x_ptr.dtype.element_ty), exists, WHOLE)
     if grad_residual_ptr is not None:
-        tl.store(grad_residual_ptr + offsets, ds.to(grad_residual_ptr.dtype.element_ty), mask=mask)
+        store_columns(grad_residual_ptr + offsets, ds.to(grad_residual_ptr.dtype.element_ty), exists, WHOLE)
 
 
 @triton.jit

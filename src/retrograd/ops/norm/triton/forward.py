@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from retrograd.ops.norm.triton.arithmetic import over, plus, reciprocal_root, widen
+from retrograd.ops.norm.triton.arithmetic import load_columns, over, plus, reciprocal_root, store_columns, widen
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -35,53 +35,54 @@ def norm_fwd_kernel(
     BLOCK_N: tl.constexpr,
     STREAM: tl.constexpr,
     EARLY: tl.constexpr,
+    WHOLE: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """Program (t, h) normalises rows [t * BLOCK_M, + BLOCK_M) of head h whole: BLOCK_N >= N."""
+    """Program (t, h) normalises rows [t * BLOCK_M, + BLOCK_M) of head h whole: BLOCK_N >= N, equal if WHOLE."""
     N = N * UNIT
     head = tl.program_id(1)
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    # Rows beyond the last are the last one once more: the same values go to the same places.
+    rows = tl.minimum(tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), M - 1)  # [BLOCK_M]
     cols = tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    row_mask = rows < M
-    col_mask = cols < N
-    mask = row_mask[:, None] & col_mask[None, :]
+    exists = cols < N
     all_rows = rows.to(tl.int64) * H + head  # [BLOCK_M]
     out_offsets = all_rows[:, None] * N + cols[None, :]
 
     LOADS: tl.constexpr = "evict_first" if STREAM else ""
     STORES: tl.constexpr = ".cs" if STREAM else ""
-    offsets = all_rows[:, None] * x_stride * UNIT + cols[None, :]
-    s = widen(tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy=LOADS), PTX)
-    if residual_ptr is not None:
-        offsets = all_rows[:, None] * residual_stride * UNIT + cols[None, :]
-        s += widen(tl.load(residual_ptr + offsets, mask=mask, other=0.0, eviction_policy=LOADS), PTX)
+    # The backward sees s as stored, so the forward has to normalise the stored value.
+    x_rows = x_ptr + all_rows[:, None] * x_stride * UNIT
+    residual_rows = x_rows if residual_ptr is None else residual_ptr + all_rows[:, None] * residual_stride * UNIT
+    ADDS: tl.constexpr = residual_ptr is not None
+    s_stored = load_s(x_rows, residual_rows, cols[None, :], exists[None, :], WHOLE, ADDS, S_DTYPE, LOADS, LOADS, PTX)
     # Asked for here, the vectors come while the row is added up (256 columns: 78 instead of 69 % of the copy
     # bandwidth); below, they take no registers meanwhile (LayerNorm at 4096 columns, 8 warps: 94 instead of 90 %).
     if EARLY:
-        weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, col_mask)
-    # The backward sees s as stored, so the forward has to normalise the stored value.
-    s_stored = s.to(S_DTYPE)
+        weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, exists, WHOLE)
     s = widen(s_stored, PTX)
     if s_ptr is not None:
-        tl.store(s_ptr + out_offsets, s_stored, mask=mask, cache_modifier=STORES)
+        store_columns(s_ptr + out_offsets, s_stored, exists[None, :], WHOLE, STORES)
 
     if CENTERED:
-        mean = over(tl.sum(s, axis=1), N, S_DTYPE)  # [BLOCK_M]
-        s = tl.where(mask, s - mean[:, None], 0.0)
-        if mean_ptr is not None:
-            tl.store(mean_ptr + all_rows, mean, mask=row_mask)
-    # Rows beyond M are zeros: with eps=0 they would divide by zero.
-    rstd = reciprocal_root(tl.where(row_mask, over(tl.sum(s * s, axis=1), N, S_DTYPE) + eps, 1.0))  # [BLOCK_M]
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + all_rows, rstd, mask=row_mask)
+        mean = over(tl.sum(s, axis=1), N, WHOLE, BLOCK_N, S_DTYPE)  # [BLOCK_M]
+        s = s - mean[:, None]
+        if not WHOLE:
+            s = tl.where(exists[None, :], s, 0.0)
+    rstd = reciprocal_root(over(tl.sum(s * s, axis=1), N, WHOLE, BLOCK_N, S_DTYPE) + eps, S_DTYPE, PTX)  # [BLOCK_M]
     if not EARLY:
-        weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, col_mask)
+        weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, exists, WHOLE)
     y = s * rstd[:, None]
     if weight_ptr is not None:
         y = y * plus(widen(weight, PTX), weight_offset)[None, :]
     if bias_ptr is not None:
         y = y + widen(bias, PTX)[None, :]
-    tl.store(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), mask=mask, cache_modifier=STORES)
+    store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], WHOLE, STORES)
+    # Last: on their way to one thread a row they pass a barrier.
+    if CENTERED:  # noqa: SIM102
+        if mean_ptr is not None:
+            tl.store(mean_ptr + all_rows, mean)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + all_rows, rstd)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -117,8 +118,8 @@ def norm_fwd_kernel_looped(
     """
     N = N * UNIT
     head = tl.program_id(1)
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    row_mask = rows < M
+    # Rows beyond the last are the last one once more: the same values go to the same places.
+    rows = tl.minimum(tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), M - 1)  # [BLOCK_M]
     all_rows = rows.to(tl.int64) * H + head  # [BLOCK_M]
     x_rows = x_ptr + all_rows[:, None] * x_stride * UNIT
     residual_rows = x_rows if residual_ptr is None else residual_ptr + all_rows[:, None] * residual_stride * UNIT
@@ -128,48 +129,69 @@ def norm_fwd_kernel_looped(
     ADDS_AGAIN: tl.constexpr = ADDS and s_ptr is None
 
     local = tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    every_col = tl.full([BLOCK_N], 1, dtype=tl.int1)
     mean = tl.zeros([BLOCK_M], dtype=tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for start in tl.range(0, N, BLOCK_N, loop_unroll_factor=UNROLL):
         cols = start + local
-        mask = row_mask[:, None] & (every_col if EVEN else cols < N)[None, :]
-        s_stored = load_s(x_rows, residual_rows, cols[None, :], mask, ADDS, S_DTYPE, "evict_last", PTX)
+        exists = (cols < N)[None, :]
+        s_stored = load_s(
+            x_rows, residual_rows, cols[None, :], exists, EVEN, ADDS, S_DTYPE, "evict_last", "evict_first", PTX
+        )
         if s_ptr is not None:
-            tl.store(s_rows + cols[None, :], s_stored, mask=mask)
+            store_columns(s_rows + cols[None, :], s_stored, exists, EVEN)
         s = widen(s_stored, PTX)
         total += s if CENTERED else s * s
     if CENTERED:
-        mean = over(tl.sum(total, axis=1), N, S_DTYPE)
+        mean = over(tl.sum(total, axis=1), N, False, BLOCK_N, S_DTYPE)
         if mean_ptr is not None:
-            tl.store(mean_ptr + all_rows, mean, mask=row_mask)
+            tl.store(mean_ptr + all_rows, mean)
         total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for start in tl.range(0, N, BLOCK_N, loop_unroll_factor=UNROLL):
             cols = start + local
-            mask = row_mask[:, None] & (every_col if EVEN else cols < N)[None, :]
-            s_stored = load_s(s_rows, residual_rows, cols[None, :], mask, ADDS_AGAIN, S_DTYPE, "evict_last", PTX)
+            exists = (cols < N)[None, :]
+            s_stored = load_s(
+                s_rows,
+                residual_rows,
+                cols[None, :],
+                exists,
+                EVEN,
+                ADDS_AGAIN,
+                S_DTYPE,
+                "evict_last",
+                "evict_first",
+                PTX,
+            )
             d = widen(s_stored, PTX) - mean[:, None]
             if not EVEN:
-                d = tl.where(mask, d, 0.0)
+                d = tl.where(exists, d, 0.0)
             total += d * d
-    # Rows beyond M are zeros: with eps=0 they would divide by zero.
-    rstd = reciprocal_root(tl.where(row_mask, over(tl.sum(total, axis=1), N, S_DTYPE) + eps, 1.0))  # [BLOCK_M]
+    rstd = reciprocal_root(over(tl.sum(total, axis=1), N, False, BLOCK_N, S_DTYPE) + eps, S_DTYPE, PTX)  # [BLOCK_M]
     if rstd_ptr is not None:
-        tl.store(rstd_ptr + all_rows, rstd, mask=row_mask)
+        tl.store(rstd_ptr + all_rows, rstd)
 
     for start in tl.range(0, N, BLOCK_N, loop_unroll_factor=UNROLL):
         cols = start + local
-        col_mask = every_col if EVEN else cols < N
-        mask = row_mask[:, None] & col_mask[None, :]
-        s_stored = load_s(s_rows, residual_rows, cols[None, :], mask, ADDS_AGAIN, S_DTYPE, "evict_first", PTX)
-        weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, col_mask)
+        exists = cols < N
+        s_stored = load_s(
+            s_rows,
+            residual_rows,
+            cols[None, :],
+            exists[None, :],
+            EVEN,
+            ADDS_AGAIN,
+            S_DTYPE,
+            "evict_first",
+            "evict_first",
+            PTX,
+        )
+        weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, exists, EVEN)
         y = (widen(s_stored, PTX) - mean[:, None]) * rstd[:, None]
         if weight_ptr is not None:
             y = y * plus(widen(weight, PTX), weight_offset)[None, :]
         if bias_ptr is not None:
             y = y + widen(bias, PTX)[None, :]
         out_offsets = all_rows[:, None] * N + cols[None, :]
-        tl.store(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+        store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], EVEN)
 
 
 @triton.jit
@@ -177,28 +199,30 @@ def load_s(
     x_rows,
     residual_rows,
     offsets,
-    mask,
+    exists,
+    EVEN: tl.constexpr,
     ADDS: tl.constexpr,
     S_DTYPE: tl.constexpr,
-    KEEP: tl.constexpr,
+    KEEP_X: tl.constexpr,
+    KEEP_RESIDUAL: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """x + residual, or x alone, at `offsets` of the rows, rounded to S_DTYPE; KEEP is the policy for x."""
-    s = tl.load(x_rows + offsets, mask=mask, other=0.0, eviction_policy=KEEP)
+    """x + residual, or x alone, at `offsets` of the rows, rounded to S_DTYPE; KEEP_...: eviction policies."""
+    s = load_columns(x_rows + offsets, exists, EVEN, KEEP_X)
     if ADDS:
-        residual = tl.load(residual_rows + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+        residual = load_columns(residual_rows + offsets, exists, EVEN, KEEP_RESIDUAL)
         return (widen(s, PTX) + widen(residual, PTX)).to(S_DTYPE)
     else:
         return s.to(S_DTYPE)
 
 
 @triton.jit
-def load_affine(weight_ptr, bias_ptr, offsets, mask):
+def load_affine(weight_ptr, bias_ptr, offsets, exists, WHOLE: tl.constexpr):
     """(weight, bias) as stored; offsets, unused, for what is None."""
     weight = offsets
     bias = offsets
     if weight_ptr is not None:
-        weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0)
+        weight = load_columns(weight_ptr + offsets, exists, WHOLE)
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + offsets, mask=mask, other=0.0)
+        bias = load_columns(bias_ptr + offsets, exists, WHOLE)
     return weight, bias

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from retrograd.ops.norm.triton.arithmetic import plus, sum_both, widen, widen_here
+from retrograd.ops.norm.triton.arithmetic import load_columns, plus, sum_both, widen, widen_here
 from retrograd.ops.norm.triton.backward import store_both
 
 
@@ -70,7 +70,18 @@ def norm_bwd_kernel_slices(
     for early in tl.range(0, AHEAD):
         rows_early = group * BLOCK_M + early * step + tl.arange(0, BLOCK_M)  # [BLOCK_M]
         s_next, g_next, mean_next, rstd_next = load_rows(
-            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows_early, s_stride, grad_out_stride, cols, col_mask, M, UNIT
+            s_ptr,
+            grad_out_ptr,
+            mean_ptr,
+            rstd_ptr,
+            rows_early,
+            s_stride,
+            grad_out_stride,
+            cols,
+            col_mask,
+            M,
+            UNIT,
+            EVEN,
         )
         word = words_ptr + rows_early * G + piece
         publish_projections(
@@ -82,16 +93,16 @@ def norm_bwd_kernel_slices(
         seen_next = peek(word_cols + tl.minimum(row + step + slice_rows, M - 1).to(tl.int64) * G)
         rows_next = row + AHEAD * step + tl.arange(0, BLOCK_M)  # [BLOCK_M]
         s_next, g_next, mean_next, rstd_next = load_rows(
-            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows_next, s_stride, grad_out_stride, cols, col_mask, M, UNIT
+            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows_next, s_stride, grad_out_stride, cols, col_mask, M, UNIT, EVEN
         )
         rows32 = row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
         s_now, g_now, mean_now, rstd_now = load_rows(
-            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows32, s_stride, grad_out_stride, cols, col_mask, M, UNIT
+            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows32, s_stride, grad_out_stride, cols, col_mask, M, UNIT, EVEN
         )
         rows = rows32.to(tl.int64)
-        mask = (rows < M)[:, None] & col_mask[None, :]
         if grad_s_ptr is not None:
-            grad_s = tl.load(grad_s_ptr + (rows * grad_s_stride * UNIT)[:, None] + cols[None, :], mask=mask, other=0.0)
+            grad_s_rows = grad_s_ptr + (rows * grad_s_stride * UNIT)[:, None]
+            grad_s = load_columns(grad_s_rows + cols[None, :], col_mask[None, :], EVEN)
         word = words_ptr + rows_next * G + piece
         publish_projections(
             word, s_next, g_next, weight, mean_next, rstd_next, rows_next < M, weight_ptr, mean_ptr, weight_offset
@@ -120,7 +131,7 @@ def norm_bwd_kernel_slices(
             ds -= (shift * rstd_now)[:, None]
         if grad_s_ptr is not None:
             ds += widen(grad_s, True)
-        store_both(grad_x_ptr, grad_residual_ptr, rows[:, None] * N + cols[None, :], ds, mask)
+        store_both(grad_x_ptr, grad_residual_ptr, rows[:, None] * N + cols[None, :], ds, col_mask[None, :], EVEN)
         seen = seen_next
 
     if weight_parts_ptr is not None:
@@ -142,17 +153,16 @@ def load_rows(
     col_mask,
     M,
     UNIT: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
-    """(s, grad_out, mean, rstd) of rows [BLOCK_M], zeros if they do not exist; rstd for mean where there is no mean."""
-    exists = rows < M
-    mask = exists[:, None] & col_mask[None, :]
-    rows64 = rows.to(tl.int64)
-    s = tl.load(s_ptr + (rows64 * s_stride * UNIT)[:, None] + cols[None, :], mask=mask, other=0.0)
-    g = tl.load(grad_out_ptr + (rows64 * grad_out_stride * UNIT)[:, None] + cols[None, :], mask=mask, other=0.0)
-    rstd = tl.load(rstd_ptr + rows64, mask=exists, other=0.0)  # [BLOCK_M]
+    """(s, grad_out, mean, rstd) of rows [BLOCK_M], of the last for later ones; rstd for mean where there is no mean."""
+    rows64 = tl.minimum(rows, M - 1).to(tl.int64)
+    s = load_columns(s_ptr + (rows64 * s_stride * UNIT)[:, None] + cols[None, :], col_mask[None, :], EVEN)
+    g = load_columns(grad_out_ptr + (rows64 * grad_out_stride * UNIT)[:, None] + cols[None, :], col_mask[None, :], EVEN)
+    rstd = tl.load(rstd_ptr + rows64)  # [BLOCK_M]
     mean = rstd
     if mean_ptr is not None:
-        mean = tl.load(mean_ptr + rows64, mask=exists, other=0.0)  # [BLOCK_M]
+        mean = tl.load(mean_ptr + rows64)  # [BLOCK_M]
     return s, g, mean, rstd
 
 
