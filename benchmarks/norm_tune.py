@@ -106,15 +106,13 @@ def wide_plans(n: int, centered: bool, add: bool) -> list[WidePlan]:
     """Plans of the clustered kernel, the chosen one first."""
     dtypes = wide_dtypes(centered, add)
     plans = [launch.plan_wide(n, dtypes, centered)]
-    for cluster, threads, resident, rows in itertools.product(
-        launch._CLUSTERS, (256, 512, 1024), (1, 2, 3, 4, 6), (1, 2)
-    ):
-        size = rows * launch._slice_bytes(n, dtypes, cluster)
+    for cluster, threads, resident in itertools.product(launch._CLUSTERS, (256, 512, 1024), (1, 2, 3, 4, 6)):
+        size = launch._slice_bytes(n, dtypes, cluster)
         if size < 24 * 1024 or not 768 <= threads * resident <= 1536 or resident * (size + 3 * 1024) > 226 * 1024:
             continue
         most = launch._batch(n, dtypes, cluster, threads, 65536 // (threads * resident) // 16 * 8)
         for batch, bulk in itertools.product({most, max(1, most // 2)}, (False, True)):
-            plans.append(WidePlan(cluster, threads, resident, batch, bulk, size, rows))
+            plans.append(WidePlan(cluster, threads, resident, batch, bulk, size))
     return plans
 
 

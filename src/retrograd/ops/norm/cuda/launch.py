@@ -31,7 +31,6 @@ class WidePlan:
         batch: 16-byte pieces of the weight that a thread asks for at once.
         bulk: Whether one thread copies the whole slice.
         shared_bytes: of dynamic shared memory.
-        rows: that a cluster takes, one or two.
     """
 
     cluster: int
@@ -40,7 +39,6 @@ class WidePlan:
     batch: int
     bulk: bool
     shared_bytes: int
-    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -145,11 +143,11 @@ def norm_fwd_wide(
         pointers = (x, residual, weight, bias, *outs)
         args = (
             *(ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in pointers),
-            *(ctypes.c_longlong(v) for v in (rows, x.stride(0), 0 if residual is None else residual.stride(0))),
+            *(ctypes.c_longlong(v) for v in (x.stride(0), 0 if residual is None else residual.stride(0))),
             ctypes.c_float(spec.eps),
             ctypes.c_float(spec.weight_offset),
         )
-        kernel.launch(-(-rows // plan.rows), args)
+        kernel.launch(rows, args)
     return outs
 
 
@@ -231,7 +229,7 @@ def aligned_vector(vector: torch.Tensor | None) -> torch.Tensor | None:
 def options_of(n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: bool, offset: bool) -> tuple[str, ...]:
     """The macros of wide_forward.cu."""
     macros = dict(
-        N=n, CLUSTER=plan.cluster, ROWS=plan.rows, THREADS=plan.threads, RESIDENT=plan.resident, BATCH=plan.batch, BULK=int(plan.bulk),
+        N=n, CLUSTER=plan.cluster, THREADS=plan.threads, RESIDENT=plan.resident, BATCH=plan.batch, BULK=int(plan.bulk),
         CENTERED=int(centered), X_TYPE=_NUMBERS[dtypes.x], RESIDUAL_TYPE=_NUMBERS[dtypes.residual],
         WEIGHT_TYPE=_NUMBERS[dtypes.weight], BIAS_TYPE=_NUMBERS[dtypes.bias], Y_TYPE=_NUMBERS[dtypes.y],
         S_TYPE=_NUMBERS[dtypes.s], STORE_S=int(own_s), HAS_OFFSET=int(offset),

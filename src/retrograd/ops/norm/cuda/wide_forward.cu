@@ -1,10 +1,10 @@
-// Forward of RMSNorm and LayerNorm, ROWS wide rows a cluster of CTAs or a CTA (sm_90 and later). Needs no header.
+// Forward of RMSNorm and LayerNorm, one wide row a cluster of CTAs or a CTA (sm_90 and later). Needs no header.
 //
 // A CTA copies its slice of SLICE columns to shared memory, asks for the first BATCH pieces of weight and bias meanwhile,
 // sums the slice up, sends the sums of its warps to every CTA of the cluster through distributed shared memory, waits for
 // those of the others, and writes its slice of y. Every element is read from memory once; in shared memory only the
-// thread that is to use an element reads it. A CTA lives for its ROWS rows, which share what is read of weight and bias:
-// while some of the multiprocessors' CTAs wait for memory or for each other, others store.
+// thread that is to use an element reads it. A CTA lives for one row: while some of the multiprocessors' CTAs wait for
+// memory or for each other, others store.
 //
 // Each warp sends its own sums to a place of their own and adds up all that have come, in one order everywhere. One
 // barrier counts them by bytes. Before anything is sent all CTAs of the cluster have met, so that they run and their
@@ -16,7 +16,6 @@
 #ifndef N  // for inspection by hand; launch.py gives all of them
 #define N 65536
 #define CLUSTER 2
-#define ROWS 1
 #define THREADS 512
 #define RESIDENT 2
 #define BATCH 8
@@ -61,17 +60,15 @@ constexpr bool IN_PLACE = HAS_RESIDUAL && S_SIZE <= X_SIZE;
 // From a thread's piece to its next.
 constexpr int STEP = THREADS * VEC;
 constexpr int X_STEP = STEP * X_SIZE, RESIDUAL_STEP = STEP * RESIDUAL_SIZE;
-constexpr int ROW_BYTES = SLICE * (X_SIZE + RESIDUAL_SIZE), RESIDUAL_AT = SLICE * X_SIZE;
+constexpr int RESIDUAL_AT = SLICE * X_SIZE;
 
-static_assert(ROWS == 1 || ROWS == 2, "of two rows the first is summed up while the second is on its way");
 static_assert(THREADS % 32 == 0 && THREADS <= 1024 && CLUSTER <= 16 && N % 8 == 0, "pieces of 16 bytes");
 
 using Address = unsigned;  // of shared memory
 
 struct Shared {
     unsigned long long x_there, words_there;
-    // Of each warp of the cluster: sum of squares; or sum, squares about the warp's mean.
-    float2 words[ROWS][WORDS];
+    float2 words[WORDS];  // of each warp of the cluster: sum of squares; or sum, squares about the warp's mean
 };
 
 __device__ __forceinline__ Address address(const void* pointer) {
@@ -294,40 +291,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
     char* __restrict__ s_out,           // [M, N] contiguous, if STORE_S
     float* __restrict__ mean_out,       // [M] or null
     float* __restrict__ rstd_out,       // [M] or null
-    long long rows, long long x_stride, long long residual_stride, float eps, float weight_offset) {
+    long long x_stride, long long residual_stride, float eps, float weight_offset) {
     __shared__ Shared shared;
     extern __shared__ __align__(128) char buffers[];
 
-    // Rows beyond the last are the last one once more: the same values go to the same places.
-    const auto row_of = [&](int r) -> long long {
-        const long long row = static_cast<long long>(blockIdx.x / CLUSTER) * ROWS + r;
-        return ROWS == 1 ? row : min(row, rows - 1);
-    };
+    const long long row = blockIdx.x / CLUSTER;
     const int rank = blockIdx.x % CLUSTER;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int columns = columns_of(rank);
     const long long slice = static_cast<long long>(rank) * SLICE, first_column = slice + threadIdx.x * VEC;
     const auto exists = [&](int j) { return FULL || (j * THREADS + static_cast<int>(threadIdx.x)) * VEC < columns; };
-    const auto x_from = [&](int r) { return x + row_of(r) * x_stride * X_SIZE; };
-    const auto residual_from = [&](int r) { return residual + row_of(r) * residual_stride * RESIDUAL_SIZE; };
+    const char* const x_from = x + row * x_stride * X_SIZE;
+    const char* const residual_from = residual + row * residual_stride * RESIDUAL_SIZE;
 
     if constexpr (BULK || CLUSTER > 1) {
         if (threadIdx.x == 0) {
             barrier_init(&shared.x_there, 1);
             barrier_init(&shared.words_there, 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            arrive_expecting(&shared.words_there, ROWS * WORDS * sizeof(float2));
+            arrive_expecting(&shared.words_there, WORDS * sizeof(float2));
             if constexpr (BULK) {
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                arrive_expecting(&shared.x_there, ROWS * columns * (X_SIZE + RESIDUAL_SIZE));
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    const Address to = address(buffers) + r * ROW_BYTES;
-                    copy_slice(to, x_from(r) + slice * X_SIZE, columns * X_SIZE, &shared.x_there);
-                    if constexpr (HAS_RESIDUAL)
-                        copy_slice(to + RESIDUAL_AT, residual_from(r) + slice * RESIDUAL_SIZE, columns * RESIDUAL_SIZE,
-                                   &shared.x_there);
-                }
+                arrive_expecting(&shared.x_there, columns * (X_SIZE + RESIDUAL_SIZE));
+                copy_slice(address(buffers), x_from + slice * X_SIZE, columns * X_SIZE, &shared.x_there);
+                if constexpr (HAS_RESIDUAL)
+                    copy_slice(address(buffers) + RESIDUAL_AT, residual_from + slice * RESIDUAL_SIZE,
+                               columns * RESIDUAL_SIZE, &shared.x_there);
             }
         }
         __syncwarp();
@@ -338,18 +327,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
     const Address residual_at = address(buffers) + RESIDUAL_AT + threadIdx.x * VEC * RESIDUAL_SIZE;
     if constexpr (!BULK) {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const char* const from = x_from(r) + first_column * X_SIZE;
-            const char* const more = residual_from(r) + first_column * RESIDUAL_SIZE;
-#pragma unroll
-            for (int j = 0; j < VECS; ++j) {
-                if (!exists(j)) continue;
-                copy_in<VEC * X_SIZE>(x_at + r * ROW_BYTES + j * X_STEP, from + j * X_STEP);
-                if constexpr (HAS_RESIDUAL)
-                    copy_in<VEC * RESIDUAL_SIZE>(residual_at + r * ROW_BYTES + j * RESIDUAL_STEP,
-                                                 more + j * RESIDUAL_STEP);
-            }
-            asm volatile("cp.async.commit_group;" ::: "memory");
+        for (int j = 0; j < VECS; ++j) {
+            if (!exists(j)) continue;
+            copy_in<VEC * X_SIZE>(x_at + j * X_STEP, x_from + first_column * X_SIZE + j * X_STEP);
+            if constexpr (HAS_RESIDUAL)
+                copy_in<VEC * RESIDUAL_SIZE>(residual_at + j * RESIDUAL_STEP,
+                                             residual_from + first_column * RESIDUAL_SIZE + j * RESIDUAL_STEP);
         }
     }
     Raw<WEIGHT_TYPE> weights[BATCH];
@@ -365,91 +348,76 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
     };
     ask_for_vectors(0);
     if constexpr (BULK || CLUSTER > 1) cluster_wait();
-    const auto again = [&](int r, int j) {
-        const Address from = x_at + r * ROW_BYTES + j * X_STEP;
-        if constexpr (IN_PLACE)
-            return load_shared<S_TYPE>(from);
-        else
-            return load_s(from, residual_at + r * ROW_BYTES + j * RESIDUAL_STEP);
-    };
+    if constexpr (BULK)
+        wait(&shared.x_there);
+    else
+        asm volatile("cp.async.wait_all;" ::: "memory");
+
+    float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    char* const s_to = s_out + (row * N + first_column) * S_SIZE;
+#pragma unroll BATCH
+    for (int j = 0; j < VECS; ++j) {
+        if (!exists(j)) continue;
+        const Raw<S_TYPE> stored = load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP);
+        if constexpr (IN_PLACE) store_shared<S_TYPE>(x_at + j * X_STEP, stored);
+        if constexpr (STORE_S) store_global<S_TYPE>(s_to + j * STEP * S_SIZE, stored);
+        float s[VEC];
+        widen<S_TYPE>(stored, s);
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        if constexpr (BULK)
-            wait(&shared.x_there);
-        else if (r < ROWS - 1)
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
+        for (int e = 0; e < VEC; ++e)
+            lanes[e % 4] = CENTERED ? lanes[e % 4] + s[e] : fmaf(s[e], s[e], lanes[e % 4]);
+    }
+    const auto again = [&](int j) {
+        if constexpr (IN_PLACE)
+            return load_shared<S_TYPE>(x_at + j * X_STEP);
         else
-            asm volatile("cp.async.wait_group 0;" ::: "memory");
-        float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        char* const s_to = s_out + (row_of(r) * N + first_column) * S_SIZE;
+            return load_s(x_at + j * X_STEP, residual_at + j * RESIDUAL_STEP);
+    };
+    float2 sums = {warp_sum((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])), 0.0f};
+    if constexpr (CENTERED) {
+        const float centre = mean_of(sums.x, columns_of_warp(columns, warp));
+        float squares[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll BATCH
         for (int j = 0; j < VECS; ++j) {
             if (!exists(j)) continue;
-            const Address from = x_at + r * ROW_BYTES + j * X_STEP;
-            const Raw<S_TYPE> stored = load_s(from, residual_at + r * ROW_BYTES + j * RESIDUAL_STEP);
-            if constexpr (IN_PLACE) store_shared<S_TYPE>(from, stored);
-            if constexpr (STORE_S) store_global<S_TYPE>(s_to + j * STEP * S_SIZE, stored);
             float s[VEC];
-            widen<S_TYPE>(stored, s);
+            widen<S_TYPE>(again(j), s);
 #pragma unroll
-            for (int e = 0; e < VEC; ++e)
-                lanes[e % 4] = CENTERED ? lanes[e % 4] + s[e] : fmaf(s[e], s[e], lanes[e % 4]);
+            for (int e = 0; e < VEC; ++e) squares[e % 4] = fmaf(s[e] - centre, s[e] - centre, squares[e % 4]);
         }
-        float2 sums = {warp_sum((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])), 0.0f};
-        if constexpr (CENTERED) {
-            const float centre = mean_of(sums.x, columns_of_warp(columns, warp));
-            float squares[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll BATCH
-            for (int j = 0; j < VECS; ++j) {
-                if (!exists(j)) continue;
-                float s[VEC];
-                widen<S_TYPE>(again(r, j), s);
-#pragma unroll
-                for (int e = 0; e < VEC; ++e) squares[e % 4] = fmaf(s[e] - centre, s[e] - centre, squares[e % 4]);
-            }
-            sums.y = warp_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-        }
-        if constexpr (CLUSTER > 1) {
-            if (lane < CLUSTER) send(&shared.words[r][rank * WARPS + warp], &shared.words_there, lane, sums);
-        } else {
-            if (lane == 0) shared.words[r][warp] = sums;
-        }
+        sums.y = warp_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
     }
 
-    if constexpr (CLUSTER > 1)
+    if constexpr (CLUSTER > 1) {
+        if (lane < CLUSTER) send(&shared.words[rank * WARPS + warp], &shared.words_there, lane, sums);
         wait(&shared.words_there);
-    else
+    } else {
+        if (lane == 0) shared.words[warp] = sums;
         __syncthreads();
-    float means[ROWS], rstds[ROWS];
+    }
+    float total = 0.0f, mean = 0.0f, squares = 0.0f;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        float total = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int of = lane; of < over(WORDS, 32) * 32; of += 32) total += of < WORDS ? shared.words[r][of].x : 0.0f;
-        total = warp_sum(total);
-        means[r] = 0.0f;
-        if constexpr (CENTERED) {
-            means[r] = __fdiv_rn(total, static_cast<float>(N));
+    for (int of = lane; of < over(WORDS, 32) * 32; of += 32) total += of < WORDS ? shared.words[of].x : 0.0f;
+    total = warp_sum(total);
+    if constexpr (CENTERED) {
+        mean = __fdiv_rn(total, static_cast<float>(N));
 #pragma unroll 1
-            for (int of = lane; of < WORDS; of += 32) {
-                const float count = columns_of_warp(columns_of(of / WARPS), of % WARPS);
-                const float off = mean_of(shared.words[r][of].x, count) - means[r];
-                squares += fmaf(count * off, off, shared.words[r][of].y);
-            }
-            squares = warp_sum(squares);
-        } else {
-            squares = total;
+        for (int of = lane; of < WORDS; of += 32) {
+            const float count = columns_of_warp(columns_of(of / WARPS), of % WARPS);
+            const float off = mean_of(shared.words[of].x, count) - mean;
+            squares += fmaf(count * off, off, shared.words[of].y);
         }
-        rstds[r] = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(squares, static_cast<float>(N)) + eps));
-        if (rank == 0 && threadIdx.x == 0) {
-            if (rstd_out != nullptr) rstd_out[row_of(r)] = rstds[r];
-            if (CENTERED && mean_out != nullptr) mean_out[row_of(r)] = means[r];
-        }
+        squares = warp_sum(squares);
+    } else {
+        squares = total;
+    }
+    const float rstd = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(squares, static_cast<float>(N)) + eps));
+    if (rank == 0 && threadIdx.x == 0) {
+        if (rstd_out != nullptr) rstd_out[row] = rstd;
+        if (CENTERED && mean_out != nullptr) mean_out[row] = mean;
     }
 
-    char* to[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) to[r] = y + (row_of(r) * N + first_column) * Y_SIZE;
+    char* const to = y + (row * N + first_column) * Y_SIZE;
 #pragma unroll 1
     for (int first = 0; first < VECS; first += BATCH) {
         if (first > 0) ask_for_vectors(first);
@@ -457,21 +425,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
         for (int i = 0; i < BATCH; ++i) {
             const int j = first + i;
             if (j >= VECS || !exists(j)) continue;
-            float scale[VEC], shift[VEC];
+            float value[VEC], scale[VEC], shift[VEC];
+            widen<S_TYPE>(again(j), value);
             if constexpr (HAS_WEIGHT) widen<WEIGHT_TYPE>(here(weights[i]), scale);
             if constexpr (HAS_BIAS) widen<BIAS_TYPE>(here(biases[i]), shift);
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                float value[VEC];
-                widen<S_TYPE>(again(r, j), value);
-#pragma unroll
-                for (int e = 0; e < VEC; ++e) {
-                    value[e] = (CENTERED ? value[e] - means[r] : value[e]) * rstds[r];
-                    if constexpr (HAS_WEIGHT) value[e] *= HAS_OFFSET ? scale[e] + weight_offset : scale[e];
-                    if constexpr (HAS_BIAS) value[e] += shift[e];
-                }
-                store_global<Y_TYPE>(to[r] + j * STEP * Y_SIZE, rounded<Y_TYPE>(value));
+            for (int e = 0; e < VEC; ++e) {
+                value[e] = (CENTERED ? value[e] - mean : value[e]) * rstd;
+                if constexpr (HAS_WEIGHT) value[e] *= HAS_OFFSET ? scale[e] + weight_offset : scale[e];
+                if constexpr (HAS_BIAS) value[e] += shift[e];
             }
+            store_global<Y_TYPE>(to + j * STEP * Y_SIZE, rounded<Y_TYPE>(value));
         }
     }
 }

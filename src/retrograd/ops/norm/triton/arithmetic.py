@@ -97,7 +97,7 @@ def plus(stored, offset: tl.constexpr):
 
 
 @triton.jit
-def load_columns(ptrs, exists, WHOLE: tl.constexpr, KEEP: tl.constexpr = ""):
+def load_columns(ptrs, exists, WHOLE: tl.constexpr, KEEP: tl.constexpr):
     """What is at `ptrs`, zeros for columns that do not exist; all do if WHOLE. KEEP is the eviction policy."""
     if WHOLE:
         return tl.load(ptrs, eviction_policy=KEEP)
@@ -106,7 +106,7 @@ def load_columns(ptrs, exists, WHOLE: tl.constexpr, KEEP: tl.constexpr = ""):
 
 
 @triton.jit
-def store_columns(ptrs, values, exists, WHOLE: tl.constexpr, CACHE: tl.constexpr = ""):
+def store_columns(ptrs, values, exists, WHOLE: tl.constexpr, CACHE: tl.constexpr):
     """Put `values` to `ptrs`, but for columns that do not exist; all do if WHOLE. CACHE is the cache modifier."""
     if WHOLE:
         tl.store(ptrs, values, cache_modifier=CACHE)

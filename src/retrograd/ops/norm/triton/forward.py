@@ -138,7 +138,7 @@ def norm_fwd_kernel_looped(
             x_rows, residual_rows, cols[None, :], exists, EVEN, ADDS, S_DTYPE, "evict_last", "evict_first", PTX
         )
         if s_ptr is not None:
-            store_columns(s_rows + cols[None, :], s_stored, exists, EVEN)
+            store_columns(s_rows + cols[None, :], s_stored, exists, EVEN, "")
         s = widen(s_stored, PTX)
         total += s if CENTERED else s * s
     if CENTERED:
@@ -191,7 +191,7 @@ def norm_fwd_kernel_looped(
         if bias_ptr is not None:
             y = y + widen(bias, PTX)[None, :]
         out_offsets = all_rows[:, None] * N + cols[None, :]
-        store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], EVEN)
+        store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], EVEN, "")
 
 
 @triton.jit
@@ -222,7 +222,7 @@ def load_affine(weight_ptr, bias_ptr, offsets, exists, WHOLE: tl.constexpr):
     weight = offsets
     bias = offsets
     if weight_ptr is not None:
-        weight = load_columns(weight_ptr + offsets, exists, WHOLE)
+        weight = load_columns(weight_ptr + offsets, exists, WHOLE, "")
     if bias_ptr is not None:
-        bias = load_columns(bias_ptr + offsets, exists, WHOLE)
+        bias = load_columns(bias_ptr + offsets, exists, WHOLE, "")
     return weight, bias

@@ -102,7 +102,7 @@ def norm_bwd_kernel_slices(
         rows = rows32.to(tl.int64)
         if grad_s_ptr is not None:
             grad_s_rows = grad_s_ptr + (rows * grad_s_stride * UNIT)[:, None]
-            grad_s = load_columns(grad_s_rows + cols[None, :], col_mask[None, :], EVEN)
+            grad_s = load_columns(grad_s_rows + cols[None, :], col_mask[None, :], EVEN, "")
         word = words_ptr + rows_next * G + piece
         publish_projections(
             word, s_next, g_next, weight, mean_next, rstd_next, rows_next < M, weight_ptr, mean_ptr, weight_offset
@@ -157,8 +157,10 @@ def load_rows(
 ):
     """(s, grad_out, mean, rstd) of rows [BLOCK_M], of the last for later ones; rstd for mean where there is no mean."""
     rows64 = tl.minimum(rows, M - 1).to(tl.int64)
-    s = load_columns(s_ptr + (rows64 * s_stride * UNIT)[:, None] + cols[None, :], col_mask[None, :], EVEN)
-    g = load_columns(grad_out_ptr + (rows64 * grad_out_stride * UNIT)[:, None] + cols[None, :], col_mask[None, :], EVEN)
+    s = load_columns(s_ptr + (rows64 * s_stride * UNIT)[:, None] + cols[None, :], col_mask[None, :], EVEN, "")
+    g = load_columns(
+        grad_out_ptr + (rows64 * grad_out_stride * UNIT)[:, None] + cols[None, :], col_mask[None, :], EVEN, ""
+    )
     rstd = tl.load(rstd_ptr + rows64)  # [BLOCK_M]
     mean = rstd
     if mean_ptr is not None:
