@@ -62,11 +62,19 @@ def command(folder, name, *args):
 
 
 def test_a_kernel_that_loses_the_gpu_is_told_as_that_in_each_stage(tmp_path):
-    report = command(tmp_path, "OB09", "--only", "contract,oracle,shapes,state")
-    assert [s["status"] for s in report["stages"]] == ["failed"] * 3
+    report = command(tmp_path, "OB09", "--only", "contract,mutation,algebra,oracle")
+    assert {s["id"]: s["status"] for s in report["stages"]} == dict.fromkeys(
+        ("contract", "mutation", "algebra"), "failed"
+    )
     assert {f["kind"] for s in report["stages"] for f in s["findings"]} == {"crash"}
     assert "illegal memory access" in report["stages"][0]["findings"][0]["what"]
     assert any("three in a row" in note for note in report["notes"])
+
+
+def test_what_a_lost_gpu_makes_meaningless_is_not_tried(tmp_path):
+    report = command(tmp_path, "OB09", "--only", "contract,oracle,shapes,state")
+    assert [s["status"] for s in report["stages"]] == ["failed", "failed", "skipped", "skipped"]
+    assert all("failed already" in s["reason"] for s in report["stages"][2:])
 
 
 def test_a_store_beyond_a_tensor_is_found_and_a_masked_one_is_not(ops):

@@ -109,9 +109,9 @@ BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384, Backend.INTERPRET
 # Width -> tile of RMSNorm, of LayerNorm, of either with a residual; narrower rows share the first entry's number of
 # elements. 16-bit inputs; wider ones halve block_m.
 _FORWARD_TILES = {
-    256: (_Tile(8, 2, early=True), _Tile(4, 1, early=True), _Tile(8, 2, early=True)),
+    256: (_Tile(8, 4, early=True), _Tile(8, 2, early=True), _Tile(8, 2, early=True)),
     512: (_Tile(2, 1, early=True), _Tile(4, 2), _Tile(4, 2, early=True)),
-    1024: (_Tile(2, 4, early=True), _Tile(4, 4), _Tile(2, 4, early=True)),
+    1024: (_Tile(2, 4, early=True), _Tile(2, 4, early=True), _Tile(2, 4, early=True)),
     2048: (_Tile(1, 4, early=True), _Tile(1, 4), _Tile(1, 4, early=True)),
     4096: (_Tile(1, 4, early=True), _Tile(1, 4, early=True), _Tile(1, 4, early=True)),
     8192: (_Tile(1, 8), _Tile(1, 8), _Tile(1, 16, early=True)),
