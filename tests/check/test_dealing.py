@@ -9,7 +9,7 @@ from specimens import with_backward
 import retrograd as rg
 from retrograd.check.dealing import dealt, share
 from retrograd.check.run import Verifier
-from retrograd.check.stages import adjoint, layouts, oracle
+from retrograd.check.stages import adjoint, determinism, layouts, oracle, state
 from retrograd.check.workbench import BUDGETS, Workbench
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -87,6 +87,33 @@ def test_parts_of_a_case_are_shared_likewise():
     parts = [share(bench(d), "abcde", "letters")[0] for d in DTYPES]
     assert sorted(letter for part in parts for letter in part) == list("abcde")
     assert share(bench("float32"), "ab", "letters", ["float16", "bfloat16"]) == (["a", "b"], "")
+
+
+def test_repeats_and_parts_of_state_are_dealt_out_only_where_kernels_are_interpreted():
+    for stage, said in ((determinism, "19 repeats"), (state, "second calls, second backwards and two graphs at once")):
+        dear, cheap = ([bench(d, interpreted=i) for d in DTYPES] for i in (True, False))
+        for few, all_ in zip(dear, cheap, strict=True):
+            notes = stage.check(few, few.base).notes
+            assert any(note.startswith(f"{said} dealt out to") for note in notes)
+            assert not any("dealt out" in note for note in stage.check(all_, all_.base).notes)
+        assert sum(b.runs for b in dear) < sum(b.runs for b in cheap) * 2 / 3
+
+
+def test_a_buffer_that_is_kept_is_found_by_the_dtype_that_looks_for_it():
+    kept: dict[object, torch.Tensor] = {}
+
+    def backward(dy, x, w):
+        key = (x.shape, x.dtype)
+        return kept.setdefault(key, torch.empty_like(x)).copy_(dy * w), dy * x
+
+    fn = with_backward(lambda x, w: x * w, backward)
+    spec = rg.op(fn, lambda x, w: x * w, dict(x=rg.tensor("M", "N"), w=rg.tensor("M", "N")), dtypes=DTYPES)
+    launches = {"a launch": []}
+    found = []
+    for d in DTYPES:
+        one = Workbench(spec, d, 0, "cpu", BUDGETS["quick"], "quick", launches=launches, dtypes=DTYPES)
+        found += [f.kind for f in state.check(one, one.base).findings]
+    assert "kept-buffer" in found
 
 
 def test_one_line_along_all_inputs_finds_what_a_line_for_each_does():

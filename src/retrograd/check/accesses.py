@@ -6,7 +6,6 @@ are recorded and not made: a stray write harms nobody, and a wild address does n
 
 from __future__ import annotations
 
-import gc
 import linecache
 import re
 import sys
@@ -20,8 +19,10 @@ import numpy as np
 import torch
 
 from retrograd import config
+from retrograd.check import heap
 from retrograd.check.guards import BAND, SIDES, Guard
 from retrograd.interpreter.memory import afresh
+from retrograd.interpreter.tapes import refuse
 
 _MODULE = "triton.runtime.interpreter"
 _BUILDER = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
@@ -172,6 +173,7 @@ class Watch:
             bad &= ~self._elsewhere(addresses, size)
         if not bad.any():
             return mask
+        refuse()
         self._record(module, np.sort(addresses[bad].ravel()), size, write)
         return module.TensorHandle(np.broadcast_to(wanted, addresses.shape) & ~bad, module.tl.int1)
 
@@ -179,7 +181,7 @@ class Watch:
         """Which are in another tensor of the process and not in a band: kernels may find pointers in a table."""
         banded = {g.flat.untyped_storage().data_ptr() for g in self.guards}
         spans = []
-        for thing in gc.get_objects():
+        for thing in heap.objects():
             if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
                 storage = thing.untyped_storage()
                 if storage.nbytes() and storage.data_ptr() not in banded:

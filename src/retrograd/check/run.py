@@ -19,6 +19,7 @@ from retrograd.check import inputs as make
 from retrograd.check import stages
 from retrograd.check.dealing import dealt
 from retrograd.check.explaining import explain, found
+from retrograd.check.heap import set_aside
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.check.workbench import BUDGETS, NotApplicable, OpRaised, Workbench
@@ -306,8 +307,16 @@ def verify(
     )  # fmt: skip
     if watch:
         watch("begin", verifier.report([], 0.0))
+    with set_aside():
+        results = _run(verifier, chosen if verifier.benches else ())
+    return verifier.report(results, time.perf_counter() - start)
+
+
+def _run(verifier: Verifier, chosen: Sequence[Stage]) -> list[StageResult]:
+    """The results of these stages, one after another; the others are left out once the GPU is lost."""
+    watch, progress = verifier.watch, verifier.progress
     results: list[StageResult] = []
-    for stage in chosen if verifier.benches else ():
+    for stage in chosen:
         if progress:
             progress(stage.id, "running")
         if watch:
@@ -325,10 +334,10 @@ def verify(
             watch("stage", verifier.report([result], result.seconds))
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
-        if result.findings and (reason := lost(device)):
+        if result.findings and (reason := lost(verifier.device)):
             results += _left_out(chosen[len(results) :], reason)
             break
-    return verifier.report(results, time.perf_counter() - start)
+    return results
 
 
 def _broken(error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.errors import InterpreterError, RetrogradError
+from retrograd.interpreter.listening import listen
 from retrograd.interpreter.speed import quicken
 
 _MARK = "_retrograd_bf16"
@@ -73,6 +74,7 @@ def prepare() -> None:
     _patch_arithmetic(module, tl)
     quicken(module, tl)
     _remember_builtins(module, tl)
+    listen(module, tl)
     setattr(module, _MARK, True)
 
 

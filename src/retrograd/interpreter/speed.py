@@ -19,6 +19,7 @@ def quicken(module: Any, tl: Any) -> None:
     _shorten_semantic(module, tl)
     _bind_builtins(module, tl)
     _replay_patches(module, tl)
+    _keep_constexprs(module)
     module.inspect = _Signatures(module.inspect)
 
 
@@ -136,6 +137,23 @@ def _replay_patches(module: Any, tl: Any) -> None:
         return scope
 
     module._patch_lang = patch_lang
+
+
+def _keep_constexprs(module: Any) -> None:
+    """Read the annotations of a kernel once, not at each launch."""
+    executor = module.GridExecutor
+    stock = executor.__init__
+    known: dict[Any, list[str]] = {}
+
+    def init(self: Any, fn: Any, arg_names: Any, grid: Any, pre_run_hooks: Any = ()) -> None:
+        if fn in known:
+            self.fn, self.arg_names, self.grid, self.pre_run_hooks = fn, arg_names, grid, pre_run_hooks
+            self.constexprs = known[fn]
+        else:
+            stock(self, fn, arg_names, grid, pre_run_hooks)
+            known[fn] = self.constexprs
+
+    executor.__init__ = init
 
 
 def _last_of(changes: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any, Any]]:

@@ -171,6 +171,9 @@ def check(bench: Workbench, case: Case) -> Outcome:
     out = Outcome(power_text="exact: any bit carried from one call into another")
     alone = bench.run(case)
     parts: list[Callable[[Workbench, Case, Trial, Outcome], None]] = [_between_calls, _twice, _two_graphs]
+    if bench.interpreted:
+        parts, note = share(bench, parts, "second calls, second backwards and two graphs at once")
+        out.notes += [note] * bool(note)
     if torch.device(bench.device).type == "cuda":
         parts += [_on_stream] + ([_on_device] if torch.cuda.device_count() > 1 else [])
     for part in parts:

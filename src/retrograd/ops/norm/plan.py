@@ -237,9 +237,8 @@ def plan_backward(
         stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         wanted = parts or ceil_div(gpu.num_sms * tile.resident, heads)
         programs = min(ceil_div(rows, tile.block_m), wanted)
-        return BackwardPlan(
-            Kind.TILE, tile.block_m, width, tile.num_warps, programs, programs, *_finalizer(programs, gpu), stages
-        )
+        finalizer = _finalizer(programs, heads * n, gpu)
+        return BackwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, programs, *finalizer, stages)
     # A fixed number of parts must not depend on how many groups of slices a GPU can hold.
     if _may_slice(n, heads, gpu, max_tile_n) and parts is None:
         narrow, wide, most = _BACKWARD_SLICES[centered, streams]
@@ -299,7 +298,7 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
         tile.num_warps,
         groups * slices,
         groups,
-        *_finalizer(groups, gpu),
+        *_finalizer(groups, n, gpu),
         num_stages=stages,
         slices=slices,
         slice_n=slice_n,
@@ -321,7 +320,7 @@ def _walked_backward(rows: int, n: int, heads: int, gpu: Gpu, parts: int | None,
         max(1, block_n // 512),
         ceil_div(rows, block_m),
         min(wanted, ceil_div(rows, dw_block_m)),
-        *_finalizer(wanted, gpu),
+        *_finalizer(wanted, heads * n, gpu),
         dw_block_m=dw_block_m,
         dw_block_n=dw_block_n,
     )
@@ -346,10 +345,12 @@ def _walk(limit: int, gpu: Gpu) -> tuple[int, int]:
     return 1, block_n
 
 
-def _finalizer(parts: int, gpu: Gpu) -> tuple[int, int]:
+def _finalizer(parts: int, columns: int, gpu: Gpu) -> tuple[int, int]:
     """(parts, columns) of a finalizer tile: many parts at once, since a program waits 1 us for every step.
 
-    512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200).
+    512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200). Interpreted, few programs count, but
+    operations on 4096 columns of which 48 exist take half of a backward.
     """
     block_p = max(16, min(512, next_power_of_2(parts)))
-    return block_p, 4096 if gpu.backend is Backend.INTERPRETER else 4096 // block_p
+    wide = gpu.backend is Backend.INTERPRETER and columns > 256
+    return block_p, 4096 if wide else 4096 // block_p
