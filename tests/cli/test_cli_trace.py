@@ -135,7 +135,8 @@ def test_scalars_over_the_steps_for_tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run("record", "-o", "a.trace", "--", "train.py", "1")
-    assert run("show", "a.trace", "--op", "tanh", "--tensorboard", "runs").exit_code == 0
+    shown = run("show", "a.trace", "--op", "tanh", "--tensorboard", "runs")
+    assert shown.exit_code == 0
     events = EventAccumulator(str(folder / "runs"))
     events.Reload()
     tags = events.Tags()["scalars"]
@@ -146,3 +147,29 @@ def test_scalars_over_the_steps_for_tensorboard(folder):
         op["outputs"][0]["rms"] for op in json.loads(run("show", "a.trace", "--op", "tanh.", "--json").stdout)["ops"]
     ]
     assert [point.value for point in events.Scalars("forward/1/tanh/rms")] == pytest.approx(rms)
+    assert events.Tags()["histograms"] == []
+    assert "no histograms: a.trace was recorded at level fast" in shown.stderr
+
+
+def test_histograms_over_the_steps_for_tensorboard(folder):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run("record", "-o", "a.trace", "--level", "full", "--", "train.py", "1")
+    shown = run("show", "a.trace", "--op", "tanh", "--tensorboard", "runs")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    events = EventAccumulator(str(folder / "runs"), size_guidance={"histograms": 0})
+    events.Reload()
+    assert {"forward/1/tanh/values", "backward/1/tanh_backward/exponents"} <= set(events.Tags()["histograms"])
+    tanh = [op["outputs"][0] for op in json.loads(run("show", "a.trace", "--op", "tanh.", "--json").stdout)["ops"]]
+    values, exponents = (events.Histograms(f"forward/1/tanh/{what}") for what in ("values", "exponents"))
+    assert [point.step for point in values] == [point.step for point in exponents] == [0, 1, 2]
+    for stats, value, exponent in zip(tanh, values, exponents, strict=True):
+        found, counts = value.histogram_value, stats["exponents"]
+        assert (found.num, found.min, found.max) == (8, stats["low"], stats["high"])
+        assert sum(n for limit, n in zip(found.bucket_limit, found.bucket, strict=True) if limit <= 0) == sum(
+            counts["negative"]
+        )
+        found = exponent.histogram_value
+        assert found.bucket_limit[0] == found.min + 1 == counts["least"] + 1
+        assert list(found.bucket) == [a + b for a, b in zip(counts["positive"], counts["negative"], strict=True)]

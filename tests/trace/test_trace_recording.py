@@ -89,6 +89,16 @@ def test_statistics_are_those_of_the_tensor():
     assert (made.shape, made.dtype, made.device) == ((2, 4), "float32", "cpu")
 
 
+@pytest.mark.parametrize("level", ["full", "fast"])
+def test_exponents_are_counted_at_level_full(level):
+    x = torch.tensor([1.5, -3.0, 0.0, float("nan")], dtype=torch.float16)
+    with trace.record(level=level) as recorder:
+        x.clone().view(2, 2).sum()
+    counted = trace.Exponents(0, (1, 0), (0, 1)) if level == "full" else None
+    clone, view, _ = recorder.trace.ops
+    assert [s.exponents for s in (*clone.inputs, *clone.outputs, *view.outputs)] == [counted] * 3
+
+
 def test_numbers_follow_storage_view_and_version():
     with trace.record(level="full") as recorder:
         x = torch.ones(3)

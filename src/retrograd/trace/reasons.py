@@ -19,6 +19,14 @@ LARGEST = {
     "float8_e4m3fn": 448.0,
     "float8_e5m2": 57344.0,
 }
+# Exponents of the least normal number and of the largest.
+NORMAL = {
+    "float16": (-14, 15),
+    "bfloat16": (-126, 127),
+    "float32": (-126, 127),
+    "float8_e4m3fn": (-6, 8),
+    "float8_e5m2": (-14, 15),
+}
 _LITERAL = re.compile(r"=-?inf\b|[\[ ]-?inf\b")
 _SUMS = (
     "mm",
@@ -71,6 +79,14 @@ def spread(stats: Stats) -> str:
     if stats.low is None or stats.high is None:
         return ""
     return f"{stats.low:.4g}" if stats.low == stats.high else f"{stats.low:.4g} to {stats.high:.4g}"
+
+
+def magnitudes(stats: Stats) -> str:
+    """ "2^-9 to 2^3": powers of two at or below the magnitudes of the finite elements but zeros; "" if uncounted."""
+    found = stats.exponents
+    if not found:
+        return ""
+    return f"2^{found.least}" + ("" if found.least == found.greatest else f" to 2^{found.greatest}")
 
 
 def _given(op: Op, at: int) -> Stats | None:
