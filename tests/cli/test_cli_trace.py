@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bdb
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,33 @@ def test_operators_are_listed_and_filtered(folder):
     assert CliRunner().invoke(main, ["report", "s.json"]).stdout.splitlines()[0] == result.stdout.splitlines()[0]
     assert "aten.tanh_backward.default" in (folder / "s.html").read_text()
     assert run("show", "a.trace", "--phase", "backward", "--most", "1").stdout.startswith("1 of ")
+
+
+def test_the_seed_is_the_one_that_the_program_set(folder):
+    metas = []
+    for name in ("a.trace", "b.trace"):
+        run("record", "-o", name, "--", "train.py", "1")
+        metas.append(json.loads(run("show", name, "--json").stdout)["meta"])
+    assert [meta["seed"] for meta in metas] == ["0", "0"]
+
+
+def test_the_debugger_says_how_to_reach_the_line_and_is_left_quietly(monkeypatch):
+    seen: list[Any] = []
+
+    def quit_at_once() -> None:
+        seen.append(sys._getframe(1))
+        raise bdb.BdbQuit
+
+    monkeypatch.setattr(sys, "breakpointhook", quit_at_once)
+    result = run("record", "--pdb", "--", "train.py", "nan")
+    assert "retrograd: NaN or Inf from aten.mul.Tensor at train.py:12; here are `op`" in result.stderr
+    assert result.exit_code == 1
+    assert "Traceback" not in result.stderr
+    (frame,) = seen
+    assert frame.f_locals["op"].name == "aten.mul.Tensor"
+    for _ in range(int(re.findall(r"`up (\d+)` is the line", result.stderr)[0])):
+        frame = frame.f_back
+    assert (Path(frame.f_code.co_filename).name, frame.f_lineno) == ("train.py", 12)
 
 
 def test_text_in_a_trace_is_no_markup(folder):

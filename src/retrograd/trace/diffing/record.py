@@ -65,6 +65,7 @@ class Seen:
     arguments: str = ""
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
+    inside: str = ""
 
     @property
     def where(self) -> str:
@@ -101,6 +102,12 @@ class Cause:
         """The line of source of the first of them."""
         seen = self.b or self.a
         return seen.code if seen else ""
+
+    @property
+    def inside(self) -> str:
+        """The line in a custom backward or hook that asked for the first of them."""
+        seen = self.b or self.a
+        return seen.inside if seen else ""
 
 
 @dataclass(frozen=True)
