@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from retrograd.display import Shown
 from retrograd.record import parsed, plain
 
 DIFF_SCHEMA = "retrograd.trace.diff/1"
@@ -120,7 +121,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class TraceDiff:
+class TraceDiff(Shown):
     """The comparison of two runs, true if they are the same at this level.
 
     `mode` is "bitwise", "attainable" (differences that rounding explains do not count) or "names" (no values were
