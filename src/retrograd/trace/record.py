@@ -130,7 +130,7 @@ class Trace:
         ops: every operator in the order in which it was issued.
         level: "names" (no statistics), "fast" or "full".
         rank: rank of the process, 0 if there is only one.
-        meta: versions, device, seed, start: text by name, for people.
+        meta: versions, device, seed (the last that was set), start: text by name, for people.
         schema: version of this form.
     """
 
