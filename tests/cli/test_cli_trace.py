@@ -127,6 +127,14 @@ def test_the_debugger_says_how_to_reach_the_line_and_is_left_quietly(monkeypatch
     assert (Path(frame.f_code.co_filename).name, frame.f_lineno) == ("train.py", 12)
 
 
+def test_help_says_what_each_command_does_in_a_whole_sentence():
+    said = " ".join(run("--help").stdout.split())
+    assert (
+        "Run a Python program in this process and record every operator, without a change of its source. show" in said
+    )
+    assert "..." not in said.partition("Commands:")[2]
+
+
 def test_text_in_a_trace_is_no_markup(folder):
     (folder / "evil.py").write_text("import torch\nx = torch.ones(1)  # <script>alert(1)</script>\n")
     run("record", "-o", "a.trace", "--", "evil.py")
