@@ -98,6 +98,13 @@ def test_exponents_are_those_of_each_element(x):
     assert not found or ((found.positive[0] or found.negative[0]) and (found.positive[-1] or found.negative[-1]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_exponents_of_a_tensor_that_is_counted_in_pieces(dtype):
+    x = torch.randn(70_001, generator=torch.Generator().manual_seed(2)).to(dtype)
+    x[:3] = 0
+    assert host.measure(x, histogram=True)[8] == plain.measure(x, histogram=True)[8]
+
+
 def test_exponents_are_counted_where_they_are_wanted():
     assert host.measure(numbers(torch.float32))[8] is plain.measure(numbers(torch.float32))[8] is None
 

@@ -16,18 +16,20 @@ from retrograd.trace.record import Exponents
 BUCKETS = 512
 OUTSIDE = 255
 BIAS = 127
+_NEGATIVE = BUCKETS // 2
 # Pieces whose indices stay in a core's cache: 1.9 instead of 3.3 ns an element of 4 million.
 _PIECE = 1 << 16
 
 
 def exponents(counts: np.ndarray[Any, Any]) -> Exponents:
     """The histogram that [BUCKETS] counts are."""
-    by_sign = counts.reshape(2, BUCKETS // 2)[:, :OUTSIDE]
-    filled = np.flatnonzero(by_sign.any(0)).tolist()
-    if not filled:
+    # Few calls: each takes a microsecond, and most tensors of a step are small.
+    filled = (counts[:OUTSIDE] | counts[_NEGATIVE : _NEGATIVE + OUTSIDE]).nonzero()[0]
+    if not filled.size:
         return Exponents(0, (), ())
-    first, end = filled[0], filled[-1] + 1
-    return Exponents(first - BIAS, *(tuple(side[first:end].tolist()) for side in by_sign))
+    first, end = int(filled[0]), int(filled[-1]) + 1
+    negative = counts[_NEGATIVE + first : _NEGATIVE + end]
+    return Exponents(first - BIAS, tuple(counts[first:end].tolist()), tuple(negative.tolist()))
 
 
 def counted(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -35,24 +37,31 @@ def counted(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
     Zeros have the exponent of subnormal numbers: they are told apart where that bucket has any.
     """
-    wide = values.dtype == np.float64
-    kind, shift, size = (np.uint64, 52, 4096) if wide else (np.uint32, 23, BUCKETS)
-    bits, total = values.view(kind), np.zeros(size, np.int64)
-    for start in range(0, bits.size, _PIECE):
-        fields = bits[start : start + _PIECE] >> kind(shift)
-        # uint64 is not cast to an index by itself.
-        total += np.bincount(fields.astype(np.int64) if wide else fields, minlength=size)
-    counts = _narrowed(total.reshape(2, -1)) if wide else total.reshape(2, -1)
-    if counts[:, 0].any():
+    if values.dtype == np.float64:
+        counts = _narrowed(_tallied(values.view(np.uint64), 52, 4096).reshape(2, -1))
+    else:
+        counts = _tallied(values.view(np.uint32), 23, BUCKETS)
+    if counts[0] or counts[_NEGATIVE]:
         zeros = values[values == 0]
         negative = int(np.count_nonzero(np.signbit(zeros)))
-        counts[:, 0] -= zeros.size - negative, negative
-    return counts.reshape(-1)
+        counts[0] -= zeros.size - negative
+        counts[_NEGATIVE] -= negative
+    return counts
+
+
+def _tallied(bits: np.ndarray[Any, Any], shift: int, size: int) -> np.ndarray[Any, Any]:
+    """Counts [size] of what is left of unsigned integers [n] after a shift."""
+    if bits.size > _PIECE:
+        parts = (bits[start : start + _PIECE] for start in range(0, bits.size, _PIECE))
+        return sum((_tallied(part, shift, size) for part in parts), np.zeros(size, np.int64))
+    fields = bits >> bits.dtype.type(shift)
+    # uint64 is not cast to an index by itself.
+    return np.bincount(fields.astype(np.int64) if size > BUCKETS else fields, minlength=size)
 
 
 def _narrowed(wide: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Counts [2, 2048] by the exponent field of float64 as [2, 256] by that of float32."""
+    """Counts [2, 2048] by the exponent field of float64 as [BUCKETS] by that of float32."""
     shift = 1023 - BIAS
     below, inside, above, special = np.split(wide, (shift + 1, shift + OUTSIDE - 1, 2047), axis=1)
     first, last = (np.sum(part, axis=1, keepdims=True) for part in (below, above))
-    return np.concatenate([first, inside, last, special], axis=1)
+    return np.concatenate([first, inside, last, special], axis=1).reshape(-1)
