@@ -99,8 +99,12 @@ def parts() -> None:
     """Print what statistics of one CPU tensor cost."""
     for count in (64, 1 << 12, 1 << 18, 1 << 22):
         x = torch.randn(count)
-        best = min(seconds(lambda: host.measure(x), "cpu") for _ in range(200))  # noqa: B023
-        print(f"{count:8} float32 on one core: {best * 1e6:9.1f} us, {best / count * 1e9:8.2f} ns an element")
+        for histogram in (False, True):
+            best = min(seconds(lambda: host.measure(x, histogram), "cpu") for _ in range(200))  # noqa: B023
+            print(
+                f"{count:8} float32 on one core: {best * 1e6:9.1f} us, {best / count * 1e9:8.2f} ns an element"
+                f"{' with histogram' * histogram}"
+            )
 
 
 def main() -> None:

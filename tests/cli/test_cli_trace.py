@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bdb
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,41 @@ def test_operators_are_listed_and_filtered(folder):
     assert run("show", "a.trace", "--phase", "backward", "--most", "1").stdout.startswith("1 of ")
 
 
+def test_the_seed_is_the_one_that_the_program_set(folder):
+    metas = []
+    for name in ("a.trace", "b.trace"):
+        run("record", "-o", name, "--", "train.py", "1")
+        metas.append(json.loads(run("show", name, "--json").stdout)["meta"])
+    assert [meta["seed"] for meta in metas] == ["0", "0"]
+
+
+def test_the_debugger_says_how_to_reach_the_line_and_is_left_quietly(monkeypatch):
+    seen: list[Any] = []
+
+    def quit_at_once() -> None:
+        seen.append(sys._getframe(1))
+        raise bdb.BdbQuit
+
+    monkeypatch.setattr(sys, "breakpointhook", quit_at_once)
+    result = run("record", "--pdb", "--", "train.py", "nan")
+    assert "retrograd: NaN or Inf from aten.mul.Tensor at train.py:12; here are `op`" in result.stderr
+    assert result.exit_code == 1
+    assert "Traceback" not in result.stderr
+    (frame,) = seen
+    assert frame.f_locals["op"].name == "aten.mul.Tensor"
+    for _ in range(int(re.findall(r"`up (\d+)` is the line", result.stderr)[0])):
+        frame = frame.f_back
+    assert (Path(frame.f_code.co_filename).name, frame.f_lineno) == ("train.py", 12)
+
+
+def test_help_says_what_each_command_does_in_a_whole_sentence():
+    said = " ".join(run("--help").stdout.split())
+    assert (
+        "Run a Python program in this process and record every operator, without a change of its source. show" in said
+    )
+    assert "..." not in said.partition("Commands:")[2]
+
+
 def test_text_in_a_trace_is_no_markup(folder):
     (folder / "evil.py").write_text("import torch\nx = torch.ones(1)  # <script>alert(1)</script>\n")
     run("record", "-o", "a.trace", "--", "evil.py")
@@ -135,7 +172,8 @@ def test_scalars_over_the_steps_for_tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run("record", "-o", "a.trace", "--", "train.py", "1")
-    assert run("show", "a.trace", "--op", "tanh", "--tensorboard", "runs").exit_code == 0
+    shown = run("show", "a.trace", "--op", "tanh", "--tensorboard", "runs")
+    assert shown.exit_code == 0
     events = EventAccumulator(str(folder / "runs"))
     events.Reload()
     tags = events.Tags()["scalars"]
@@ -146,3 +184,29 @@ def test_scalars_over_the_steps_for_tensorboard(folder):
         op["outputs"][0]["rms"] for op in json.loads(run("show", "a.trace", "--op", "tanh.", "--json").stdout)["ops"]
     ]
     assert [point.value for point in events.Scalars("forward/1/tanh/rms")] == pytest.approx(rms)
+    assert events.Tags()["histograms"] == []
+    assert "no histograms: a.trace was recorded at level fast" in shown.stderr
+
+
+def test_histograms_over_the_steps_for_tensorboard(folder):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run("record", "-o", "a.trace", "--level", "full", "--", "train.py", "1")
+    shown = run("show", "a.trace", "--op", "tanh", "--tensorboard", "runs")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    events = EventAccumulator(str(folder / "runs"), size_guidance={"histograms": 0})
+    events.Reload()
+    assert {"forward/1/tanh/values", "backward/1/tanh_backward/exponents"} <= set(events.Tags()["histograms"])
+    tanh = [op["outputs"][0] for op in json.loads(run("show", "a.trace", "--op", "tanh.", "--json").stdout)["ops"]]
+    values, exponents = (events.Histograms(f"forward/1/tanh/{what}") for what in ("values", "exponents"))
+    assert [point.step for point in values] == [point.step for point in exponents] == [0, 1, 2]
+    for stats, value, exponent in zip(tanh, values, exponents, strict=True):
+        found, counts = value.histogram_value, stats["exponents"]
+        assert (found.num, found.min, found.max) == (8, stats["low"], stats["high"])
+        assert sum(n for limit, n in zip(found.bucket_limit, found.bucket, strict=True) if limit <= 0) == sum(
+            counts["negative"]
+        )
+        found = exponent.histogram_value
+        assert found.bucket_limit[0] == found.min + 1 == counts["least"] + 1
+        assert list(found.bucket) == [a + b for a, b in zip(counts["positive"], counts["negative"], strict=True)]

@@ -7,12 +7,15 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_report import report
 
-from retrograd import graph
+from retrograd import graph, trace
 from retrograd.flake.record import Flake, FlakeReport, Rate
+from retrograd.trace import Op, Stats, Trace
+from retrograd.trace.bisecting.record import Bisection, Culprit
 
 DUMPS = Path(__file__).resolve().parent.parent / "graph" / "data" / "xla"
 
@@ -90,6 +93,31 @@ def test_other_graph_records_show_themselves(name):
     }[name]()
     _, text = shown(record)
     assert {"same": "Same", "unique": "1", "follow": "p0"}[name].lower() in text.lower()
+
+
+def _op(index: int, held: int, **more: Any) -> Op:
+    known = dict(step=0, phase="forward", module="fc", node="", place="m.py:3", code="y = <x>.exp()", arguments="")
+    given, made = (Stats(n, (2,), "float32", "cpu", 0.0, 99.0, digest=n and held, **more) for n in (0, 1))
+    return Op(index=index, name="aten.exp.default", inputs=(given,), outputs=(made,), **known)
+
+
+def test_what_is_asked_of_traces_shows_itself():
+    good, other = (Trace([_op(0, held)], "full") for held in (1, 2))
+    made = replace(good.ops[0], outputs=(replace(good.ops[0].outputs[0], inf=1),))
+    html, text = shown(trace.provenance(Trace([made], "full")))
+    assert "Inf in step 0, made in the forward by aten.exp.default in module fc" in text
+    assert "exp overflows float32" in text
+    assert "y = &lt;x&gt;.exp()" in html
+    assert "no NaN and no Inf in 1 operator" in shown(trace.provenance(good))[1]
+    html, text = shown(trace.diff(good, other))
+    assert "different: first at operator 0" in text
+    assert "m.py:3, module fc, forward, step 0" in text
+    assert 'class="verdict finding"' in html
+    assert 'class="verdict proved"' in shown(trace.diff(good, good))[0]
+    culprit = Culprit("aten.sum.default", "fc", "forward", 0.01, 0.2, place="m.py:3")
+    _, text = shown(Bisection("m.py:step", "found", "float64", "operator", 1e-3, 0.5, 1e-4, 0.0, "loss", (culprit,)))
+    assert "1 operator in float64: error 0.5 -> 0.0001" in text
+    assert "aten.sum.default" in text
 
 
 def test_flakes_show_themselves():

@@ -119,6 +119,7 @@ REASONS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "matmul": (lambda: leaf(3e38, 3e38)[None] @ leaf(2, 2)[:, None], "aten.mm.default", "overflow: the inputs reach 3e+38, 2"),
     "cast": (lambda: leaf(7e4, 1).half(), "aten._to_copy.default", "a number of 7e+04 was cast to float16"),
     "power": (lambda: leaf(-1, 1) ** 0.3, "aten.pow.Tensor_Scalar", "negative numbers to the power 0.3"),
+    "number": (lambda: leaf(0, 1) * 1e39, "aten.mul.Tensor", "the number 1e+39 is infinite in float32, whose largest is 3.4028e+38; 0 times inf"),
     "masked softmax": (lambda: masked().softmax(-1), "aten._softmax.default", "softmax of a row that is -inf only"),
     "mean of nothing": (lambda: torch.empty(0).mean(), "aten.mean.default", "the mean of no elements is 0/0"),
     "arc": (lambda: leaf(2, 0).acos(), "aten.acos.default", "acos outside of -1 to 1"),

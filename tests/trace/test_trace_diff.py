@@ -7,6 +7,7 @@ import pytest
 from diffed import op, value
 
 from retrograd.errors import UsageError
+from retrograd.report.trace_diff import to_html
 from retrograd.trace import Trace, diff
 from retrograd.trace.diffing import bounds
 from retrograd.trace.diffing.record import TraceDiff
@@ -87,6 +88,16 @@ def test_made_here_and_carried_from_there() -> None:
 def test_why_in_a_word(name: str, more: dict, kind: str) -> None:
     assert _kinds(diff(_one(name, 4, **more), _one(name, 5, **more))) == [kind]
     assert diff(_one(name, 4, **more), _one(name, 4, **more))
+
+
+def test_a_line_inside_a_custom_backward_is_told_beside_that_of_the_forward() -> None:
+    inside = "m.py:9: return grad * noise"
+    a, b = (_trace(op(0, "aten.mul.Tensor", [value(0)], [value(1, held)], inside=inside)) for held in (1, 2))
+    found = diff(a, b)
+    assert found.causes[0].inside == inside
+    assert f"   in    {inside}\n" in found.text()
+    assert TraceDiff.from_json(found.to_json()) == found
+    assert inside in to_html(found)
 
 
 def test_other_arguments() -> None:

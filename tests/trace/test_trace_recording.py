@@ -89,6 +89,16 @@ def test_statistics_are_those_of_the_tensor():
     assert (made.shape, made.dtype, made.device) == ((2, 4), "float32", "cpu")
 
 
+@pytest.mark.parametrize("level", ["full", "fast"])
+def test_exponents_are_counted_at_level_full(level):
+    x = torch.tensor([1.5, -3.0, 0.0, float("nan")], dtype=torch.float16)
+    with trace.record(level=level) as recorder:
+        x.clone().view(2, 2).sum()
+    counted = trace.Exponents(0, (1, 0), (0, 1)) if level == "full" else None
+    clone, view, _ = recorder.trace.ops
+    assert [s.exponents for s in (*clone.inputs, *clone.outputs, *view.outputs)] == [counted] * 3
+
+
 def test_numbers_follow_storage_view_and_version():
     with trace.record(level="full") as recorder:
         x = torch.ones(3)
@@ -347,7 +357,34 @@ def test_the_first_bad_operator_stops_with_its_tensors():
     assert stop.outputs[0].isnan().tolist() == [False, True]
 
 
-def test_nothing_stops_a_healthy_step():
+@pytest.mark.parametrize("kind", ["nan", "bad"])
+def test_nothing_stops_a_healthy_step(kind):
     stops: list[Any] = []
-    train(Transformer(), breakpoint_on="nan", then=stops.append)
+    train(Transformer(), breakpoint_on=kind, then=stops.append)
     assert stops == []
+
+
+def scores(largest: float, own: torch.Tensor | None = None) -> torch.Tensor:
+    """Masked by an addition: by a mask that is made here, or comes in."""
+    mask = torch.full((3, 3), float("-inf")).triu(1) if own is None else own
+    return ((torch.full((3, 3), largest) * 2.0 + 0.5) + mask.expand(2, 3, 3)).softmax(-1).sum()
+
+
+BEFORE = torch.full((3, 3), float("-inf")).triu(1)
+
+
+@pytest.mark.parametrize("level", ["fast", "full"])
+@pytest.mark.parametrize("own", [None, BEFORE], ids=["made", "given"])
+@pytest.mark.parametrize(("largest", "names"), [(1.0, []), (3e38, ["aten.mul.Tensor"])], ids=["healthy", "overflow"])
+def test_a_mask_stops_nobody_and_an_overflow_beside_it_does(level, own, largest, names):
+    stops: list[Any] = []
+    with trace.record(level=level, breakpoint_on="bad", then=stops.append):
+        scores(largest, own)
+    assert [stop.op.name for stop in stops] == names
+
+
+def test_a_row_that_is_masked_whole_stops():
+    stops: list[Any] = []
+    with trace.record(breakpoint_on="bad", then=stops.append):
+        torch.zeros(2, 2).masked_fill(torch.ones(2, 2, dtype=torch.bool), float("-inf")).softmax(-1)
+    assert [stop.op.name for stop in stops] == ["aten._softmax.default"]

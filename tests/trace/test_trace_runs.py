@@ -206,6 +206,20 @@ def test_other_parameters_came_in_from_outside(plain: Trace) -> None:
     assert found.causes[0].what.startswith("1.wide.weight, ")
 
 
+def test_a_gradient_that_was_there_before_is_told_as_such() -> None:
+    layer = nn.Linear(3, 2)
+    traces = []
+    for _ in range(2):  # the second backward adds to the gradients of the first, as does the third
+        layer(torch.ones(1, 3)).sum().backward()
+        with trace.record(layer) as recorder:
+            layer(torch.ones(1, 3)).sum().backward()
+        traces.append(recorder.trace)
+    (cause,) = diff(*traces).causes
+    assert cause.kind == "outside"
+    assert "the gradient that the new one is added to" in cause.why
+    assert "zero_grad" in cause.advice
+
+
 def test_modules_in_a_wrapper_are_the_same_modules(plain: Trace) -> None:
     def wrap(found: Trace) -> Trace:
         from dataclasses import replace

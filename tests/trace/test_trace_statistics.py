@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import pytest
 import torch
 
@@ -12,6 +15,19 @@ def numbers(dtype: torch.dtype) -> torch.Tensor:
     x = torch.randn(4001, generator=torch.Generator().manual_seed(0))
     x[3], x[7], x[8], x[9], x[4000] = float("nan"), float("-inf"), 0.0, 1e-7, -0.0
     return x.to(dtype)
+
+
+def every(dtype: torch.dtype) -> torch.Tensor:
+    """Each number of 16 bits, infinities among them."""
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    return x[~x.isnan()]
+
+
+def powers(dtype: torch.dtype, least: int, greatest: int) -> torch.Tensor:
+    """2^k and numbers just below it, of both signs, from the least subnormal number on."""
+    up = torch.tensor([2.0**k for k in range(least, greatest + 1)], dtype=dtype)
+    below = torch.nextafter(up, torch.zeros_like(up))
+    return torch.cat([up, -up[::2], below, -below[::3]])
 
 
 TENSORS = {
@@ -27,6 +43,11 @@ TENSORS = {
     "transposed": torch.arange(64.0 * 70).view(64, 70).t(),
     "scalar": torch.tensor(3.0, dtype=torch.float64),
     "infinite": torch.full((5,), float("inf")),
+    "every-float16": every(torch.float16),
+    "powers-bfloat16": powers(torch.bfloat16, -133, 60),
+    "powers-float32": powers(torch.float32, -149, 127),
+    "powers-float64": powers(torch.float64, -1074, 300),
+    "zeros": torch.tensor([0.0, -0.0, 0.0]),
 }
 EMPTY = {"none": torch.empty(0, 3)}
 
@@ -38,7 +59,7 @@ def exact(row: host.Row) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("x", (TENSORS | EMPTY).values(), ids=TENSORS | EMPTY)
 def test_torch_operations_count_what_numpy_counts(x, device):
-    first, second = host.measure(x), plain.measure(x.to(device))
+    first, second = host.measure(x, histogram=True), plain.measure(x.to(device), histogram=True)
     assert exact(first) == exact(second)
     assert first[2] == pytest.approx(second[2])
 
@@ -49,14 +70,43 @@ def test_the_kernel_counts_what_numpy_counts(x, device):
     from retrograd.trace.statistics.triton import kernel
 
     rows: list[host.Row] = []
-    buffers = gather._Buffers(torch.device(device), kernel)
+    buffers = gather._Buffers(torch.device(device), kernel, histogram=True)
     for _ in range(2):  # the second time in rows that were used before
         buffers.request(host.as_real(x).to(device), rows.append)
         buffers.collect()
     for row in rows:
-        assert exact(row) == exact(host.measure(x))
+        assert exact(row) == exact(host.measure(x, histogram=True))
         assert row[2] == pytest.approx(host.measure(x)[2])
     assert rows[0] == rows[1]
+
+
+def counted(x: torch.Tensor) -> dict[tuple[int, bool], int]:
+    """Elements by exponent and sign, one at a time."""
+    numbers = (v for v in host.as_real(x).double().reshape(-1).tolist() if v and math.isfinite(v))
+    return Counter((min(max(math.frexp(v)[1] - 1, -127), 127), v < 0) for v in numbers)
+
+
+@pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
+def test_exponents_are_those_of_each_element(x):
+    found = host.measure(x, histogram=True)[8]
+    if not host.as_real(x).is_floating_point():
+        assert found is None
+        return
+    sides = ((found.positive, False), (found.negative, True))
+    held = {(found.least + k, sign): n for counts, sign in sides for k, n in enumerate(counts) if n}
+    assert held == counted(x)
+    assert not found or ((found.positive[0] or found.negative[0]) and (found.positive[-1] or found.negative[-1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_exponents_of_a_tensor_that_is_counted_in_pieces(dtype):
+    x = torch.randn(70_001, generator=torch.Generator().manual_seed(2)).to(dtype)
+    x[:3] = 0
+    assert host.measure(x, histogram=True)[8] == plain.measure(x, histogram=True)[8]
+
+
+def test_exponents_are_counted_where_they_are_wanted():
+    assert host.measure(numbers(torch.float32))[8] is plain.measure(numbers(torch.float32))[8] is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
@@ -69,12 +119,12 @@ def test_a_digest_tells_permutations_signs_and_single_bits(dtype, count):
     flipped[-1] = -flipped[-1]
     twice[0], twice[1] = -twice[0], -twice[1]
     tensors = [x, swapped, flipped, twice, longer, -x, x.flip(0)]
-    digests = [host.measure(t)[-1] for t in tensors]
+    digests = [host.measure(t)[7] for t in tensors]
     assert len(set(digests)) == len({tuple(t.tolist()) for t in tensors}) >= 5  # of two elements some are the same
-    assert host.measure(x.clone())[-1] == digests[0]
+    assert host.measure(x.clone())[7] == digests[0]
     assert all(0 <= d < 1 << 64 for d in digests)
 
 
 def test_no_digest_is_shared_by_many_small_tensors():
-    seen = {host.measure(torch.tensor([a, b], dtype=torch.float32))[-1] for a in range(60) for b in range(60)}
+    seen = {host.measure(torch.tensor([a, b], dtype=torch.float32))[7] for a in range(60) for b in range(60)}
     assert len(seen) == 3600

@@ -13,16 +13,18 @@ from pathlib import Path
 import pytest
 
 from retrograd.errors import TraceError, UsageError
-from retrograd.trace import Op, Stats, Trace, load, save
+from retrograd.trace import Exponents, Op, Stats, Trace, load, save
 from retrograd.trace.store import Writer
 
 BIG = (1 << 64) - 1
-VALUE = Stats(0, (2, 3), "float32", "cpu", -1.5, 2.0, 0.7, 1, 0, 0, 2, BIG, 4, "head.weight")
+VALUE = Stats(
+    0, (2, 3), "float32", "cpu", -1.5, 2.0, 0.7, 1, 0, 0, 2, BIG, 4, "head.weight", Exponents(-3, (1, 0), (0, 2))
+)
 OPS = [
     Op(0, 0, "forward", "aten.exp.default", "a.b", "", "x.py:1", "y = x.exp()", "dim=-1", (VALUE,), (replace(VALUE, tensor=1),)),
     Op(
         1, 1, "backward", "retrograd::norm_bwd", "", "MulBackward0", "", "grüß \ud800 <b>", "", (),
-        (replace(VALUE, rms=math.inf, low=None, digest=None, storage=-1),), True, ("k1", "k2"), "x.py:9: g * 2",
+        (replace(VALUE, rms=math.inf, low=None, digest=None, storage=-1, exponents=None),), True, ("k1", "k2"), "x.py:9: g * 2",
     ),
 ]  # fmt: skip
 TRACE = Trace(OPS, "full", 3, {"torch": "2", "note": "ä"})
@@ -42,7 +44,7 @@ def test_what_goes_in_comes_out_and_equal_traces_make_equal_files(file, tmp_path
     assert load(file) == TRACE
     save(TRACE, tmp_path / "b.jsonl.gz")
     assert (tmp_path / "b.jsonl.gz").read_bytes() == file.read_bytes()
-    assert json.loads(lines(file)[0])["schema"] == 1
+    assert json.loads(lines(file)[0])["schema"] == 2
     assert b"Infinity" not in b"".join(lines(file))
 
 
@@ -82,7 +84,10 @@ DAMAGES = {
     "text": (lambda found: [found[0], b"\xff\xfe\n", *found[1:]], "damaged in line 2"),
     "deep": (lambda found: [found[0], b"[" * 100_000 + b"\n"], "damaged in line 2"),
     "foreign": (lambda found: [b'{"format": "other"}\n'], "first line does not say 'retrograd.trace'"),
-    "version": (lambda found: [found[0].replace(b'"schema":1', b'"schema":9')], "has version 9, this retrograd reads 1"),
+    "exponents": (lambda found: [line.replace(b"[-3,[1,0],", b"[-3,[1],") for line in found], "more of one sign"),
+    "exponent": (lambda found: [line.replace(b"[-3,[1,0],", b"[0.5,[1,0],") for line in found], "no whole number"),
+    "older": (lambda found: [found[0].replace(b'"schema":2', b'"schema":1')], "version 1, this retrograd reads 2; record"),
+    "version": (lambda found: [found[0].replace(b'"schema":2', b'"schema":9')], "has version 9, this retrograd reads 2"),
     "empty": (lambda found: [], "is empty"),
 }  # fmt: skip
 

@@ -23,9 +23,10 @@ _COLOURS = {
 }
 _COPY = "device copy"
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
 <style>:root {{ color-scheme: light dark; font-family: system-ui, sans-serif }} body {{ margin: 2rem }}
-pre {{ overflow-x: auto; font-size: 0.8rem }} svg {{ max-width: 100%; height: auto }}</style></head>
+pre {{ overflow-x: auto; font-size: 0.8rem }} svg {{ max-width: 100%; height: auto; overflow: visible }}</style></head>
 <body><h1>{title}</h1>{picture}<pre>{table}</pre></body></html>
 """
 

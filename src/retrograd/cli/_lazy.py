@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import click
 
+_WHOLE = 1000  # characters: longer than any sentence
+
 
 class Lazy(click.Group):
     """Finds its commands in a table of name -> module; in each module it is called `command`."""
@@ -22,3 +24,10 @@ class Lazy(click.Group):
             return None
         command: click.Command = importlib.import_module(self.modules[cmd_name]).command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The first sentence of each command, whole: click's own list cuts it after 45 characters."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, found.get_short_help_str(_WHOLE)) for name, found in commands if found is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

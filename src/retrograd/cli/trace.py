@@ -22,7 +22,7 @@ class _Commands(Lazy):
 
 @click.group(cls=_Commands)
 def command() -> None:
-    """Record every operator of training steps, and ask the record: who made the first NaN?
+    """Record every operator of training steps, and ask the records: who made the first NaN, where do two runs differ?
 
     FILE is what `record` wrote: any machine can read it, without torch.
     """

@@ -31,7 +31,8 @@ def command(
 ) -> None:
     """List operators: number, step, phase, name, module, line and the range of the result.
 
-    With --tensorboard, rms, largest magnitude, NaN and Inf of each result that fits become scalars over the steps.
+    With --tensorboard, rms, largest magnitude and shares of NaN, Inf, subnormal numbers and zeros of each result that
+    fits become scalars over the steps; its values and their exponents histograms, if it was recorded at --level full.
     """
     from retrograd.report import check_paths
     from retrograd.trace import load
@@ -43,4 +44,6 @@ def command(
         from retrograd.report.trace_tensorboard import to_tensorboard
 
         to_tensorboard(listing(trace, **filters), tensorboard)  # type: ignore[arg-type]
+        if trace.level != "full":
+            click.echo(f"retrograd: no histograms: {file} was recorded at level {trace.level}, not full", err=True)
     say(listing(trace, most=most, **filters), as_json, outputs)  # type: ignore[arg-type]

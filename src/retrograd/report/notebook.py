@@ -10,13 +10,19 @@ from typing import Any
 from retrograd.flake.record import Flake, FlakeReport
 from retrograd.graph.record import Diff, Follow, Unique
 from retrograd.record import Report
-from retrograd.report import flake, graph, trail, words
+from retrograd.report import flake, graph, trace, trail, words
 from retrograd.report.html import template
+from retrograd.trace.bisecting import words as bisecting
+from retrograd.trace.bisecting.record import Bisection
+from retrograd.trace.diffing import words as diffing
+from retrograd.trace.diffing.record import TraceDiff
+from retrograd.trace.provenance import Provenance
 
-Record = Report | FlakeReport | Flake | Diff | Unique | Follow
+Record = Report | FlakeReport | Flake | Diff | Unique | Follow | Provenance | TraceDiff | Bisection
 
 _MOST = 5  # findings or causes; the page has all of them
 _TONES = {"steady": "proved", "undecided": "undecided"}
+_EXITS = {0: "proved", 1: "finding"}
 
 
 def render(record: Record) -> str:
@@ -27,6 +33,11 @@ def render(record: Record) -> str:
         return "".join(_flake(found) for found in record.flakes)
     if isinstance(record, Flake):
         return _flake(record)
+    if isinstance(record, Provenance):
+        rows = [trace.rows(record)] if record.op else []
+        return _fragment(_tone(record.exit_code), "", trace.verdict(record), above=list(record.notes), lists=rows)
+    if isinstance(record, TraceDiff | Bisection):
+        return _compared(record)
     return _diff(record) if isinstance(record, Diff) else _listing(record)
 
 
@@ -69,6 +80,30 @@ def _diff(diff: Diff) -> str:
         lists=causes,
         more=_left_out(len(diff.causes), "causes"),
     )
+
+
+def _compared(record: TraceDiff | Bisection) -> str:
+    """Two runs, or a step and its reference: causes, or what must be computed in higher precision."""
+    if isinstance(record, TraceDiff):
+        head, above = diffing.verdict(record), [f"A: {diffing.facts(record.a)}", f"B: {diffing.facts(record.b)}"]
+        above.append(diffing.counts(record))
+        found = [
+            [(str(k), c.what), ("at", c.where), ("line", c.code), ("in", c.inside), ("why", c.why), ("do", c.advice)]
+            for k, c in enumerate(record.causes, 1)
+        ]
+    else:
+        head, above = bisecting.verdict(record), [bisecting.facts(record)]
+        found = [
+            [(str(k), c.name), ("at", bisecting.place(c)), ("line", c.code), ("alone", f"error {c.alone:.2g}")]
+            for k, c in enumerate(record.culprits, 1)
+        ]
+    lists = [[(label, text) for label, text in rows if text] for rows in found[:_MOST]]
+    more = _left_out(len(found), "causes")
+    return _fragment(_tone(record.exit_code), "", head, above=[*above, *record.notes], lists=lists, more=more)
+
+
+def _tone(exit_code: int) -> str:
+    return _EXITS.get(exit_code, "undecided")
 
 
 def _listing(record: Unique | Follow) -> str:

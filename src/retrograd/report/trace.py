@@ -12,7 +12,7 @@ from retrograd.report.graph import print_line, print_rows
 from retrograd.report.words import count
 from retrograd.trace.listing import Listing
 from retrograd.trace.provenance import Provenance
-from retrograd.trace.reasons import spread
+from retrograd.trace.reasons import magnitudes, spread
 from retrograd.trace.record import Op, Stats
 
 TraceRecord: TypeAlias = Provenance | Listing
@@ -108,6 +108,7 @@ def tensor(stats: Stats) -> str:
     """ "float32 [3, 4]  -1 to 2, rms 0.7, 12 NaN  head.weight"."""
     facts = [spread(stats)]
     facts += [f"rms {stats.rms:.4g}"] if stats.rms is not None else []
+    facts += [f"magnitudes {magnitudes(stats)}"] if stats.exponents else []
     for number, name in ((stats.nan, "NaN"), (stats.inf, "Inf"), (stats.subnormal, "subnormal"), (stats.zero, "zero")):
         facts += [f"{number} {name}"] if number else []
     told = ", ".join(filter(None, facts))
@@ -124,22 +125,30 @@ def listing_head(record: Listing) -> str:
     )
 
 
-HEAD = ("#", "step", "phase", "operator", "module", "line", "result", "range", "rms", "NaN", "Inf")
+HEAD = ("#", "step", "phase", "operator", "module", "line", "result", "range", "magnitudes", "rms", "NaN", "Inf")
+MAGNITUDES = HEAD.index("magnitudes")
+
+
+def shown(op: Op) -> Stats | None:
+    """The result that a table shows: of several the first bad one, else the first."""
+    return next((s for s in op.outputs if s.bad), op.outputs[0] if op.outputs else None)
 
 
 def table(ops: Iterable[Op]) -> list[tuple[str, ...]]:
-    """A heading and a row for each operator; of several results the first bad one is shown, else the first."""
+    """A heading and a row for each operator; without the magnitudes where nobody counted them."""
     found: list[tuple[str, ...]] = [HEAD]
     for op in ops:
-        made = next((s for s in op.outputs if s.bad), op.outputs[0] if op.outputs else None)
+        made = shown(op)
         what = "" if made is None else f"{made.dtype}{list(made.shape)}"
         more = f" +{len(op.outputs) - 1}" if len(op.outputs) > 1 else ""
-        known = (
-            ("", "", "", "") if made is None else (spread(made), _number(made.rms), _count(made.nan), _count(made.inf))
-        )
+        known = ("",) * 5
+        if made is not None:
+            known = spread(made), magnitudes(made), _number(made.rms), _count(made.nan), _count(made.inf)
         where = f"{op.module} {op.node}".strip()
         found.append((str(op.index), str(op.step), op.phase, op.name, where, op.place, f"{what}{more}", *known))
-    return found
+    if any(row[MAGNITUDES] for row in found[1:]):
+        return found
+    return [row[:MAGNITUDES] + row[MAGNITUDES + 1 :] for row in found]
 
 
 def _number(value: float | None) -> str:

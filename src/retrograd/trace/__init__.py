@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrograd.trace.listing import Listing, listing
 from retrograd.trace.provenance import Provenance, provenance
-from retrograd.trace.record import Op, Stats, Trace
+from retrograd.trace.record import Exponents, Op, Stats, Trace
 from retrograd.trace.store import load, save
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Exponents",
     "Listing",
     "Op",
     "Provenance",
@@ -82,7 +83,8 @@ def record(
         model: names of modules and parameters are those of this torch.nn.Module; None takes the outermost at work.
         level: "names" reads no numbers. "fast" measures each value once: results when they are made, other values when
             they are first read; views that show the elements of another tensor in another order have no digest of their
-            own, and of an optimizer's results only parameters are measured. "full" measures everything.
+            own, and of an optimizer's results only parameters are measured. "full" measures everything, and counts
+            elements by sign and binary exponent (`Stats.exponents`).
         out: Also write to this file, .trace or .jsonl.gz, step by step; with several ranks to `x.rank0.trace`, ...
         steps: Stop recording after so many; None records all.
         compiled: what torch.compile has compiled. "keep" lets it run as it is and warns that its operators are not

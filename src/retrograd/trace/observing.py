@@ -57,7 +57,7 @@ class Observer:
         self.level, self.optimizing = level, False
         self.places = Places(model)
         self.values = Values(self.places.tensors)
-        self.gather = Gather(at_once)
+        self.gather = Gather(at_once, level == "full")
         self._compiled, self._keep, self._quietly = compiled, at_once, quietly
         self._forward: dict[int, tuple[Line | None, str]] = {}  # number of an autograd node -> who made it
         self._thread = threading.get_ident()

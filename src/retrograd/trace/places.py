@@ -121,6 +121,17 @@ class Places:
             self._names.setdefault(id(module), ".".join(filter(None, (prefix, name))))
 
 
+def depth(frame: FrameType | None) -> int:
+    """How many frames above this one the innermost line of a person is; 0 if there is none."""
+    for above in range(_DEEP):
+        if frame is None:
+            break
+        if _role(frame.f_code) == _USER:
+            return above
+        frame = frame.f_back
+    return 0
+
+
 def _role(code: CodeType) -> int:
     file = code.co_filename
     if file.startswith(_TORCH):

@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 import traceback
+from bdb import BdbQuit
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,9 +55,12 @@ def run(program: Sequence[str], out: Path, options: dict[str, Any]) -> tuple[Rec
             sys.stderr.write(f"{error.code}\n")
     except (KeyboardInterrupt, RetrogradError):
         raise
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
         code = 1
+        if isinstance(error, BdbQuit) and options.get("breakpoint_on"):
+            sys.stderr.write("retrograd: the debugger was left, and the program with it\n")
+        else:
+            traceback.print_exc()
     finally:
         sys.argv, sys.path[:] = arguments, path
     return recorder, code

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from retrograd.display import Shown
 from retrograd.record import parsed, plain
 from retrograd.trace import reasons
 from retrograd.trace.record import Op, Stats, Trace, op_of, stats_of
@@ -22,7 +23,7 @@ MADE, OUTSIDE, UNSEEN, NOTHING = "made", "outside", "unseen", ""
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(Shown):
     """What is known of the first NaN or Inf.
 
     Attributes:

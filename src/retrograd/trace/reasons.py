@@ -19,6 +19,14 @@ LARGEST = {
     "float8_e4m3fn": 448.0,
     "float8_e5m2": 57344.0,
 }
+# Exponents of the least normal number and of the largest.
+NORMAL = {
+    "float16": (-14, 15),
+    "bfloat16": (-126, 127),
+    "float32": (-126, 127),
+    "float8_e4m3fn": (-6, 8),
+    "float8_e5m2": (-14, 15),
+}
 _LITERAL = re.compile(r"=-?inf\b|[\[ ]-?inf\b")
 _SUMS = (
     "mm",
@@ -59,7 +67,7 @@ def writes_infinity(op: Op) -> bool:
 def why(op: Op) -> str:
     """The reason in a sentence; "" where none is plain."""
     nan = any(s.nan for s in op.outputs)
-    for reason in (_empty, _of_ours, _by_name, _of_infinities if nan else _overflow):
+    for reason in (_empty, _of_ours, _beyond, _by_name, _of_infinities if nan else _overflow):
         said = reason(op, nan)
         if said:
             return said
@@ -71,6 +79,14 @@ def spread(stats: Stats) -> str:
     if stats.low is None or stats.high is None:
         return ""
     return f"{stats.low:.4g}" if stats.low == stats.high else f"{stats.low:.4g} to {stats.high:.4g}"
+
+
+def magnitudes(stats: Stats) -> str:
+    """ "2^-9 to 2^3": powers of two at or below the magnitudes of the finite elements but zeros; "" if uncounted."""
+    found = stats.exponents
+    if not found:
+        return ""
+    return f"2^{found.least}" + ("" if found.least == found.greatest else f" to 2^{found.greatest}")
 
 
 def _given(op: Op, at: int) -> Stats | None:
@@ -99,6 +115,17 @@ def _of_ours(op: Op, nan: bool) -> str:
     """The kernels of retrograd.ops."""
     if op.name == "retrograd::norm_fwd" and nan and re.search(r"\beps=0(\.0)?\b", op.arguments):
         return "with eps = 0 a row of zeros is divided by 0"
+    return ""
+
+
+def _beyond(op: Op, nan: bool) -> str:
+    """A number among the arguments that is infinite in the dtype it is computed in, which is at least float32."""
+    dtype = "float64" if any(s.dtype == "float64" for s in op.outputs) else "float32"
+    for text in re.findall(r"\b(?:other|alpha|beta|value)=(-?\d[\d.e+]*)", op.arguments):
+        if abs(float(text)) > LARGEST[dtype]:
+            zeros = nan and base(op) in _PRODUCTS and any(s.zero for s in op.inputs)
+            why = "; 0 times inf where the input is zero" if zeros else ""
+            return f"the number {text} is infinite in {dtype}, whose largest is {LARGEST[dtype]:.5g}{why}"
     return ""
 
 

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had no exponents
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
 PHASES = (FORWARD, BACKWARD, OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponents:
+    """Finite elements other than zero, counted by binary exponent and sign.
+
+    The buckets are the same for every dtype: count k is of 2^(least + k) <= |x| < 2^(least + k + 1). That of exponent
+    -127 is open below (2^-126 is the least normal float32), that of 127 is open above. The first and the last count of
+    the two signs together are not 0.
+
+    Attributes:
+        least: exponent of the first count; 0 if there is none.
+        positive: counts of positive elements.
+        negative: counts of negative elements, as many.
+    """
+
+    least: int
+    positive: tuple[int, ...]
+    negative: tuple[int, ...]
+
+    @property
+    def greatest(self) -> int:
+        """Exponent of the last count."""
+        return self.least + len(self.positive) - 1
+
+    def __bool__(self) -> bool:
+        return bool(self.positive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +58,7 @@ class Stats:
             computed. Equal on every device for equal bytes.
         storage: number of the memory it lies in, which views share; -1 if unknown.
         name: "blocks.0.mlp.weight" of a parameter or buffer of the model; "" otherwise.
+        exponents: histogram of the magnitudes; None where nobody counted (integers, or a level that does not).
     """
 
     tensor: int
@@ -47,6 +75,7 @@ class Stats:
     digest: int | None = None
     storage: int = -1
     name: str = ""
+    exponents: Exponents | None = None
 
     @property
     def bad(self) -> bool:
@@ -101,7 +130,7 @@ class Trace:
         ops: every operator in the order in which it was issued.
         level: "names" (no statistics), "fast" or "full".
         rank: rank of the process, 0 if there is only one.
-        meta: versions, device, seed, start: text by name, for people.
+        meta: versions, device, seed (the last that was set), start: text by name, for people.
         schema: version of this form.
     """
 
@@ -131,4 +160,20 @@ def stats_of(plain: Mapping[str, Any]) -> Stats:
     given["shape"] = tuple(given["shape"])
     for name in ("low", "high", "rms"):
         given[name] = None if given[name] is None else float(given[name])
+    if given.get("exponents") is not None:
+        given["exponents"] = exponents_of(**given["exponents"])
     return Stats(**given)
+
+
+def exponents_of(least: Any, positive: Sequence[Any], negative: Sequence[Any]) -> Exponents:
+    """The histogram that a file holds.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    sides = tuple(positive), tuple(negative)
+    if any(not isinstance(n, int) or isinstance(n, bool) for n in (least, *sides[0], *sides[1])):
+        raise TypeError("a count of exponents is no whole number")
+    if len(sides[0]) != len(sides[1]) or min((*sides[0], *sides[1]), default=0) < 0:
+        raise ValueError("exponents have negative counts, or more of one sign than of the other")
+    return Exponents(least, *sides)

@@ -24,7 +24,7 @@ from retrograd.trace import compiling, launches, store
 from retrograd.trace.observing import Observer, Pending
 from retrograd.trace.operators import Operator, tensors_in
 from retrograd.trace.record import Trace
-from retrograd.trace.stopping import Stop, debugger, wanted
+from retrograd.trace.stopping import Masks, Stop, debugger, wanted
 
 LEVELS = ("names", "fast", "full")
 # A step of more operators is read in parts, which bounds the memory of what waits.
@@ -68,7 +68,7 @@ class Recorder:
         _check(model, level, steps, breakpoint_on)
         self._rank, path = _rank_and_path(out)
         self.path = path
-        self._stops = wanted(breakpoint_on)
+        self._stops, self._masks = wanted(breakpoint_on), Masks()
         self._then = then or debugger
         self._writer = None if path is None else store.Writer(path, level, self._rank)
         self.trace = Trace(level=level, rank=self._rank, meta=_meta())
@@ -109,6 +109,7 @@ class Recorder:
         if isinstance(error, Exception) and "raised" not in self.trace.meta:
             self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
         self._read()
+        self.trace.meta["seed"] = str(torch.initial_seed())  # the program's own, if it has set one
         self.trace.meta.update(self._compiled.meta())
         for number, note in enumerate(sorted(self._look.gather.notes)):
             self.trace.meta[f"note {number + 1}"] = note
@@ -253,13 +254,11 @@ class Recorder:
 
     def _stop(self, pending: Pending, out: Any) -> None:
         """Hand the first operator with a bad result to the callback."""
-        kinds = self._stops
-        if not any(
-            v.row is not None and ((v.row[3] and "nan" in kinds) or (v.row[4] and "inf" in kinds))
-            for v in pending.outputs
-        ):
+        if not any(v.row is not None and (v.row[3] or v.row[4]) for v in pending.outputs):
             return
         op = self._look.op(pending, len(self.trace.ops))
+        if not self._masks.stops(op, self._stops):
+            return
         self._stops = frozenset()
         self._quietly(lambda: self._then(Stop(op, pending.seen, list(tensors_in(out)))))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from retrograd.errors import UsageError
-from retrograd.trace.record import Op
+from retrograd.trace.places import depth
+from retrograd.trace.reasons import writes_infinity
+from retrograd.trace.record import Op, Stats
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +47,33 @@ def wanted(breakpoint_on: str | None) -> frozenset[str]:
     return _KINDS[breakpoint_on]
 
 
+class Masks:
+    """Tells infinities that were meant from others, operator by operator, as `trace nan` does for a whole trace."""
+
+    def __init__(self) -> None:
+        self._meant: set[int] = set()  # storages, which the views of a mask share
+
+    def stops(self, op: Op, kinds: frozenset[str]) -> bool:
+        """Whether an operator made a bad value of these kinds that is not part of a mask; called for each in turn."""
+        if any(s.nan for s in op.outputs):
+            return "nan" in kinds or ("inf" in kinds and any(s.inf for s in op.outputs))
+        infinite = [s for s in op.outputs if s.inf]
+        if infinite and (writes_infinity(op) or any(self._is_mask(s) for s in op.inputs)):
+            self._meant.update(s.storage for s in infinite if s.storage >= 0)
+            return False
+        return bool(infinite) and "inf" in kinds
+
+    def _is_mask(self, stats: Stats) -> bool:
+        # One that came in has nothing but zeros between its infinities.
+        return bool(stats.inf) and not stats.nan and (stats.storage in self._meant or stats.low == stats.high == 0)
+
+
 def debugger(stop: Stop) -> None:
     """Open the debugger of `breakpoint()` with `op`, `inputs` and `outputs` as local names; `up` leads outwards."""
-    op, inputs, outputs = stop.op, stop.inputs, stop.outputs  # noqa: F841 (for the person at the prompt)
+    op, inputs, outputs = stop.op, stop.inputs, stop.outputs
+    away = depth(sys._getframe())
+    said = f"{op.name}{f' at {op.place}' if op.place else ''}{f', inside {op.inside}' if op.inside else ''}"
+    line = f", `up {away}` is the line that asked for it" if away else ""
+    sys.stderr.write(f"retrograd: NaN or Inf from {said}; here are `op`, `inputs` and `outputs`{line}\n")
     breakpoint()
+    del op, inputs, outputs  # something has to follow, or the debugger stops at a return

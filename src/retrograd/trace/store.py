@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import TraceError, UsageError
-from retrograd.trace.record import PHASES, SCHEMA, Op, Stats, Trace
+from retrograd.trace.record import PHASES, SCHEMA, Exponents, Op, Stats, Trace, exponents_of
 
 FORMAT = "retrograd.trace"
 SUFFIXES = (".trace", ".jsonl.gz")
@@ -146,6 +146,8 @@ class Writer:
     def _cell(self, name: str, value: Any) -> Any:
         if name in _WORDS:
             return self._string(value)
+        if isinstance(value, Exponents):
+            return [value.least, value.positive, value.negative]
         return _portable(value) if name in _FLOATS else value
 
 
@@ -271,6 +273,8 @@ class _Reader:
                 cells[name] = None if cell is None else float(cell)
             elif name == "shape":
                 cells[name] = tuple(map(_number, cell))
+            elif name == "exponents":
+                cells[name] = None if cell is None else exponents_of(*cell)
             elif cell is not None:
                 _number(cell, least=-1)  # the number of an unknown storage
         return Stats(**cells)

@@ -67,18 +67,20 @@ class Value:
                 shape,
                 str(self.dtype).removeprefix("torch."),
                 str(self.device),
-                *row,
+                *row[:-1],
                 self.storage,
                 self.name,
+                row[-1],
             )
         return self._stats
 
     def _row(self) -> Row:
         if self.row is not None or self.source is None:
             return self.row or NOTHING
-        low, high, rms, *counts, digest = self.source._row()
+        low, high, rms, *counts, digest, exponents = self.source._row()
         counted = (None if n is None else n * self.times for n in counts)
-        return (low, high, rms, *counted, digest if self.ordered else None)  # type: ignore[return-value]
+        found = exponents if self.times == 1 else None
+        return (low, high, rms, *counted, digest if self.ordered else None, found)  # type: ignore[return-value]
 
 
 class _Storage:

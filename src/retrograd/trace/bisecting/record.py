@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from retrograd.display import Shown
 from retrograd.record import parsed, plain
 
 BISECT_SCHEMA = "retrograd.trace.bisect/1"
@@ -30,7 +31,7 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Bisection:
+class Bisection(Shown):
     """Which operators must be computed in `precision` so that the step agrees with the reference within `tolerance`.
 
     Errors are |got - want| / |want| in the Euclidean norm, the largest of all results; `worst` names that result as the

@@ -158,6 +158,9 @@ class _Gathered:
         what = f"{name}input {k} of {op.name}{',' if name else ''} comes in from outside with other {how}"
         why = "no operator of the trace made it: a parameter, data, or state that was there before"
         advice = "load the same state and the same batch in both runs, or record from an earlier step"
+        if op.node == "AccumulateGrad" and op.name == "aten.add_.Tensor" and k == 0:
+            why = "it is the gradient that the new one is added to, from a backward before the recording began"
+            advice = "set gradients to None in both runs (zero_grad) before the first backward"
         self._diverged = True
         self._put(("outside",), at, Cause("outside", what, why, advice, **_both(found)))
 

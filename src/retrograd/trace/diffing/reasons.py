@@ -91,7 +91,7 @@ def _random(b: Op, setting: Setting) -> Reason:
     one, other = setting.seeds
     why = "the states of the generators differ"
     if one != other and all(seed.isdigit() and int(seed) < _CHOSEN for seed in (one, other)):
-        why += f"; the seeds when recording began: {one} and {other}"
+        why += f"; the seeds that were set last: {one} and {other}"
     return Reason("random", what, why, "set the same seed in both runs (torch.manual_seed) before the first draw")
 
 

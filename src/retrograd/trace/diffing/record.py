@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from retrograd.display import Shown
 from retrograd.record import parsed, plain
 
 DIFF_SCHEMA = "retrograd.trace.diff/1"
@@ -65,6 +66,7 @@ class Seen:
     arguments: str = ""
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
+    inside: str = ""
 
     @property
     def where(self) -> str:
@@ -102,6 +104,12 @@ class Cause:
         seen = self.b or self.a
         return seen.code if seen else ""
 
+    @property
+    def inside(self) -> str:
+        """The line in a custom backward or hook that asked for the first of them."""
+        seen = self.b or self.a
+        return seen.inside if seen else ""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -113,7 +121,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class TraceDiff:
+class TraceDiff(Shown):
     """The comparison of two runs, true if they are the same at this level.
 
     `mode` is "bitwise", "attainable" (differences that rounding explains do not count) or "names" (no values were

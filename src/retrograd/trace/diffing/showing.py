@@ -35,6 +35,7 @@ def seen(op: Op, inputs: Sequence[bool] = (), outputs: Sequence[bool] = ()) -> S
         op.arguments,
         _tensors(op.inputs, inputs),
         _tensors(op.outputs, outputs),
+        op.inside,
     )
 
 

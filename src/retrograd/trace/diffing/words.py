@@ -60,7 +60,7 @@ def lines(diff: TraceDiff, everything: bool = True) -> Iterator[tuple[str, str]]
 def _cause(number: str, cause: Cause) -> Iterator[tuple[str, str]]:
     indent = " " * len(number)
     yield f"{number}{cause.what}{f'  ({cause.count} places)' if cause.count > 1 else ''}", "bold"
-    pairs = [("at", cause.where), ("line", cause.code), ("why", cause.why), ("do", cause.advice)]
+    pairs = [("at", cause.where), ("line", cause.code), ("in", cause.inside), ("why", cause.why), ("do", cause.advice)]
     for label, text in pairs:
         if text:
             yield f"{indent}{label:<6}{text}", ""

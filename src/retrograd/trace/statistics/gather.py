@@ -9,6 +9,7 @@ import torch
 
 from retrograd.trace.statistics import host, plain
 from retrograd.trace.statistics.digest import finish, keys
+from retrograd.trace.statistics.exponents import BUCKETS, exponents
 from retrograd.trace.statistics.host import NOTHING, Row, as_real, words
 
 _ROWS = 512  # tensors a buffer: 8 MiB
@@ -21,10 +22,11 @@ class Gather:
 
     Args:
         at_once: Read each result when it is asked for, which waits for the device; for who stops at a bad value.
+        histogram: Count exponents too.
     """
 
-    def __init__(self, at_once: bool = False) -> None:
-        self.at_once = at_once
+    def __init__(self, at_once: bool = False, histogram: bool = False) -> None:
+        self.at_once, self.histogram = at_once, histogram
         self.notes: set[str] = set()
         self._devices: dict[torch.device, _Buffers] = {}
 
@@ -32,13 +34,13 @@ class Gather:
         """Have `take` called with the statistics of a tensor, now or in `collect`; the tensor may change afterwards."""
         kind = tensor.device.type
         if kind == "cpu":
-            take(host.measure(tensor))
+            take(host.measure(tensor, self.histogram))
         elif kind == "cuda":
             self._request_cuda(tensor, take)
         elif kind == "meta":
             take(NOTHING)
         else:
-            take(plain.measure(tensor))
+            take(plain.measure(tensor, self.histogram))
 
     def collect(self) -> None:
         """Wait for the devices and hand out what was asked for."""
@@ -54,11 +56,11 @@ class Gather:
         kernel = _kernel()
         x = as_real(tensor)
         if kernel is None or not kernel.takes(x.dtype) or not x.numel():
-            take(plain.measure(tensor))
+            take(plain.measure(tensor, self.histogram))
             return
         buffers = self._devices.get(tensor.device)
         if buffers is None:
-            buffers = self._devices[tensor.device] = _Buffers(tensor.device, kernel)
+            buffers = self._devices[tensor.device] = _Buffers(tensor.device, kernel, self.histogram)
         buffers.request(x, take)
         if self.at_once:
             buffers.collect()
@@ -67,10 +69,10 @@ class Gather:
 class _Buffers:
     """Partial results on one device."""
 
-    def __init__(self, device: torch.device, kernel: Any) -> None:
-        self.device, self.kernel = device, kernel
+    def __init__(self, device: torch.device, kernel: Any, histogram: bool = False) -> None:
+        self.device, self.kernel, self.histogram = device, kernel, histogram
         self._keys = torch.tensor(keys(), dtype=torch.int64, device=device)
-        self._chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._chunks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._waiting: list[tuple[Take, int, int, bool]] = []
 
     def request(self, x: torch.Tensor, take: Take) -> None:
@@ -78,7 +80,8 @@ class _Buffers:
         if chunk == len(self._chunks):
             self._chunks.append(self._fresh())
         # A copy where rows are not in the order of memory: positions count as they are read.
-        self.kernel.measure(x.contiguous(), *self._chunks[chunk], self._keys, row)
+        ints, floats, counts = self._chunks[chunk]
+        self.kernel.measure(x.contiguous(), ints, floats, self._keys, row, counts)
         self._waiting.append((take, x.numel(), words(x), x.dtype.is_floating_point))
 
     def collect(self) -> None:
@@ -86,7 +89,7 @@ class _Buffers:
             return
         _wait(self.device)  # kernels ran on whatever stream was current
         waiting, self._waiting = self._waiting, []
-        for number, (ints, floats) in enumerate(self._chunks):
+        for number, (ints, floats, counts) in enumerate(self._chunks):
             part = waiting[number * _ROWS : (number + 1) * _ROWS]
             if not part:
                 break
@@ -94,30 +97,37 @@ class _Buffers:
             low = floats[: len(part), :, 0].amin(1).tolist()
             high = floats[: len(part), :, 1].amax(1).tolist()
             squares = floats[: len(part), :, 2].sum(1).tolist()
-            for (take, *facts), *numbers in zip(part, counted, low, high, squares, strict=True):
+            fields = [None] * len(part) if counts is None else list(counts[: len(part)].cpu().numpy())
+            for (take, *facts), *numbers in zip(part, fields, counted, low, high, squares, strict=True):
                 take(_row(*facts, *numbers))
             self._clear(ints[: len(part)], floats[: len(part)])
+            if counts is not None:
+                counts[: len(part)].zero_()
         _wait(self.device)
 
-    def _fresh(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _fresh(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         shape = _ROWS, self.kernel.PROGRAMS
         ints = torch.empty(*shape, self.kernel.INTS, dtype=torch.int64, device=self.device)
         floats = torch.empty(*shape, self.kernel.FLOATS, dtype=torch.float64, device=self.device)
         self._clear(ints, floats)
+        counts = torch.zeros(_ROWS, BUCKETS, dtype=torch.int64, device=self.device) if self.histogram else None
         _wait(self.device)  # another stream may be the first to write
-        return ints, floats
+        return ints, floats, counts
 
     def _clear(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
         ints.zero_()
         floats.copy_(torch.tensor([float("inf"), float("-inf"), 0.0], dtype=torch.float64).to(self.device))
 
 
-def _row(count: int, hashed: int, floating: bool, counts: list[int], low: float, high: float, squares: float) -> Row:
+def _row(
+    count: int, hashed: int, floating: bool, fields: Any, counts: list[int], low: float, high: float, squares: float
+) -> Row:
     total, nan, inf, subnormal, zero = counts
     finite = count - nan - inf
     values = (low, high, (squares / finite) ** 0.5) if finite else (None, None, None)
     bad = (nan, inf, subnormal) if floating else (None, None, None)
-    return (*values, *bad, zero, finish(total, hashed))
+    found = exponents(fields) if floating and fields is not None else None
+    return (*values, *bad, zero, finish(total, hashed), found)
 
 
 def _wait(device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """Statistics of CPU tensors, by NumPy: an array of 64 elements takes a tenth of the time that torch operations take.
 
-Measured on one core of a shared machine, `python benchmarks/trace.py --parts`: 45 us and 4 ns an element of float32.
+Measured on one core of a shared machine, `python benchmarks/trace.py --parts`: 75 us and 4 ns an element of float32,
+with the histogram 120 us and 6 ns.
 """
 
 from __future__ import annotations
@@ -11,13 +12,24 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from retrograd.trace.record import Exponents
 from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2, finish, keys
+from retrograd.trace.statistics.exponents import counted, exponents
 
-# low, high, rms, nan, inf, subnormal, zero, digest
+# low, high, rms, nan, inf, subnormal, zero, digest, histogram
 Row: TypeAlias = tuple[
-    float | None, float | None, float | None, int | None, int | None, int | None, int | None, int | None
+    float | None,
+    float | None,
+    float | None,
+    int | None,
+    int | None,
+    int | None,
+    int | None,
+    int | None,
+    Exponents | None,
 ]
-NOTHING: Row = (None,) * 8
+NOTHING: Row = (None,) * 9
+NONE = Exponents(0, (), ())
 # An array is hashed in pieces of so many elements, so that indices stay small.
 _PIECE = 1 << 24
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
@@ -44,20 +56,27 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else x.view(_BITS[x.element_size()])
 
 
-def measure(tensor: torch.Tensor) -> Row:
-    """The statistics of a dense CPU tensor of any dtype."""
+def measure(tensor: torch.Tensor, histogram: bool = False) -> Row:
+    """The statistics of a dense CPU tensor of any dtype; the histogram, if wanted, of floating ones."""
     x = as_real(tensor).contiguous()
     digest = finish(hashed(bits(x).numpy()), words(x))
     count, floating = x.numel(), x.dtype.is_floating_point
     if not count:
-        return (None, None, None, *((0, 0, 0) if floating else (None,) * 3), 0, digest)  # type: ignore[return-value]
+        return of_none(floating, digest, histogram)
     if not floating:
         values = x.reshape(-1).numpy()
         zero = count - int(np.count_nonzero(values))
-        return float(values.min()), float(values.max()), _rms(values), None, None, None, zero, digest
+        return float(values.min()), float(values.max()), _rms(values), None, None, None, zero, digest, None
     # Exact: every narrow number is a float32.
     values = (x if x.dtype in (torch.float32, torch.float64) else x.float()).reshape(-1).numpy()
-    return (*_of_floats(values, torch.finfo(x.dtype).tiny), digest)
+    found = exponents(counted(values)) if histogram else None
+    return (*_of_floats(values, torch.finfo(x.dtype).tiny), digest, found)
+
+
+def of_none(floating: bool, digest: int, histogram: bool) -> Row:
+    """The statistics of a tensor without elements."""
+    bad = (0, 0, 0) if floating else (None, None, None)
+    return (None, None, None, *bad, 0, digest, NONE if floating and histogram else None)
 
 
 def _of_floats(values: np.ndarray[Any, Any], tiny: float) -> tuple[Any, ...]:

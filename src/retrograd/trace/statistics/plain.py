@@ -8,19 +8,20 @@ from typing import Any
 import torch
 
 from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2, finish, keys, signed
-from retrograd.trace.statistics.host import Row, as_real, bits, words
+from retrograd.trace.statistics.exponents import BIAS, BUCKETS, OUTSIDE, exponents
+from retrograd.trace.statistics.host import Row, as_real, bits, of_none, words
 
 # A tensor is hashed in pieces of so many elements, which bounds the memory: 8 MiB as int64.
 _PIECE = 1 << 20
 
 
-def measure(tensor: torch.Tensor) -> Row:
-    """The statistics of a dense tensor of any dtype; waits for its device."""
+def measure(tensor: torch.Tensor, histogram: bool = False) -> Row:
+    """The statistics of a dense tensor of any dtype, the histogram if wanted; waits for its device."""
     x = as_real(tensor).contiguous().reshape(-1)
     count = x.numel()
     digest = finish(int(hashed(bits(x))), words(x))
     if not count:
-        return (None, None, None, *((0, 0, 0) if x.is_floating_point() else (None,) * 3), 0, digest)
+        return of_none(x.is_floating_point(), digest, histogram)
     if not x.is_floating_point():
         return _of_integers(x, digest)
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()  # exact
@@ -37,8 +38,8 @@ def measure(tensor: torch.Tensor) -> Row:
     # The smallest magnitude decides first: subnormal numbers are rare.
     tiny = torch.finfo(x.dtype).tiny
     below = int((magnitude < tiny).sum())
-    rms = _rms(finite)
-    return low, high, rms, nan, inf, below - zero, zero, digest
+    found = exponents(counted(wide).cpu().numpy()) if histogram else None
+    return low, high, _rms(finite), nan, inf, below - zero, zero, digest, found
 
 
 def _of_integers(x: torch.Tensor, digest: int) -> Row:
@@ -47,8 +48,8 @@ def _of_integers(x: torch.Tensor, digest: int) -> Row:
         low, high = (float(v) for v in torch.aminmax(x))
         zero = x.numel() - int(torch.count_nonzero(x))
     except (RuntimeError, NotImplementedError):  # unsigned integers wider than 8 bits have few operators
-        return (None,) * 7 + (digest,)  # type: ignore[return-value]
-    return low, high, _rms(x), None, None, None, zero, digest
+        return (None,) * 7 + (digest, None)  # type: ignore[return-value]
+    return low, high, _rms(x), None, None, None, zero, digest, None
 
 
 def _rms(x: torch.Tensor) -> float | None:
@@ -58,6 +59,23 @@ def _rms(x: torch.Tensor) -> float | None:
     if not x.is_floating_point():
         x = x.to(wide)
     return float(torch.linalg.vector_norm(x, dtype=wide)) / x.numel() ** 0.5
+
+
+def counted(x: torch.Tensor) -> torch.Tensor:
+    """Counts int64 [BUCKETS] of float32 or float64 numbers [n] by sign and exponent."""
+    total = torch.zeros(BUCKETS, dtype=torch.int64, device=x.device)
+    for start in range(0, x.numel(), _PIECE):
+        piece = x[start : start + _PIECE]
+        if x.dtype == torch.float32:
+            field = piece.view(torch.int32) >> 23
+            sign, exponent = field & 256, field & 255
+        else:
+            field = piece.view(torch.int64) >> 52
+            sign, exponent = (field & 2048) >> 3, (field & 2047) - (1023 - BIAS)
+            exponent = exponent.clamp(0, OUTSIDE - 1)
+        exponent = torch.where((piece != 0) & torch.isfinite(piece), exponent, OUTSIDE)
+        total += torch.bincount(sign + exponent, minlength=BUCKETS)
+    return total
 
 
 def hashed(x: torch.Tensor) -> torch.Tensor:

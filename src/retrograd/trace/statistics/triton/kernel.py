@@ -1,6 +1,8 @@
-"""All statistics of a tensor in one pass, as one Triton kernel without atomics: the same bits at every run.
+"""All statistics of a tensor in one pass, as one Triton kernel: the same bits at every run.
 
-A program takes every P-th tile and writes its own partial results, which are joined when a step ends.
+A program takes every P-th tile and writes its own partial results, which are joined when a step ends. Of the histogram,
+whose partial results would be 1 MiB a tensor, the programs add what they counted atomically: whole numbers, so that no
+order of additions changes them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import triton.language as tl
 
 from retrograd.ops._triton.launch import Handle, launch, on_device_of, relaunch, relaunchable
 from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2
+from retrograd.trace.statistics.exponents import BIAS, BUCKETS, OUTSIDE
 
 PROGRAMS = 256  # at most: two for each multiprocessor of a large GPU
 INTS, FLOATS = 5, 3  # columns: hash, nan, inf, subnormal, zero; low, high, sum of squares
@@ -34,8 +37,9 @@ _KINDS = {
 }
 # Triton takes no other globals.
 _GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(GOLDEN), tl.constexpr(MIX_1), tl.constexpr(MIX_2)
+_BUCKETS, _OUTSIDE, _SHIFT = tl.constexpr(BUCKETS), tl.constexpr(OUTSIDE), tl.constexpr(1023 - BIAS)
 DTYPES = tuple(_KINDS)
-_handles: dict[tuple[torch.dtype, torch.device, int], Handle] = {}
+_handles: dict[tuple[torch.dtype, torch.device, int, bool], Handle] = {}
 
 
 def takes(dtype: torch.dtype) -> bool:
@@ -43,7 +47,14 @@ def takes(dtype: torch.dtype) -> bool:
     return dtype in _KINDS
 
 
-def measure(x: torch.Tensor, ints: torch.Tensor, floats: torch.Tensor, keys: torch.Tensor, row: int) -> None:
+def measure(
+    x: torch.Tensor,
+    ints: torch.Tensor,
+    floats: torch.Tensor,
+    keys: torch.Tensor,
+    row: int,
+    counts: torch.Tensor | None = None,
+) -> None:
     """Write the partial results of a tensor into its row; on the current stream, nothing waits for it.
 
     Args:
@@ -52,6 +63,7 @@ def measure(x: torch.Tensor, ints: torch.Tensor, floats: torch.Tensor, keys: tor
         floats: [R, PROGRAMS, FLOATS] float64: inf, -inf, 0.
         keys: [BLOCK] int64.
         row: where to write.
+        counts: [R, BUCKETS] int64, zeros: the histogram of a floating dtype; None leaves it out.
     """
     kind, tiny, infinity = _KINDS[x.dtype]
     size = x.element_size()
@@ -62,10 +74,12 @@ def measure(x: torch.Tensor, ints: torch.Tensor, floats: torch.Tensor, keys: tor
         x = x.view(torch.uint8)
     # Loads are as wide as the count allows; the kernel is told what divides it.
     unit = math.gcd(count, 16)
-    args = (x, ints, floats, keys, count // unit, row, unit, kind, tiny, infinity, _ROWS, BLOCK)
+    histogram = counts is not None and infinity > 0
+    fields = counts if histogram else ints  # where nothing is counted, nothing is written
+    args = (x, ints, floats, fields, keys, count // unit, row, unit, kind, tiny, infinity, _ROWS, BLOCK, histogram)
     # Beyond 2^31 the argument has another type, so another kernel is compiled.
-    aligned = count // unit < 1 << 31 and relaunchable(x, ints, floats)
-    key = x.dtype, x.device, unit
+    aligned = count // unit < 1 << 31 and relaunchable(x, ints, floats, fields)
+    key = x.dtype, x.device, unit, histogram
     handle = _handles.get(key) if aligned else None
     if handle is not None:
         relaunch(handle._replace(grid=grid), args, x.device.index)
@@ -117,11 +131,27 @@ def _hash(bits, keys_ptr, columns, WORDS: tl.constexpr):
         return low * tl.load(keys_ptr + 2 * columns) + (bits >> 32) * tl.load(keys_ptr + 2 * columns + 1)
 
 
+@triton.jit
+def _bucket(bits, KIND: tl.constexpr):
+    """The exponent field as float32 has it, and 256 more of a negative number; what is special or zero is anything."""
+    if KIND == "f64":
+        field = tl.minimum(tl.maximum(((bits >> 52) & 2047) - _SHIFT, 0), _OUTSIDE - 1)
+        return (field | ((bits >> 55) & 256)).to(tl.int32)
+    elif KIND == "f32":
+        return ((bits >> 23) & 511).to(tl.int32)
+    elif KIND == "bf16":
+        return ((bits >> 7) & 511).to(tl.int32)
+    else:  # f16: its subnormal numbers are normal in float32
+        wide = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
+        return (wide >> 23) & 511
+
+
 @triton.jit(do_not_specialize=["units", "row"])
 def statistics_kernel(
     x_ptr,  # [units * UNIT]
     ints_ptr,  # [R, 256, 5]
     floats_ptr,  # [R, 256, 3]
+    counts_ptr,  # [R, 512]
     keys_ptr,  # [BLOCK]
     units,
     row,
@@ -131,6 +161,7 @@ def statistics_kernel(
     INFINITY: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    HISTOGRAM: tl.constexpr,
 ):
     """Program p counts and hashes tiles p, p + P, ... of ROWS blocks."""
     WORDS: tl.constexpr = 2 if KIND == "f64" or KIND == "i64" else 1  # of 32 bits, an element
@@ -146,6 +177,7 @@ def statistics_kernel(
     squares = tl.zeros([ROWS], tl.float64)
     low = tl.full([ROWS], float("inf"), tl.float64)
     high = tl.full([ROWS], float("-inf"), tl.float64)
+    fields = tl.zeros([_BUCKETS], tl.int32)
     total = units.to(tl.int64) * UNIT
     for tile in range(program, tl.cdiv(total, ROWS * WIDTH), tl.num_programs(0)):
         blocks = tile * ROWS + rows
@@ -164,6 +196,9 @@ def statistics_kernel(
             inf += tl.sum((mask & (magnitude == INFINITY)).to(tl.int64), axis=1)
             subnormal += tl.sum((mask & (magnitude > 0) & (magnitude < TINY)).to(tl.int64), axis=1)
         zero += tl.sum((mask & (magnitude == 0)).to(tl.int64), axis=1)
+        if HISTOGRAM:
+            bucket = tl.where(finite & (magnitude > 0), _bucket(bits, KIND), _OUTSIDE)
+            fields += tl.histogram(tl.reshape(bucket, [ROWS * WIDTH]), _BUCKETS)
         low = tl.minimum(low, tl.min(tl.where(finite, value, float("inf")), axis=1))
         high = tl.maximum(high, tl.max(tl.where(finite, value, float("-inf")), axis=1))
         squares += tl.sum(tl.where(finite, value * value, 0.0), axis=1)
@@ -177,3 +212,8 @@ def statistics_kernel(
     tl.store(floats_ptr + at, tl.min(low, axis=0))
     tl.store(floats_ptr + at + 1, tl.max(high, axis=0))
     tl.store(floats_ptr + at + 2, tl.sum(squares, axis=0))
+    if HISTOGRAM:
+        places = tl.arange(0, _BUCKETS)
+        filled = (fields > 0) & (places != _OUTSIDE)
+        at = row.to(tl.int64) * _BUCKETS + places
+        tl.atomic_add(counts_ptr + at, fields.to(tl.int64), mask=filled, sem="relaxed")
