@@ -56,18 +56,14 @@ class Buckets:
         self.sequences: list[str] = []
         self._settings: _Settings = settings
         self._model: Model = Model(model, settings.comm)
+        self._step_hook: Any = None  # while gradients are held; none after remove() or pause()
         self._removed: bool = False
         self._agreed: bool = False
         self._open: Backward | None = None
         self._log: deque[tuple[Launch, ...]] = deque(maxlen=_KEPT)
         self._peak: tuple[int, int, str | None] = (0, 0, None)
-        groups = list(self._model.groups.values())
-        private.take_over(groups, self._arrive)
-        # On the root only, where FSDP2's own hook leaves a compiled graph anyway. A root whose backward failed believes
-        # that it is being checkpointed and does not ask who starts a step; this hook comes first.
-        self._step_hook: Any = model.register_forward_pre_hook(private.uncompiled(self._step), prepend=True)
-        self._agreement: Agreement = Agreement(private.ranks_of(groups), settings.timeout)
         self._hook()
+        self._agreement: Agreement = Agreement(private.ranks_of(list(self._model.groups.values())), settings.timeout)
 
     @property
     def log(self) -> list[tuple[Launch, ...]]:
@@ -103,22 +99,54 @@ class Buckets:
         Raises:
             UsageError: a backward is running, some of whose gradients are held.
         """
+        self._unhook("remove")
+        self._removed = True
+
+    def pause(self) -> None:
+        """Leave reduction to FSDP2 until `resume`, on every rank: to compare both in one run; the plan is kept.
+
+        Raises:
+            UsageError: a backward is running, some of whose gradients are held.
+        """
+        self._unhook("pause")
+
+    def resume(self) -> None:
+        """Go on after `pause`, on every rank; does nothing if nothing was paused.
+
+        Raises:
+            UsageError: a backward is running, the handle was removed, or others are in its place.
+        """
         if self._removed:
+            raise UsageError("resume() was called after remove(); call bucket_gradients again, with plan=handle.plan")
+        if private.in_backward():
+            raise UsageError("resume() was called inside backward; call it between steps")
+        if self._step_hook is None:
+            self._hook()
+
+    def _unhook(self, what: str) -> None:
+        if self._step_hook is None:
             return
         if private.in_backward():
-            raise UsageError("remove() was called inside backward; call it between steps")
+            raise UsageError(f"{what}() was called inside backward; call it between steps")
         self._abandon()
         self._step_hook.remove()
+        self._step_hook = None
         for state in self._model.states:
             for name in (private.BACKWARD_BEGINS, private.BACKWARD_ENDS, private.FORWARD_BEGINS, private.RESET):
                 private.unshadow(state, name)
         for group in self._model.groups.values():
             private.unshadow(group, private.INPUTS_WATCHED)
         private.give_back(list(self._model.groups.values()))
-        self._removed = True
         withdraw(self._model.root)
 
     def _hook(self) -> None:
+        private.take_over(list(self._model.groups.values()), self._arrive)
+        # On the root only, where FSDP2's own hook leaves a compiled graph anyway. A root whose backward failed believes
+        # that it is being checkpointed and does not ask who starts a step; this hook comes first.
+        hook = private.uncompiled(self._step)
+        self._step_hook = self._model.root.register_forward_pre_hook(hook, prepend=True)
+        if self._agreed and self.plan is not None:
+            self._announce(self.plan)
         for state in self._model.states:
             private.shadow(state, private.BACKWARD_BEGINS, lambda before, state=state: self._begins(before, state))
             private.shadow(state, private.BACKWARD_ENDS, self._ends)
@@ -211,10 +239,13 @@ class Buckets:
             )
         self._agreement.require("the comparison of plans", plan.hash, plan.to_json, plans_differ)
         self.plan, self._agreed = plan, True
-        announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
+        self._announce(plan)
         for group in self._model.groups.values():
             private.unshadow(group, private.INPUTS_WATCHED)
         return plan
+
+    def _announce(self, plan: BucketPlan) -> None:
+        announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
 
     def _arrive(self, call: Call) -> tuple[Any, ...]:
         """FSDP2 would reduce a group's gradients: hold them; what it is told instead."""
@@ -306,7 +337,7 @@ def bucket_gradients(
         timeout: how many seconds ranks wait for each other when they compare.
 
     Returns:
-        A handle: `.plan`, `.log`, `.hash()`, `.report()`, and `.remove()`, which undoes it.
+        A handle: `.plan`, `.log`, `.hash()`, `.report()`, `.pause()` and `.resume()`, and `.remove()`, which undoes it.
 
     Raises:
         UsageError: an argument is wrong, the model is not the root of sharded modules or has buckets already, this
