@@ -22,7 +22,6 @@ from retrograd.fsdp import private
 from retrograd.fsdp.agreement import Agreement
 from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher
 from retrograd.fsdp.planning import Model, plans_differ
-from retrograd.fsdp.private import Call
 from retrograd.fsdp.reducing import Backward, Launch, sequence_hash
 
 _KEPT = 100  # backwards whose launches the log keeps
@@ -60,6 +59,7 @@ class Buckets:
         self._removed: bool = False
         self._agreed: bool = False
         self._open: Backward | None = None
+        self._hash: str = ""  # of the last in the log
         self._log: deque[tuple[Launch, ...]] = deque(maxlen=_KEPT)
         self._peak: tuple[int, int, str | None] = (0, 0, None)
         self._hook()
@@ -78,7 +78,7 @@ class Buckets:
         """
         if not self._log:
             raise UsageError("no backward has ended yet; hash() is that of the last one")
-        return sequence_hash(self._log[-1])
+        return self._hash
 
     def report(self) -> str:
         """What was planned, what happened and what it cost, as text."""
@@ -176,8 +176,12 @@ class Buckets:
                 self._recover()
 
     def _forward(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        root = self._model.states[0]
+
         def root_pre_forward(*args: Any, **kwargs: Any) -> Any:
-            self._step()  # when forward is called on a part of the model
+            # Each part calls it in each forward; only where forward is called on a part alone is there anything to do.
+            if self._open is not None or private.failed(root):
+                self._step()
             return before(*args, **kwargs)
 
         return root_pre_forward
@@ -222,7 +226,7 @@ class Buckets:
         due = bool(settings.verify_every) and self.backwards % settings.verify_every == 0
         checked = bool(expected) and (due or settings.missing == "skip")
         launcher = Launcher(plan, expected, settings.max_pending)
-        self._open = Backward(self._model, launcher, settings.missing, self._agreement if checked else None)
+        self._open = Backward(self._model, launcher, expected, settings.missing, self._agreement if checked else None)
 
     def _agree_on_plan(self) -> BucketPlan:
         """The plan; at the first backward made, or looked at, and compared over ranks before anything is reduced."""
@@ -247,20 +251,18 @@ class Buckets:
     def _announce(self, plan: BucketPlan) -> None:
         announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
 
-    def _arrive(self, call: Call) -> tuple[Any, ...]:
-        """FSDP2 would reduce a group's gradients: hold them; what it is told instead."""
+    def _arrive(self, given: dict[str, Any]) -> tuple[Any, ...]:
+        """FSDP2 would reduce a group's gradients, with these arguments; what it is told."""
         if self._open is None:
             raise BucketError(
                 "gradients arrived in a backward that FSDP2 did not announce; was the graph kept after a backward that "
                 "failed? Run forward again, or call reset_iter_state()"
             )
         try:
-            with torch.no_grad():
-                self._open.arrive(call)
+            return self._open.arrive(given)
         except BaseException:
             self._abandon()
             raise
-        return call.placeholder()
 
     def _end(self) -> None:
         backward = self._open
@@ -271,9 +273,12 @@ class Buckets:
         if not backward.expected:  # an accumulating backward, which reduces nothing
             return
         self.backwards += 1
-        self._log.append(tuple(backward.launches))
-        if self.hash() not in self.sequences:
-            self.sequences.append(self.hash())
+        launches = tuple(backward.launches)
+        if not self._log or launches != self._log[-1]:
+            self._hash = sequence_hash(launches)
+        self._log.append(launches)
+        if self._hash not in self.sequences:
+            self.sequences.append(self._hash)
         launcher = backward.launcher
         if launcher.peak_bytes > self._peak[0]:
             self._peak = (launcher.peak_bytes, launcher.peak_groups, launcher.blocked_by)

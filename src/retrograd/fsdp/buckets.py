@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,11 @@ class BucketPlan:
                 for _, members in buckets
             ),
         )
+
+    @cached_property
+    def homes(self) -> dict[str, int]:
+        """The number of each group's bucket."""
+        return {name: i for i, bucket in enumerate(self.buckets) for name in bucket.groups}
 
     @property
     def hash(self) -> str:
@@ -225,6 +231,7 @@ class Launcher:
         peak_groups: most groups that waited at once so far.
         blocked_by: the group that was waited for when most waited.
         next: the bucket that leaves next.
+        pending_bytes: bytes held now.
     """
 
     plan: BucketPlan
@@ -237,16 +244,14 @@ class Launcher:
     _arrived: set[str] = field(default_factory=set[str])
     _pending: dict[str, int] = field(default_factory=dict[str, int])
     _again: dict[str, int] = field(default_factory=dict[str, int])
-    _home: dict[str, int] = field(default_factory=dict[str, int])
+    _lacking: list[int] = field(default_factory=list[int])  # by bucket: groups that have not arrived
+    pending_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.expected = frozenset(self.expected)
-        self._home = {name: i for i, bucket in enumerate(self.plan.buckets) for name in bucket.groups}
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes held now."""
-        return sum(self._pending.values()) + sum(self._again.values())
+        self._lacking = [0] * len(self.plan.buckets)
+        for name, index in self.plan.homes.items():
+            self._lacking[index] += name in self.expected
 
     @property
     def blocking(self) -> str | None:
@@ -263,16 +268,24 @@ class Launcher:
         Raises:
             BucketError: more than `max_pending` bytes would be held; names the group that is waited for.
         """
-        if name not in self._home:
+        home = self.plan.homes.get(name)
+        if home is None:
             raise BucketError(f"group {name} is not in the plan; make a plan of the model as it is")
         if name in self._arrived:
-            self._again[name] = max(size, self._again.get(name, 0))
+            before = self._again.get(name, 0)
+            self._again[name] = max(size, before)
+            self.pending_bytes += self._again[name] - before
         else:
             self._arrived.add(name)
             self._pending[name] = size
+            self.pending_bytes += size
+            self._lacking[home] -= name in self.expected
         leaving: list[int] = []
-        while self.next < len(self.plan.buckets) and self._complete(self.next):
+        # A bucket of frozen groups leaves, empty, with the next one: what is left at the end is then only what misses.
+        while self.next < len(self._lacking) and not self._lacking[self.next]:
             leaving += self._leave()
+        if not self._pending and not self._again:
+            return leaving
         self._note()
         if self.max_pending is not None and self.pending_bytes > self.max_pending:
             raise BucketError(
@@ -295,21 +308,19 @@ class Launcher:
 
     def repeated(self) -> list[tuple[int, list[str]]]:
         """After `finish`: (bucket, groups) of gradients that arrived again; they leave now."""
+        if not self._again:
+            return []
         again = [
             (i, [name for name in bucket.groups if name in self._again]) for i, bucket in enumerate(self.plan.buckets)
         ]
+        self.pending_bytes -= sum(self._again.values())
         self._again.clear()
         return [(i, names) for i, names in again if names]
-
-    def _complete(self, index: int) -> bool:
-        wanted = [name for name in self.plan.buckets[index].groups if name in self.expected]
-        # A bucket of frozen groups leaves, empty, with the next one: what is left at the end is then only what misses.
-        return all(name in self._arrived for name in wanted)
 
     def _leave(self) -> list[int]:
         index, self.next = self.next, self.next + 1
         for name in self.plan.buckets[index].groups:
-            self._pending.pop(name, None)
+            self.pending_bytes -= self._pending.pop(name, 0)
         return [index]
 
     def _note(self) -> None:

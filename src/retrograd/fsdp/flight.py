@@ -12,33 +12,48 @@ from retrograd.fsdp.private import Call
 class Flight:
     """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel."""
 
-    def __init__(self) -> None:
+    def __init__(self, handle: Any) -> None:
         self._inputs: list[tuple[Any, Any]] = []
         self._held: list[Any] = []
         self._events: dict[Any, Any] = {}
-        self._handle: Any = None
+        self._handle: Any = handle
+
+    @property
+    def full(self) -> bool:
+        """Whether any input is kept."""
+        return bool(self._inputs)
 
     def join(self, calls: list[Call], grads: list[torch.Tensor]) -> Any:
         """Order the current stream after those on which gradients were made; the current stream."""
-        stream = calls[0].device_handle.current_stream()
-        for call in calls:
-            if call.stream != stream:
+        stream = self._handle.current_stream()
+        apart = [call for call in calls if call.stream != stream]
+        for call in apart:
+            if call.event is None:
+                stream.wait_stream(call.stream)
+            else:
                 stream.wait_event(call.event)
-        if any(call.stream != stream for call in calls) and grads[0].device.type != "cpu":
+        if apart and grads[0].device.type != "cpu":
             for grad in grads:  # made on another stream, whose allocator must not reuse it before copy-in
                 grad.record_stream(stream)
         return stream
 
-    def make_room(self, stream: Any, most: int) -> None:
+    def make_room(self, most: int) -> None:
         """Wait until fewer than `most` inputs are being reduced: what FSDP2 does before each of its reductions."""
-        while len(self._inputs) >= most:
+        while self._inputs and len(self._inputs) >= most:
             _, event = self._inputs.pop(0)
             if event is not None:
-                stream.wait_event(event)
+                self._handle.current_stream().wait_event(event)
 
-    def add(self, call: Call, result: dict[str, Any]) -> None:
+    def follow(self, stream: Any, event: Any) -> None:
+        """Wait at the end for a reduction whose buffers FSDP2 keeps.
+
+        FSDP2 waits too, but for the last event of a stream, which may since be that of a group that is held.
+        """
+        if stream is not None:
+            self._events[stream] = event
+
+    def add(self, result: dict[str, Any]) -> None:
         """Keep what a reduction still reads or writes."""
-        self._handle = call.device_handle
         self._inputs.append((result["reduce_scatter_input"], result["reduce_scatter_event"]))
         if result["all_reduce_input"] is not None:
             self._held.append((result["all_reduce_input"], result["all_reduce_event"]))
@@ -47,7 +62,7 @@ class Flight:
 
     def land(self) -> None:
         """Order the current stream after everything in flight, then let go of it."""
-        if self._handle is None:
+        if not self._inputs and not self._held and not self._events:
             return
         stream = self._handle.current_stream()
         ended = [event for _, event in (*self._inputs, *self._held)]

@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -93,11 +94,16 @@ def version() -> Version:
     Raises:
         UsageError: it is none of the versions whose source was read.
     """
-    minor = ".".join(torch.__version__.split(".")[:2])
+    return _of(torch.__version__)
+
+
+@cache
+def _of(name: str) -> Version:
+    minor = ".".join(name.split(".")[:2])
     if minor not in VERSIONS:
         raise UsageError(
             f"bucket_gradients rests on private names of PyTorch and knows those of {', '.join(VERSIONS)}, not of "
-            f"{torch.__version__}; use one of these, or retrograd.fsdp.shard_by_size, which needs no private name"
+            f"{name}; use one of these, or retrograd.fsdp.shard_by_size, which needs no private name"
         )
     return VERSIONS[minor]
 
