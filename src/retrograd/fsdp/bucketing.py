@@ -251,7 +251,7 @@ class Buckets:
     def _announce(self, plan: BucketPlan) -> None:
         announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
 
-    def _arrive(self, given: dict[str, Any]) -> tuple[Any, ...]:
+    def _arrive(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """FSDP2 would reduce a group's gradients, with these arguments; what it is told."""
         if self._open is None:
             raise BucketError(

@@ -97,6 +97,11 @@ class BucketPlan:
         """The number of each group's bucket."""
         return {name: i for i, bucket in enumerate(self.buckets) for name in bucket.groups}
 
+    @cached_property
+    def lone(self) -> tuple[str, ...]:
+        """Of each bucket the name of its group, if it holds one alone, and nothing after the last."""
+        return (*(bucket.groups[0] if len(bucket.groups) == 1 else "" for bucket in self.buckets), "")
+
     @property
     def hash(self) -> str:
         """16 hexadecimal digits of everything that decides an order or a size; equal on every rank."""
@@ -249,7 +254,7 @@ class Launcher:
 
     def __post_init__(self) -> None:
         self.expected = frozenset(self.expected)
-        self._lacking = [0] * len(self.plan.buckets)
+        self._lacking = [0] * len(self.plan.buckets) + [1]  # no bucket leaves after the last
         for name, index in self.plan.homes.items():
             self._lacking[index] += name in self.expected
 
@@ -282,7 +287,7 @@ class Launcher:
             self._lacking[home] -= name in self.expected
         leaving: list[int] = []
         # A bucket of frozen groups leaves, empty, with the next one: what is left at the end is then only what misses.
-        while self.next < len(self._lacking) and not self._lacking[self.next]:
+        while not self._lacking[self.next]:
             leaving += self._leave()
         if not self._pending and not self._again:
             return leaving
@@ -294,6 +299,19 @@ class Launcher:
                 "plan says; make a plan in which it comes later, or raise max_pending_mb"
             )
         return leaving
+
+    def passes(self, name: str) -> bool:
+        """Whether a group is all that leaves now, in a bucket of its own: then it has left, or else nothing is done.
+
+        What `arrive` would do, without the accounts of what waits.
+        """
+        index = self.next
+        if self.plan.lone[index] != name or self._lacking[index] != 1 or not self._lacking[index + 1]:
+            return False
+        self._arrived.add(name)
+        self._lacking[index] = 0
+        self.next = index + 1
+        return True
 
     def missing(self) -> list[str]:
         """Groups that were expected and have not arrived, in the order of the plan."""

@@ -10,18 +10,17 @@ from retrograd.fsdp.private import Call
 
 
 class Flight:
-    """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel."""
+    """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel.
+
+    Attributes:
+        inputs: of reduce-scatters, each with the event after which it is free.
+    """
 
     def __init__(self, handle: Any) -> None:
-        self._inputs: list[tuple[Any, Any]] = []
+        self.inputs: list[tuple[Any, Any]] = []
         self._held: list[Any] = []
         self._events: dict[Any, Any] = {}
         self._handle: Any = handle
-
-    @property
-    def full(self) -> bool:
-        """Whether any input is kept."""
-        return bool(self._inputs)
 
     def join(self, calls: list[Call], grads: list[torch.Tensor]) -> Any:
         """Order the current stream after those on which gradients were made; the current stream."""
@@ -39,8 +38,8 @@ class Flight:
 
     def make_room(self, most: int) -> None:
         """Wait until fewer than `most` inputs are being reduced: what FSDP2 does before each of its reductions."""
-        while self._inputs and len(self._inputs) >= most:
-            _, event = self._inputs.pop(0)
+        while self.inputs and len(self.inputs) >= most:
+            _, event = self.inputs.pop(0)
             if event is not None:
                 self._handle.current_stream().wait_event(event)
 
@@ -54,7 +53,7 @@ class Flight:
 
     def add(self, result: dict[str, Any]) -> None:
         """Keep what a reduction still reads or writes."""
-        self._inputs.append((result["reduce_scatter_input"], result["reduce_scatter_event"]))
+        self.inputs.append((result["reduce_scatter_input"], result["reduce_scatter_event"]))
         if result["all_reduce_input"] is not None:
             self._held.append((result["all_reduce_input"], result["all_reduce_event"]))
         # 2.11 and 2.12 do not say which stream came last; waiting for every event is right as well.
@@ -62,13 +61,13 @@ class Flight:
 
     def land(self) -> None:
         """Order the current stream after everything in flight, then let go of it."""
-        if not self._inputs and not self._held and not self._events:
+        if not self.inputs and not self._held and not self._events:
             return
         stream = self._handle.current_stream()
-        ended = [event for _, event in (*self._inputs, *self._held)]
+        ended = [event for _, event in (*self.inputs, *self._held)]
         for event in (*ended, *self._events.values()):
             if event is not None:
                 stream.wait_event(event)
-        self._inputs.clear()
+        self.inputs.clear()
         self._held.clear()
         self._events.clear()

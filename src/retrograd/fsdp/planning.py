@@ -20,6 +20,7 @@ class Model:
         states: what `fully_shard` keeps of each call, the root's first.
         groups: parameter groups by name, in the order of modules.
         modules: names of each group's modules as logs of collectives have them, "" for the root.
+        comm: a reduce-scatter for all groups, or None.
         handle: torch.cuda, or torch.cpu.
         late: names of groups whose gradients come when backward ends.
         launches: what was reduced before, so that it need not be described anew.
@@ -35,7 +36,7 @@ class Model:
         self.handle: Any = private.device_handle(groups[0].device)
         self.late: set[str] = set()
         self.launches: dict[Any, Any] = {}
-        self._comm: Any = comm
+        self.comm: Any = comm
         self._home: dict[int, str] = {id(p): name for name, group in self.groups.items() for p in group.fsdp_params}
         self._names: dict[int, str] = private.parameter_names(root, groups)
 
@@ -55,13 +56,9 @@ class Model:
     def call(self, name: str) -> Call:
         """The call that would reduce a group, with no gradients yet."""
         call = Call.of(self.groups[name])
-        self.put_comm(call.arguments)
+        if self.comm is not None:
+            call.arguments["reduce_scatter_comm"] = self.comm
         return call
-
-    def put_comm(self, arguments: dict[str, Any]) -> None:
-        """Let our reduce-scatter be used, if there is one."""
-        if self._comm is not None:
-            arguments["reduce_scatter_comm"] = self._comm
 
     def specs(self) -> dict[str, Group]:
         """Size and kind of each group, as a plan records them.

@@ -80,29 +80,27 @@ class Backward:
         self._flight: Flight = Flight(model.handle)
         self._start: tuple[Any, Any] | None = None  # the stream on which gradients are made, an event on it
 
-    def arrive(self, given: dict[str, Any]) -> tuple[Any, ...]:
+    def arrive(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """FSDP2 would reduce a group: hold its gradients, reduce what is complete; what FSDP2 is told.
 
         Args:
-            given: the arguments of FSDP2's call, by name.
+            given: the arguments of FSDP2's call, first parameters and their gradients.
         """
-        params, grads = given["fsdp_params"], given["unsharded_grads"]
+        params, grads = given[0], given[1]
         name = self._model.home(params[0])
-        self._model.put_comm(given)
+        if self._model.comm is not None:
+            given = private.with_comm(given, self._model.comm)
         if params == self.expected.get(name):
             self._whole.add(name)
-        elif self._missing == "zeros":
-            params, grads = given["fsdp_params"], given["unsharded_grads"] = self._with_zeros(name, params, grads)
-        again = name in self._seen
-        leaving = self.launcher.arrive(name, sum(grad.nbytes for grad in grads))
-        if leaving and not again and self.launcher.plan.buckets[leaving[-1]].groups == (name,) and _one_dtype(grads):
-            for index in leaving[:-1]:  # of frozen groups, empty
-                self._launch(index, self._held)
-            return self._straight(leaving[-1], name, given)
+            if _one_dtype(grads) and self.launcher.passes(name):
+                return self._straight(name, given)
         with torch.no_grad():
             call, event = self._call(given)
+            if name not in self._whole and self._missing == "zeros":
+                call.params, call.grads = self._with_zeros(name, call.params, call.grads)
+            size = sum(grad.nbytes for grad in call.grads)
             self._take(name, call)
-            for index in leaving:
+            for index in self.launcher.arrive(name, size):
                 self._launch(index, self._held)
         return call.placeholder(event)
 
@@ -130,7 +128,7 @@ class Backward:
         self._held.clear()
         self._again.clear()
 
-    def _call(self, given: dict[str, Any]) -> tuple[Call, Any]:
+    def _call(self, given: tuple[Any, ...]) -> tuple[Call, Any]:
         """A call to be held, and an event that FSDP2 can wait for.
 
         One event of the backward's first call serves them all; a call on another stream has its own, for those who use
@@ -140,17 +138,14 @@ class Backward:
         if self._start is None:
             self._start = stream, stream.record_event()
         usual, event = self._start
-        return Call(given, stream, None if stream == usual else stream.record_event()), event
+        own = None if stream == usual else stream.record_event()
+        return Call(private.arguments_of(given), stream, own), event
 
-    def _straight(self, index: int, name: str, given: dict[str, Any]) -> tuple[Any, ...]:
+    def _straight(self, name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Let FSDP2 reduce a group that has a bucket for itself."""
-        params = given["fsdp_params"]
         self._seen.add(name)
-        if name not in self._whole:
-            self._got.update(map(id, params))
-        launch = self._describe(
-            index, False, [(name, params)], given["reduce_dtype"] or given["unsharded_grads"][0].dtype
-        )
+        index = self.launcher.next - 1
+        launch = self._describe(index, False, (name,), given[0], private.wire_dtype(given))
         if self._agreement is not None:
             self._require(self._due(index), [launch])
         self._make_room()
@@ -196,15 +191,7 @@ class Backward:
         calls = [(name, held.pop(name)) for name in wanted if name in held]
         runs = [list(run) for _, run in groupby(calls, key=lambda it: (*it[1].kind, it[0] if it[1].alone else ""))]
         repeat = held is self._again
-        launches = [
-            self._describe(
-                index,
-                repeat,
-                [(name, call.params) for name, call in run],
-                run[0][1].reduce_dtype or run[0][1].grads[0].dtype,
-            )
-            for run in runs
-        ]
+        launches = [self._launch_of(index, repeat, run) for run in runs]
         if self._agreement is not None:
             self._require(self._due(index, repeat), launches)
         for run, launch in zip(runs, launches, strict=True):
@@ -223,16 +210,21 @@ class Backward:
         """What the backend says of a rank that is gone names no module."""
         error.add_note(f"retrograd.fsdp: it happened in {self._due(index, repeat)}")
 
-    def _describe(self, index: int, repeat: bool, run: list[tuple[str, list[Any]]], dtype: Any) -> Launch:
+    def _launch_of(self, index: int, repeat: bool, run: list[tuple[str, Call]]) -> Launch:
+        names, params = tuple(name for name, _ in run), [param for _, call in run for param in call.params]
+        first = run[0][1]
+        return self._describe(index, repeat, names, params, first.reduce_dtype or first.grads[0].dtype)
+
+    def _describe(self, index: int, repeat: bool, names: tuple[str, ...], params: list[Any], dtype: Any) -> Launch:
         """What a reduction is; kept from step to step as long as the same parameters have gradients."""
-        names, params = tuple(name for name, _ in run), [param for _, some in run for param in some]
         whole = not repeat and self._whole.issuperset(names)
         known = self._model.launches.get((index, names)) if whole else None
         if known is not None and known[1] is dtype and known[0] == params:
             return known[2]
         have = set(map(id, params))
         lacking = [p for name in names if not repeat for p in self.expected.get(name, ()) if id(p) not in have]
-        numel = sum(private.wire_numel(param, self._model.groups[name]) for name, some in run for param in some)
+        groups = [self._model.groups[self._model.home(param)] for param in params]
+        numel = sum(map(private.wire_numel, params, groups))
         launch = Launch(index, repeat, names, tuple(self._model.named(param) for param in lacking), numel, word(dtype))
         if whole:
             self._model.launches[index, names] = params, dtype, launch
@@ -264,7 +256,7 @@ class Backward:
 
     def _make_room(self) -> None:
         """As many inputs in flight as FSDP2 would have, its own counted."""
-        if self._flight.full:
+        if self._flight.inputs:
             root = self._model.states[0]
             self._flight.make_room(private.buffers_in_flight(root) - private.inputs_kept(root))
 
@@ -313,8 +305,7 @@ class Backward:
 
 def _one_dtype(grads: list[Any]) -> bool:
     """FSDP2 copies in gradients of one dtype only (2.13)."""
-    first = grads[0].dtype
-    return all(grad.dtype is first for grad in grads)
+    return len({grad.dtype for grad in grads}) == 1
 
 
 def _add(sums: Call, call: Call) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from retrograd.errors import UsageError
-from retrograd.fsdp.private.versions import HOME, module, original, refuse, replaced, version
+from retrograd.fsdp.private.versions import HOME, module, original, replaced, version
 
 _OWNER = "_retrograd_reduce"  # on each FSDPParam that has buckets: who takes its gradients
 # Arguments that calls have to share to be one: these by identity, those by value.
@@ -144,22 +144,35 @@ def device_handle(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
-def reduce_as_given(arguments: dict[str, Any]) -> tuple[tuple[Any, ...], Any, Any]:
-    """Let FSDP2 reduce one group: what it is to be told, and the event after the reduction with its stream, if named.
+def arguments_of(given: tuple[Any, ...]) -> dict[str, Any]:
+    """FSDP2's arguments by name."""
+    return dict(zip(version().arguments, given, strict=True))
+
+
+def with_comm(given: tuple[Any, ...], comm: Any) -> tuple[Any, ...]:
+    """FSDP2's arguments with another reduce-scatter."""
+    at = version().arguments.index("reduce_scatter_comm")
+    return (*given[:at], comm, *given[at + 1 :])
+
+
+def wire_dtype(given: tuple[Any, ...]) -> torch.dtype:
+    """The dtype in which gradients of FSDP2's arguments are sent."""
+    return given[version().reduce_dtype_at] or given[1][0].dtype
+
+
+def reduce_as_given(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, Any]:
+    """Let FSDP2 reduce one group: what it is to be told, and the reduction's stream, if it is named, and last event.
 
     The answer goes back to FSDP2 as it is, which then keeps buffers and waits for them as ever.
     """
+    answer = replaced["theirs"](*given)
     facts = version()
-    answer = replaced["theirs"](**arguments)
-    if len(answer) != len(facts.returns):
-        refuse(f"foreach_reduce does not return the {len(facts.returns)} values ({', '.join(facts.returns)})")
-    # 2.11 and 2.12 name no stream and wait for each group's event by themselves.
-    stream = answer[2] if facts.returns[2] == "post_reduce_stream" else None
-    return answer, stream, answer[facts.returns.index("post_reduce_event")]
+    # 2.11 and 2.12 name no stream, and wait for each group's event by themselves.
+    return answer, facts.stream_at and answer[facts.stream_at], answer[facts.event_at]
 
 
-def take_over(groups: Sequence[Any], owner: Callable[[dict[str, Any]], tuple[Any, ...]]) -> None:
-    """From now on `owner` is called, with the arguments by name, where FSDP2 would reduce gradients of these groups.
+def take_over(groups: Sequence[Any], owner: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """From now on `owner` is called, with all arguments by place, where FSDP2 would reduce gradients of these groups.
 
     Raises:
         UsageError: their gradients are in buckets already.
@@ -169,17 +182,19 @@ def take_over(groups: Sequence[Any], owner: Callable[[dict[str, Any]], tuple[Any
         raise UsageError("the model has buckets already; remove() the first handle to make others")
     theirs = original()
     if "ours" not in replaced:
-        parameters = inspect.signature(theirs).parameters
-        names, empty = tuple(parameters), inspect.Parameter.empty
-        defaults = {name: one.default for name, one in parameters.items() if one.default is not empty}
+        signature = inspect.signature(theirs)
+        count = len(signature.parameters)
 
         def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
             mine = args[0] if args else kwargs["fsdp_params"]
             taker = getattr(mine[0], _OWNER, None) if mine else None
             if taker is None:
                 return theirs(*args, **kwargs)
-            # Signature.bind does the same in 20 us, for each group and step.
-            return taker({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+            if kwargs or len(args) != count:
+                given = signature.bind(*args, **kwargs)
+                given.apply_defaults()
+                args = tuple(given.arguments.values())
+            return taker(args)
 
         replaced.update(ours=foreach_reduce, theirs=theirs, users=0)
         module("_fsdp_param_group").foreach_reduce = foreach_reduce

@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -60,6 +60,21 @@ class Version:
     returns: tuple[str, ...]
     resets: bool
     ran: bool
+
+    @cached_property
+    def reduce_dtype_at(self) -> int:
+        """The place of this argument."""
+        return self.arguments.index("reduce_dtype")
+
+    @cached_property
+    def event_at(self) -> int:
+        """The place of the last event among what is returned."""
+        return self.returns.index("post_reduce_event")
+
+    @cached_property
+    def stream_at(self) -> int | None:
+        """The place of its stream; None where it is not returned."""
+        return self.returns.index("post_reduce_stream") if "post_reduce_stream" in self.returns else None
 
 
 _OLD = tuple(name for name in _RETURNS if name != "post_reduce_stream")
