@@ -20,7 +20,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ def pin(local_rank: int, local_ranks: int) -> list[int]:
     share = max(1, len(cores) // local_ranks)
     mine = cores[local_rank * share : (local_rank + 1) * share] or cores
     for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), mine)
+        with suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(thread.name), mine)
     return mine
 
 

@@ -98,6 +98,10 @@ def build(kind: str) -> nn.Module:
     if kind == "accumulate apart":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         return shard(Net(), mp_policy=policy)
+    if kind == "two in flight":
+        net = shard(Net())
+        net.set_reduce_scatter_max_input_buffers(2)
+        return net
     if kind == "bfloat16":
         return shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     return shard(Net())
