@@ -98,6 +98,11 @@ class BucketPlan:
         return {name: i for i, bucket in enumerate(self.buckets) for name in bucket.groups}
 
     @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Groups in the order in which they leave."""
+        return tuple(name for bucket in self.buckets for name in bucket.groups)
+
+    @cached_property
     def lone(self) -> tuple[str, ...]:
         """Of each bucket the name of its group, if it holds one alone, and nothing after the last."""
         return (*(bucket.groups[0] if len(bucket.groups) == 1 else "" for bucket in self.buckets), "")
@@ -250,6 +255,7 @@ class Launcher:
     _pending: dict[str, int] = field(default_factory=dict[str, int])
     _again: dict[str, int] = field(default_factory=dict[str, int])
     _lacking: list[int] = field(default_factory=list[int])  # by bucket: groups that have not arrived
+    _reached: int = 0
     pending_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -261,11 +267,15 @@ class Launcher:
     @property
     def blocking(self) -> str | None:
         """The first group of the next bucket that has not arrived."""
-        for bucket in self.plan.buckets[self.next :]:
-            for name in bucket.groups:
-                if name in self.expected and name not in self._arrived:
-                    return name
-        return None
+        order = self.plan.order
+        # Never back: what has arrived stays so. From the start, each of 200 groups of a bucket would be looked at
+        # whenever one arrives.
+        while self._reached < len(order) and (
+            order[self._reached] in self._arrived or order[self._reached] not in self.expected
+        ):
+            self._reached += 1
+        waits = self.next < len(self.plan.buckets) and self._reached < len(order)
+        return order[self._reached] if waits else None
 
     def arrive(self, name: str, size: int) -> list[int]:
         """Take gradients of a group; the buckets that leave now, in order.

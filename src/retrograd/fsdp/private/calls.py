@@ -96,8 +96,8 @@ class Call:
         """Calls of equal kind can be one."""
         given = self.arguments
         dtype = self.reduce_dtype or (self.grads[0].dtype if self.grads else None)
-        same = tuple(id(given.get(name)) for name in _SAME)
-        values = tuple(given.get(name) for name in _EQUAL)
+        same = [id(given.get(name)) for name in _SAME]
+        values = [given.get(name) for name in _EQUAL]
         return (_kind_of(given["reduce_scatter_comm"]), dtype, given.get("orig_dtype"), *same, *values)
 
     def placeholder(self, event: Any) -> tuple[Any, ...]:
