@@ -11,7 +11,8 @@ forward, backward and a fused AdamW.
 Two tables for each number of tokens. The first has steps as training runs them, one after the other. In the second each
 step starts on an idle device, which shows where its time goes: what the host needs to issue it; by how much more than
 FSDP2's for each group; how long FSDP2's functions that reduce gradients, and what stands in their place, keep the host
-for each group; how long the device is busy, with NCCL's kernels, which wait there for the other rank, and without.
+for each group; how long the device is busy, with NCCL's kernels, which wait there for the other rank, and without. A
+host that is far ahead of its device waits for it to take more, so its own time is that of few tokens.
 
 Before anything is timed, gradients of every variant are compared with FSDP2's bit by bit at the same parameters, with
 flash attention and torch's deterministic algorithms, without which its backward adds in any order (--bits as-is leaves

@@ -123,7 +123,6 @@ class Interleaver:
         """Milliseconds of each step and of issuing it, after one that is not counted."""
         self.switch(self.base)
         self.step()
-        self._wait()
         events, steps, hosts = [], [], []
         for name in names:
             self.switch(name)
