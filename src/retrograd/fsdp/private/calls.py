@@ -157,7 +157,7 @@ def with_comm(given: tuple[Any, ...], comm: Any) -> tuple[Any, ...]:
 
 def wire_dtype(given: tuple[Any, ...]) -> torch.dtype:
     """The dtype in which gradients of FSDP2's arguments are sent."""
-    return given[version().reduce_dtype_at] or given[1][0].dtype
+    return given[replaced["facts"].reduce_dtype_at] or given[1][0].dtype
 
 
 def reduce_as_given(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, Any]:
@@ -165,8 +165,7 @@ def reduce_as_given(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, Any]:
 
     The answer goes back to FSDP2 as it is, which then keeps buffers and waits for them as ever.
     """
-    answer = replaced["theirs"](*given)
-    facts = version()
+    answer, facts = replaced["theirs"](*given), replaced["facts"]
     # 2.11 and 2.12 name no stream, and wait for each group's event by themselves.
     return answer, facts.stream_at and answer[facts.stream_at], answer[facts.event_at]
 
@@ -196,7 +195,7 @@ def take_over(groups: Sequence[Any], owner: Callable[[tuple[Any, ...]], tuple[An
                 args = tuple(given.arguments.values())
             return taker(args)
 
-        replaced.update(ours=foreach_reduce, theirs=theirs, users=0)
+        replaced.update(ours=foreach_reduce, theirs=theirs, facts=version(), users=0)
         module("_fsdp_param_group").foreach_reduce = foreach_reduce
     replaced["users"] += 1
     for param in params:
