@@ -1,14 +1,26 @@
-"""Step time of a sharded model with buckets, beside FSDP2's own reductions, in one run.
+"""Step time of a sharded model with buckets, beside FSDP2's own reductions, in one run that resolves 1 %.
 
-    torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py [--model transformer|small] [--rounds 7] [--steps 10]
-    torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py --model tiny --device cpu     (a test of the script)
+    torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py --model transformer --pin --seconds 90
+    torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py --model small --pin --sizes 5 25 100
+    torchrun --nproc-per-node 2 benchmarks/fsdp_buckets.py --model tiny --device cpu --seconds 10     (tries the script)
 
-Variants take turns within a round on the same model and data, so that clocks and neighbours slow all alike; a ratio is
-that of medians within a round, its spread that over rounds. One step is forward, backward and a fused AdamW. Before
-anything is timed, gradients of every variant are compared with FSDP2's bit by bit at the same parameters.
+Every step of a variant stands between two of FSDP2's, on the same model, optimiser and data; `FSDP2 again` is FSDP2
+itself in a variant's place and says what the run resolves. How steps are paired and timed: interleaved.py. One step is
+forward, backward and a fused AdamW.
 
-Models: `transformer`, 18 layers of width 2048, 1.0 B parameters in bfloat16, one group a layer (100 MB); `small`, 200
-groups of 1 MB; both reduce in bfloat16, as parameters are, or with --reduce-dtype float32 in that.
+Two tables for each number of tokens. The first has steps as training runs them, one after the other. In the second each
+step starts on an idle device, which shows where its time goes: what the host needs to issue it; by how much more than
+FSDP2's for each group; how long FSDP2's functions that reduce gradients, and what stands in their place, keep the host
+for each group; how long the device is busy, with NCCL's kernels, which wait there for the other rank, and without. A
+host that is far ahead of its device waits for it to take more, so its own time is that of few tokens.
+
+Before anything is timed, gradients of every variant are compared with FSDP2's bit by bit at the same parameters, with
+flash attention and torch's deterministic algorithms, without which its backward adds in any order (--bits as-is leaves
+both off). Bucket sizes that make the same buckets are one variant.
+
+Models: `transformer`, 18 layers of width 2048, 1.0 B parameters in bfloat16, one group a layer (100 MB), at 16384
+tokens a rank, where the device is the limit, and at 512, where the host is; `small`, 200 groups of 1 MB. Both reduce in
+bfloat16, as parameters are, or with --reduce-dtype float32 in that.
 """
 
 from __future__ import annotations
@@ -17,9 +29,8 @@ import argparse
 import json
 import os
 import statistics
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,14 +38,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from interleaved import Interleaver, Rounds, busy_ms, interval, pin, timed_calls
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from retrograd.fsdp import bucket_gradients
+from retrograd.fsdp import bucket_gradients, private
 
-SIZES = (5.0, 10.0, 25.0, 50.0, 100.0)
-WARM = 3
+TOKENS = {"transformer": (16384, 512), "small": (2048,), "tiny": (16,)}
+SIZES = {"transformer": (5.0, 25.0, 100.0), "small": (5.0, 25.0, 100.0), "tiny": (0.001, 0.004, 25.0)}  # MB
+VOCABULARY = {"transformer": 32000, "small": 1000, "tiny": 64}
+LONGEST = 2048  # tokens of a sequence
+BASE, AGAIN = "FSDP2", "FSDP2 again"
+WARM, LOOKED_AT = 3, 9  # steps of each variant before rounds, and under a timer or the profiler
 
 
 class Layer(nn.Module):
@@ -82,13 +99,13 @@ class Small(nn.Module):
         return x + F.gelu(self.linear(x))
 
 
-def build(name: str) -> tuple[nn.Module, tuple[int, int], int]:
-    """(model, (batch, length), vocabulary); small layers are 724 wide: 1 MB in bfloat16."""
+def build(name: str) -> nn.Module:
+    """Small layers are 724 wide: 1 MB in bfloat16."""
     if name == "transformer":
-        return Chain([Layer(2048, 16) for _ in range(18)], 2048, 32000), (2, 2048), 32000
+        return Chain([Layer(2048, 16) for _ in range(18)], 2048, VOCABULARY[name])
     if name == "small":
-        return Chain([Small(724) for _ in range(200)], 724, 1000), (4, 512), 1000
-    return Chain([Small(32) for _ in range(8)], 32, 64), (2, 8), 64
+        return Chain([Small(724) for _ in range(200)], 724, VOCABULARY[name])
+    return Chain([Small(32) for _ in range(8)], 32, VOCABULARY[name])
 
 
 def shard(model: nn.Module, device: str, reduce_dtype: torch.dtype) -> nn.Module:
@@ -99,64 +116,110 @@ def shard(model: nn.Module, device: str, reduce_dtype: torch.dtype) -> nn.Module
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
+class Variants:
+    """FSDP2 and buckets of several kinds on one model, one of them at a time.
+
+    Args:
+        model: sharded, and run backward by `backward` while a plan is made.
+        names: `25` for a bucket's size in MB, `ordered 25` for reductions in rank order.
+
+    Attributes:
+        handles: by name, None for FSDP2; sizes that make the same buckets are one variant, `5 = 25`.
+    """
+
+    def __init__(self, model: nn.Module, names: list[str], backward: Callable[[], None]) -> None:
+        self.handles: dict[str, Any] = dict.fromkeys((BASE, AGAIN))
+        self._now: Any = None
+        seen: dict[Any, str] = {}
+        for name in names:
+            kind, _, size = name.rpartition(" ")
+            handle = bucket_gradients(model, bucket_mb=float(size), reduce=kind or "native")
+            backward()
+            model.zero_grad()
+            handle.pause()
+            twin = seen.get((kind, handle.plan.buckets))
+            label = seen[kind, handle.plan.buckets] = name if twin is None else f"{twin} = {size}"
+            self.handles[label] = handle if twin is None else self.handles.pop(twin)
+
+    def switch(self, name: str) -> None:
+        handle = self.handles[name]
+        if handle is self._now:
+            return
+        if self._now is not None:
+            self._now.pause()
+        if handle is not None:
+            handle.resume()
+        self._now = handle
+
+
 @contextmanager
-def variant(model: nn.Module, name: str) -> Iterator[Any]:
-    """`native`, `ordered 25` or a bucket size in MB."""
-    if name == "native":
-        yield None
-        return
-    kind, _, size = name.rpartition(" ")
-    handle = bucket_gradients(model, bucket_mb=float(size), reduce=kind or "native")
+def repeatable(on: bool) -> Iterator[None]:
+    """The same bits from the same backward, also of flash attention."""
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(on)
     try:
-        yield handle
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]) if on else nullcontext():
+            yield
     finally:
-        handle.remove()
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-class Stopwatch:
-    """Milliseconds of each step: by CUDA events, or by the clock on the CPU."""
+def differing(model: nn.Module, tokens: torch.Tensor, variants: Variants) -> dict[str, int]:
+    """Elements of gradients whose bits differ from FSDP2's, over all ranks; of FSDP2 itself too."""
 
-    def __init__(self, device: str) -> None:
-        self.cuda = device == "cuda"
-
-    def time(self, step: Any, count: int) -> list[float]:
-        if not self.cuda:
-            marks = [time.perf_counter()]
-            for _ in range(count):
-                step()
-                marks.append(time.perf_counter())
-            return [1e3 * (b - a) for a, b in pairwise(marks)]
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-        events[0].record()
-        for event in events[1:]:
-            step()
-            event.record()
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) for a, b in pairwise(events)]
-
-
-def gradients(model: nn.Module, tokens: torch.Tensor, name: str) -> list[torch.Tensor]:
-    with variant(model, name):
+    def gradients(name: str) -> list[torch.Tensor]:
+        variants.switch(name)
         model(tokens).backward()
-    found = [param.grad.to_local().clone() for param in model.parameters()]
-    model.zero_grad()
-    return found
+        found = [param.grad.to_local().clone() for param in model.parameters()]
+        model.zero_grad()
+        return found
 
-
-def differing(model: nn.Module, tokens: torch.Tensor, names: list[str]) -> dict[str, int]:
-    """Elements whose bits differ from FSDP2's, over all ranks; FSDP2 itself is asked twice."""
-    want = gradients(model, tokens, "native")
-    counts = {}
-    for name in names:
-        got = gradients(model, tokens, name)
-        count = sum((a != b).sum() for a, b in zip(want, got, strict=True))
+    want, counts = gradients(BASE), {}
+    for name in variants.handles:
+        count = sum((a != b).sum() for a, b in zip(want, gradients(name), strict=True))
         dist.all_reduce(count)
         counts[name] = int(count)
     return counts
 
 
-def measure(model: nn.Module, tokens: torch.Tensor, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    """Median step of each variant in each round, peak memory, and what the handle says."""
+def reducing(model: nn.Module) -> list[tuple[Any, str]]:
+    """Functions of FSDP2 in which gradients are reduced, and those that buckets put in their place."""
+    states = private.states_of(model)
+    names = (private.BACKWARD_BEGINS, private.BACKWARD_ENDS, private.FORWARD_BEGINS)
+    group = private.module("_fsdp_param_group").FSDPParamGroup
+    return [(group, "post_backward"), *((state, name) for state in states for name in names)]
+
+
+def look_at(model: nn.Module, step: Callable[[], None], variants: Variants, device: str) -> dict[str, Any]:
+    """Of each variant: peak memory, the host's time in reductions, the device's busy time."""
+    found: dict[str, Any] = {}
+    for name, handle in variants.handles.items():
+        variants.switch(name)
+        for _ in range(WARM):
+            step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        marks = [0.0]
+        with timed_calls(reducing(model)) as spent:
+            for _ in range(LOOKED_AT):
+                step()
+                marks.append(spent[0])
+        reducing_ms = 1e3 * statistics.median(after - before for before, after in pairwise(marks))
+        row = found[name] = {"reducing_ms": reducing_ms, "peak_mb": None, "busy_ms": None}
+        row["buckets"] = len(handle.plan.buckets) if handle else None
+        row["sequences"] = len(handle.sequences) if handle else None
+        if device == "cuda":
+            torch.cuda.synchronize()
+            row["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
+            row["busy_ms"] = busy_ms(step, LOOKED_AT)
+    return found
+
+
+def measure(model: nn.Module, tokens: torch.Tensor, args: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one number of tokens."""
     fused = {"fused": True} if args.device == "cuda" else {}
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5, **fused)
 
@@ -165,72 +228,122 @@ def measure(model: nn.Module, tokens: torch.Tensor, names: list[str], args: argp
         optimiser.step()
         optimiser.zero_grad()
 
-    found: dict[str, Any] = {name: {"ms": [], "peak_mb": 0.0, "buckets": 0} for name in names}
-    for _ in range(args.rounds):
-        for name in names:
-            with variant(model, name) as handle:
-                for _ in range(WARM):
-                    step()
-                if args.device == "cuda":
-                    torch.cuda.synchronize()
-                    torch.cuda.reset_peak_memory_stats()
-                dist.barrier()
-                found[name]["ms"].append(statistics.median(Stopwatch(args.device).time(step, args.steps)))
-                if args.device == "cuda":
-                    found[name]["peak_mb"] = max(found[name]["peak_mb"], torch.cuda.max_memory_allocated() / 2**20)
-                if handle is not None:
-                    found[name]["buckets"] = len(handle.plan.buckets)
-                    found[name]["sequences"] = len(handle.sequences)
-    return found
+    variants = Variants(model, args.variants, lambda: model(tokens).backward())
+    with repeatable(args.bits == "repeatable"):
+        bits = {} if args.bits == "off" else differing(model, tokens, variants)
+    looks = look_at(model, step, variants, args.device)
+    names = [name for name in variants.handles if name != BASE]
+    rounds = Interleaver(step, variants.switch, BASE, names, args.device)
+    free = rounds.run(0.6 * args.seconds, apart=False)
+    apart = rounds.run(0.4 * args.seconds, apart=True)
+    for handle in filter(None, variants.handles.values()):
+        handle.remove()
+    return {"bits": bits, "looks": looks, "free": free, "apart": apart, "groups": len(model.parts) + 1}
 
 
-def show(found: dict[str, Any], bits: dict[str, int], args: argparse.Namespace, elements: int) -> None:
-    base = found["native"]["ms"]
-    print(
-        f"{args.model}, {elements / 1e6:.0f} M parameters, {dist.get_world_size()} ranks on {args.device}, "
-        f"torch {torch.__version__}, reduce {args.reduce_dtype}, {args.rounds} rounds of {args.steps} steps\n"
-    )
-    print(
-        "| variant | reductions | ms a step | ratio to FSDP2 | spread of the ratio | peak, MB | elements that differ |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for name, row in found.items():
-        ratios = [mine / theirs for mine, theirs in zip(row["ms"], base, strict=True)]
-        print(
-            f"| {name} | {row['buckets'] or 'one a group'} | {statistics.median(row['ms']):.2f} | "
-            f"{statistics.median(ratios):.3f} | {min(ratios):.3f} to {max(ratios):.3f} | {row['peak_mb']:.0f} | "
-            f"{bits[name]} |"
+def cell(values: list[float], digits: int, unit: float = 1.0) -> str:
+    """Median and its 95 % interval."""
+    middle, low, high = (f"{unit * value:.{digits}f}" for value in interval(values))
+    return f"{middle} ({low} to {high})"
+
+
+def table(head: list[str], rows: list[list[Any]]) -> str:
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def as_training(found: dict[str, Any]) -> str:
+    rows, free = [], found["free"]
+    for name in [name for name in found["looks"] if name != BASE]:
+        ratios, look = torch.tensor(free.ratio[name], dtype=torch.float64), found["looks"][name]
+        low, high = ratios.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
+        peak = "-" if look["peak_mb"] is None else f"{look['peak_mb']:.0f}"
+        rows.append(
+            [name, look["buckets"] or found["groups"], f"{interval(free.step_ms[name])[0]:.2f}"]
+            + [cell(free.ratio[name], 4), f"{low:.3f} to {high:.3f}", peak, found["bits"].get(name, "-")]
         )
-    if args.json:
-        told = {"settings": vars(args), "ranks": dist.get_world_size(), "found": found, "bits": bits}
-        Path(args.json).write_text(json.dumps(told), encoding="utf-8")
+    head = ["variant", "reductions", "ms a step", "ratio to FSDP2 (95 %)", "9 of 10 ratios", "peak, MB"]
+    return table([*head, "elements that differ"], rows)
+
+
+def where_time_goes(found: dict[str, Any]) -> str:
+    rows, apart, groups = [], found["apart"], found["groups"]
+    for name in [name for name in found["looks"] if name != BASE]:
+        look = found["looks"][name]
+        busy = [f"{ms:.2f}" for ms in look["busy_ms"]] if look["busy_ms"] else ["-", "-"]
+        rows.append(
+            [name, f"{interval(apart.step_ms[name])[0]:.2f}", cell(apart.ratio[name], 4)]
+            + [f"{interval(apart.host_ms[name])[0]:.2f}", cell(apart.host_more_ms[name], 1, 1e3 / groups)]
+            + [f"{1e3 * look['reducing_ms'] / groups:.1f}", *busy]
+        )
+    head = ["variant", "ms a step", "ratio to FSDP2 (95 %)", "host, ms", "host beside FSDP2, us a group (95 %)"]
+    return table([*head, "reducing, us a group", "device busy, ms", "without NCCL, ms"], rows)
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """What limits a step of FSDP2, as far as the profiler says."""
+    step, look = interval(found["free"].step_ms[AGAIN])[0], found["looks"][BASE]
+    if look["busy_ms"] is None:
+        return "No kernels were recorded: what limits a step is not told."
+    both, without = (100 * ms / step for ms in look["busy_ms"])
+    limit = "the device" if without > 90 else "the host" if both < 90 else "the link, a waiting rank or the host"
+    return f"FSDP2's step: the device is busy {both:.0f} % of it, {without:.0f} % without NCCL; the limit is {limit}."
+
+
+def show(found: dict[str, Any], tokens: int, elements: int, args: argparse.Namespace) -> None:
+    where = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    print(
+        f"\n{args.model}, {elements / 1e6:.0f} M parameters in {found['groups']} groups, {tokens} tokens a rank, "
+        f"{dist.get_world_size()} ranks on {where}, torch {torch.__version__}, reduce {args.reduce_dtype}, "
+        f"{'cores of their own' if args.pin else 'any cores'}\n"
+    )
+    print(f"As training runs, {found['free'].count} rounds:\n\n{as_training(found)}\n\n{verdict(found)}\n")
+    print(f"Each step from an idle device, {found['apart'].count} rounds:\n\n{where_time_goes(found)}", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=tuple(TOKENS), default="transformer")
+    parser.add_argument("--tokens", type=int, nargs="+", help="a rank and step; several are reported one by one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seconds", type=float, default=60, help="of rounds, for each number of tokens")
+    parser.add_argument("--sizes", type=float, nargs="+", help="of buckets, in MB")
+    parser.add_argument("--ordered", type=float, nargs="*", default=[25.0], help="sizes with reductions in rank order")
+    parser.add_argument("--reduce-dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--pin", action="store_true", help="cores of its own for each rank")
+    parser.add_argument("--bits", choices=("repeatable", "as-is", "off"), default="repeatable")
+    parser.add_argument("--json", type=Path, help="also write every round to this file")
+    args = parser.parse_args()
+    args.tokens = args.tokens or list(TOKENS[args.model])
+    sizes = args.sizes or SIZES[args.model]
+    args.variants = [*(f"{size:g}" for size in sizes), *(f"ordered {size:g}" for size in args.ordered)]
+    return args
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=("transformer", "small", "tiny"), default="transformer")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--sizes", type=float, nargs="+", default=list(SIZES))
-    parser.add_argument("--reduce-dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--json", help="also write figures to this file")
-    args = parser.parse_args()
+    args = arguments()
+    if args.pin:
+        pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as much as it takes anyway, and repeatable
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     torch.manual_seed(0)
     with torch.device(args.device):
-        model, shape, vocabulary = build(args.model)
+        model = build(args.model)
     elements = sum(param.numel() for param in model.parameters())
     model = shard(model, args.device, getattr(torch, args.reduce_dtype))
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
-    tokens = torch.randint(vocabulary, shape, generator=generator).to(args.device)
-    names = ["native", *(f"{size:g}" for size in args.sizes), "ordered 25"]
-    bits = differing(model, tokens, names)
-    found = measure(model, tokens, names, args)
-    if dist.get_rank() == 0:
-        show(found, bits, args, elements)
+    told = []
+    for count in args.tokens:
+        length = min(count, LONGEST)
+        tokens = torch.randint(VOCABULARY[args.model], (count // length, length), generator=generator)
+        found = measure(model, tokens.to(args.device), args)
+        told.append({"tokens": count, **{k: vars(v) if isinstance(v, Rounds) else v for k, v in found.items()}})
+        if dist.get_rank() == 0:
+            show(found, count, elements, args)
+    if dist.get_rank() == 0 and args.json:
+        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+        args.json.write_text(json.dumps({"settings": settings, "ranks": dist.get_world_size(), "found": told}))
     dist.destroy_process_group()
 
 

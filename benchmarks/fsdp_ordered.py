@@ -6,8 +6,8 @@
 
 Size is that of a rank's input in float32. Providers take turns within a repeat and the slowest rank counts; a ratio is
 the median over repeats of ours / native of the same repeat, with its smallest and largest. On a GPU a repeat is a run
-of calls between two events on one stream, which includes what the host needs. Exit code 1 if a bit that is promised
-differs; nothing is timed then.
+of calls between two events on one stream, which includes what the host needs. Each rank needs a GPU of its own: NCCL
+2.28 refuses two ranks on one. Exit code 1 if a bit that is promised differs; nothing is timed then.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Here:
         self.gpu = (backend or ("nccl" if torch.cuda.is_available() else "gloo")) == "nccl"
         local = int(os.environ.get("LOCAL_RANK", "0"))
         self.device = torch.device("cuda", local) if self.gpu else torch.device("cpu")
+        if self.gpu and local >= torch.cuda.device_count():
+            sys.exit(f"rank {local} of this host has no GPU of its own: {torch.cuda.device_count()} found; start fewer")
         if self.gpu:
             torch.cuda.set_device(self.device)
         dist.init_process_group("nccl" if self.gpu else "gloo")

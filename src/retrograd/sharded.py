@@ -23,6 +23,7 @@ def leftovers(group: Any) -> Iterator[Any]:
     """Parameters of a group whose unreduced gradients are still there: they would be added to the next step's."""
     for param in group.fsdp_params:
         leaf = getattr(param, "_unsharded_param", None)
-        held = getattr(param, "unsharded_accumulated_grad", None) if leaf is not None else None
-        if held is not None or (leaf is not None and leaf.grad is not None):
+        if leaf is None:
+            continue
+        if leaf.grad is not None or getattr(param, "unsharded_accumulated_grad", None) is not None:
             yield param

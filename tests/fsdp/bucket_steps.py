@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -96,6 +98,10 @@ def build(kind: str) -> nn.Module:
     if kind == "accumulate apart":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         return shard(Net(), mp_policy=policy)
+    if kind == "two in flight":
+        net = shard(Net())
+        net.set_reduce_scatter_max_input_buffers(2)
+        return net
     if kind == "bfloat16":
         return shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     return shard(Net())
@@ -174,7 +180,7 @@ def train(kind: str, steps: int = STEPS, buckets: dict[str, Any] | None = None, 
         handle = bucket_gradients(net, **buckets)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
     seen: dict[str, Any] = {"grads": [], "hashes": []}
-    with counted() as sent:
+    with counted() as sent, kept(net) as most:
         for step in range(steps):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -186,7 +192,7 @@ def train(kind: str, steps: int = STEPS, buckets: dict[str, Any] | None = None, 
             if handle is not None:
                 seen["hashes"].append(handle.hash())
     seen["params"] = {name: local(p) for name, p in net.named_parameters()} if keep else {}
-    seen["sent"] = sent[0] / steps
+    seen["sent"], seen["most kept"] = sent[0] / steps, most[0]
     if handle is not None:
         seen |= {"plan": handle.plan.to_json(), "report": handle.report(), "log": handle.log}
         handle.remove()
@@ -217,6 +223,30 @@ def recorded(kind: str, buckets: dict[str, Any], still: int = 12, steps: int = 2
         "reductions": reductions, "launches": handle.log[-1], "whole": log.hash(),
         "unnamed": [c.details for c in log.log().table if not c.modules],
     }  # fmt: skip
+
+
+@contextmanager
+def kept(net: Any) -> Iterator[list[int]]:
+    """How many inputs of reductions FSDP2 and buckets kept at once, whenever buckets had made another."""
+    from retrograd.fsdp import private
+    from retrograd.fsdp.flight import Flight
+
+    most, root, methods = [0], private.states_of(net)[0], {"add": Flight.add, "follow": Flight.follow}
+
+    def after(name: str, new: int) -> None:
+        def method(self: Any, *args: Any) -> None:
+            methods[name](self, *args)
+            most[0] = max(most[0], len(self.inputs) + private.inputs_kept(root) + new)
+
+        setattr(Flight, name, method)
+
+    after("add", 0)
+    after("follow", 1)  # FSDP2 has not been told yet
+    try:
+        yield most
+    finally:
+        for name, method in methods.items():
+            setattr(Flight, name, method)
 
 
 class counted:

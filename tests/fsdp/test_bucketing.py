@@ -188,6 +188,59 @@ def test_removed_without_a_trace(net):
     assert state() == before
 
 
+def test_paused_fsdp2_reduces_alone_and_another_handle_may_take_its_place(net):
+    def backward():
+        net(torch.ones(2, 4)).sum().backward()
+
+    handle = bucket(net)
+    backward()
+    handle.pause()
+    handle.pause()
+    backward()
+    assert handle.backwards == 1
+    other = bucket(net)
+    backward()
+    with pytest.raises(UsageError, match=r"has buckets already; remove\(\)"):
+        handle.resume()
+    other.remove()
+    handle.resume()
+    handle.resume()
+    backward()
+    assert (handle.backwards, other.backwards) == (2, 1)
+    assert len(handle.sequences) == 1
+    handle.remove()
+    with pytest.raises(UsageError, match=r"resume\(\) was called after remove\(\)"):
+        handle.resume()
+
+
+@pytest.mark.parametrize("what", ["remove", "pause", "resume"])
+def test_a_handle_stays_as_it_is_in_backward(net, what):
+    handle = bucket(net)
+    out = net(torch.ones(2, 4)).sum()
+    out.register_hook(lambda _: getattr(handle, what)())
+    with pytest.raises(UsageError, match=rf"{what}\(\) was called inside backward"):
+        out.backward()
+
+
+@pytest.mark.parametrize(("mb", "straight"), [(1e-6, 3), (25.0, 1)], ids=["alone", "together"])
+def test_a_group_alone_is_reduced_by_the_call_that_fsdp2_makes(net, monkeypatch, mb, straight):
+    """The first layer's input needs no gradient, so it goes last and alone, whatever the bucket."""
+    from retrograd.fsdp.private.versions import replaced
+
+    handle = bucket(net, bucket_mb=mb)
+    theirs, calls = replaced["theirs"], []
+
+    def watching(*given):
+        calls.append(len(given[1]))
+        return theirs(*given)
+
+    monkeypatch.setitem(replaced, "theirs", watching)
+    net(torch.ones(2, 4)).sum().backward()
+    assert calls == [2] * straight
+    assert [len(one.groups) for one in handle.log[-1]] == ([1, 1, 1] if straight == 3 else [2, 1])
+    assert all(param.grad is not None for param in net.parameters())
+
+
 def test_a_plan_of_another_model(net):
     handle = bucket(net)
     net(torch.ones(2, 4)).sum().backward()

@@ -10,6 +10,8 @@ import pytest
 import torch
 from ranks import Ranks
 
+from retrograd.fsdp.buckets import Bucket, BucketPlan
+
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without distributed")
 
 SIZES = (0.0001, 0.004, 100)  # one group a bucket; two; everything
@@ -73,15 +75,43 @@ def test_two_ranks_get_the_bits_of_fsdp2(ranks, kind):
     assert sent[0] > sent[1] > sent[2]
 
 
+MORE = pytest.param(
+    "two in flight", marks=pytest.mark.skipif(not RESETS, reason="this torch keeps one input in flight")
+)
+
+
+@pytest.mark.parametrize("kind", ["plain", "twice", "random", "unused", "accumulate", "bfloat16", MORE])
+def test_buckets_of_one_group_between_buckets_of_several(ranks, kind):
+    """FSDP2 keeps what is in flight of the former, retrograd of the latter: together no more than FSDP2 alone."""
+    native = ranks.run(steps.train, kind)
+    options = {"bucket_mb": 0.004, **ALONE.get(kind, {})}
+    plan = BucketPlan.from_json(ranks.run(steps.train, kind, 1, options)[0]["plan"])
+    groups = {group.name: group for group in plan.groups}
+    first, second, third, fourth, *rest = [name for bucket in plan.buckets for name in bucket.groups]
+    uneven = [
+        (first,),
+        (second, third),
+        (fourth,),
+        *((name,) for name in rest[:1]),
+        tuple(rest[1:-1]),
+        tuple(rest[-1:]),
+    ]
+    uneven = [Bucket(names, sum(groups[n].bytes for n in names), groups[names[0]].key) for names in uneven if names]
+    ours = ranks.run(steps.train, kind, steps.STEPS, options | {"plan": replace(plan, buckets=tuple(uneven))})
+    same_bits(native, ours)
+    assert len({word for one in ours for word in one["hashes"]}) == 1
+    assert [one["most kept"] for one in ours] == ([2, 2] if kind == "two in flight" else [1, 1])
+
+
 @pytest.mark.parametrize("kind", ["hsdp", "no all-reduce"])
 def test_replicas_of_shards(four, kind):
     native = four.run(steps.train, kind)
-    for size in SIZES[1:]:
+    for size in SIZES:
         ours = four.run(steps.train, kind, steps.STEPS, {"bucket_mb": size})
         same_bits(native, ours)
         assert len({word for one in ours for word in one["hashes"]}) == 1
         # Sums that wait for their all-reduce belong to one group and are not mixed with another's.
-        assert (ours[0]["sent"] < native[0]["sent"]) is (kind == "hsdp")
+        assert (ours[0]["sent"] < native[0]["sent"]) is (kind == "hsdp" and size != SIZES[0])
 
 
 def test_sums_that_wait_for_their_all_reduce_are_added_to_once(four):

@@ -12,7 +12,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -26,15 +25,23 @@ _MODULE, _DISTRIBUTED, _SELF = "module", "distributed", "self"
 _here = threading.local()
 
 
-@contextmanager
-def naming(names: Sequence[str]) -> Iterator[None]:
-    """Collectives issued inside carry the gradients of these modules: for code that joins several groups in one."""
-    before = getattr(_here, "names", None)
-    _here.names = tuple(names)
-    try:
-        yield
-    finally:
-        _here.names = before
+class naming:
+    """Collectives issued inside carry the gradients of these modules: for code that joins several groups in one.
+
+    Entered for each bucket of each step, hence no generator.
+    """
+
+    __slots__ = ("_before", "_names")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+
+    def __enter__(self) -> None:
+        self._before: Any = getattr(_here, "names", None)
+        _here.names = self._names
+
+    def __exit__(self, *_: object) -> None:
+        _here.names = self._before
 
 
 def param_group_class() -> Any:

@@ -22,7 +22,6 @@ from retrograd.fsdp import private
 from retrograd.fsdp.agreement import Agreement
 from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher
 from retrograd.fsdp.planning import Model, plans_differ
-from retrograd.fsdp.private import Call
 from retrograd.fsdp.reducing import Backward, Launch, sequence_hash
 
 _KEPT = 100  # backwards whose launches the log keeps
@@ -56,18 +55,15 @@ class Buckets:
         self.sequences: list[str] = []
         self._settings: _Settings = settings
         self._model: Model = Model(model, settings.comm)
+        self._step_hook: Any = None  # while gradients are held; none after remove() or pause()
         self._removed: bool = False
         self._agreed: bool = False
         self._open: Backward | None = None
+        self._hash: str = ""  # of the last in the log
         self._log: deque[tuple[Launch, ...]] = deque(maxlen=_KEPT)
         self._peak: tuple[int, int, str | None] = (0, 0, None)
-        groups = list(self._model.groups.values())
-        private.take_over(groups, self._arrive)
-        # On the root only, where FSDP2's own hook leaves a compiled graph anyway. A root whose backward failed believes
-        # that it is being checkpointed and does not ask who starts a step; this hook comes first.
-        self._step_hook: Any = model.register_forward_pre_hook(private.uncompiled(self._step), prepend=True)
-        self._agreement: Agreement = Agreement(private.ranks_of(groups), settings.timeout)
         self._hook()
+        self._agreement: Agreement = Agreement(private.ranks_of(list(self._model.groups.values())), settings.timeout)
 
     @property
     def log(self) -> list[tuple[Launch, ...]]:
@@ -82,7 +78,7 @@ class Buckets:
         """
         if not self._log:
             raise UsageError("no backward has ended yet; hash() is that of the last one")
-        return sequence_hash(self._log[-1])
+        return self._hash
 
     def report(self) -> str:
         """What was planned, what happened and what it cost, as text."""
@@ -103,22 +99,54 @@ class Buckets:
         Raises:
             UsageError: a backward is running, some of whose gradients are held.
         """
+        self._unhook("remove")
+        self._removed = True
+
+    def pause(self) -> None:
+        """Leave reduction to FSDP2 until `resume`, on every rank: to compare both in one run; the plan is kept.
+
+        Raises:
+            UsageError: a backward is running, some of whose gradients are held.
+        """
+        self._unhook("pause")
+
+    def resume(self) -> None:
+        """Go on after `pause`, on every rank; does nothing if nothing was paused.
+
+        Raises:
+            UsageError: a backward is running, the handle was removed, or others are in its place.
+        """
         if self._removed:
+            raise UsageError("resume() was called after remove(); call bucket_gradients again, with plan=handle.plan")
+        if private.in_backward():
+            raise UsageError("resume() was called inside backward; call it between steps")
+        if self._step_hook is None:
+            self._hook()
+
+    def _unhook(self, what: str) -> None:
+        if self._step_hook is None:
             return
         if private.in_backward():
-            raise UsageError("remove() was called inside backward; call it between steps")
+            raise UsageError(f"{what}() was called inside backward; call it between steps")
         self._abandon()
         self._step_hook.remove()
+        self._step_hook = None
         for state in self._model.states:
             for name in (private.BACKWARD_BEGINS, private.BACKWARD_ENDS, private.FORWARD_BEGINS, private.RESET):
                 private.unshadow(state, name)
         for group in self._model.groups.values():
             private.unshadow(group, private.INPUTS_WATCHED)
         private.give_back(list(self._model.groups.values()))
-        self._removed = True
         withdraw(self._model.root)
 
     def _hook(self) -> None:
+        private.take_over(list(self._model.groups.values()), self._arrive)
+        # On the root only, where FSDP2's own hook leaves a compiled graph anyway. A root whose backward failed believes
+        # that it is being checkpointed and does not ask who starts a step; this hook comes first.
+        hook = private.uncompiled(self._step)
+        self._step_hook = self._model.root.register_forward_pre_hook(hook, prepend=True)
+        if self._agreed and self.plan is not None:
+            self._announce(self.plan)
         for state in self._model.states:
             private.shadow(state, private.BACKWARD_BEGINS, lambda before, state=state: self._begins(before, state))
             private.shadow(state, private.BACKWARD_ENDS, self._ends)
@@ -148,8 +176,12 @@ class Buckets:
                 self._recover()
 
     def _forward(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        root = self._model.states[0]
+
         def root_pre_forward(*args: Any, **kwargs: Any) -> Any:
-            self._step()  # when forward is called on a part of the model
+            # Each part calls it in each forward; only where forward is called on a part alone is there anything to do.
+            if self._open is not None or private.failed(root):
+                self._step()
             return before(*args, **kwargs)
 
         return root_pre_forward
@@ -194,7 +226,7 @@ class Buckets:
         due = bool(settings.verify_every) and self.backwards % settings.verify_every == 0
         checked = bool(expected) and (due or settings.missing == "skip")
         launcher = Launcher(plan, expected, settings.max_pending)
-        self._open = Backward(self._model, launcher, settings.missing, self._agreement if checked else None)
+        self._open = Backward(self._model, launcher, expected, settings.missing, self._agreement if checked else None)
 
     def _agree_on_plan(self) -> BucketPlan:
         """The plan; at the first backward made, or looked at, and compared over ranks before anything is reduced."""
@@ -211,25 +243,26 @@ class Buckets:
             )
         self._agreement.require("the comparison of plans", plan.hash, plan.to_json, plans_differ)
         self.plan, self._agreed = plan, True
-        announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
+        self._announce(plan)
         for group in self._model.groups.values():
             private.unshadow(group, private.INPUTS_WATCHED)
         return plan
 
-    def _arrive(self, call: Call) -> tuple[Any, ...]:
-        """FSDP2 would reduce a group's gradients: hold them; what it is told instead."""
+    def _announce(self, plan: BucketPlan) -> None:
+        announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
+
+    def _arrive(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """FSDP2 would reduce a group's gradients, with these arguments; what it is told."""
         if self._open is None:
             raise BucketError(
                 "gradients arrived in a backward that FSDP2 did not announce; was the graph kept after a backward that "
                 "failed? Run forward again, or call reset_iter_state()"
             )
         try:
-            with torch.no_grad():
-                self._open.arrive(call)
+            return self._open.arrive(given)
         except BaseException:
             self._abandon()
             raise
-        return call.placeholder()
 
     def _end(self) -> None:
         backward = self._open
@@ -240,9 +273,12 @@ class Buckets:
         if not backward.expected:  # an accumulating backward, which reduces nothing
             return
         self.backwards += 1
-        self._log.append(tuple(backward.launches))
-        if self.hash() not in self.sequences:
-            self.sequences.append(self.hash())
+        launches = tuple(backward.launches)
+        if not self._log or launches != self._log[-1]:
+            self._hash = sequence_hash(launches)
+        self._log.append(launches)
+        if self._hash not in self.sequences:
+            self.sequences.append(self._hash)
         launcher = backward.launcher
         if launcher.peak_bytes > self._peak[0]:
             self._peak = (launcher.peak_bytes, launcher.peak_groups, launcher.blocked_by)
@@ -306,7 +342,7 @@ def bucket_gradients(
         timeout: how many seconds ranks wait for each other when they compare.
 
     Returns:
-        A handle: `.plan`, `.log`, `.hash()`, `.report()`, and `.remove()`, which undoes it.
+        A handle: `.plan`, `.log`, `.hash()`, `.report()`, `.pause()` and `.resume()`, and `.remove()`, which undoes it.
 
     Raises:
         UsageError: an argument is wrong, the model is not the root of sharded modules or has buckets already, this

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,21 @@ class BucketPlan:
                 for _, members in buckets
             ),
         )
+
+    @cached_property
+    def homes(self) -> dict[str, int]:
+        """The number of each group's bucket."""
+        return {name: i for i, bucket in enumerate(self.buckets) for name in bucket.groups}
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Groups in the order in which they leave."""
+        return tuple(name for bucket in self.buckets for name in bucket.groups)
+
+    @cached_property
+    def lone(self) -> tuple[str, ...]:
+        """Of each bucket the name of its group, if it holds one alone, and nothing after the last."""
+        return (*(bucket.groups[0] if len(bucket.groups) == 1 else "" for bucket in self.buckets), "")
 
     @property
     def hash(self) -> str:
@@ -225,6 +241,7 @@ class Launcher:
         peak_groups: most groups that waited at once so far.
         blocked_by: the group that was waited for when most waited.
         next: the bucket that leaves next.
+        pending_bytes: bytes held now.
     """
 
     plan: BucketPlan
@@ -237,25 +254,28 @@ class Launcher:
     _arrived: set[str] = field(default_factory=set[str])
     _pending: dict[str, int] = field(default_factory=dict[str, int])
     _again: dict[str, int] = field(default_factory=dict[str, int])
-    _home: dict[str, int] = field(default_factory=dict[str, int])
+    _lacking: list[int] = field(default_factory=list[int])  # by bucket: groups that have not arrived
+    _reached: int = 0
+    pending_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.expected = frozenset(self.expected)
-        self._home = {name: i for i, bucket in enumerate(self.plan.buckets) for name in bucket.groups}
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes held now."""
-        return sum(self._pending.values()) + sum(self._again.values())
+        self._lacking = [0] * len(self.plan.buckets) + [1]  # no bucket leaves after the last
+        for name, index in self.plan.homes.items():
+            self._lacking[index] += name in self.expected
 
     @property
     def blocking(self) -> str | None:
         """The first group of the next bucket that has not arrived."""
-        for bucket in self.plan.buckets[self.next :]:
-            for name in bucket.groups:
-                if name in self.expected and name not in self._arrived:
-                    return name
-        return None
+        order = self.plan.order
+        # Never back: what has arrived stays so. From the start, each of 200 groups of a bucket would be looked at
+        # whenever one arrives.
+        while self._reached < len(order) and (
+            order[self._reached] in self._arrived or order[self._reached] not in self.expected
+        ):
+            self._reached += 1
+        waits = self.next < len(self.plan.buckets) and self._reached < len(order)
+        return order[self._reached] if waits else None
 
     def arrive(self, name: str, size: int) -> list[int]:
         """Take gradients of a group; the buckets that leave now, in order.
@@ -263,16 +283,24 @@ class Launcher:
         Raises:
             BucketError: more than `max_pending` bytes would be held; names the group that is waited for.
         """
-        if name not in self._home:
+        home = self.plan.homes.get(name)
+        if home is None:
             raise BucketError(f"group {name} is not in the plan; make a plan of the model as it is")
         if name in self._arrived:
-            self._again[name] = max(size, self._again.get(name, 0))
+            before = self._again.get(name, 0)
+            self._again[name] = max(size, before)
+            self.pending_bytes += self._again[name] - before
         else:
             self._arrived.add(name)
             self._pending[name] = size
+            self.pending_bytes += size
+            self._lacking[home] -= name in self.expected
         leaving: list[int] = []
-        while self.next < len(self.plan.buckets) and self._complete(self.next):
+        # A bucket of frozen groups leaves, empty, with the next one: what is left at the end is then only what misses.
+        while not self._lacking[self.next]:
             leaving += self._leave()
+        if not self._pending and not self._again:
+            return leaving
         self._note()
         if self.max_pending is not None and self.pending_bytes > self.max_pending:
             raise BucketError(
@@ -281,6 +309,19 @@ class Launcher:
                 "plan says; make a plan in which it comes later, or raise max_pending_mb"
             )
         return leaving
+
+    def passes(self, name: str) -> bool:
+        """Whether a group is all that leaves now, in a bucket of its own: then it has left, or else nothing is done.
+
+        What `arrive` would do, without the accounts of what waits.
+        """
+        index = self.next
+        if self.plan.lone[index] != name or self._lacking[index] != 1 or not self._lacking[index + 1]:
+            return False
+        self._arrived.add(name)
+        self._lacking[index] = 0
+        self.next = index + 1
+        return True
 
     def missing(self) -> list[str]:
         """Groups that were expected and have not arrived, in the order of the plan."""
@@ -295,21 +336,19 @@ class Launcher:
 
     def repeated(self) -> list[tuple[int, list[str]]]:
         """After `finish`: (bucket, groups) of gradients that arrived again; they leave now."""
+        if not self._again:
+            return []
         again = [
             (i, [name for name in bucket.groups if name in self._again]) for i, bucket in enumerate(self.plan.buckets)
         ]
+        self.pending_bytes -= sum(self._again.values())
         self._again.clear()
         return [(i, names) for i, names in again if names]
-
-    def _complete(self, index: int) -> bool:
-        wanted = [name for name in self.plan.buckets[index].groups if name in self.expected]
-        # A bucket of frozen groups leaves, empty, with the next one: what is left at the end is then only what misses.
-        return all(name in self._arrived for name in wanted)
 
     def _leave(self) -> list[int]:
         index, self.next = self.next, self.next + 1
         for name in self.plan.buckets[index].groups:
-            self._pending.pop(name, None)
+            self.pending_bytes -= self._pending.pop(name, 0)
         return [index]
 
     def _note(self) -> None:

@@ -10,36 +10,50 @@ from retrograd.fsdp.private import Call
 
 
 class Flight:
-    """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel."""
+    """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel.
 
-    def __init__(self) -> None:
-        self._inputs: list[tuple[Any, Any]] = []
+    Attributes:
+        inputs: of reduce-scatters, each with the event after which it is free.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.inputs: list[tuple[Any, Any]] = []
         self._held: list[Any] = []
         self._events: dict[Any, Any] = {}
-        self._handle: Any = None
+        self._handle: Any = handle
 
     def join(self, calls: list[Call], grads: list[torch.Tensor]) -> Any:
         """Order the current stream after those on which gradients were made; the current stream."""
-        stream = calls[0].device_handle.current_stream()
-        for call in calls:
-            if call.stream != stream:
+        stream = self._handle.current_stream()
+        apart = [call for call in calls if call.stream != stream]
+        for call in apart:
+            if call.event is None:
+                stream.wait_stream(call.stream)
+            else:
                 stream.wait_event(call.event)
-        if any(call.stream != stream for call in calls) and grads[0].device.type != "cpu":
+        if apart and grads[0].device.type != "cpu":
             for grad in grads:  # made on another stream, whose allocator must not reuse it before copy-in
                 grad.record_stream(stream)
         return stream
 
-    def make_room(self, stream: Any, most: int) -> None:
+    def make_room(self, most: int) -> None:
         """Wait until fewer than `most` inputs are being reduced: what FSDP2 does before each of its reductions."""
-        while len(self._inputs) >= most:
-            _, event = self._inputs.pop(0)
+        while self.inputs and len(self.inputs) >= most:
+            _, event = self.inputs.pop(0)
             if event is not None:
-                stream.wait_event(event)
+                self._handle.current_stream().wait_event(event)
 
-    def add(self, call: Call, result: dict[str, Any]) -> None:
+    def follow(self, stream: Any, event: Any) -> None:
+        """Wait at the end for a reduction whose buffers FSDP2 keeps.
+
+        FSDP2 waits too, but for the last event of a stream, which may since be that of a group that is held.
+        """
+        if stream is not None:
+            self._events[stream] = event
+
+    def add(self, result: dict[str, Any]) -> None:
         """Keep what a reduction still reads or writes."""
-        self._handle = call.device_handle
-        self._inputs.append((result["reduce_scatter_input"], result["reduce_scatter_event"]))
+        self.inputs.append((result["reduce_scatter_input"], result["reduce_scatter_event"]))
         if result["all_reduce_input"] is not None:
             self._held.append((result["all_reduce_input"], result["all_reduce_event"]))
         # 2.11 and 2.12 do not say which stream came last; waiting for every event is right as well.
@@ -47,13 +61,13 @@ class Flight:
 
     def land(self) -> None:
         """Order the current stream after everything in flight, then let go of it."""
-        if self._handle is None:
+        if not self.inputs and not self._held and not self._events:
             return
         stream = self._handle.current_stream()
-        ended = [event for _, event in (*self._inputs, *self._held)]
+        ended = [event for _, event in (*self.inputs, *self._held)]
         for event in (*ended, *self._events.values()):
             if event is not None:
                 stream.wait_event(event)
-        self._inputs.clear()
+        self.inputs.clear()
         self._held.clear()
         self._events.clear()

@@ -20,7 +20,10 @@ class Model:
         states: what `fully_shard` keeps of each call, the root's first.
         groups: parameter groups by name, in the order of modules.
         modules: names of each group's modules as logs of collectives have them, "" for the root.
+        comm: a reduce-scatter for all groups, or None.
+        handle: torch.cuda, or torch.cpu.
         late: names of groups whose gradients come when backward ends.
+        launches: what was reduced before, so that it need not be described anew.
     """
 
     def __init__(self, root: Any, comm: Any) -> None:
@@ -30,8 +33,10 @@ class Model:
         names = private.names_of(root, groups)
         self.groups: dict[str, Any] = dict(zip(names, groups, strict=True))
         self.modules: dict[str, tuple[str, ...]] = dict(zip(names, private.modules_of(root, groups), strict=True))
+        self.handle: Any = private.device_handle(groups[0].device)
         self.late: set[str] = set()
-        self._comm: Any = comm
+        self.launches: dict[Any, Any] = {}
+        self.comm: Any = comm
         self._home: dict[int, str] = {id(p): name for name, group in self.groups.items() for p in group.fsdp_params}
         self._names: dict[int, str] = private.parameter_names(root, groups)
 
@@ -50,12 +55,9 @@ class Model:
 
     def call(self, name: str) -> Call:
         """The call that would reduce a group, with no gradients yet."""
-        return self.with_comm(Call.of(self.groups[name]))
-
-    def with_comm(self, call: Call) -> Call:
-        """The call with our reduce-scatter, if there is one."""
-        if self._comm is not None:
-            call.arguments["reduce_scatter_comm"] = self._comm
+        call = Call.of(self.groups[name])
+        if self.comm is not None:
+            call.arguments["reduce_scatter_comm"] = self.comm
         return call
 
     def specs(self) -> dict[str, Group]:

@@ -11,8 +11,13 @@ Read in 2.11.0, 2.12.1, 2.13.0 and 2.15.0; what differs between them stands in `
 from __future__ import annotations
 
 from retrograd.fsdp.private.calls import Call as Call
+from retrograd.fsdp.private.calls import arguments_of as arguments_of
+from retrograd.fsdp.private.calls import device_handle as device_handle
 from retrograd.fsdp.private.calls import give_back as give_back
+from retrograd.fsdp.private.calls import reduce_as_given as reduce_as_given
 from retrograd.fsdp.private.calls import take_over as take_over
+from retrograd.fsdp.private.calls import wire_dtype as wire_dtype
+from retrograd.fsdp.private.calls import with_comm as with_comm
 from retrograd.fsdp.private.groups import begun as begun
 from retrograd.fsdp.private.groups import buffers_in_flight as buffers_in_flight
 from retrograd.fsdp.private.groups import compiled_autograd as compiled_autograd
@@ -24,6 +29,7 @@ from retrograd.fsdp.private.groups import forward_order as forward_order
 from retrograd.fsdp.private.groups import grad_dtype as grad_dtype
 from retrograd.fsdp.private.groups import groups_of as groups_of
 from retrograd.fsdp.private.groups import in_backward as in_backward
+from retrograd.fsdp.private.groups import inputs_kept as inputs_kept
 from retrograd.fsdp.private.groups import look_again as look_again
 from retrograd.fsdp.private.groups import manual as manual
 from retrograd.fsdp.private.groups import modules_of as modules_of

@@ -12,17 +12,33 @@ from retrograd.errors import UsageError
 from retrograd.fsdp.private.versions import HOME, module, original, replaced, version
 
 _OWNER = "_retrograd_reduce"  # on each FSDPParam that has buckets: who takes its gradients
+# Arguments that calls have to share to be one: these by identity, those by value.
+_SAME = (
+    "reduce_scatter_group",
+    "reduce_scatter_stream",
+    "all_reduce_group",
+    "all_reduce_stream",
+    "all_reduce_hook",
+    "prepare_reduce_scatter_inputs",
+)
+_EQUAL = ("device", "gradient_divide_factor", "force_sum_reduction_for_comms", "all_reduce_grads")
 
 
 class Call:
-    """One call of `foreach_reduce` that was held back, or that is made up for a group without gradients."""
+    """One call of `foreach_reduce` that was held back, or that is made up for a group without gradients.
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    Args:
+        arguments: by name.
+        stream: on which its gradients were made.
+        event: after them on that stream; None where waiting for the whole stream is as good.
+    """
+
+    def __init__(self, arguments: dict[str, Any], stream: Any, event: Any = None) -> None:
         self.arguments = arguments
         self.params: list[Any] = list(arguments["fsdp_params"])
         self.grads: list[torch.Tensor] = list(arguments["unsharded_grads"])
-        self.stream: Any = self.device_handle.current_stream()
-        self.event: Any = self.stream.record_event()
+        self.stream: Any = stream
+        self.event: Any = event
         self.partial: Any = arguments["partial_reduce_output"]
 
     @classmethod
@@ -60,13 +76,9 @@ class Call:
                 "all_reduce_hook": group._all_reduce_hook,
                 "force_sum_reduction_for_comms": group.force_sum_reduction_for_comms,
                 "prepare_reduce_scatter_inputs": getattr(group, "_prepare_reduce_scatter_inputs", None),
-            }
+            },
+            device_handle(group.device).current_stream(),
         )
-
-    @property
-    def device_handle(self) -> Any:
-        """The module of streams and events: torch.cuda, or torch.cpu, where both do nothing."""
-        return torch.get_device_module(self.arguments["device"])
 
     @property
     def reduce_dtype(self) -> torch.dtype | None:
@@ -84,27 +96,20 @@ class Call:
         """Calls of equal kind can be one."""
         given = self.arguments
         dtype = self.reduce_dtype or (self.grads[0].dtype if self.grads else None)
-        names = (
-            "reduce_scatter_group reduce_scatter_stream all_reduce_group all_reduce_stream all_reduce_hook "
-            "prepare_reduce_scatter_inputs"
-        )
-        same = tuple(id(given.get(name)) for name in names.split())
-        values = tuple(
-            given.get(name)
-            for name in ("device", "gradient_divide_factor", "force_sum_reduction_for_comms", "all_reduce_grads")
-        )
+        same = [id(given.get(name)) for name in _SAME]
+        values = [given.get(name) for name in _EQUAL]
         return (_kind_of(given["reduce_scatter_comm"]), dtype, given.get("orig_dtype"), *same, *values)
 
-    def placeholder(self) -> tuple[Any, ...]:
+    def placeholder(self, event: Any) -> tuple[Any, ...]:
         """What FSDP2 is told while gradients are held: an event that has nothing to wait for, and no buffer.
 
         On 2.11 it waits for the events without looking whether there are any, so they must be real.
         """
         told = {
             "reduce_scatter_input": None,
-            "reduce_scatter_event": self.event,
+            "reduce_scatter_event": event,
             "post_reduce_stream": self.arguments["reduce_scatter_stream"],
-            "post_reduce_event": self.event,
+            "post_reduce_event": event,
             "all_reduce_input": None,
             "all_reduce_event": None,
             "partial_reduce_output": self.partial,
@@ -134,8 +139,39 @@ def _kind_of(comm: Any) -> Any:
     return getattr(comm, "bucket_key", id(comm))  # anyone's: it may know its module
 
 
-def take_over(groups: Sequence[Any], owner: Callable[[Call], tuple[Any, ...]]) -> None:
-    """From now on `owner` is called where FSDP2 would reduce gradients of these groups.
+def device_handle(device: torch.device) -> Any:
+    """The module of streams and events: torch.cuda, or torch.cpu, where both do nothing."""
+    return torch.get_device_module(device)
+
+
+def arguments_of(given: tuple[Any, ...]) -> dict[str, Any]:
+    """FSDP2's arguments by name."""
+    return dict(zip(version().arguments, given, strict=True))
+
+
+def with_comm(given: tuple[Any, ...], comm: Any) -> tuple[Any, ...]:
+    """FSDP2's arguments with another reduce-scatter."""
+    at = version().arguments.index("reduce_scatter_comm")
+    return (*given[:at], comm, *given[at + 1 :])
+
+
+def wire_dtype(given: tuple[Any, ...]) -> torch.dtype:
+    """The dtype in which gradients of FSDP2's arguments are sent."""
+    return given[replaced["facts"].reduce_dtype_at] or given[1][0].dtype
+
+
+def reduce_as_given(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, Any]:
+    """Let FSDP2 reduce one group: what it is to be told, and the reduction's stream, if it is named, and last event.
+
+    The answer goes back to FSDP2 as it is, which then keeps buffers and waits for them as ever.
+    """
+    answer, facts = replaced["theirs"](*given), replaced["facts"]
+    # 2.11 and 2.12 name no stream, and wait for each group's event by themselves.
+    return answer, facts.stream_at and answer[facts.stream_at], answer[facts.event_at]
+
+
+def take_over(groups: Sequence[Any], owner: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """From now on `owner` is called, with all arguments by place, where FSDP2 would reduce gradients of these groups.
 
     Raises:
         UsageError: their gradients are in buckets already.
@@ -146,17 +182,20 @@ def take_over(groups: Sequence[Any], owner: Callable[[Call], tuple[Any, ...]]) -
     theirs = original()
     if "ours" not in replaced:
         signature = inspect.signature(theirs)
+        count = len(signature.parameters)
 
         def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs)
-            mine = given.arguments["fsdp_params"]
+            mine = args[0] if args else kwargs["fsdp_params"]
             taker = getattr(mine[0], _OWNER, None) if mine else None
             if taker is None:
                 return theirs(*args, **kwargs)
-            given.apply_defaults()
-            return taker(Call(dict(given.arguments)))
+            if kwargs or len(args) != count:
+                given = signature.bind(*args, **kwargs)
+                given.apply_defaults()
+                args = tuple(given.arguments.values())
+            return taker(args)
 
-        replaced.update(ours=foreach_reduce, users=0)
+        replaced.update(ours=foreach_reduce, theirs=theirs, facts=version(), users=0)
         module("_fsdp_param_group").foreach_reduce = foreach_reduce
     replaced["users"] += 1
     for param in params:

@@ -193,6 +193,14 @@ def buffers_in_flight(state: Any) -> int:
     return getattr(state._comm_ctx, "reduce_scatter_max_input_buffers", 1)
 
 
+def inputs_kept(state: Any) -> int:
+    """How many inputs of reduce-scatters FSDP2 itself keeps until they are reduced."""
+    context = state._comm_ctx
+    kept = getattr(context, "reduce_scatter_states", None)  # 2.11 and 2.12 keep one
+    kept = [context.reduce_scatter_state] if kept is None else kept
+    return sum(getattr(one, "reduce_scatter_input", None) is not None for one in kept)
+
+
 def wait_for_offload(group: Any) -> None:
     """Gradients that go to the CPU are there when backward has ended."""
     for param in group.fsdp_params:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -60,6 +61,21 @@ class Version:
     resets: bool
     ran: bool
 
+    @cached_property
+    def reduce_dtype_at(self) -> int:
+        """The place of this argument."""
+        return self.arguments.index("reduce_dtype")
+
+    @cached_property
+    def event_at(self) -> int:
+        """The place of the last event among what is returned."""
+        return self.returns.index("post_reduce_event")
+
+    @cached_property
+    def stream_at(self) -> int | None:
+        """The place of its stream; None where it is not returned."""
+        return self.returns.index("post_reduce_stream") if "post_reduce_stream" in self.returns else None
+
 
 _OLD = tuple(name for name in _RETURNS if name != "post_reduce_stream")
 VERSIONS = {
@@ -93,11 +109,16 @@ def version() -> Version:
     Raises:
         UsageError: it is none of the versions whose source was read.
     """
-    minor = ".".join(torch.__version__.split(".")[:2])
+    return _of(torch.__version__)
+
+
+@cache
+def _of(name: str) -> Version:
+    minor = ".".join(name.split(".")[:2])
     if minor not in VERSIONS:
         raise UsageError(
             f"bucket_gradients rests on private names of PyTorch and knows those of {', '.join(VERSIONS)}, not of "
-            f"{torch.__version__}; use one of these, or retrograd.fsdp.shard_by_size, which needs no private name"
+            f"{name}; use one of these, or retrograd.fsdp.shard_by_size, which needs no private name"
         )
     return VERSIONS[minor]
 
