@@ -99,16 +99,10 @@ def plus(stored, offset: tl.constexpr):
 @triton.jit
 def load_columns(ptrs, exists, WHOLE: tl.constexpr, KEEP: tl.constexpr):
     """What is at `ptrs`, zeros for columns that do not exist; all do if WHOLE. KEEP is the eviction policy."""
-    if WHOLE:
-        return tl.load(ptrs, eviction_policy=KEEP)
-    else:
-        return tl.load(ptrs, mask=exists, other=0.0, eviction_policy=KEEP)
+    return tl.load(ptrs, mask=None if WHOLE else exists, other=None if WHOLE else 0.0, eviction_policy=KEEP)
 
 
 @triton.jit
 def store_columns(ptrs, values, exists, WHOLE: tl.constexpr, CACHE: tl.constexpr):
     """Put `values` to `ptrs`, but for columns that do not exist; all do if WHOLE. CACHE is the cache modifier."""
-    if WHOLE:
-        tl.store(ptrs, values, cache_modifier=CACHE)
-    else:
-        tl.store(ptrs, values, mask=exists, cache_modifier=CACHE)
+    tl.store(ptrs, values, mask=None if WHOLE else exists, cache_modifier=CACHE)

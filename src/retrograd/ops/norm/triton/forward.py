@@ -221,8 +221,11 @@ def load_affine(weight_ptr, bias_ptr, offsets, exists, WHOLE: tl.constexpr):
     """(weight, bias) as stored; offsets, unused, for what is None."""
     weight = offsets
     bias = offsets
+    mask = None if WHOLE else exists
+    other = None if WHOLE else 0.0
+    # Not through load_columns: a vector's loads may be narrow, and the gate knows them by their names.
     if weight_ptr is not None:
-        weight = load_columns(weight_ptr + offsets, exists, WHOLE, "")
+        weight = tl.load(weight_ptr + offsets, mask=mask, other=other)
     if bias_ptr is not None:
-        bias = load_columns(bias_ptr + offsets, exists, WHOLE, "")
+        bias = tl.load(bias_ptr + offsets, mask=mask, other=other)
     return weight, bias
