@@ -85,7 +85,7 @@ def hashed(x: torch.Tensor) -> torch.Tensor:
     for start in range(0, x.numel(), _PIECE):
         piece = x[start : start + _PIECE].to(torch.int64)
         whole = piece.numel() // BLOCK * BLOCK
-        parts = [torch.mv(piece[:whole].view(-1, BLOCK), key)] if whole else []
+        parts = [dots(piece[:whole].view(-1, BLOCK), key)] if whole else []
         if piece.numel() > whole:
             rest = piece[whole:]
             parts.append((rest * key[: rest.numel()]).sum(0, keepdim=True))
@@ -93,6 +93,12 @@ def hashed(x: torch.Tensor) -> torch.Tensor:
         number = torch.arange(start // BLOCK + 1, start // BLOCK + 1 + h.numel(), dtype=torch.int64, device=x.device)
         total += _mix(h + number * signed(GOLDEN)).sum()
     return total
+
+
+def dots(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """rows [m, n] times key [n], both int64, modulo 2^64: [m]."""
+    # A matrix product of integers is for the CPU alone; elsewhere the products take room of their own.
+    return torch.mv(rows, key) if rows.device.type == "cpu" else (rows * key).sum(1)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
