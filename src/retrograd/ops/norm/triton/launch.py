@@ -74,8 +74,8 @@ def norm_fwd(
     Raises:
         RuntimeError: x is on the CPU and kernels are not interpreted.
 
-    Numerics: float32 inside; square root and divisions correctly rounded where s is float32, else within 2 ulp; two-pass
-    variance.
+    Numerics: float32 inside; square root and divisions correctly rounded where s is float32, else within 2 ulp;
+    two-pass variance.
     """
     rows, n = x.shape
     widest = FORWARD_TRITON_LIMIT[spec.centered, residual is not None]
