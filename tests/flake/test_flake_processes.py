@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -129,10 +130,15 @@ def test_an_interrupt_ends_the_processes(tmp_path):
         f"import os, pathlib, time\ndef f():\n    pathlib.Path({str(note)!r}).write_text(str(os.getpid()))\n    time.sleep(60)\n"
     )
     command = [sys.executable, "-m", "retrograd", "flake", f"{tmp_path / 'mine.py'}:f", "--no-history", "-j", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
-        until(lambda: note.exists() and note.read_text())
-        running.send_signal(signal.SIGINT)
-        assert running.wait(timeout=30) != 0
+    # A shell makes what it starts in the background, such as these tests, ignore the signal.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=heeds) as running:
+        try:
+            until(lambda: note.exists() and note.read_text())
+            running.send_signal(signal.SIGINT)
+            assert running.wait(timeout=30) != 0
+        finally:
+            running.kill()
     with pytest.raises(ProcessLookupError):
         os.kill(int(note.read_text()), 0)
 
