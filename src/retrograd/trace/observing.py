@@ -68,6 +68,10 @@ class Observer:
     def stop(self) -> None:
         """Nothing more will come."""
 
+    def fold(self) -> None:
+        """A step has ended: wait for no device."""
+        self.gather.fold()
+
     def between_steps(self, step: int = 0) -> None:
         """Learn new names, and forget what is gone."""
         self.values.refresh()

@@ -78,7 +78,7 @@ class Recorder:
         self._look: Any = (
             Observer(model, level, self._compiled, bool(self._stops), self._quietly)
             if self._tape is None
-            else engine_of(self._tape, model, level, self._compiled, self)
+            else _observer(self._tape, model, level, self._compiled, self)
         )
         self._operators: dict[Any, Operator] = {}
         self._waiting: list[Pending] = []
@@ -263,7 +263,7 @@ class Recorder:
             self._unread = False
             self._read()
         else:
-            self._guarded(self._quietly, self._look.gather.fold)
+            self._guarded(self._quietly, self._look.fold)
         self._step_began = len(self._trace.ops) + self._waiting_count()
         self._guarded(self._look.between_steps, self._step)
         if self._writer is not None:
@@ -346,14 +346,21 @@ def _tape(engine: str | None, breakpoint_on: str | None) -> Any:
         return None
     if engine == "python" or (engine is None and not tape.available()):
         return None
-    return tape.load()
+    module = tape.load()
+    if not module.at_work():
+        return module
+    if engine == "tape":
+        raise UsageError("engine='tape', but another recorder has the tape; end it, or use engine='python'")
+    return None
 
 
-def engine_of(module: Any, model: Any, level: str, compiled: compiling.Compiled, recorder: Recorder) -> Any:
+def _observer(module: Any, model: Any, level: str, compiled: compiling.Compiled, recorder: Recorder) -> Any:
     """The observer that takes operators from the tape."""
     from retrograd.trace.tape.engine import TapeObserver
 
-    return TapeObserver(module, model, level, compiled, recorder._quietly, recorder._losing, recorder._raised)
+    return TapeObserver(
+        module, model, level, compiled, recorder._quietly, recorder._losing, recorder._raised, recorder._read
+    )
 
 
 def _rank_and_path(out: str | os.PathLike[str] | None) -> tuple[int, str | None]:

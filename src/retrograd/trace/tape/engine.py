@@ -36,6 +36,7 @@ class TapeObserver(Observer):
         quietly: runs something that is no part of the step.
         lost: told what went wrong in the book-keeping.
         failed: told the operator that raised, its line, and what it said.
+        read: makes records of what waits.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class TapeObserver(Observer):
         quietly: Callable[[Callable[[], Any]], Any],
         lost: Callable[[str], None],
         failed: Callable[[Pending, str], None],
+        read: Callable[[], None],
     ) -> None:
         self._at_work = self._optimizing = False
         super().__init__(model, level, compiled, False, quietly)
-        self._tape, self._lost, self._failed = tape, lost, failed
+        self._tape, self._lost, self._failed, self._read = tape, lost, failed, read
         self._operators: list[Any] = []
         self._lines: list[Line] = []
         self._words: list[str] = []
@@ -99,6 +101,12 @@ class TapeObserver(Observer):
             self._name()
             self._live = self._tape.refresh()
             self._tape.step(step)
+
+    def fold(self) -> None:
+        """A step has ended: have measured what waits, and wait for no device."""
+        if self._at_work:
+            self._tape.flush()
+        super().fold()
 
     def stop(self) -> None:
         """Note nothing more."""
@@ -168,7 +176,11 @@ class TapeObserver(Observer):
         on = nullcontext() if kind == "cpu" else torch.Stream(stream_id=stream[0], device_index=stream[1],
                                                               device_type=stream[2])  # fmt: skip
         with on:
-            self.gather.request_all(given)
+            self._quietly(lambda: self.gather.request_all(given))
+
+    def many(self) -> None:
+        """More operators wait than should."""
+        self._quietly(self._read)
 
     def role(self, code: CodeType) -> int:
         """Whose code it is."""

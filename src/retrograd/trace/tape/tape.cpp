@@ -15,7 +15,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
-#include <torch/library.h>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -41,6 +40,7 @@ constexpr auto KEY = c10::DispatchKey::Fake;
 constexpr int DEEP = 400;                     // frames looked at
 constexpr size_t MOST_HELD = 128;             // tensors that wait to be measured
 constexpr int64_t MOST_BYTES = 256ll << 20;   // and their bytes
+constexpr size_t MOST_EVENTS = 20000;         // that wait for Python; a step of more is read in parts
 constexpr size_t MOST_NODES = 500000;         // remembered of graphs that are kept over steps
 
 enum Flag { SILENT = 1, MEMORY = 2, ALIASES = 4, ASYNCHRONOUS = 8 };
@@ -341,11 +341,11 @@ void locate(State& s, Event& e) {
 // ---- an operator ----
 
 Operator& known(State& s, const c10::OperatorHandle& handle) {
-  auto [at, fresh] = s.operators.try_emplace(&handle.schema());
-  auto& op = at->second;
-  if (!fresh) return op;
+  const void* schema = &handle.schema();
+  if (auto at = s.operators.find(schema); at != s.operators.end()) return at->second;
   const auto& name = handle.operator_name();
   py::tuple facts = s.python.attr("operator")(name.name, name.overload_name);
+  Operator op;
   op.number = facts[0].cast<int64_t>();
   op.flags = facts[1].cast<int>();
   op.view = facts[2].cast<int>();
@@ -356,7 +356,7 @@ Operator& known(State& s, const c10::OperatorHandle& handle) {
     while (auto inner = type->cast<c10::OptionalType>()) type = inner->getElementType();
     op.kinds.push_back(type->kind());
   }
-  return op;
+  return s.operators.emplace(schema, std::move(op)).first->second;
 }
 
 // A number of Python that an operator takes as a tensor, as the 2 of x * 2.
@@ -402,13 +402,17 @@ struct Call {
   Operator& op;
   Event event;
   std::vector<Held> inputs;
-  std::vector<Tensor> writes, all;  // `all` only where compiled code is about
+  std::vector<Tensor> writes, all;  // `all` only of operators of compiled code, which are not noted
 };
 
 void before(State& s, Call& call, const IValue* args, size_t count) {
   auto& op = call.op;
   auto& e = call.event;
   locate(s, e);
+  if (e.generated) {
+    for (size_t at = 0; at < count; at++) tensors_in(args[at], [&](const Tensor& t) { call.all.push_back(t); });
+    return;
+  }
   const bool measuring = !(op.view || (op.flags & ALIASES) || s.names) && !(s.optimizing && !s.full);
   std::vector<const at::TensorImpl*> overwritten;
   for (auto at : op.overwrites)
@@ -417,7 +421,6 @@ void before(State& s, Call& call, const IValue* args, size_t count) {
   for (size_t at = 0; at < count; at++) {
     const bool any = tensors_in(args[at], [&](const Tensor& t) {
       grad |= t.requires_grad();
-      if (e.generated) call.all.push_back(t);
       for (auto* other : overwritten)
         if (other == t.unsafeGetTensorImpl()) return;
       auto v = of(s, t);
@@ -455,6 +458,12 @@ void link(State& s, Value& v, const Call& call, const Tensor& t) {
 
 void after(State& s, Call& call, const IValue* outs, size_t count) {
   auto& op = call.op;
+  if (call.event.generated) {
+    // Kernels that are not seen run between the operators of compiled code: what was measured may not last.
+    for (const auto& t : call.all) written(s, t);
+    for (size_t at = 0; at < count; at++) tensors_in(outs[at], [&](const Tensor& t) { written(s, t); });
+    return;
+  }
   for (const auto& t : call.writes) written(s, t);
   std::vector<Tensor> made;
   for (size_t at = 0; at < count; at++) tensors_in(outs[at], [&](const Tensor& t) { made.push_back(t); });
@@ -479,10 +488,6 @@ void after(State& s, Call& call, const IValue* outs, size_t count) {
       if (s.full || !s.optimizing || (t.is_leaf() && t.requires_grad())) ask(s, *v, t);
     }
   }
-  if (call.event.generated) {
-    for (const auto& t : call.all) written(s, t);
-    for (const auto& t : made) written(s, t);
-  }
 }
 
 template <class What>
@@ -498,6 +503,7 @@ void guarded(State& s, const What& what) {
 }
 
 void failed(State& s, Call& call, const char* kind, const std::string& said) {
+  py::error_scope kept;  // an error of Python's own is on its way
   s.events.push_back(std::move(call.event));
   s.python.attr("failed")(kind, said);
 }
@@ -559,8 +565,9 @@ void record(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* 
   current = outer;
   Gil gil;
   guarded(s, [&] { after(s, *call, stack->data() + stack->size() - returns, returns); });
-  s.events.push_back(std::move(call->event));
+  if (!call->event.generated) s.events.push_back(std::move(call->event));
   call.reset();  // while the GIL is held
+  if (s.events.size() >= MOST_EVENTS) guarded(s, [&] { s.python.attr("many")(); });
 }
 
 // ---- kernels beside operators ----
@@ -633,7 +640,7 @@ py::tuple numbers(const std::vector<int64_t>& from) {
   return all;
 }
 
-py::tuple event(State& s, Event& e, const std::unordered_map<int64_t, const Operator*>& by) {
+py::tuple event(Event& e, const std::unordered_map<int64_t, const Operator*>& by) {
   auto op = by.find(e.op);
   py::tuple facts(e.facts.size());
   for (size_t at = 0; at < e.facts.size(); at++) {
@@ -651,14 +658,17 @@ py::tuple drain() {
   flush(s);
   std::unordered_map<int64_t, const Operator*> by;
   for (const auto& [address, op] : s.operators) by[op.number] = &op;
+  // Taken away first: what is made here may run Python's finalizers, and another thread an operator.
+  auto values = std::move(s.made);
+  auto noted = std::move(s.events);
+  s.made.clear();
+  s.events.clear();
   py::list made, events;
-  for (const auto& v : s.made)
+  for (const auto& v : values)
     made.append(py::make_tuple(
         v->number, v->storage, numbers(v->sizes),
         py::reinterpret_borrow<py::object>((PyObject*)torch::getTHPDtype(v->dtype)), v->device.str(), v->name));
-  for (auto& e : s.events) events.append(event(s, e, by));
-  s.made.clear();
-  s.events.clear();
+  for (auto& e : noted) events.append(event(e, by));
   auto all = py::make_tuple(made, events, s.links, s.new_lines, s.new_words, s.renamed);
   s.links = py::list();
   s.new_lines = py::list();
@@ -720,15 +730,18 @@ py::list refresh() {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record>()); }
-
 PYBIND11_MODULE(retrograd_trace_tape, m) {
-  py::class_<Event>(m, "Event").def(py::init<>());
+  // For the life of the process: operators may be under way when a recorder ends.
+  static auto fallback = c10::Dispatcher::singleton().registerFallback(
+      KEY, c10::KernelFunction::makeFromBoxedFunction<&record>(), "retrograd.trace.tape");
+  py::class_<Event>(m, "Event").def(py::init<>()).def_readwrite("kernels", &Event::kernels);
   m.def("begin", &begin);
   m.def("end", &finish);
   m.def("name", &name);
   m.def("refresh", &refresh);
   m.def("drain", &drain);
+  m.def("flush", [] { flush(*state); });
+  m.def("at_work", [] { return state != nullptr; });
   m.def("count", [] { return state->events.size(); });
   m.def("stop", [] { state->done = true; });
   m.def("step", [](int64_t step) { state->step = step; });
