@@ -87,10 +87,11 @@ def test_unusual_tensors_neither_break_nor_change(case):
 def test_an_overflow_in_the_backward_is_found_with_its_line():
     torch.manual_seed(0)
     model = Transformer()
-    model.blocks[1].by = 3e38
+    model.blocks[0].by, model.blocks[1].by = 1e38, 1e4
     found = trace.provenance(train(model, engine="tape").trace)
-    assert (found.phase, found.module) == ("backward", "blocks.1")
-    assert line("planted in the backward") in found.inside
+    assert found.op is not None
+    assert (found.op.phase, found.op.module, found.op.node) == ("backward", "blocks.0", "ScaleBackward")
+    assert line("planted in the backward") in found.op.inside
 
 
 def test_what_is_overwritten_was_measured_before():

@@ -347,6 +347,8 @@ def _tape(engine: str | None, breakpoint_on: str | None) -> Any:
     if engine == "python" or (engine is None and not tape.available()):
         return None
     module = tape.load()
+    if engine is None and module.above_python and "torch.distributed.tensor" in sys.modules:
+        return None  # what DTensors do inside would be hidden from it
     if not module.at_work():
         return module
     if engine == "tape":

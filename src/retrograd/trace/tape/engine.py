@@ -172,9 +172,10 @@ class TapeObserver(Observer):
         given = [(t, self._taking(number)) for number, t in tensors if t is not None]
         if len(given) < len(tensors):
             self.gather.notes.add("memory was freed before it could be measured: those values have no statistics")
-        kind = given[0][0].device.type if given else "cpu"
-        on = nullcontext() if kind == "cpu" else torch.Stream(stream_id=stream[0], device_index=stream[1],
-                                                              device_type=stream[2])  # fmt: skip
+        on: Any = nullcontext()
+        if given and given[0][0].is_cuda:
+            number, device, kind = stream
+            on = torch.cuda.stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
         with on:
             self._quietly(lambda: self.gather.request_all(given))
 
@@ -204,7 +205,13 @@ class TapeObserver(Observer):
 
     def made_of_others(self, kind: Any) -> bool:
         """Whether tensors of this type consist of others."""
-        return made_of_others(kind)
+        if not made_of_others(kind):
+            return False
+        if self._tape.above_python:
+            self.gather.notes.add(
+                f"operators inside of {kind.__name__} were not seen: for that the tape needs torch 2.13, or engine='python'"
+            )
+        return True
 
     def lost(self, error: Any) -> bool:
         """Told an error of the book-keeping; whether it is to be raised."""

@@ -76,7 +76,8 @@ def measure(
     unit = math.gcd(count, 16)
     histogram = counts is not None and infinity > 0
     fields = counts if histogram else ints  # where nothing is counted, nothing is written
-    args = (x, ints, floats, fields, keys, count // unit, row, unit, kind, tiny, infinity, _ROWS, BLOCK, histogram, False)
+    facts = unit, kind, tiny, infinity, _ROWS, BLOCK, histogram, False
+    args = (x, ints, floats, fields, keys, count // unit, row, *facts)
     # Beyond 2^31 the argument has another type, so another kernel is compiled.
     aligned = count // unit < 1 << 31 and relaunchable(x, ints, floats, fields)
     _launch((x.dtype, x.device, unit, histogram, False), grid, args, aligned)
@@ -143,16 +144,17 @@ def _mix(x):
 
 @triton.jit
 def _pointer(address, KIND: tl.constexpr):
+    """To elements of so many bits, aligned to 16 bytes; what is said of a call's result would be lost."""
     if KIND == "f32" or KIND == "i32":
-        return address.to(tl.pointer_type(tl.int32))
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
     elif KIND == "bf16" or KIND == "f16" or KIND == "i16":
-        return address.to(tl.pointer_type(tl.int16))
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int16)), 16)
     elif KIND == "f64" or KIND == "i64":
-        return address.to(tl.pointer_type(tl.int64))
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
     elif KIND == "i8":
-        return address.to(tl.pointer_type(tl.int8))
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int8)), 16)
     else:
-        return address.to(tl.pointer_type(tl.uint8))
+        return tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 16)
 
 
 @triton.jit
@@ -227,7 +229,7 @@ def statistics_kernel(
         entry = x_ptr + tl.program_id(1) * 3
         units = tl.load(entry + 1)
         row = tl.load(entry + 2)
-        x_ptr = tl.multiple_of(_pointer(tl.load(entry), KIND), 16)
+        x_ptr = _pointer(tl.load(entry), KIND)
     WORDS: tl.constexpr = 2 if KIND == "f64" or KIND == "i64" else 1  # of 32 bits, an element
     WIDTH: tl.constexpr = BLOCK // WORDS
     program = tl.program_id(0).to(tl.int64)
