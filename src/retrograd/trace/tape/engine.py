@@ -209,7 +209,8 @@ class TapeObserver(Observer):
             return False
         if self._tape.above_python:
             self.gather.notes.add(
-                f"operators inside of {kind.__name__} were not seen: for that the tape needs torch 2.13, or engine='python'"
+                f"operators inside of {kind.__name__} were not seen: the tape needs torch 2.13 for that; engine='python' "
+                "does not"
             )
         return True
 
