@@ -208,10 +208,8 @@ class TapeObserver(Observer):
         if not made_of_others(kind):
             return False
         if self._tape.above_python:
-            self.gather.notes.add(
-                f"operators inside of {kind.__name__} were not seen: the tape needs torch 2.13 for that; engine='python' "
-                "does not"
-            )
+            said = f"operators inside of {kind.__name__} were not seen"
+            self.gather.notes.add(f"{said}: for that the tape needs torch 2.13; engine='python' does not")
         return True
 
     def lost(self, error: Any) -> bool:
