@@ -25,7 +25,12 @@ _STANDS_FOR = {"aten.view.default": "aten._reshape_alias.default", "aten.add.Ten
 
 @pytest.fixture(scope="module", autouse=True)
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The library, in the user's cache if it is there already, else in one of its own."""
+    """The library: in the user's cache if it is there already, else in one of its own, where there is a GPU.
+
+    Without one it is not built for tests: the compiler takes 30 s of a core, the tests 10.
+    """
+    if not tape.available() and not torch.cuda.is_available():
+        pytest.skip('no tape; build it with: python -c "from retrograd.trace import tape; tape.build()"')
     with pytest.MonkeyPatch.context() as patch:
         if not tape.available():
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -38,9 +43,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             pytest.skip(str(error))
 
 
-def recorded(engine: str, **options: Any) -> list[trace.Op]:
+def recorded(engine: str, device: str, **options: Any) -> list[trace.Op]:
     torch.manual_seed(0)
-    return train(Transformer(), engine=engine, steps=2, **options).trace.ops
+    return train(Transformer().to(device), engine=engine, steps=2, **options).trace.ops
 
 
 def plain(op: trace.Op) -> trace.Op:
@@ -50,9 +55,9 @@ def plain(op: trace.Op) -> trace.Op:
 
 
 @pytest.mark.parametrize("level", ["names", "fast", "full"])
-def test_it_notes_what_python_notes(level):
+def test_it_notes_what_python_notes(device, level):
     seen, noted = (
-        [plain(op) for op in recorded(engine, level=level) if op.name != "aten.detach.default"]
+        [plain(op) for op in recorded(engine, device, level=level) if op.name != "aten.detach.default"]
         for engine in ("python", "tape")
     )
     assert len(seen) == len(noted)
@@ -64,9 +69,9 @@ def test_it_notes_what_python_notes(level):
 
 
 @pytest.mark.parametrize("level", ["names", "fast", "full"])
-def test_a_noted_step_gives_the_same_bits_and_random_numbers(level):
-    unrecorded, _ = after("cpu", False)
-    noted, recorder = after("cpu", True, level=level, engine="tape")
+def test_a_noted_step_gives_the_same_bits_and_random_numbers(device, level):
+    unrecorded, _ = after(device, False)
+    noted, recorder = after(device, True, level=level, engine="tape")
     assert recorder.engine == "tape"
     assert all(torch.equal(a, b) for a, b in zip(unrecorded, noted, strict=True))
     assert "lost" not in recorder.trace.meta
