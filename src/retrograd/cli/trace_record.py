@@ -35,8 +35,10 @@ import click
 )
 @click.option(
     "--engine",
-    type=click.Choice(["tape", "python"]),
-    help="What records: compiled code, built at its first use; Python. By default the first where it has been built.",
+    type=click.Choice(["python", "tape"]),
+    default="python",
+    show_default=True,
+    help="What records: Python; compiled code, built at its first use (an experiment).",
 )
 @click.option("--pdb", is_flag=True, help="Open the debugger at the first operator that makes a NaN or Inf.")
 @click.option("--nan", is_flag=True, help="Say at the end where the first NaN or Inf comes from, as `trace nan` does.")
@@ -48,7 +50,7 @@ def command(
     output: Path,
     steps: int | None,
     compiled: str,
-    engine: str | None,
+    engine: str,
     pdb: bool,
     nan: bool,
 ) -> None:

@@ -63,7 +63,7 @@ class Recorder:
         compiled: str = "keep",
         breakpoint_on: str | None = None,
         then: Callable[[Stop], None] | None = None,
-        engine: str | None = None,
+        engine: str = "python",
     ) -> None:
         _check(model, level, steps, breakpoint_on)
         self._tape = _tape(engine, breakpoint_on)
@@ -336,24 +336,18 @@ def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None)
         raise UsageError("`breakpoint_on` needs numbers, but level='names' reads none; use level='fast'")
 
 
-def _tape(engine: str | None, breakpoint_on: str | None) -> Any:
+def _tape(engine: str, breakpoint_on: str | None) -> Any:
     """The compiled tape, or None where Python records."""
-    if engine not in (None, *ENGINES):
-        raise UsageError(f"`engine` is {engine!r}, expected one of {', '.join(map(repr, ENGINES))}, or None")
+    if engine not in ENGINES:
+        raise UsageError(f"`engine` is {engine!r}, expected one of {', '.join(map(repr, ENGINES))}")
+    if engine == "python":
+        return None
     if breakpoint_on is not None:
-        if engine == "tape":
-            raise UsageError("`breakpoint_on` needs engine='python': the tape does not stop; leave `engine` out")
-        return None
-    if engine == "python" or (engine is None and not tape.available()):
-        return None
+        raise UsageError("`breakpoint_on` needs engine='python': the tape does not stop; leave `engine` out")
     module = tape.load()
-    if engine is None and module.above_python and "torch.distributed.tensor" in sys.modules:
-        return None  # what DTensors do inside would be hidden from it
-    if not module.at_work():
-        return module
-    if engine == "tape":
+    if module.at_work():
         raise UsageError("engine='tape', but another recorder has the tape; end it, or use engine='python'")
-    return None
+    return module
 
 
 def _observer(module: Any, model: Any, level: str, compiled: compiling.Compiled, recorder: Recorder) -> Any:
