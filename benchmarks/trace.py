@@ -4,9 +4,15 @@
     python benchmarks/trace.py --parts
 
 Steps with and without a recorder alternate; medians of --repeats steps each. On a GPU wall time, the device waited for
-at the end of a step, which with a recorder includes reading the statistics; on a CPU the time of the process's one
-thread, so that a busy machine disturbs less. The first step of a recorder, which looks up schemas and lines, is not
-counted.
+at the end of a step; on a CPU the time of the process's one thread, so that a busy machine disturbs less. Reading the
+statistics of a step and making records of it, which a recorder does when its block ends, is told as `afterwards`; with
+a file it happens at the end of each step. The first step of a recorder, which looks up schemas and lines, is not
+counted. --engines builds the tape if it is named.
+
+A step that waits for the host, and one that waits for the device:
+
+    python benchmarks/trace.py --device cuda --dtype bfloat16 --width 768 --depth 12 --batch 8 --length 512
+    python benchmarks/trace.py --device cuda --dtype bfloat16 --width 768 --depth 12 --batch 64 --length 512
 """
 
 from __future__ import annotations
@@ -15,10 +21,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd import trace
 from retrograd.trace.statistics import host
@@ -73,26 +81,66 @@ def seconds(run: Callable[[], None], device: str) -> float:
     return time.perf_counter() - start
 
 
+def busy(step: Step) -> float:
+    """Seconds in which the device computes, of a step; overlapping kernels count twice."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) * 1e-6
+
+
+class Bare(TorchDispatchMode):
+    """What a dispatch mode in Python costs that does nothing."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As the recorder's."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 def measure(options: argparse.Namespace) -> None:
-    """Print a row for each level."""
+    """Print a row for each engine and level."""
     step = Step(options)
     for _ in range(3):
         step()
     print(
         f"torch {torch.__version__}, {options.device}, {options.dtype}, width {options.width}, depth {options.depth}, "
+        f"batch {options.batch} x {options.length}, one thread of the CPU"
     )
-    print(f"batch {options.batch} x {options.length}, one thread of the CPU")
-    print("level   operators  unrecorded ms  recorded ms  ratio")
-    for level in ("names", "fast", "full"):
-        plain, recorded, operators = [], [], 0
-        for _ in range(options.repeats):
-            plain.append(seconds(step, options.device))
-            with trace.record(step.model, level=level) as recorder:
-                step()
-                recorded.append(seconds(step, options.device))
-            operators = sum(op.step == 1 for op in recorder.trace.ops)
-        a, b = statistics.median(plain), statistics.median(recorded)
-        print(f"{level:7} {operators:9} {a * 1e3:14.1f} {b * 1e3:12.1f} {b / a:6.2f}")
+    if options.device == "cuda":
+        print(f"the device computes for {busy(step) * 1e3:.1f} ms of an unrecorded step")
+    print("engine level  operators  unrecorded ms  recorded ms  ratio  afterwards ms")
+    plain, mode = [], []
+    for _ in range(options.repeats):
+        plain.append(seconds(step, options.device))
+        with Bare():
+            mode.append(seconds(step, options.device))
+    row("a mode that does nothing", 0, plain, mode, [])
+    for engine in options.engines.split(","):
+        for level in ("names", "fast", "full"):
+            plain, recorded, afterwards, operators = [], [], [], 0
+            for _ in range(options.repeats):
+                plain.append(seconds(step, options.device))
+                recorder = trace.record(step.model, level=level, engine=engine)
+                with recorder:
+                    step()
+                    _ = recorder.trace
+                    recorded.append(seconds(step, options.device))
+                    afterwards.append(seconds(lambda: recorder.trace, options.device))  # noqa: B023
+                operators = sum(op.step == 1 for op in recorder.trace.ops)
+            row(f"{engine:6} {level:5}", operators, plain, recorded, afterwards)
+
+
+def row(name: str, operators: int, plain: list[float], recorded: list[float], afterwards: list[float]) -> None:
+    """Print medians."""
+    a, b = statistics.median(plain), statistics.median(recorded)
+    after = f"{statistics.median(afterwards) * 1e3:14.1f}" if afterwards else ""
+    print(f"{name:12} {operators or '':10} {a * 1e3:14.1f} {b * 1e3:12.1f} {b / a:6.2f} {after}", flush=True)
 
 
 def parts() -> None:
@@ -113,6 +161,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     for name, usual in (("width", 256), ("depth", 4), ("batch", 8), ("length", 128), ("repeats", 9)):
         parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--engines", default="tape,python")
     parser.add_argument("--parts", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -301,11 +301,11 @@ def test_workers_of_a_data_loader_leave_the_trace_alone(tmp_path):
     assert trace.load(tmp_path / "a.trace") == recorder.trace
 
 
-def compiled_step(choice: str) -> trace.Trace:
+def compiled_step(choice: str, **options: Any) -> trace.Trace:
     torch._dynamo.reset()
     layer = nn.Linear(4, 4)
     run = torch.compile(lambda x: layer(x).sin().cos(), backend="aot_eager")
-    with trace.record(compiled=choice) as recorder:
+    with trace.record(compiled=choice, **options) as recorder:
         run(torch.ones(2, 4)).sum().backward()
     return recorder.trace
 

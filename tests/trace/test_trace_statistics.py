@@ -109,6 +109,27 @@ def test_exponents_are_counted_where_they_are_wanted():
     assert host.measure(numbers(torch.float32))[8] is plain.measure(numbers(torch.float32))[8] is None
 
 
+def test_many_tensors_at_once_count_what_each_counts_alone(device):
+    from retrograd.trace.statistics import gather
+    from retrograd.trace.statistics.triton import kernel
+
+    xs = [host.as_real(x).to(device) for x in TENSORS.values()]
+    xs += [torch.arange(70_000.0, device=device)[:n] for n in (1, 16, 20_000)]
+    xs += [torch.arange(70.0, device=device)[1:]]  # its address is no multiple of 16
+    alone: list[host.Row] = []
+    together: dict[int, host.Row] = {}
+    buffers = gather._Buffers(torch.device(device), kernel, histogram=True)
+    for x in xs:
+        buffers.request(x, alone.append)
+    buffers.collect()
+    buffers.request_all([(x, lambda row, at=at: together.update({at: row})) for at, x in enumerate(xs)])
+    buffers.fold()  # a step ends, another begins
+    buffers.request_all([(xs[0], lambda row: together.update({len(xs): row}))])
+    buffers.collect()
+    assert [together[at] for at in range(len(xs))] == alone
+    assert together[len(xs)] == alone[0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
 @pytest.mark.parametrize("count", [2, 64, 1024, 5000])
 def test_a_digest_tells_permutations_signs_and_single_bits(dtype, count):

@@ -33,6 +33,13 @@ import click
     show_default=True,
     help="What torch.compile has compiled: runs unseen; runs eagerly; is an error.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["python", "tape"]),
+    default="python",
+    show_default=True,
+    help="What records: Python; compiled code, built at its first use (an experiment).",
+)
 @click.option("--pdb", is_flag=True, help="Open the debugger at the first operator that makes a NaN or Inf.")
 @click.option("--nan", is_flag=True, help="Say at the end where the first NaN or Inf comes from, as `trace nan` does.")
 @click.pass_context
@@ -43,6 +50,7 @@ def command(
     output: Path,
     steps: int | None,
     compiled: str,
+    engine: str,
     pdb: bool,
     nan: bool,
 ) -> None:
@@ -55,7 +63,7 @@ def command(
     """
     from retrograd.trace.program import run
 
-    options = dict(level=level, steps=steps, compiled=compiled, breakpoint_on="bad" if pdb else None)
+    options = dict(level=level, steps=steps, compiled=compiled, breakpoint_on="bad" if pdb else None, engine=engine)
     recorder, code = run(program, output, options)
     steps_told = f"{recorder.steps} whole step{'' if recorder.steps == 1 else 's'}"
     click.echo(f"retrograd: {len(recorder.trace.ops)} operators, {steps_told}, are in {recorder.path}", err=True)

@@ -43,8 +43,14 @@ def without_memory(*tensors: Any) -> bool:
 
 
 def watched() -> bool:
-    """Whether a mode (make_fx, selective checkpointing) sees operators: it would miss kernels launched beside them."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    """Whether somebody sees operators, and would miss kernels launched beside them.
+
+    A mode (make_fx, selective checkpointing), or the tape of a recorder, which stands at this key.
+    """
+    return torch._C._len_torch_dispatch_stack() > 0 or (
+        torch._C._dispatch_tls_is_dispatch_key_included("Fake")
+        and not torch._C._dispatch_tls_is_dispatch_key_excluded("Fake")
+    )
 
 
 def transformed(tensor: torch.Tensor) -> bool:

@@ -72,6 +72,7 @@ def record(
     compiled: str = "keep",
     breakpoint_on: str | None = None,
     then: Callable[[Stop], None] | None = None,
+    engine: str = "python",
 ) -> Recorder:
     """Record every operator that runs inside `with`, forward and backward, with statistics of its tensors.
 
@@ -92,6 +93,9 @@ def record(
         breakpoint_on: "nan", "inf" or "bad" (either): stop at the first operator with such a result. Waits for the
             device after every operator.
         then: called there with a `Stop`; None opens the debugger of `breakpoint()`.
+        engine: "python" needs no compiler. "tape", an experiment, notes operators in compiled code and makes records of
+            them after the step; it is compiled at its first use, as by `retrograd.trace.tape.build()`, and stops at
+            nothing.
 
     Raises:
         UsageError: an argument is wrong, or the file cannot be written.
@@ -108,4 +112,13 @@ def record(
         if error.name not in ("torch", "numpy"):
             raise
         raise MissingExtraError(error.name, "torch", "recording a trace") from None
-    return Recorder(model, level=level, out=out, steps=steps, compiled=compiled, breakpoint_on=breakpoint_on, then=then)
+    return Recorder(
+        model,
+        level=level,
+        out=out,
+        steps=steps,
+        compiled=compiled,
+        breakpoint_on=breakpoint_on,
+        then=then,
+        engine=engine,
+    )

@@ -16,6 +16,7 @@ from retrograd.trace.record import BACKWARD, FORWARD, OTHER, Op
 from retrograd.trace.statistics.gather import Gather
 from retrograd.trace.values import Value, Values
 
+_OWN = torch.Tensor.__torch_dispatch__
 _MOST_NODES = 500_000  # remembered of graphs that are kept over steps
 
 
@@ -62,7 +63,16 @@ class Observer:
         self._forward: dict[int, tuple[Line | None, str]] = {}  # number of an autograd node -> who made it
         self._thread = threading.get_ident()
 
-    def between_steps(self) -> None:
+    waiting = 0  # operators that were noted elsewhere
+
+    def stop(self) -> None:
+        """Nothing more will come."""
+
+    def fold(self) -> None:
+        """A step has ended: wait for no device."""
+        self.gather.fold()
+
+    def between_steps(self, step: int = 0) -> None:
         """Learn new names, and forget what is gone."""
         self.values.refresh()
         if len(self._forward) > _MOST_NODES:
@@ -80,6 +90,10 @@ class Observer:
             random=pending.operator.random, kernels=tuple(pending.kernels),
             inside=": ".join(filter(None, self.places.text(pending.inside))),
         )  # fmt: skip
+
+    def drain(self) -> list[Pending]:
+        """Operators that were noted elsewhere; none."""
+        return []
 
     def before(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
         operator = pending.operator
@@ -161,7 +175,7 @@ class Observer:
         if value.asked:
             return
         value.asked = True
-        if _has_numbers(tensor):
+        if has_numbers(tensor):
             tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor
             self._quietly(lambda: self.gather.request(tensor, value.take))
 
@@ -213,8 +227,16 @@ class Observer:
             self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (pending.line, pending.module))
 
 
-def _has_numbers(tensor: torch.Tensor) -> bool:
+def has_numbers(tensor: torch.Tensor) -> bool:
     """Whether there is memory to read: not of fake tensors, nor of sparse ones but COO."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     dense = tensor.layout is torch.strided or tensor.layout is torch.sparse_coo
     return plain and dense and not tensor.is_quantized and tensor.device.type != "meta"
+
+
+def made_of_others(kind: Any) -> bool:
+    """Whether tensors of this type consist of other tensors, as DTensor: operators on those are what is recorded."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    own = getattr(kind, "__torch_dispatch__", _OWN)
+    return own is not _OWN and own is not torch._C._disabled_torch_dispatch_impl and not issubclass(kind, FakeTensor)

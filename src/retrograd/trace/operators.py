@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Operator:
     Attributes:
         name: "aten.mm.default", or "retrograd::norm_fwd" of an operator that is not PyTorch's own.
         writes: positions and names of arguments that are written to.
+        overwrites: those of them that are not read before.
         makes_memory: whether the result is memory without values.
         random: whether it draws from a generator.
         view: "ordered" or "permuted" if a result may show the elements of its source so, "expanded"; "" otherwise.
@@ -46,7 +47,7 @@ class Operator:
     """
 
     __slots__ = (
-        "_arguments", "_defaults", "_overwrites", "aliases", "asynchronous", "makes_memory", "name", "random", "silent",
+        "_arguments", "_defaults", "aliases", "asynchronous", "makes_memory", "name", "overwrites", "random", "silent",
         "view", "writes",
     )  # fmt: skip
     launch = False  # of a Triton kernel
@@ -58,7 +59,8 @@ class Operator:
         ):  # an operator that takes functions, such as flex_attention: no schema, and nothing is written
             self._arguments, self._defaults, self.writes = [str(n) for n in range(32)], {}, []
             self.name, self.view = str(getattr(func, "name", lambda: func)()), ""
-            self.makes_memory = self.random = self.silent = self.aliases = self.asynchronous = self._overwrites = False
+            self.makes_memory = self.random = self.silent = self.aliases = self.asynchronous = False
+            self.overwrites = []
             return
         space, _, base = schema.name.partition("::")
         self.name = str(func) if space == "aten" else schema.name
@@ -77,7 +79,8 @@ class Operator:
         self.silent = space in _SILENT
         self.asynchronous = space in ("c10d", "_c10d_functional") and base != "wait_tensor"
         self.aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        self._overwrites = base in _OVERWRITES or func._overloadname.endswith("out")
+        whole = base in _OVERWRITES or func._overloadname.endswith("out")
+        self.overwrites = [w for w in self.writes if whole or (self.asynchronous and w[1].startswith("output"))]
         self.view = _view(base) if space == "aten" else ""
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -90,9 +93,8 @@ class Operator:
 
     def overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """The tensors that it writes to without reading them."""
-        for at, name in self.writes:
-            if self._overwrites or (self.asynchronous and name.startswith("output")):
-                yield from tensors_in(args[at] if at < len(args) else kwargs.get(name))
+        for at, name in self.overwrites:
+            yield from tensors_in(args[at] if at < len(args) else kwargs.get(name))
 
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -116,6 +118,16 @@ class Operator:
             if default is _MISSING or (default is not value and (type(default) is not type(value) or default != value)):
                 facts.append((name, value))
         return tensors, tuple(facts)
+
+    def given(self, values: Iterable[tuple[int, Any]]) -> tuple[tuple[str, Any], ...]:
+        """Names and values, of all arguments that are no tensors, of those that are not left at their default."""
+        facts: list[tuple[str, Any]] = []
+        for at, value in values:
+            name = self._arguments[at]
+            default = self._defaults.get(name, _MISSING)
+            if type(default) is not type(value) or default != value:
+                facts.append((name, value))
+        return tuple(facts)
 
 
 _MISSING = object()

@@ -20,16 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd import config
 from retrograd.errors import RetrogradError, UsageError
-from retrograd.trace import compiling, launches, store
-from retrograd.trace.observing import Observer, Pending
+from retrograd.trace import compiling, launches, store, tape
+from retrograd.trace.observing import Observer, Pending, made_of_others
 from retrograd.trace.operators import Operator, tensors_in
 from retrograd.trace.record import Trace
 from retrograd.trace.stopping import Masks, Stop, debugger, wanted
 
 LEVELS = ("names", "fast", "full")
+ENGINES = ("tape", "python")
 # A step of more operators is read in parts, which bounds the memory of what waits.
 _MOST_WAITING = 20_000
-_OWN = torch.Tensor.__torch_dispatch__
 
 
 # Recorders at work. A forked process, as a worker of a DataLoader, has them too; what it does is no part of the run.
@@ -49,7 +49,6 @@ class Recorder:
     """Records what runs inside `with`; made by `retrograd.trace.record`, which describes the arguments.
 
     Attributes:
-        trace: what was recorded, up to the end of the last step; all of it after the block.
         path: the file it is written to, with the rank in its name if there are several; None for none.
         on_enough: called when the last of `steps` has been recorded; may raise.
     """
@@ -64,20 +63,26 @@ class Recorder:
         compiled: str = "keep",
         breakpoint_on: str | None = None,
         then: Callable[[Stop], None] | None = None,
+        engine: str = "python",
     ) -> None:
         _check(model, level, steps, breakpoint_on)
+        self._tape = _tape(engine, breakpoint_on)
         self._rank, path = _rank_and_path(out)
         self.path = path
         self._stops, self._masks = wanted(breakpoint_on), Masks()
         self._then = then or debugger
         self._writer = None if path is None else store.Writer(path, level, self._rank)
-        self.trace = Trace(level=level, rank=self._rank, meta=_meta())
+        self._trace = Trace(level=level, rank=self._rank, meta=_meta())
         self._steps = steps
         self._compiled = compiling.Compiled(compiled, model)
-        self._look = Observer(model, level, self._compiled, bool(self._stops), self._quietly)
+        self._look: Any = (
+            Observer(model, level, self._compiled, bool(self._stops), self._quietly)
+            if self._tape is None
+            else _observer(self._tape, model, level, self._compiled, self)
+        )
         self._operators: dict[Any, Operator] = {}
         self._waiting: list[Pending] = []
-        self._step, self._step_began, self._automatic = 0, 0, True
+        self._step, self._step_began, self._automatic, self._unread = 0, 0, True, False
         self._done = False
         self._lost: dict[str, int] = {}
         self._lock = threading.RLock()
@@ -90,7 +95,8 @@ class Recorder:
             raise UsageError("a recorder records once; make another with retrograd.trace.record(...)")
         from torch.optim import optimizer
 
-        self._guarded(self._look.between_steps)
+        if self._tape is None:
+            self._guarded(self._look.between_steps)
         self._stack = ExitStack()
         before = optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
         after = optimizer.register_optimizer_step_post_hook(self._after_optimizer)
@@ -98,7 +104,7 @@ class Recorder:
         self._stack.callback(after.remove)
         self._stack.enter_context(self._compiled.stance())
         self._stack.enter_context(launches.seen(self))
-        self._stack.enter_context(_Mode(self))
+        self._stack.enter_context(_Mode(self) if self._tape is None else self._look.at_work())
         _active.add(self)
         return self
 
@@ -106,9 +112,9 @@ class Recorder:
         assert self._stack is not None
         self._stack.close()
         _active.discard(self)
+        self._read()
         if isinstance(error, Exception) and "raised" not in self.trace.meta:
             self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
-        self._read()
         self.trace.meta["seed"] = str(torch.initial_seed())  # the program's own, if it has set one
         self.trace.meta.update(self._compiled.meta())
         for number, note in enumerate(sorted(self._look.gather.notes)):
@@ -117,6 +123,19 @@ class Recorder:
             self.trace.meta["lost"] = "; ".join(f"{what} ({times} times)" for what, times in self._lost.items())
         if self._writer is not None:
             self._writer.close(self.trace.meta)
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded, up to the end of the last step; all of it after the block. Made when it is asked for."""
+        if self._unread:
+            self._unread = False
+            self._read()
+        return self._trace
+
+    @property
+    def engine(self) -> str:
+        """What records: "tape" or "python"."""
+        return "python" if self._tape is None else "tape"
 
     @property
     def steps(self) -> int:
@@ -131,6 +150,7 @@ class Recorder:
     def abandon(self) -> None:
         """Record nothing more and write nothing more, in a process that was forked."""
         self._done = True
+        self._look.stop()
         if self._writer is not None:
             self._writer.abandon()
 
@@ -162,6 +182,8 @@ class Recorder:
         """Run a Triton kernel and write it down: as an operator, or as part of the one that launches it."""
         if self._done or getattr(self._here, "quiet", False):
             return run()
+        if self._tape is not None:
+            return self._look.launch(name, tensors, run)
         outer = getattr(self._here, "pending", None)
         if outer is not None:
             outer.kernels.append(name)
@@ -182,10 +204,14 @@ class Recorder:
         """What runs inside is no part of the step: Triton's interpreter copies tensors about."""
         before = getattr(self._here, "quiet", False)
         self._here.quiet = True
+        if self._tape is not None:
+            self._tape.quiet(True)
         try:
             return run()
         finally:
             self._here.quiet = before
+            if self._tape is not None:
+                self._tape.quiet(False)
 
     def _guarded(self, what: Callable[..., Any], *args: Any) -> None:
         try:
@@ -194,18 +220,20 @@ class Recorder:
         except RetrogradError:
             raise
         except Exception as error:  # an exotic tensor must not end the run that is looked at
-            said = f"{type(error).__name__}: {str(error)[:200]}"
-            self._lost[said] = self._lost.get(said, 0) + 1
+            self._losing(f"{type(error).__name__}: {str(error)[:200]}")
+
+    def _losing(self, said: str) -> None:
+        self._lost[said] = self._lost.get(said, 0) + 1
 
     # Before and after an operator.
 
     def _failed(self, pending: Pending, error: Exception) -> None:
-        place, _ = self._look.places.text(pending.line)
-        self.trace.meta.setdefault(
-            "raised",
-            f"{pending.operator.name}{f' at {place}' if place else ''}: {type(error).__name__}: {str(error)[:500]}",
-        )
+        self._raised(pending, f"{type(error).__name__}: {str(error)[:500]}")
         self._append(pending)
+
+    def _raised(self, pending: Pending, said: str) -> None:
+        place, _ = self._look.places.text(pending.line)
+        self._trace.meta.setdefault("raised", f"{pending.operator.name}{f' at {place}' if place else ''}: {said}")
 
     def _after(self, look: Callable[..., None], pending: Pending, *args: Any) -> None:
         look(pending, *args)
@@ -227,28 +255,43 @@ class Recorder:
             self._end_step()
 
     def _end_step(self) -> None:
-        self._read()
-        if len(self.trace.ops) == self._step_began:  # nothing ran since the last end
+        if not self._ran():  # nothing ran since the last end
             return
         self._step += 1
-        self._step_began = len(self.trace.ops)
-        self._guarded(self._look.between_steps)
+        self._unread = True
+        if self._writer is not None or self._many():
+            self._unread = False
+            self._read()
+        else:
+            self._guarded(self._quietly, self._look.fold)
+        self._step_began = len(self._trace.ops) + self._waiting_count()
+        self._guarded(self._look.between_steps, self._step)
         if self._writer is not None:
             self._writer.flush()
         if self._steps is not None and self._step >= self._steps:
             self._done = True
+            self._look.stop()
             if self.on_enough is not None:
                 self.on_enough()
+
+    def _waiting_count(self) -> int:
+        return len(self._waiting) + self._look.waiting
+
+    def _ran(self) -> bool:
+        return len(self._trace.ops) + self._waiting_count() > self._step_began
+
+    def _many(self) -> bool:
+        return self._waiting_count() >= _MOST_WAITING
 
     def _read(self) -> None:
         """Read the statistics and turn what waits into operators of the trace."""
         with self._lock:
+            waiting, self._waiting = [*self._waiting, *self._look.drain()], []
             # A device that has failed answers no more; what is known of the operators is kept all the same.
             self._guarded(self._quietly, self._look.gather.collect)
-            waiting, self._waiting = self._waiting, []
             for pending in waiting:
-                op = self._look.op(pending, len(self.trace.ops))
-                self.trace.ops.append(op)
+                op = self._look.op(pending, len(self._trace.ops))
+                self._trace.ops.append(op)
                 if self._writer is not None:
                     self._writer.add(op)
 
@@ -256,7 +299,7 @@ class Recorder:
         """Hand the first operator with a bad result to the callback."""
         if not any(v.row is not None and (v.row[3] or v.row[4]) for v in pending.outputs):
             return
-        op = self._look.op(pending, len(self.trace.ops))
+        op = self._look.op(pending, len(self._trace.ops) + len(self._waiting) - 1)
         if not self._masks.stops(op, self._stops):
             return
         self._stops = frozenset()
@@ -277,16 +320,9 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Tensors that are made of others (DTensor) go first, so that what they do inside is seen.
-        if types and any(_made_of_others(t) for t in types):
+        if types and any(made_of_others(t) for t in types):
             return NotImplemented
         return self._recorder.run(func, args, kwargs or {})
-
-
-def _made_of_others(kind: Any) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    own = getattr(kind, "__torch_dispatch__", _OWN)
-    return own is not _OWN and own is not torch._C._disabled_torch_dispatch_impl and not issubclass(kind, FakeTensor)
 
 
 def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None) -> None:
@@ -298,6 +334,29 @@ def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None)
         raise UsageError(f"`steps` is {steps!r}, expected a positive integer, or None for all")
     if breakpoint_on is not None and level == "names":
         raise UsageError("`breakpoint_on` needs numbers, but level='names' reads none; use level='fast'")
+
+
+def _tape(engine: str, breakpoint_on: str | None) -> Any:
+    """The compiled tape, or None where Python records."""
+    if engine not in ENGINES:
+        raise UsageError(f"`engine` is {engine!r}, expected one of {', '.join(map(repr, ENGINES))}")
+    if engine == "python":
+        return None
+    if breakpoint_on is not None:
+        raise UsageError("`breakpoint_on` needs engine='python': the tape does not stop; leave `engine` out")
+    module = tape.load()
+    if module.at_work():
+        raise UsageError("engine='tape', but another recorder has the tape; end it, or use engine='python'")
+    return module
+
+
+def _observer(module: Any, model: Any, level: str, compiled: compiling.Compiled, recorder: Recorder) -> Any:
+    """The observer that takes operators from the tape."""
+    from retrograd.trace.tape.engine import TapeObserver
+
+    return TapeObserver(
+        module, model, level, compiled, recorder._quietly, recorder._losing, recorder._raised, recorder._read
+    )
 
 
 def _rank_and_path(out: str | os.PathLike[str] | None) -> tuple[int, str | None]:

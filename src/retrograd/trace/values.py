@@ -5,6 +5,7 @@ A write through any view makes a new version of all that share the storage, also
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,13 +36,9 @@ class Value:
         "storage", "times",
     )  # fmt: skip
 
-    def __init__(self, number: int, storage: int, tensor: torch.Tensor, name: str) -> None:
+    def __init__(self, number: int, storage: int, shape: tuple[int, ...], dtype: Any, device: Any, name: str) -> None:
         self.number, self.storage, self.name = number, storage, name
-        self.dtype, self.device = tensor.dtype, tensor.device
-        try:
-            self.shape = tensor.shape
-        except RuntimeError:  # a lazy parameter has none yet
-            self.shape = torch.Size()
+        self.shape, self.dtype, self.device = shape, dtype, device
         self.row: Row | None = None
         self.asked = False
         self.source: Value | None = None
@@ -51,7 +48,7 @@ class Value:
     @property
     def count(self) -> int:
         """How many elements it has."""
-        return self.shape.numel()
+        return math.prod(self.shape)
 
     def take(self, row: Row) -> None:
         """Receive the statistics."""
@@ -173,4 +170,8 @@ class Values:
 
     def _new(self, storage: int, tensor: torch.Tensor, name: str) -> Value:
         self._numbers += 1
-        return Value(self._numbers - 1, storage, tensor, name)
+        try:
+            shape = tensor.shape
+        except RuntimeError:  # a lazy parameter has none yet
+            shape = ()
+        return Value(self._numbers - 1, storage, shape, tensor.dtype, tensor.device, name)

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from retrograd import ops
 from retrograd.errors import NativeBuildError, UsageError
 from retrograd.ops._native import build as native
+from retrograd.ops._native import extension
 from retrograd.ops.norm import contract, eager, host, implementations
 from retrograd.ops.norm.host import library, recipes
 from retrograd.ops.norm.spec import NormSpec
@@ -687,7 +688,7 @@ def test_other_threads(driver: Driver) -> None:
 
 
 def test_name_changes_with_what_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {library.file_name.__wrapped__()}
+    names = {library.file_name()}
     for target, value in (
         ("torch.__version__", "9.9"),
         ("torch.version.git_version", "abc"),
@@ -697,7 +698,7 @@ def test_name_changes_with_what_it_depends_on(monkeypatch: pytest.MonkeyPatch) -
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, value)
-            names.add(library.file_name.__wrapped__())
+            names.add(library.file_name())
     assert len(names) == 6
 
 
@@ -721,12 +722,12 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(library, "_torch_root", lambda: tmp_path)
+        patch.setattr(extension, "_torch_root", lambda: tmp_path)
         with pytest.raises(NativeBuildError, match=r"torch's C\+\+ headers are missing"):
             host.build()
-    monkeypatch.setattr(library.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(extension.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(NativeBuildError, match=r"install them, for example apt-get install python3"):
-        library._check_headers()
+        extension._check_headers()
 
 
 def test_a_broken_library(tmp_path: Path) -> None:

@@ -42,6 +42,40 @@ class Gather:
         else:
             take(plain.measure(tensor, self.histogram))
 
+    def request_all(self, tensors: list[tuple[torch.Tensor, Take]]) -> None:
+        """`request` for tensors of one stream that nobody writes to before it returns; with few launches."""
+        many: list[tuple[torch.Tensor, Take]] = []
+        kernel = None
+        for tensor, take in tensors:
+            if tensor.device.type == "cuda" and not self.at_once:
+                kernel = kernel or _kernel()
+                x = as_real(tensor) if tensor.is_complex() or tensor.is_neg() else tensor
+                if kernel is not None and kernel.takes(x.dtype) and x.numel():
+                    many.append((x, take))
+                    continue
+            self.request(tensor, take)
+        if many and torch.cuda.is_current_stream_capturing():
+            for _, take in many:
+                self._captured(take)
+        elif many:
+            self._buffers(many[0][0].device, kernel).request_all(many)
+
+    def fold(self) -> None:
+        """Join the partial results of a step; waits for no device."""
+        for buffers in self._devices.values():
+            buffers.fold()
+
+    def _captured(self, take: Take) -> None:
+        # In a captured graph our kernel would be part of it.
+        self.notes.add("a CUDA graph was captured: what its replays compute is not seen")
+        take(NOTHING)
+
+    def _buffers(self, device: torch.device, kernel: Any) -> _Buffers:
+        buffers = self._devices.get(device)
+        if buffers is None:
+            buffers = self._devices[device] = _Buffers(device, kernel, self.histogram)
+        return buffers
+
     def collect(self) -> None:
         """Wait for the devices and hand out what was asked for."""
         for buffers in self._devices.values():
@@ -49,18 +83,14 @@ class Gather:
 
     def _request_cuda(self, tensor: torch.Tensor, take: Take) -> None:
         if torch.cuda.is_current_stream_capturing():
-            # In a captured graph our kernel would be part of it.
-            self.notes.add("a CUDA graph was captured: what its replays compute is not seen")
-            take(NOTHING)
+            self._captured(take)
             return
         kernel = _kernel()
         x = as_real(tensor)
         if kernel is None or not kernel.takes(x.dtype) or not x.numel():
             take(plain.measure(tensor, self.histogram))
             return
-        buffers = self._devices.get(tensor.device)
-        if buffers is None:
-            buffers = self._devices[tensor.device] = _Buffers(tensor.device, kernel, self.histogram)
+        buffers = self._buffers(tensor.device, kernel)
         buffers.request(x, take)
         if self.at_once:
             buffers.collect()
@@ -72,8 +102,12 @@ class _Buffers:
     def __init__(self, device: torch.device, kernel: Any, histogram: bool = False) -> None:
         self.device, self.kernel, self.histogram = device, kernel, histogram
         self._keys = torch.tensor(keys(), dtype=torch.int64, device=device)
+        # On the device once: to copy it there at each step would wait for the device.
+        self._nothing = torch.tensor([float("inf"), float("-inf"), 0.0], dtype=torch.float64, device=device)
         self._chunks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._waiting: list[tuple[Take, int, int, bool]] = []
+        self._streams: set[int] = set()
+        self._folded: list[tuple[Any, ...]] = []  # of tensors: facts, and results joined on the device
 
     def request(self, x: torch.Tensor, take: Take) -> None:
         chunk, row = divmod(len(self._waiting), _ROWS)
@@ -83,27 +117,57 @@ class _Buffers:
         ints, floats, counts = self._chunks[chunk]
         self.kernel.measure(x.contiguous(), ints, floats, self._keys, row, counts)
         self._waiting.append((take, x.numel(), words(x), x.dtype.is_floating_point))
+        self._launched()
 
-    def collect(self) -> None:
+    def request_all(self, tensors: list[tuple[torch.Tensor, Take]]) -> None:
+        rows: dict[int, list[tuple[torch.Tensor, int]]] = {}
+        for x, take in tensors:
+            chunk, row = divmod(len(self._waiting), _ROWS)
+            rows.setdefault(chunk, []).append((x.contiguous(), row))
+            self._waiting.append((take, x.numel(), words(x), x.dtype.is_floating_point))
+        for chunk, some in rows.items():
+            if chunk == len(self._chunks):
+                self._chunks.append(self._fresh())
+            ints, floats, counts = self._chunks[chunk]
+            self.kernel.measure_all(some, ints, floats, self._keys, counts)
+        self._launched()
+
+    def fold(self) -> None:
+        """Join what the programs found of each tensor, on the device."""
         if not self._waiting:
             return
-        _wait(self.device)  # kernels ran on whatever stream was current
+        self._launched()
+        if len(self._streams) > 1:
+            _wait(self.device)  # what is joined is written on other streams too
         waiting, self._waiting = self._waiting, []
         for number, (ints, floats, counts) in enumerate(self._chunks):
             part = waiting[number * _ROWS : (number + 1) * _ROWS]
             if not part:
                 break
-            counted = ints[: len(part)].sum(1).tolist()
-            low = floats[: len(part), :, 0].amin(1).tolist()
-            high = floats[: len(part), :, 1].amax(1).tolist()
-            squares = floats[: len(part), :, 2].sum(1).tolist()
-            fields = [None] * len(part) if counts is None else list(counts[: len(part)].cpu().numpy())
-            for (take, *facts), *numbers in zip(part, fields, counted, low, high, squares, strict=True):
-                take(_row(*facts, *numbers))
-            self._clear(ints[: len(part)], floats[: len(part)])
+            ints, floats = ints[: len(part)], floats[: len(part)]
+            fields = None if counts is None else counts[: len(part)].clone()
+            low, high = floats[:, :, 0].amin(1), floats[:, :, 1].amax(1)
+            self._folded.append((part, fields, ints.sum(1), low, high, floats[:, :, 2].sum(1)))
+            self._clear(ints, floats)
             if counts is not None:
                 counts[: len(part)].zero_()
-        _wait(self.device)
+        if len(self._streams) > 1:
+            _wait(self.device)
+        self._streams.clear()
+
+    def collect(self) -> None:
+        self.fold()
+        if self._folded:
+            _wait(self.device)
+        folded, self._folded = self._folded, []
+        for part, counts, *found in folded:
+            fields = [None] * len(part) if counts is None else list(counts.cpu().numpy())
+            for (take, *facts), *numbers in zip(part, fields, *(one.tolist() for one in found), strict=True):
+                take(_row(*facts, *numbers))
+
+    def _launched(self) -> None:
+        """Remember on which streams kernels ran; the last is that on which results are joined."""
+        self._streams.add(torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0)
 
     def _fresh(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         shape = _ROWS, self.kernel.PROGRAMS
@@ -116,7 +180,7 @@ class _Buffers:
 
     def _clear(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
         ints.zero_()
-        floats.copy_(torch.tensor([float("inf"), float("-inf"), 0.0], dtype=torch.float64).to(self.device))
+        floats.copy_(self._nothing)
 
 
 def _row(

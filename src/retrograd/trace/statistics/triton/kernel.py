@@ -8,6 +8,7 @@ order of additions changes them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -39,7 +40,8 @@ _KINDS = {
 _GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(GOLDEN), tl.constexpr(MIX_1), tl.constexpr(MIX_2)
 _BUCKETS, _OUTSIDE, _SHIFT = tl.constexpr(BUCKETS), tl.constexpr(OUTSIDE), tl.constexpr(1023 - BIAS)
 DTYPES = tuple(_KINDS)
-_handles: dict[tuple[torch.dtype, torch.device, int, bool], Handle] = {}
+_handles: dict[tuple[torch.dtype, torch.device, int, bool, bool], Handle] = {}
+_FEW = 16  # programs a tensor of so many tiles at most, where many are measured together
 
 
 def takes(dtype: torch.dtype) -> bool:
@@ -66,27 +68,70 @@ def measure(
         counts: [R, BUCKETS] int64, zeros: the histogram of a floating dtype; None leaves it out.
     """
     kind, tiny, infinity = _KINDS[x.dtype]
-    size = x.element_size()
-    tile = _ROWS * BLOCK // (2 if size == 8 else 1)
     count = x.numel()
-    grid = (min(-(-count // tile), PROGRAMS), 1, 1)
+    grid = (min(-(-count // _tile(x)), PROGRAMS), 1, 1)
     if x.dtype == torch.bool:
         x = x.view(torch.uint8)
     # Loads are as wide as the count allows; the kernel is told what divides it.
     unit = math.gcd(count, 16)
     histogram = counts is not None and infinity > 0
     fields = counts if histogram else ints  # where nothing is counted, nothing is written
-    args = (x, ints, floats, fields, keys, count // unit, row, unit, kind, tiny, infinity, _ROWS, BLOCK, histogram)
+    facts = unit, kind, tiny, infinity, _ROWS, BLOCK, histogram, False
+    args = (x, ints, floats, fields, keys, count // unit, row, *facts)
     # Beyond 2^31 the argument has another type, so another kernel is compiled.
     aligned = count // unit < 1 << 31 and relaunchable(x, ints, floats, fields)
-    key = x.dtype, x.device, unit, histogram
-    handle = _handles.get(key) if aligned else None
+    _launch((x.dtype, x.device, unit, histogram, False), grid, args, aligned)
+
+
+def measure_all(
+    xs: list[tuple[torch.Tensor, int]],
+    ints: torch.Tensor,
+    floats: torch.Tensor,
+    keys: torch.Tensor,
+    counts: torch.Tensor | None = None,
+) -> None:
+    """`measure` for many tensors of one device, with a launch for each dtype and class of sizes: the same bits.
+
+    Args:
+        xs: tensors and their rows, each as in `measure`; they must live until this returns.
+        ints: as in `measure`.
+        floats: as in `measure`.
+        keys: as in `measure`.
+        counts: as in `measure`.
+    """
+    groups: dict[tuple[torch.dtype, int, bool], list[tuple[int, int, int]]] = {}
+    for x, row in xs:
+        count, address = x.numel(), x.data_ptr()
+        few = count <= _FEW * _tile(x)
+        if address % 16:  # the kernel is told that all are aligned
+            measure(x, ints, floats, keys, row, counts)
+            continue
+        unit = math.gcd(count, 16)
+        groups.setdefault((x.dtype, unit, few), []).append((address, count // unit, row))
+    for (dtype, unit, few), rows in groups.items():
+        kind, tiny, infinity = _KINDS[dtype]
+        table = torch.tensor(rows, dtype=torch.int64).to(ints.device, non_blocking=True)
+        grid = (_FEW if few else PROGRAMS, len(rows), 1)
+        histogram = counts is not None and infinity > 0
+        fields = counts if histogram else ints
+        args = (table, ints, floats, fields, keys, 0, 0, unit, kind, tiny, infinity, _ROWS, BLOCK, histogram, True)
+        _launch((dtype, ints.device, unit, histogram, True), grid, args, relaunchable(table, ints, floats, fields))
+
+
+def _tile(x: torch.Tensor) -> int:
+    """Elements of a tile."""
+    return _ROWS * BLOCK // (2 if x.element_size() == 8 else 1)
+
+
+def _launch(key: Any, grid: tuple[int, int, int], args: tuple[Any, ...], again: bool) -> None:
+    """Launch, past Triton's look at the arguments where it was launched before with such."""
+    handle = _handles.get(key) if again else None
     if handle is not None:
-        relaunch(handle._replace(grid=grid), args, x.device.index)
+        relaunch(handle._replace(grid=grid), args, args[0].device.index)
         return
-    with on_device_of(x):
+    with on_device_of(args[0]):
         made = launch(statistics_kernel, grid, args, num_warps=_WARPS)
-    if made is not None and aligned:
+    if made is not None and again:
         _handles[key] = made
 
 
@@ -95,6 +140,21 @@ def _mix(x):
     x = (x ^ (x >> 30)) * _MIX_1
     x = (x ^ (x >> 27)) * _MIX_2
     return x ^ (x >> 31)
+
+
+@triton.jit
+def _pointer(address, KIND: tl.constexpr):
+    """To elements of so many bits, aligned to 16 bytes; what is said of a call's result would be lost."""
+    if KIND == "f32" or KIND == "i32":
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
+    elif KIND == "bf16" or KIND == "f16" or KIND == "i16":
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int16)), 16)
+    elif KIND == "f64" or KIND == "i64":
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
+    elif KIND == "i8":
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int8)), 16)
+    else:
+        return tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 16)
 
 
 @triton.jit
@@ -148,7 +208,7 @@ def _bucket(bits, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["units", "row"])
 def statistics_kernel(
-    x_ptr,  # [units * UNIT]
+    x_ptr,  # [units * UNIT]; of a TABLE [N, 3]: address, units and row of N tensors
     ints_ptr,  # [R, 256, 5]
     floats_ptr,  # [R, 256, 3]
     counts_ptr,  # [R, 512]
@@ -162,8 +222,14 @@ def statistics_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     HISTOGRAM: tl.constexpr,
+    TABLE: tl.constexpr,
 ):
-    """Program p counts and hashes tiles p, p + P, ... of ROWS blocks."""
+    """Program p counts and hashes tiles p, p + P, ... of ROWS blocks; of a table program (p, n) those of tensor n."""
+    if TABLE:
+        entry = x_ptr + tl.program_id(1) * 3
+        units = tl.load(entry + 1)
+        row = tl.load(entry + 2)
+        x_ptr = _pointer(tl.load(entry), KIND)
     WORDS: tl.constexpr = 2 if KIND == "f64" or KIND == "i64" else 1  # of 32 bits, an element
     WIDTH: tl.constexpr = BLOCK // WORDS
     program = tl.program_id(0).to(tl.int64)

@@ -1,0 +1,158 @@
+"""The compiled tape notes what the recorder in Python notes, in the same order, and changes nothing either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_trace_recording import CASES, after, compiled_step
+from torch import nn
+from transformer import Transformer, line, train
+
+from retrograd import trace
+from retrograd.errors import NativeBuildError, UsageError
+from retrograd.ops._native import build as native
+from retrograd.trace import tape
+
+# Under a dispatch mode in Python autograd keeps gradients in another way, and the mode is told of views that no
+# operator makes: what stands on the left is noted there, what stands on the right runs without it.
+_STANDS_FOR = {"aten.view.default": "aten._reshape_alias.default", "aten.add.Tensor": "aten.add_.Tensor"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The library: in the user's cache if it is there already, else in one of its own: 30 s of a core."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not tape.available():
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        try:
+            native.find_compiler()
+            yield tape.build()
+        except NativeBuildError as error:
+            if "does not compile" in str(error):
+                raise
+            pytest.skip(str(error))
+
+
+def recorded(engine: str, device: str, **options: Any) -> list[trace.Op]:
+    torch.manual_seed(0)
+    return train(Transformer().to(device), engine=engine, steps=2, **options).trace.ops
+
+
+def plain(op: trace.Op) -> trace.Op:
+    """Without what depends on which operators are noted: numbers of operators and of storages."""
+    inputs, outputs = (tuple(replace(s, storage=0) for s in side) for side in (op.inputs, op.outputs))
+    return replace(op, index=0, inputs=inputs, outputs=outputs)
+
+
+@pytest.mark.parametrize("level", ["names", "fast", "full"])
+def test_it_notes_what_python_notes(device, level):
+    seen, noted = (
+        [plain(op) for op in recorded(engine, device, level=level) if op.name != "aten.detach.default"]
+        for engine in ("python", "tape")
+    )
+    assert len(seen) == len(noted)
+    other = [(a, b) for a, b in zip(seen, noted, strict=True) if a != b]
+    assert [(a.name, b.name) for a, b in other if _STANDS_FOR.get(a.name) != b.name] == []
+    assert len(other) < len(seen) / 20
+    for a, b in other:
+        assert (a.place, a.module, a.node, a.inputs, a.outputs) == (b.place, b.module, b.node, b.inputs, b.outputs)
+
+
+@pytest.mark.parametrize("level", ["names", "fast", "full"])
+def test_a_noted_step_gives_the_same_bits_and_random_numbers(device, level):
+    unrecorded, _ = after(device, False)
+    noted, recorder = after(device, True, level=level, engine="tape")
+    assert recorder.engine == "tape"
+    assert all(torch.equal(a, b) for a, b in zip(unrecorded, noted, strict=True))
+    assert "lost" not in recorder.trace.meta
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_unusual_tensors_neither_break_nor_change(case):
+    torch.manual_seed(1)
+    unrecorded = case()
+    torch.manual_seed(1)
+    with trace.record(level="full", engine="tape") as recorder:
+        noted = case()
+    assert torch.equal(unrecorded, noted)
+    assert "lost" not in recorder.trace.meta
+    assert recorder.trace.ops
+
+
+def test_an_overflow_in_the_backward_is_found_with_its_line():
+    torch.manual_seed(0)
+    model = Transformer()
+    model.blocks[0].by, model.blocks[1].by = 1e38, 1e4
+    found = trace.provenance(train(model, engine="tape").trace)
+    assert found.op is not None
+    assert (found.op.phase, found.op.module, found.op.node) == ("backward", "blocks.0", "ScaleBackward")
+    assert line("planted in the backward") in found.op.inside
+
+
+def test_what_is_overwritten_was_measured_before():
+    x = torch.ones(3)
+    with trace.record(level="full", engine="tape") as recorder:
+        y = x * 2
+        y.mul_(2).add_(1)
+    assert [op.outputs[0].high for op in recorder.trace.ops] == [2.0, 4.0, 5.0]
+
+
+def test_an_exception_is_told_with_its_operator_and_place():
+    recorder = trace.record(engine="tape")
+    with pytest.raises(RuntimeError), recorder:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert [op.name for op in recorder.trace.ops][-1] == "aten.mm.default"
+    assert recorder.trace.meta["raised"].startswith("aten.mm.default at ")
+
+
+def test_steps_are_read_when_they_are_asked_for_and_written_as_they_end(tmp_path):
+    path = tmp_path / "a.trace"
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with trace.record(model, engine="tape", out=path) as recorder:
+        for step in (1, 2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            assert {op.step for op in recorder.trace.ops} == set(range(step))
+            assert trace.load(path, partial=True).ops == recorder.trace.ops
+    assert trace.load(path) == recorder.trace
+
+
+def test_compiled_regions_are_told_of():
+    with pytest.warns(UserWarning, match=r"retrograd.trace: .*compiled='eager'"):
+        kept = compiled_step("keep", engine="tape")
+    assert kept.meta["compiled"].startswith("not seen")
+    assert "aten.sin.default" not in {op.name for op in kept.ops}
+
+
+def test_a_second_recorder_goes_without_it():
+    with trace.record(engine="tape") as outer, trace.record() as inner:
+        torch.ones(2).exp()
+        with pytest.raises(UsageError, match="another recorder has the tape"):
+            trace.record(engine="tape")
+    assert (outer.engine, inner.engine) == ("tape", "python")
+    assert "aten.exp.default" in {op.name for op in inner.trace.ops}
+
+
+def test_wrong_engines_are_named():
+    with pytest.raises(UsageError, match="`engine` is 'rust'"):
+        trace.record(engine="rust")
+    with pytest.raises(UsageError, match="needs engine='python'"):
+        trace.record(engine="tape", breakpoint_on="nan")
+
+
+def test_a_missing_compiler_is_told_and_without_the_tape_python_records(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    tape.load.cache_clear()
+    try:
+        assert trace.record().engine == "python"
+        with pytest.raises(NativeBuildError, match="CXX is 'no-such-compiler'"):
+            trace.record(engine="tape")
+    finally:
+        tape.load.cache_clear()
