@@ -223,8 +223,6 @@ class TapeObserver(Observer):
         """The operator noted last raised this."""
         self._raised.append((self._tape.count() - 1, f"{kind}: {said[:500]}"))
 
-    # Helpers.
-
     def _name(self) -> None:
         self._tape.name(self.places.tensors(), self.places.names)
 
