@@ -31,11 +31,6 @@ def build(*, again: bool = False) -> Path:
     return _EXTENSION.build(again=again)
 
 
-def available() -> bool:
-    """Whether it has been built."""
-    return _EXTENSION.find() is not None
-
-
 @cache
 def load() -> Any:
     """The extension module, built if it was not. Never unloaded: the dispatcher keeps its fallback."""
