@@ -113,6 +113,9 @@ def wide_plans(n: int, centered: bool, add: bool) -> list[WidePlan]:
         most = launch._batch(n, dtypes, cluster, threads, 65536 // (threads * resident) // 16 * 8)
         for batch, bulk in itertools.product({most, max(1, most // 2)}, (False, True)):
             plans.append(WidePlan(cluster, threads, resident, batch, bulk, size))
+        if centered and launch._may_hold(n, dtypes, cluster, threads):
+            for batch, hold in itertools.product({max(1, most // 2), most}, (2, 4, 6)):
+                plans.append(WidePlan(cluster, threads, resident, batch, False, size, hold))
     return plans
 
 
@@ -179,7 +182,7 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
     if isinstance(plan, WidePlan):
         dtypes = wide_dtypes("ln" in op, "add" in op)
         options = launch.options_of(n, dtypes, plan, "ln" in op, "add" in op, False)
-        nvrtc.compile_cubin(launch._SOURCE, ("--gpu-architecture=sm_90", "--std=c++17", *options))  # into the cache
+        nvrtc.compile_cubin(launch._SOURCE, ("--gpu-architecture=sm_90", *options))  # into the cache
         return ""
     from retrograd.codegen import facts_of, recording
     from retrograd.ops._triton.launch import dry

@@ -32,6 +32,8 @@ DTYPES = {
     "ln-stream-fp32": (BF16, F32, F32, F32, BF16, F32),
     "rms-no-weight": (BF16, None, None, None, BF16, BF16),
 }
+# Widths where later pieces of weight and bias come into the places of x.
+HELD = {"ln": (32768, 65536, 131072), "ln-fp32": (16384, 32768, 40960, 65536)}
 SHARED_LIMIT = 227 * 1024  # of a multiprocessor of sm_90
 WIDE = re.compile(r"LDG(STS)?\.\S*128")
 
@@ -51,6 +53,16 @@ def test_plan_covers_the_row_and_fits(name: str, n: int) -> None:
     assert plan.batch >= 1
 
 
+def test_weight_and_bias_come_into_places_of_x_where_they_fit() -> None:
+    for name, widths in HELD.items():
+        assert all(plan_wide(n, _dtypes(name), True).hold for n in widths)
+    assert not plan_wide(65536, _dtypes("rms"), False).hold
+    for other in ("ln-residual", "ln-stream-fp32"):
+        assert not any(plan_wide(n, _dtypes(other), True).hold for n in WIDTHS)
+    for n in (16384, 40960, 65544):  # too few pieces; not the same number for each thread
+        assert not plan_wide(n, _dtypes("ln"), True).hold
+
+
 def test_a_row_that_does_not_fit_names_the_mend() -> None:
     with pytest.raises(ValueError, match="shared memory of a cluster of 2; use impl='triton'"):
         plan_wide(262144, _dtypes("ln"), True, cluster=2)
@@ -66,14 +78,17 @@ def test_rows_that_no_cluster_holds_are_known() -> None:
 
 @pytest.mark.skipif(not nvrtc.is_there(), reason="no NVRTC here: it comes with PyTorch for CUDA")
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
-@pytest.mark.parametrize(("name", "n"), [*zip(DTYPES, itertools.cycle(WIDTHS), strict=False)])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [*zip(DTYPES, itertools.cycle(WIDTHS), strict=False), *((name, n) for name in HELD for n in HELD[name])],
+)
 def test_machine_code_does_not_spill(name: str, n: int, arch: str, tmp_path: Path) -> None:
     dtypes = _dtypes(name)
     own_s = dtypes.residual is not None
     centered = name.startswith("ln")
     plan = plan_wide(n, dtypes, centered, int(arch.removeprefix("sm_")))
     options = wide.options_of(n, dtypes, plan, centered, own_s, False)
-    cubin = nvrtc.compile_cubin(wide._SOURCE, (f"--gpu-architecture={arch}", "--std=c++17", *options))
+    cubin = nvrtc.compile_cubin(wide._SOURCE, (f"--gpu-architecture={arch}", *options))
     path = tmp_path / "wide.cubin"
     path.write_bytes(cubin)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -31,6 +31,8 @@ class WidePlan:
         batch: 16-byte pieces of the weight that a thread asks for at once.
         bulk: Whether one thread copies the whole slice.
         shared_bytes: of dynamic shared memory.
+        hold: pieces of x that a thread takes ahead, so that later pieces of weight and bias come into their places in
+            shared memory; 0: they come into registers, `batch` at a time.
     """
 
     cluster: int
@@ -39,13 +41,15 @@ class WidePlan:
     batch: int
     bulk: bool
     shared_bytes: int
+    hold: int = 0
 
 
 @dataclass(frozen=True)
 class _Layout:
     """`resident` CTAs of `threads` share a multiprocessor, each with at most `most_bytes` of x and residual.
 
-    `registers` of a thread hold the pieces of weight and bias that it asks for at once; `whole`: all of them.
+    `registers` of a thread hold the pieces of weight and bias that it asks for at once; `whole`: all of them. `hold` as
+    in `WidePlan`.
     """
 
     threads: int
@@ -53,6 +57,7 @@ class _Layout:
     most_bytes: int
     registers: int
     whole: bool = False
+    hold: int = 0
 
 
 # A multiprocessor has 227 KiB; the struct Shared takes less than 5 of them in a CTA and the driver 1.
@@ -60,6 +65,11 @@ _THREE = _Layout(512, 3, 64 * 1024, 16)
 _TWO = _Layout(512, 2, 104 * 1024, 32)
 _ONE = _Layout(1024, 1, 128 * 1024, 32, whole=True)  # nobody else computes while the last piece is waited for
 _WIDEST = _Layout(512, 1, 220 * 1024, 32)
+# LayerNorm, whose weight and bias take twice the registers, by turns on one H200: 279 -> 267 us at 65536 columns (two
+# CTAs), 283 -> 271 at 131072 (four), 267 -> 266 at 32768; at 16384, of four pieces a thread, nothing is gained.
+_AHEAD = _Layout(512, 3, 64 * 1024, 16, hold=2)
+_AHEAD_WIDER = _Layout(256, 3, 64 * 1024, 32, hold=6)
+_HOLD_FROM_PIECES = 8
 
 
 @dataclass(frozen=True)
@@ -169,20 +179,24 @@ def plan_wide(n: int, dtypes: _Dtypes, centered: bool, arch: int = 90, cluster: 
     Raises:
         ValueError: a CTA's slice does not fit into shared memory.
     """
-    candidates = [(1, _THREE)] if centered and dtypes.residual is None else []
+    candidates = [(1, _AHEAD), (1, _THREE)] if centered and dtypes.residual is None else []
     candidates += [(1, _TWO), (1, _ONE)]
-    candidates += [] if centered else [(2, _TWO), (2, _ONE)]
-    candidates += [*((size, _THREE) for size in (2, 4, 8)), (8, _TWO), (16, _THREE), (16, _TWO), (16, _WIDEST)]
+    candidates += [(2, _AHEAD)] if centered else [(2, _TWO), (2, _ONE)]
+    candidates += [(2, _THREE), (4, _AHEAD_WIDER), (4, _THREE), (8, _THREE)]
+    candidates += [(8, _TWO), (16, _THREE), (16, _TWO), (16, _WIDEST)]
     for size, layout in candidates:
         slice_bytes = _slice_bytes(n, dtypes, size)
         # On sm_100 two pieces of two vectors spill beside a residual; RMSNorm's single one is slower with four.
         few = layout is _THREE and (not centered or (arch >= 100 and dtypes.residual is not None))
         batch = _batch(n, dtypes, size, layout.threads, layout.registers // 2 if few else layout.registers)
-        fits = slice_bytes <= layout.most_bytes and (
-            not layout.whole or batch == _pieces(n, dtypes, size, layout.threads)
+        fits = (
+            slice_bytes <= layout.most_bytes
+            and (not layout.whole or batch == _pieces(n, dtypes, size, layout.threads))
+            and (not layout.hold or (centered and _may_hold(n, dtypes, size, layout.threads)))
         )
         if fits and cluster in (None, size):
-            return WidePlan(size, layout.threads, layout.resident, batch, size == 2 and not centered, slice_bytes)
+            bulk = size == 2 and not centered
+            return WidePlan(size, layout.threads, layout.resident, batch, bulk, slice_bytes, layout.hold)
     asked = f"a cluster of {cluster}" if cluster else "any cluster"
     raise ValueError(f"a row of {n} columns does not fit into the shared memory of {asked}; use impl='triton'")
 
@@ -197,6 +211,14 @@ def _batch(n: int, dtypes: _Dtypes, cluster: int, threads: int, registers: int) 
     each = max(4, dtypes.vec * (_SIZES[dtypes.weight] + _SIZES[dtypes.bias]) // 4)
     most = registers // each if each <= 8 else 1  # widened, two float32 vectors take as many registers again
     return max(1, min(_MOST_BATCH, most, _pieces(n, dtypes, cluster, threads)))
+
+
+def _may_hold(n: int, dtypes: _Dtypes, cluster: int, threads: int) -> bool:
+    """Whether pieces of weight and bias fit the places of x, all of them there, and are many enough."""
+    alike = dtypes.residual is None and len({_SIZES[t] for t in (dtypes.x, dtypes.weight, dtypes.bias)}) == 1
+    pieces = _pieces(n, dtypes, cluster, threads)
+    whole = n == cluster * threads * dtypes.vec * pieces
+    return alike and dtypes.s == dtypes.x and whole and pieces >= _HOLD_FROM_PIECES
 
 
 def fits_wide(n: int, x: torch.dtype, residual: torch.dtype | None) -> bool:
@@ -227,14 +249,15 @@ def aligned_vector(vector: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def options_of(n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: bool, offset: bool) -> tuple[str, ...]:
-    """The macros of wide_forward.cu."""
+    """For NVRTC, all but the architecture."""
     macros = dict(
-        N=n, CLUSTER=plan.cluster, THREADS=plan.threads, RESIDENT=plan.resident, BATCH=plan.batch, BULK=int(plan.bulk),
+        N=n, CLUSTER=plan.cluster, THREADS=plan.threads, RESIDENT=plan.resident, BATCH=plan.batch, HOLD=plan.hold,
+        BULK=int(plan.bulk),
         CENTERED=int(centered), X_TYPE=_NUMBERS[dtypes.x], RESIDUAL_TYPE=_NUMBERS[dtypes.residual],
         WEIGHT_TYPE=_NUMBERS[dtypes.weight], BIAS_TYPE=_NUMBERS[dtypes.bias], Y_TYPE=_NUMBERS[dtypes.y],
         S_TYPE=_NUMBERS[dtypes.s], STORE_S=int(own_s), HAS_OFFSET=int(offset),
     )  # fmt: skip
-    return tuple(f"-D{name}={value}" for name, value in macros.items())
+    return ("--std=c++17", "-default-device", *(f"-D{name}={value}" for name, value in macros.items()))
 
 
 @cache
@@ -253,8 +276,8 @@ def _kernel(
     offset: bool,
 ) -> driver.Kernel:
     major, minor = _capability(device_index)
-    options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17")
-    cubin = nvrtc.compile_cubin(_SOURCE, options + options_of(n, dtypes, plan, centered, own_s, offset))
+    options = options_of(n, dtypes, plan, centered, own_s, offset)
+    cubin = nvrtc.compile_cubin(_SOURCE, (f"--gpu-architecture=sm_{major}{minor}", *options))
     return driver.load(
         cubin,
         "wide_forward",

@@ -4,7 +4,8 @@
 // sums the slice up, sends the sums of its warps to every CTA of the cluster through distributed shared memory, waits for
 // those of the others, and writes its slice of y. Every element is read from memory once; in shared memory only the
 // thread that is to use an element reads it. A CTA lives for one row: while some of the multiprocessors' CTAs wait for
-// memory or for each other, others store.
+// memory or for each other, others store. What of weight and bias finds no room in registers comes through registers
+// later, or into places in shared memory that x has left (HOLD).
 //
 // Each warp sends its own sums to a place of their own and adds up all that have come, in one order everywhere. One
 // barrier counts them by bytes. Before anything is sent all CTAs of the cluster have met, so that they run and their
@@ -19,6 +20,7 @@
 #define THREADS 512
 #define RESIDENT 2
 #define BATCH 8
+#define HOLD 0
 #define BULK 1
 #define CENTERED 0
 #define X_TYPE 1
@@ -63,6 +65,50 @@ constexpr int X_STEP = STEP * X_SIZE, RESIDUAL_STEP = STEP * RESIDUAL_SIZE;
 constexpr int RESIDUAL_AT = SLICE * X_SIZE;
 
 static_assert(THREADS % 32 == 0 && THREADS <= 1024 && CLUSTER <= 16 && N % 8 == 0, "pieces of 16 bytes");
+
+// With HOLD, what comes after the first BATCH pieces of weight and bias is copied to places in shared memory that x has
+// left: a thread takes HOLD pieces of x ahead, the first of them before it waits for the other warps' sums. In registers
+// there is room for BATCH of eight and more pieces, and each further batch would wait for L2: 4 % of the whole.
+struct Schedule {
+    int place[2 * VECS];  // of piece j of the weight (2 j) and of the bias (2 j + 1)
+    int step[2 * VECS];   // when it is asked for: after piece `step` of x was taken, -1 with the first HOLD
+};
+
+__host__ __device__ constexpr Schedule schedule_of_vectors() {
+    Schedule all = {};
+    int places[3 * VECS] = {}, given = 0, taken = 0, next = 2 * BATCH;
+    for (int step = -1; step < VECS; ++step) {
+        if (step >= BATCH) {
+            places[given++] = all.place[2 * step];
+            places[given++] = all.place[2 * step + 1];
+        }
+        for (int j = step < 0 ? 0 : step + HOLD; j < VECS && j < (step < 0 ? HOLD : step + HOLD + 1); ++j)
+            places[given++] = j;
+        for (; taken < given && next < 2 * VECS; ++next) {
+            all.place[next] = places[taken++];
+            all.step[next] = step;
+        }
+    }
+    return all;
+}
+
+constexpr bool FITS = FULL && !ROUNDS && WEIGHT_SIZE == X_SIZE && BIAS_SIZE == X_SIZE;
+static_assert(HOLD == 0 || (FITS && !BULK), "a place of x holds a piece of weight or bias, written in the same way");
+
+constexpr Schedule VECTORS = schedule_of_vectors();
+
+template <int NUMBER>
+struct Int {
+    static constexpr int value = NUMBER;
+};
+
+template <int FROM, int TO, class Step>
+__device__ __forceinline__ void for_each(const Step& step) {
+    if constexpr (FROM < TO) {
+        step(Int<FROM>());
+        for_each<FROM + 1, TO>(step);
+    }
+}
 
 using Address = unsigned;  // of shared memory
 
@@ -390,11 +436,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
 
     if constexpr (CLUSTER > 1) {
         if (lane < CLUSTER) send(&shared.words[rank * WARPS + warp], &shared.words_there, lane, sums);
-        wait(&shared.words_there);
     } else {
         if (lane == 0) shared.words[warp] = sums;
-        __syncthreads();
     }
+    Raw<S_TYPE> held[HOLD == 0 ? 1 : HOLD];
+    const auto ask_after = [&](auto step) {
+        for_each<2 * BATCH, 2 * VECS>([&](auto of) {
+            constexpr int k = decltype(of)::value, j = k / 2;
+            if constexpr (VECTORS.step[k] == decltype(step)::value)
+                copy_in<VEC * X_SIZE>(x_at + VECTORS.place[k] * X_STEP,
+                                      (k % 2 == 0 ? weight : bias) + first_column * X_SIZE + j * X_STEP);
+        });
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    if constexpr (HOLD > 0) {
+#pragma unroll
+        for (int j = 0; j < HOLD; ++j) held[j] = load_shared<S_TYPE>(x_at + j * X_STEP);
+        ask_after(Int<-1>());
+    }
+    if constexpr (CLUSTER > 1)
+        wait(&shared.words_there);
+    else
+        __syncthreads();
     float total = 0.0f, mean = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int of = lane; of < over(WORDS, 32) * 32; of += 32) total += of < WORDS ? shared.words[of].x : 0.0f;
@@ -418,24 +481,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
     }
 
     char* const to = y + (row * N + first_column) * Y_SIZE;
-#pragma unroll 1
-    for (int first = 0; first < VECS; first += BATCH) {
-        if (first > 0) ask_for_vectors(first);
+    const auto finish = [&](int j, const Raw<S_TYPE>& stored, const Raw<WEIGHT_TYPE>& w, const Raw<BIAS_TYPE>& b) {
+        float value[VEC], scale[VEC], shift[VEC];
+        widen<S_TYPE>(stored, value);
+        if constexpr (HAS_WEIGHT) widen<WEIGHT_TYPE>(w, scale);
+        if constexpr (HAS_BIAS) widen<BIAS_TYPE>(b, shift);
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int j = first + i;
-            if (j >= VECS || !exists(j)) continue;
-            float value[VEC], scale[VEC], shift[VEC];
-            widen<S_TYPE>(again(j), value);
-            if constexpr (HAS_WEIGHT) widen<WEIGHT_TYPE>(here(weights[i]), scale);
-            if constexpr (HAS_BIAS) widen<BIAS_TYPE>(here(biases[i]), shift);
-#pragma unroll
-            for (int e = 0; e < VEC; ++e) {
-                value[e] = (CENTERED ? value[e] - mean : value[e]) * rstd;
-                if constexpr (HAS_WEIGHT) value[e] *= HAS_OFFSET ? scale[e] + weight_offset : scale[e];
-                if constexpr (HAS_BIAS) value[e] += shift[e];
+        for (int e = 0; e < VEC; ++e) {
+            value[e] = (CENTERED ? value[e] - mean : value[e]) * rstd;
+            if constexpr (HAS_WEIGHT) value[e] *= HAS_OFFSET ? scale[e] + weight_offset : scale[e];
+            if constexpr (HAS_BIAS) value[e] += shift[e];
+        }
+        store_global<Y_TYPE>(to + j * STEP * Y_SIZE, rounded<Y_TYPE>(value));
+    };
+    if constexpr (HOLD > 0) {
+        for_each<0, VECS>([&](auto step) {
+            constexpr int j = decltype(step)::value;
+            Raw<WEIGHT_TYPE> w;
+            Raw<BIAS_TYPE> b;
+            if constexpr (j < BATCH) {
+                w = here(weights[j]);
+                b = here(biases[j]);
+            } else {
+                static_assert(VECTORS.step[2 * j + 1] < j, "asked for before it is used");
+                asm volatile("cp.async.wait_group %0;" ::"n"(j - 1 - VECTORS.step[2 * j + 1]) : "memory");
+                w = load_shared<WEIGHT_TYPE>(x_at + VECTORS.place[2 * j] * X_STEP);
+                b = load_shared<BIAS_TYPE>(x_at + VECTORS.place[2 * j + 1] * X_STEP);
             }
-            store_global<Y_TYPE>(to + j * STEP * Y_SIZE, rounded<Y_TYPE>(value));
+            const Raw<S_TYPE> stored = held[j % HOLD];  // its place was read before anything is copied there
+            if constexpr (j + HOLD < VECS) held[j % HOLD] = load_shared<S_TYPE>(x_at + (j + HOLD) * X_STEP);
+            ask_after(step);
+            finish(j, stored, w, b);
+        });
+    } else {
+#pragma unroll 1
+        for (int first = 0; first < VECS; first += BATCH) {
+            if (first > 0) ask_for_vectors(first);
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const int j = first + i;
+                if (j >= VECS || !exists(j)) continue;
+                finish(j, again(j), here(weights[i]), here(biases[i]));
+            }
         }
     }
 }
