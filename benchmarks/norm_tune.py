@@ -83,15 +83,16 @@ def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     plans: list[Any] = [base]
     if next_power_of_2(n) <= 32768:
         sizes = [1024, 2048, 4096, 8192, 16384, 32768]
-        for (rows, width, warps), early, stream in itertools.product(
-            tiles(n, sizes, [8, 16, 32]), (False, True), (False, True) if n <= 4096 else (False,)
+        caches = [("evict_last", ""), ("evict_first", ".cs")] if n <= 4096 else [("evict_last", "")]
+        for (rows, width, warps), early, (loads, stores) in itertools.product(
+            tiles(n, sizes, [8, 16, 32]), (False, True), caches
         ):
             plans.append(replace(base, kind=Kind.TILE, block_m=rows, block_n=width, num_warps=warps, early=early,
-                                 programs=ceil_div(m, rows), stream=stream, unroll=1))  # fmt: skip
+                                 programs=ceil_div(m, rows), loads=loads, stores=stores, unroll=1))  # fmt: skip
     for width, warps, unroll in itertools.product((2048, 4096, 8192, 16384), (4, 8, 16, 32), (1, 2)):
         if n > width and width // (32 * warps) in (8, 16):
             plans.append(replace(base, kind=Kind.LOOPED, block_m=1, block_n=width, num_warps=warps, programs=m,
-                                 early=False, stream=False, unroll=unroll))  # fmt: skip
+                                 early=False, loads="", stores="", unroll=unroll))  # fmt: skip
     if n > FORWARD_TRITON_LIMIT[centered, add] // 2:
         plans += wide_plans(n, centered, add)
     return list(dict.fromkeys(plans))

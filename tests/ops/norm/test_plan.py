@@ -64,7 +64,7 @@ def test_how_a_row_is_added_up_does_not_depend_on_the_number_of_rows(n: int) -> 
             # Where it is stored to has no part in the result.
             forward = plan_forward(rows, n, 1, 2, gpu)
             backward = plan_backward(rows, n, 1, 2, gpu)
-            shapes.add((dataclasses.replace(forward, programs=0, stream=False), backward.kind, backward.block_m, backward.block_n,
+            shapes.add((dataclasses.replace(forward, programs=0, loads="", stores=""), backward.kind, backward.block_m, backward.block_n,
                         backward.num_warps, backward.slices, backward.slice_n))  # fmt: skip
         assert len(shapes) == 1
 
@@ -85,10 +85,12 @@ def test_slices_of_a_row_are_resident_together() -> None:
             assert plan.programs <= resident * H200.num_sms
 
 
-def test_a_slice_more_where_it_leaves_no_program_idle() -> None:
-    plan = plan_backward(2048, 131072, 1, 2, H200, centered=True)
-    assert (plan.slices, plan.slice_n, plan.programs) == (33, 4032, 264)
-    assert plan_backward(4096, 65536, 1, 2, H200, centered=True).slices == 16
+def test_small_inputs_pass_the_caches_and_others_stay_longer_than_what_is_written() -> None:
+    small, large, narrow = (plan_forward(rows, n, 1, 2, H200) for rows, n in ((512, 4096), (8192, 4096), (512, 256)))
+    assert (small.loads, small.stores) == ("evict_first", ".cs")
+    assert (large.loads, large.stores) == (narrow.loads, narrow.stores) == ("evict_last", "")
+    on_cpu = plan_forward(512, 4096, 1, 2, Gpu(Backend.INTERPRETER, 1))
+    assert (on_cpu.loads, on_cpu.stores) == ("", "")
 
 
 def test_a_row_that_the_gpu_cannot_hold_is_walked() -> None:

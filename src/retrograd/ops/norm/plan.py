@@ -26,8 +26,8 @@ class Kind(Enum):
 class ForwardPlan:
     """`programs` programs (a head) of [block_m, block_n] tiles.
 
-    `stream`: TILE reads and writes past the caches. `early`: TILE asks for weight and bias together with x. `unroll`:
-    steps of a LOOPED walk that are done together.
+    `early`: TILE asks for weight and bias together with x. `unroll`: steps of a LOOPED walk that are done together.
+    `loads`, `stores`: eviction policy of x and residual and cache modifier of y and s in a TILE, as Triton names them.
     """
 
     kind: Kind
@@ -35,9 +35,10 @@ class ForwardPlan:
     block_n: int
     num_warps: int
     programs: int
-    stream: bool = False
     early: bool = False
     unroll: int = 1
+    loads: str = ""
+    stores: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,13 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Bytes of each tensor in a SLICES program, its warps, programs a multiprocessor, rows ahead, pipeline stages.
-
-    `fill`: take a slice and a stage more where that leaves no program idle.
-    """
+    """Bytes of each tensor in a SLICES program, its warps, programs a multiprocessor, rows ahead, pipeline stages."""
 
     bytes: int
     num_warps: int
     resident: int
     ahead: int = 2
     num_stages: int = 3
-    fill: bool = False
 
 
 # Columns per step when a row is walked in pieces.
@@ -113,7 +110,7 @@ _FORWARD_TILES = {
     512: (_Tile(2, 1, early=True), _Tile(4, 2), _Tile(4, 2, early=True)),
     1024: (_Tile(2, 4, early=True), _Tile(2, 4, early=True), _Tile(2, 4, early=True)),
     2048: (_Tile(1, 4, early=True), _Tile(1, 4), _Tile(1, 4, early=True)),
-    4096: (_Tile(1, 4, early=True), _Tile(1, 4, early=True), _Tile(1, 4, early=True)),
+    4096: (_Tile(1, 8, early=True), _Tile(1, 8), _Tile(1, 4, early=True)),
     8192: (_Tile(1, 8), _Tile(1, 8), _Tile(1, 16, early=True)),
     16384: (_Tile(1, 16), _Tile(1, 16), _Tile(1, 32, early=True)),
     32768: (_Tile(1, 32), _Tile(1, 32), _Tile(1, 32)),
@@ -137,15 +134,15 @@ _WALK_STEP, _WALK_WARPS, _WALK_FROM = 4096, 16, 4096
 _WALK_BYTES = {1: 16384, 2: 32768}
 # Widest row, in bytes, whose vectors may come early: LayerNorm with a residual spills at 16384 float32.
 _EARLY_BYTES = 32768
-# Fewer bytes of x and residual are read and written past the caches: 2 to 7 % faster up to 16 MiB, 1 to 3 % slower
-# above 32 MiB.
-_STREAM_BYTES = 32 * 1024**2
+# Fewer bytes of x and residual are read and written past the caches above _STREAM_FROM columns: 4 to 7 % faster at 4 to
+# 16 MiB (LayerNorm; RMSNorm at 16 MiB 1 % slower), but 2 to 4 % slower at 256 columns.
+_STREAM_BYTES, _STREAM_FROM = 24 * 1024**2, 1024
 # (LayerNorm, tensors read) -> slice, the slice for wider rows, and how many bytes a row has, in the widest dtype read,
 # above which that is taken.
 _BACKWARD_SLICES = {
-    (False, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3), 131072),
+    (False, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3), 65536),
     (False, 3): (_Slice(4096, 4, 4), _Slice(8192, 4, 2), 65536),
-    (True, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3, fill=True), 65536),
+    (True, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3, 4), 32768),
     (True, 3): (_Slice(8192, 4, 2), _Slice(16384, 8, 1), 65536),
 }
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
@@ -190,9 +187,13 @@ def plan_forward(
         column = 2 if streams > 1 else int(centered)
         tile = _tile({key: tiles[column] for key, tiles in _FORWARD_TILES.items()}, width, itemsize, gpu)
         programs = ceil_div(rows, tile.block_m)
-        stream = cuda and streams * rows * n * itemsize < _STREAM_BYTES
+        small = streams * rows * n * itemsize < _STREAM_BYTES and width > _STREAM_FROM
+        # L2 is to lose what is written before what is read: at 32768 x 4096 99 instead of 95 %, with a residual 100
+        # instead of 96 %, at 1024 columns 92 instead of 90 %; a kernel that reads y next has no less of it.
+        loads, stores = ("evict_first", ".cs") if small else ("evict_last", "")
         early = cuda and tile.early and width * itemsize <= _EARLY_BYTES
-        return ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, stream=stream, early=early)
+        plan = ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, early=early)
+        return replace(plan, loads=loads, stores=stores) if cuda else plan
     block_m, block_n = _walk(limit, gpu)
     if gpu.backend is Backend.INTERPRETER:
         return ForwardPlan(Kind.LOOPED, block_m, block_n, 4, ceil_div(rows, block_m))
@@ -284,11 +285,7 @@ def _registers(tile: _Slice) -> int:
 
 def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -> BackwardPlan | None:
     slices, slice_n = _slices(n, tile.bytes // itemsize)
-    slots, stages = tile.resident * gpu.num_sms, tile.num_stages
-    # LayerNorm at 131072 columns on 132 multiprocessors: 90 % with 8 groups of 33 slices, 87 % with 8 of 32.
-    if tile.fill and slots % slices > slots // 40 and slots % (slices + 1) == 0:
-        slices, slice_n, stages = slices + 1, 64 * ceil_div(n, 64 * (slices + 1)), stages + 1
-    groups = min(rows, slots // slices)
+    groups = min(rows, tile.resident * gpu.num_sms // slices)
     if not groups:
         return None
     return BackwardPlan(
@@ -299,7 +296,7 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
         groups * slices,
         groups,
         *_finalizer(groups, n, gpu),
-        num_stages=stages,
+        num_stages=tile.num_stages,
         slices=slices,
         slice_n=slice_n,
         ahead=tile.ahead,

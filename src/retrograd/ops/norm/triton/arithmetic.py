@@ -103,6 +103,9 @@ def load_columns(ptrs, exists, WHOLE: tl.constexpr, KEEP: tl.constexpr):
 
 
 @triton.jit
-def store_columns(ptrs, values, exists, WHOLE: tl.constexpr, CACHE: tl.constexpr):
-    """Put `values` to `ptrs`, but for columns that do not exist; all do if WHOLE. CACHE is the cache modifier."""
-    tl.store(ptrs, values, mask=None if WHOLE else exists, cache_modifier=CACHE)
+def store_columns(ptrs, values, exists, WHOLE: tl.constexpr, CACHE: tl.constexpr, KEEP: tl.constexpr):
+    """Put `values` to `ptrs`, but for columns that do not exist; all do if WHOLE.
+
+    CACHE is the cache modifier, KEEP the eviction policy.
+    """
+    tl.store(ptrs, values, mask=None if WHOLE else exists, cache_modifier=CACHE, eviction_policy=KEEP)

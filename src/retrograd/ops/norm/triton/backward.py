@@ -87,7 +87,7 @@ def norm_bwd_kernel(
             if grad_s_ptr is not None:
                 offsets = row_offsets * grad_s_stride * UNIT + cols[None, :]
                 ds += widen(tl.load(grad_s_ptr + offsets, mask=mask, other=0.0), PTX)
-            store_both(grad_x_ptr, grad_residual_ptr, row_offsets * N + cols[None, :], ds, mask, False)
+            store_both(grad_x_ptr, grad_residual_ptr, row_offsets * N + cols[None, :], ds, mask, False, "")
 
     part = (pid.to(tl.int64) * H + head) * N
     if ATOMIC:
@@ -167,7 +167,7 @@ def norm_bwd_kernel_dx_looped(
             ds += tl.load(grad_s_ptr + row_offsets * grad_s_stride * UNIT + cols[None, :], mask=mask, other=0.0).to(
                 tl.float32
             )
-        store_both(grad_x_ptr, grad_residual_ptr, row_offsets * N + cols[None, :], ds, mask, False)
+        store_both(grad_x_ptr, grad_residual_ptr, row_offsets * N + cols[None, :], ds, mask, False, "")
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -283,12 +283,12 @@ def put_part(part_ptrs, part, mask, ATOMIC: tl.constexpr):
 
 
 @triton.jit
-def store_both(grad_x_ptr, grad_residual_ptr, offsets, ds, exists, WHOLE: tl.constexpr):
-    """Store ds as grad_x and as grad_residual, whichever is not None, each in its dtype."""
+def store_both(grad_x_ptr, grad_residual_ptr, offsets, ds, exists, WHOLE: tl.constexpr, KEEP: tl.constexpr):
+    """Store ds as grad_x and as grad_residual, whichever is not None, each in its dtype. KEEP: the eviction policy."""
     if grad_x_ptr is not None:
-        store_columns(grad_x_ptr + offsets, ds.to(grad_x_ptr.dtype.element_ty), exists, WHOLE, "")
+        store_columns(grad_x_ptr + offsets, ds.to(grad_x_ptr.dtype.element_ty), exists, WHOLE, "", KEEP)
     if grad_residual_ptr is not None:
-        store_columns(grad_residual_ptr + offsets, ds.to(grad_residual_ptr.dtype.element_ty), exists, WHOLE, "")
+        store_columns(grad_residual_ptr + offsets, ds.to(grad_residual_ptr.dtype.element_ty), exists, WHOLE, "", KEEP)
 
 
 @triton.jit

@@ -33,7 +33,8 @@ def norm_fwd_kernel(
     S_DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    STREAM: tl.constexpr,
+    LOADS: tl.constexpr,
+    STORES: tl.constexpr,
     EARLY: tl.constexpr,
     WHOLE: tl.constexpr,
     PTX: tl.constexpr,
@@ -48,8 +49,6 @@ def norm_fwd_kernel(
     all_rows = rows.to(tl.int64) * H + head  # [BLOCK_M]
     out_offsets = all_rows[:, None] * N + cols[None, :]
 
-    LOADS: tl.constexpr = "evict_first" if STREAM else ""
-    STORES: tl.constexpr = ".cs" if STREAM else ""
     # The backward sees s as stored, so the forward has to normalise the stored value.
     x_rows = x_ptr + all_rows[:, None] * x_stride * UNIT
     residual_rows = x_rows if residual_ptr is None else residual_ptr + all_rows[:, None] * residual_stride * UNIT
@@ -61,7 +60,7 @@ def norm_fwd_kernel(
         weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, exists, WHOLE)
     s = widen(s_stored, PTX)
     if s_ptr is not None:
-        store_columns(s_ptr + out_offsets, s_stored, exists[None, :], WHOLE, STORES)
+        store_columns(s_ptr + out_offsets, s_stored, exists[None, :], WHOLE, STORES, "")
 
     if CENTERED:
         mean = over(tl.sum(s, axis=1), N, WHOLE, BLOCK_N, S_DTYPE)  # [BLOCK_M]
@@ -76,7 +75,7 @@ def norm_fwd_kernel(
         y = y * plus(widen(weight, PTX), weight_offset)[None, :]
     if bias_ptr is not None:
         y = y + widen(bias, PTX)[None, :]
-    store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], WHOLE, STORES)
+    store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], WHOLE, STORES, "")
     # Last: on their way to one thread a row they pass a barrier.
     if CENTERED:  # noqa: SIM102
         if mean_ptr is not None:
@@ -138,7 +137,7 @@ def norm_fwd_kernel_looped(
             x_rows, residual_rows, cols[None, :], exists, EVEN, ADDS, S_DTYPE, "evict_last", "evict_first", PTX
         )
         if s_ptr is not None:
-            store_columns(s_rows + cols[None, :], s_stored, exists, EVEN, "")
+            store_columns(s_rows + cols[None, :], s_stored, exists, EVEN, "", "")
         s = widen(s_stored, PTX)
         total += s if CENTERED else s * s
     if CENTERED:
@@ -191,7 +190,7 @@ def norm_fwd_kernel_looped(
         if bias_ptr is not None:
             y = y + widen(bias, PTX)[None, :]
         out_offsets = all_rows[:, None] * N + cols[None, :]
-        store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], EVEN, "")
+        store_columns(y_ptr + out_offsets, y.to(y_ptr.dtype.element_ty), exists[None, :], EVEN, "", "")
 
 
 @triton.jit

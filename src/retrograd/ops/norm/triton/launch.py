@@ -112,7 +112,7 @@ def norm_fwd(
     x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
     unit = _unit(n, x_stride, residual_stride)
     tile = plan.kind is Kind.TILE
-    how = (plan.stream, plan.early, n == plan.block_n) if tile else (n % plan.block_n == 0, plan.unroll)
+    how = (plan.loads, plan.stores, plan.early, n == plan.block_n) if tile else (n % plan.block_n == 0, plan.unroll)
     rest = (
         x_stride // unit, residual_stride // unit, rows // heads, n // unit, heads, spec.eps, unit,
         spec.weight_offset, spec.centered, _TL_DTYPES[s_dtype], plan.block_m, plan.block_n, *how,
