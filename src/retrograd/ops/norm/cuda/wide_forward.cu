@@ -180,9 +180,8 @@ __device__ __forceinline__ void copy_in(Address to, const char* from, Policy pol
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(source), "l"(policy)
                      : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], 8, %2;" ::"r"(to), "l"(source), "l"(policy)
-                     : "memory");
+    else  // with a policy an H200 does not know the instruction, although ptxas makes it
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(source) : "memory");
 }
 
 // Many bytes to shared memory, for all who wait on the barrier.
