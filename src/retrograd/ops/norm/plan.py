@@ -236,8 +236,11 @@ def plan_backward(
         tile = _tile(_BACKWARD_TILES if streams == 2 else _BACKWARD_TILES_3, width, itemsize, gpu)
         stage_bytes = streams * itemsize * tile.block_m * width
         stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
-        wanted = parts or ceil_div(gpu.num_sms * tile.resident, heads)
-        programs = min(ceil_div(rows, tile.block_m), wanted)
+        tiles = max(1, ceil_div(rows, tile.block_m))
+        programs = min(tiles, parts or ceil_div(gpu.num_sms * tile.resident, heads))
+        if parts is None:
+            # As few as take no longer: with 528 at 256 columns the finalizer goes round twice, with 512 once.
+            programs = ceil_div(tiles, ceil_div(tiles, programs))
         finalizer = _finalizer(programs, heads * n, gpu)
         return BackwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, programs, *finalizer, stages)
     # A fixed number of parts must not depend on how many groups of slices a GPU can hold.
