@@ -2,9 +2,9 @@
 and of the plans in `ops/norm/cuda/launch.py`.
 
 Every plan is compiled beforehand in parallel, checked against float64 on a few rows, and timed by replaying a CUDA
-graph of calls that rotate through inputs larger than the L2 cache.
+graph of calls that rotate through inputs larger than the L2 cache. Differences of few per cent show by turns only.
 
-    python benchmarks/norm_tune.py --what bwd --n 1024,4096 [--op rms|ln|addrms|addln] [--out FILE]
+    python benchmarks/norm_tune.py --what bwd --n 1024,4096 [--op rms|ln|addrms|addln] [--turns] [--out FILE]
 """
 
 from __future__ import annotations
@@ -196,25 +196,59 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
         return f"{type(error).__name__}: {error}"[:200]
 
 
-def graph_ms(run: Any, sets: list[dict[str, Any]]) -> float:
-    """Median time of one call in a replayed graph that goes round the sets at least twice."""
-    calls = max(12, len(sets))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run(sets[0])
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            kept = [run(sets[i % len(sets)]) for i in range(calls)]
-    times = []
-    for _ in range(7):
+class Replay:
+    """Calls in a CUDA graph that goes round the sets; `times` of a call in ms."""
+
+    def __init__(self, run: Any, sets: list[dict[str, Any]]) -> None:
+        self._calls, self.times = max(12, len(sets)), []
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            run(sets[0])
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=stream):
+                self._kept = [run(sets[i % len(sets)]) for i in range(self._calls)]
+
+    def take(self) -> None:
+        """One replay that does not count, since L2 still has somebody else's dirty lines, and one that does."""
+        self._graph.replay()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        graph.replay()
+        self._graph.replay()
         stop.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) / calls)
-    del kept
-    return statistics.median(times[1:])
+        self.times.append(start.elapsed_time(stop) / self._calls)
+
+
+def graph_ms(run: Any, sets: list[dict[str, Any]]) -> float:
+    """Median time of one call."""
+    replay = Replay(run, sets)
+    for _ in range(4):
+        replay.take()
+    return statistics.median(replay.times)
+
+
+def by_turns(what: str, op: str, m: int, n: int, plans: list[Any]) -> list[tuple[float, Any]]:
+    """(us of a call, plan), fastest first: the plans take 12 turns, so that a GPU that grows warm favours none."""
+    sets = input_sets(what, op, m, n)
+    replays = [Replay(partial(call, what, op, n, plan), sets) for plan in plans]
+    for _ in range(12):
+        for replay in replays:
+            replay.take()
+    return sorted(
+        ((1e3 * statistics.median(r.times), plan) for r, plan in zip(replays, plans, strict=True)), key=lambda t: t[0]
+    )
+
+
+def gigabytes_of(what: str, op: str, m: int, n: int) -> float:
+    """Useful bytes of a call in GB."""
+    moved = (2 if what == "fwd" else 3) + (2 if "add" in op and what == "fwd" else 1 if "add" in op else 0)
+    return moved * m * n * DTYPE.itemsize / 1e9
+
+
+def input_sets(what: str, op: str, m: int, n: int) -> list[dict[str, Any]]:
+    """As many inputs as do not fit into L2."""
+    count = ceil_div(COLD_BYTES, int(1e9 * gigabytes_of(what, op, m, n)))
+    return [tensors(op, m, n, "cuda") for _ in range(max(2, min(16, count)))]
 
 
 def events_ms(run: Any) -> float:
@@ -268,6 +302,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--keep", type=int, default=4, help="best plans printed")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--turns", action="store_true", help="time the best once more, by turns")
     parser.add_argument("--compile-only", action="store_true")
     args = parser.parse_args()
     jobs = []
@@ -292,24 +327,26 @@ def main() -> None:
     for shape, group in itertools.groupby(jobs, key=lambda j: j[:4]):
         torch.cuda.empty_cache()
         rows = time_plans(*shape, [job[4] for job in group], notes, copy)
-        show(rows, args.keep)
+        best = show(rows, args.keep)
+        if args.turns:
+            for us, plan in by_turns(*shape, best):
+                share = gigabytes_of(*shape) / us * 1e6 / copy
+                print(f"  by turns {share:.1%} {us:.1f} us {said(plan)}", flush=True)
         lines += rows
         if args.out:
-            args.out.write_text("".join(json.dumps(r) + "\n" for r in lines))
+            args.out.write_text("".join(json.dumps(r | dict(plan=str(r["plan"]))) + "\n" for r in lines))
 
 
 def time_plans(
     what: str, op: str, m: int, n: int, plans: list[Any], notes: dict[Any, str], copy: float
 ) -> list[dict[str, Any]]:
     """A record for each plan at one shape: the time of a call and its share of the copy bandwidth `copy` in GB/s."""
-    moved = (2 if what == "fwd" else 3) + (2 if "add" in op and what == "fwd" else 1 if "add" in op else 0)
-    gigabytes = moved * m * n * DTYPE.itemsize / 1e9
-    sets = [tensors(op, m, n, "cuda") for _ in range(max(2, min(16, ceil_div(COLD_BYTES, int(1e9 * gigabytes)))))]
+    gigabytes, sets = gigabytes_of(what, op, m, n), input_sets(what, op, m, n)
     small = {k: v[:512] if v is not None and v.shape[0] == m and k not in "wb" else v for k, v in sets[0].items()}
     rows = []
     for plan in plans:
         note = notes[what, op, n, compiled(plan)]
-        row: dict[str, Any] = dict(what=what, op=op, m=m, n=n, note=note, plan=str(plan))
+        row: dict[str, Any] = dict(what=what, op=op, m=m, n=n, note=note, plan=plan)
         try:
             row["wrong"] = wrong(what, op, n, plan, small)
             ms = graph_ms(partial(call, what, op, n, plan), sets)
@@ -320,15 +357,22 @@ def time_plans(
     return rows
 
 
-def show(rows: list[dict[str, Any]], keep: int) -> None:
-    """Print the best plans of a shape, and the one that the table has now."""
+def said(plan: Any) -> str:
+    """A plan without the name of its class."""
+    return str(plan).split("(", 1)[1]
+
+
+def show(rows: list[dict[str, Any]], keep: int) -> list[Any]:
+    """Print and return the best plans of a shape, and the one that the table has now."""
     good = sorted((r for r in rows if "us" in r), key=lambda r: r["us"])
     failed = [r["error"] for r in rows if "error" in r]
     head = "{what} {op} {m}x{n}".format(**rows[0])
     print(f"== {head}: {len(rows)} plans, {len(failed)} errors {failed[:1]}", flush=True)
-    for r in good[:keep] + [r for r in rows[:1] if r not in good[:keep]]:
-        plan = r["plan"].split("(", 1)[1]
-        print(f"  {r.get('share', 0):.1%} {r.get('us', 0):.1f} us {plan} [{r['note']}] {r.get('wrong')}", flush=True)
+    shown = good[:keep] + [r for r in rows[:1] if r not in good[:keep]]
+    for r in shown:
+        figures = f"{r.get('share', 0):.1%} {r.get('us', 0):.1f} us"
+        print(f"  {figures} {said(r['plan'])} [{r['note']}] {r.get('wrong')}", flush=True)
+    return [r["plan"] for r in shown if "us" in r]
 
 
 if __name__ == "__main__":
