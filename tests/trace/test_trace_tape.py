@@ -17,6 +17,8 @@ from transformer import Transformer, line, train
 from retrograd import trace
 from retrograd.errors import NativeBuildError, UsageError
 from retrograd.trace import tape
+from retrograd.trace.statistics import host
+from retrograd.trace.statistics.gather import Gather
 
 # Under a dispatch mode in Python autograd keeps gradients in another way, and the mode is told of views that no
 # operator makes: what stands on the left is noted there, what stands on the right runs without it.
@@ -77,9 +79,45 @@ def test_unusual_tensors_neither_break_nor_change(case):
     assert recorder.trace.ops
 
 
-def test_an_overflow_in_the_backward_is_found_with_its_line():
+@pytest.fixture
+def late(monkeypatch):
+    """Statistics come as from a GPU: once the records are made, when many of the tensors are long gone."""
+    rows: list[Any] = []
+
+    def request_all(_: Gather, tensors: list[Any]) -> None:
+        rows.extend((take, host.measure(tensor)) for tensor, take in tensors)
+
+    def collect(_: Gather) -> None:
+        while rows:
+            take, row = rows.pop(0)
+            take(row)
+
+    monkeypatch.setattr(Gather, "request_all", request_all)
+    monkeypatch.setattr(Gather, "collect", collect)
+
+
+def test_numbers_that_come_late_find_values_that_are_gone(late):
+    ops = recorded("tape", "cpu", level="fast")
+    missing = {op.name for op in ops for s in op.outputs if op.phase == "backward" and s.nan is None}
+    assert missing <= {"aten.empty.memory_format", "aten.detach.default"}
+    assert any(op.phase == "backward" and op.outputs and op.outputs[0].low is not None for op in ops)
+
+
+def test_what_is_read_within_a_step_keeps_its_numbers():
+    with trace.record(engine="tape") as recorder:
+        x = torch.ones(2) * 2
+        recorder.step()
+        y = x * 2
+        assert len(recorder.trace.ops) == 3
+        _ = x + y
+    assert "lost" not in recorder.trace.meta
+    last = recorder.trace.ops[-1]
+    assert [s.high for s in (*last.inputs, *last.outputs)] == [2.0, 4.0, 6.0]
+
+
+def test_an_overflow_in_the_backward_is_found_with_its_line(device):
     torch.manual_seed(0)
-    model = Transformer()
+    model = Transformer().to(device)
     model.blocks[0].by, model.blocks[1].by = 1e38, 1e4
     found = trace.provenance(train(model, engine="tape").trace)
     assert found.op is not None

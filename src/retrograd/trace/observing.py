@@ -95,6 +95,9 @@ class Observer:
         """Operators that were noted elsewhere; none."""
         return []
 
+    def forget(self) -> None:
+        """What was drained has its statistics."""
+
     def before(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
         operator = pending.operator
         self._locate(pending, frame)

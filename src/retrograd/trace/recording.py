@@ -289,6 +289,7 @@ class Recorder:
             waiting, self._waiting = [*self._waiting, *self._look.drain()], []
             # A device that has failed answers no more; what is known of the operators is kept all the same.
             self._guarded(self._quietly, self._look.gather.collect)
+            self._look.forget()
             for pending in waiting:
                 op = self._look.op(pending, len(self._trace.ops))
                 self._trace.ops.append(op)

@@ -58,7 +58,7 @@ class TapeObserver(Observer):
         self._words: list[str] = []
         self._values: dict[int, Value] = {}
         self._rows: dict[int, Row] = {}  # of values that are not drained yet
-        self._live: list[int] | None = None
+        self._live: tuple[int, set[int]] | None = None  # of values before a number those that can still be named
         self._fresh: list[int] = []
         self._raised: list[tuple[int, str]] = []
         self._ended: list[Pending] = []
@@ -75,9 +75,11 @@ class TapeObserver(Observer):
             with _compiling(self._tape.quiet):
                 yield
         finally:
-            self._ended = self.drain()
-            self._at_work = False
-            self._tape.end()
+            try:
+                self._ended = self.drain()
+            finally:
+                self._at_work = False
+                self._tape.end()
 
     @property
     def waiting(self) -> int:
@@ -137,11 +139,14 @@ class TapeObserver(Observer):
         for at, raised in self._raised:
             self._failed(waiting[at], raised)
         self._raised.clear()
-        if self._live is not None:
-            # Values that no later operator can name are kept by the operators alone.
-            self._values = {number: values[number] for number in self._live if number in values}
-            self._live = None
         return waiting
+
+    def forget(self) -> None:
+        """What was drained has its statistics: values that no later operator can name need not be found any more."""
+        if self._live is not None:
+            newer, live = self._live
+            self._values = {n: value for n, value in self._values.items() if n >= newer or n in live}
+            self._live = None
 
     def launch(self, name: str, tensors: list[torch.Tensor], run: Callable[[], Any]) -> Any:
         """Run a Triton kernel and note it: as an operator, or as part of the one that launches it."""

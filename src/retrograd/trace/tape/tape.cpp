@@ -718,14 +718,14 @@ void name(const py::dict& parameters, const py::dict& modules) {
     s.modules[reinterpret_cast<PyObject*>(module.cast<int64_t>())] = word(s, name.cast<std::string>());
 }
 
-py::list refresh() {
+py::tuple refresh() {
   State& s = *state;
-  py::list live;
+  py::set live;
   std::erase_if(s.storages, [](const auto& one) { return one.second.ref.expired(); });
   for (const auto& [address, place] : s.storages)
-    for (const auto& v : place.values) live.append(v->number);
+    for (const auto& v : place.values) live.add(py::int_(v->number));
   if (s.forward.size() > MOST_NODES) s.forward.clear();
-  return live;
+  return py::make_tuple(s.numbers, live);
 }
 
 }  // namespace
