@@ -10,7 +10,7 @@ import torch
 from retrograd.trace.statistics import host, plain
 from retrograd.trace.statistics.digest import finish, keys
 from retrograd.trace.statistics.exponents import BUCKETS, exponents
-from retrograd.trace.statistics.host import NOTHING, Row, as_real, words
+from retrograd.trace.statistics.host import NOTHING, Row, as_real, size
 
 _ROWS = 512  # tensors a buffer: 8 MiB
 
@@ -116,7 +116,7 @@ class _Buffers:
         # A copy where rows are not in the order of memory: positions count as they are read.
         ints, floats, counts = self._chunks[chunk]
         self.kernel.measure(x.contiguous(), ints, floats, self._keys, row, counts)
-        self._waiting.append((take, x.numel(), words(x), x.dtype.is_floating_point))
+        self._waiting.append((take, x.numel(), size(x), x.dtype.is_floating_point))
         self._launched()
 
     def request_all(self, tensors: list[tuple[torch.Tensor, Take]]) -> None:
@@ -124,7 +124,7 @@ class _Buffers:
         for x, take in tensors:
             chunk, row = divmod(len(self._waiting), _ROWS)
             rows.setdefault(chunk, []).append((x.contiguous(), row))
-            self._waiting.append((take, x.numel(), words(x), x.dtype.is_floating_point))
+            self._waiting.append((take, x.numel(), size(x), x.dtype.is_floating_point))
         for chunk, some in rows.items():
             if chunk == len(self._chunks):
                 self._chunks.append(self._fresh())
@@ -186,12 +186,12 @@ class _Buffers:
 def _row(
     count: int, hashed: int, floating: bool, fields: Any, counts: list[int], low: float, high: float, squares: float
 ) -> Row:
-    total, nan, inf, subnormal, zero = counts
-    finite = count - nan - inf
+    total, nan, special, normal, other = counts
+    finite = count - special
     values = (low, high, (squares / finite) ** 0.5) if finite else (None, None, None)
-    bad = (nan, inf, subnormal) if floating else (None, None, None)
+    bad = (nan, special - nan, other - normal) if floating else (None, None, None)
     found = exponents(fields) if floating and fields is not None else None
-    return (*values, *bad, zero, finish(total, hashed), found)
+    return (*values, *bad, count - other, finish(total, hashed), found)
 
 
 def _wait(device: torch.device) -> None:
