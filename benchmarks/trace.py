@@ -183,10 +183,12 @@ def kernel() -> None:
                 continue
             for size, many in ((1 << 26, 16), (1 << 20, 128), (1 << 12, 128)):
                 xs = [(torch.randn(size // 4, device="cuda") * 9).to(dtype) for _ in range(many)]
-                xs = [(x.repeat(4 // x.element_size() or 1)[: size // x.element_size()], n) for n, x in enumerate(xs)]
+                xs = [x.repeat(4 // x.element_size() or 1)[: size // x.element_size()] for x in xs]
+                table, groups = kernel.grouped(xs)
+                there = table.cuda()
 
                 def run() -> None:
-                    kernel.measure_all(xs, ints, floats, buffers._keys, counts)  # noqa: B023
+                    kernel.measure_all(there, groups, ints, floats, buffers._keys, 0, counts)  # noqa: B023
 
                 speed = gigabytes_per_second(run, many * size)
                 name = f"{str(dtype).removeprefix('torch.')}{' with histogram' * histogram}"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from retrograd.trace.record import Exponents
-from retrograd.trace.statistics.digest import BLOCK, SPREAD_1, SPREAD_2, UNIT, finish, keys
+from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2, SPREAD_1, SPREAD_2, UNIT, finish, keys
 from retrograd.trace.statistics.exponents import counted, exponents
 
 # low, high, rms, nan, inf, subnormal, zero, digest, histogram
@@ -111,6 +111,17 @@ def hashed(x: np.ndarray[Any, Any]) -> int:
             sums[-1] = _products(rest + key[: rest.size]).sum()
         total += int((sums * _factors(start // (2 * BLOCK), sums.size)).sum())
     return total
+
+
+def finished(total: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`digest.finish` of many, both [n] int64: uint64."""
+    return _mix(total.view(np.uint64) ^ _mix(sizes.astype(np.uint64) * np.uint64(GOLDEN)))
+
+
+def _mix(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
+    return x ^ (x >> np.uint64(31))
 
 
 def _products(keyed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -8,8 +8,6 @@ counted atomically: whole numbers, so that no order of additions changes them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -45,6 +43,7 @@ _BUCKETS, _OUTSIDE, _SHIFT = tl.constexpr(BUCKETS), tl.constexpr(OUTSIDE), tl.co
 DTYPES = tuple(_KINDS)
 _handles: dict[tuple[torch.dtype, torch.device, bool, bool, bool], Handle] = {}
 _FEW = 32  # programs a tensor of so many tiles at most, where many are measured together
+FEW_BYTES = _FEW * BLOCK * UNIT
 
 
 def takes(dtype: torch.dtype) -> bool:
@@ -72,31 +71,49 @@ def measure(
     """
     count = x.numel()
     grid = min(_tiles(x), PROGRAMS), 1, 1
-    _launch(x.dtype, _whole(x), grid, (x.data_ptr(), count, row), ints, floats, keys, counts)
+    _launch(x.dtype, _whole(x), grid, (x.data_ptr(), count, row), ints, floats, keys, counts, False)
+
+
+Group = tuple[
+    torch.dtype, bool, bool, int
+]  # dtype, whether it is read in units, whether of few tiles, how many tensors
+
+
+def grouped(xs: list[torch.Tensor]) -> tuple[torch.Tensor, list[Group]]:
+    """What `measure_all` takes for tensors as in `measure`, on the CPU; the last column is their place in the list."""
+    groups: dict[tuple[torch.dtype, bool, bool], list[tuple[int, int, int]]] = {}
+    for number, x in enumerate(xs):
+        key = x.dtype, _whole(x), x.numel() * x.element_size() <= FEW_BYTES
+        groups.setdefault(key, []).append((x.data_ptr(), x.numel(), number))
+    rows = [(address, count, at, n) for at, (address, count, n) in enumerate(r for g in groups.values() for r in g)]
+    return torch.tensor(rows, dtype=torch.int64), [(*key, len(group)) for key, group in groups.items()]
 
 
 def measure_all(
-    xs: list[tuple[torch.Tensor, int]],
+    table: torch.Tensor,
+    groups: list[Group],
     ints: torch.Tensor,
     floats: torch.Tensor,
     keys: torch.Tensor,
+    first: int,
     counts: torch.Tensor | None = None,
 ) -> None:
-    """`measure` for many tensors of one device, with a launch for each dtype and class of sizes: the same bits.
+    """`measure` for many tensors of one device, with a launch for each group: the same bits.
 
     Args:
-        xs: tensors and their rows, each as in `measure`; they must live until this returns.
+        table: [N, 4] int64 on their device, of tensors as in `measure`: address, elements, row after `first`, anything.
+        groups: what they have in common, group by group.
         ints: as in `measure`.
         floats: as in `measure`.
         keys: as in `measure`.
+        first: where to write.
         counts: as in `measure`.
     """
-    groups: dict[tuple[torch.dtype, bool, bool], list[tuple[int, int, int]]] = {}
-    for x, row in xs:
-        groups.setdefault((x.dtype, _whole(x), _tiles(x) <= _FEW), []).append((x.data_ptr(), x.numel(), row))
-    for (dtype, whole, few), rows in groups.items():
-        table = torch.tensor(rows, dtype=torch.int64).to(ints.device, non_blocking=True)
-        _launch(dtype, whole, (_FEW if few else PROGRAMS, len(rows), 1), (table, 0, 0), ints, floats, keys, counts)
+    address = table.data_ptr()
+    for dtype, whole, few, many in groups:
+        grid = _FEW if few else PROGRAMS, many, 1
+        _launch(dtype, whole, grid, (address, 0, first), ints, floats, keys, counts, True)
+        address += 32 * many
 
 
 def _tiles(x: torch.Tensor) -> int:
@@ -112,21 +129,22 @@ def _launch(
     dtype: torch.dtype,
     whole: bool,
     grid: tuple[int, int, int],
-    source: tuple[Any, int, int],
+    source: tuple[int, int, int],
     ints: torch.Tensor,
     floats: torch.Tensor,
     keys: torch.Tensor,
     counts: torch.Tensor | None,
+    table: bool,
 ) -> None:
     """Launch, past Triton's look at the arguments where it was launched before with such."""
     kind, tiny, infinity = _KINDS[dtype]
-    histogram, table = counts is not None and infinity > 0, isinstance(source[0], torch.Tensor)
+    histogram = counts is not None and infinity > 0
     fields = counts if histogram else ints  # where nothing is counted, nothing is written
     per = UNIT // dtype.itemsize
     args = (*source, ints, floats, fields, keys, kind, per, tiny, infinity, _ROWS, BLOCK, whole, histogram, table)
     key = dtype, ints.device, whole, histogram, table
     # Beyond 2^31 an argument has another type, so another kernel is compiled.
-    again = (table or source[0] >= 1 << 31 > source[1]) and relaunchable(ints, floats, fields, keys)
+    again = source[0] >= 1 << 31 > source[1] and relaunchable(ints, floats, fields, keys)
     handle = _handles.get(key) if again else None
     if handle is not None:
         relaunch(handle._replace(grid=grid), args, ints.device.index)
@@ -287,7 +305,7 @@ def _tile(sums, address, tile, left, rows, columns, key_low, key_high, KIND: tl.
 
 @triton.jit(do_not_specialize=["source", "count", "row"])
 def statistics_kernel(
-    source,  # address of a tensor; of a TABLE [N, 3]: addresses, elements and rows of N tensors
+    source,  # address of a tensor, or of a TABLE [N, 4]: addresses, elements and rows of N tensors
     count,
     row,
     ints_ptr,  # [R, PROGRAMS, INTS]
@@ -307,8 +325,8 @@ def statistics_kernel(
     """Program p counts and hashes tiles p, p + P, ... of a block each; of a table program (p, n) those of tensor n."""
     address = source
     if TABLE:
-        entry = source + tl.program_id(1) * 3
-        address, count, row = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+        entry = source.to(tl.pointer_type(tl.int64)) + tl.program_id(1) * 4
+        address, count, row = tl.load(entry), tl.load(entry + 1), row + tl.load(entry + 2)
     COLUMNS: tl.constexpr = BLOCK // ROWS
     VALUE: tl.constexpr = tl.float64 if PER == 1 or KIND == "i32" else tl.float32
     program = tl.program_id(0).to(tl.int64)
