@@ -19,6 +19,7 @@ from retrograd.errors import NativeBuildError, UsageError
 from retrograd.trace import tape
 from retrograd.trace.statistics import host
 from retrograd.trace.statistics.gather import Gather
+from retrograd.trace.tape import engine
 
 # Under a dispatch mode in Python autograd keeps gradients in another way, and the mode is told of views that no
 # operator makes: what stands on the left is noted there, what stands on the right runs without it.
@@ -101,6 +102,28 @@ def test_numbers_that_come_late_find_values_that_are_gone(late):
     missing = {op.name for op in ops for s in op.outputs if op.phase == "backward" and s.nan is None}
     assert missing <= {"aten.empty.memory_format", "aten.detach.default"}
     assert any(op.phase == "backward" and op.outputs and op.outputs[0].low is not None for op in ops)
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Tensors wait and are measured together, as on a GPU."""
+    if torch.cuda.is_available():
+        return
+    from retrograd.trace.statistics.triton import kernel
+
+    monkeypatch.setattr(engine, "tables", lambda: ("cpu", kernel.FEW_BYTES))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
+@pytest.mark.parametrize("level", ["fast", "full"])
+def test_tensors_that_are_measured_together_have_their_own_numbers(device, level, together, monkeypatch):
+    found = recorded("tape", device, level=level)
+    monkeypatch.setattr(engine, "tables", lambda: ("cuda", 0))
+    for a, b in zip(found, recorded("tape", device, level=level), strict=True):
+        for s, t in zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs), strict=True):
+            # What is held is not added to in place, and so lies in another storage.
+            assert replace(s, rms=None, storage=0) == replace(t, rms=None, storage=0)
+            assert s.rms == pytest.approx(t.rms)
 
 
 def test_what_is_read_within_a_step_keeps_its_numbers():

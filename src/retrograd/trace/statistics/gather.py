@@ -75,7 +75,7 @@ class Gather:
             groups: likewise.
             take: called once.
         """
-        if torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.notes.add(_CAPTURED)
             take(dict.fromkeys(table[:, 3].tolist(), NOTHING))
         else:
@@ -236,6 +236,12 @@ def _rows(
         (*(row[:3] if some else _NONE), *row[3:8], row[8]) if is_float else (*row[:3], *_NONE, *row[6:8], None)
         for row, some, is_float in kinds
     ]
+
+
+def tables() -> tuple[str, int]:
+    """On which devices tensors are measured by tables, and up to how many bytes one has few programs; 0 for none."""
+    kernel = _kernel() if torch.cuda.is_available() else None
+    return "cuda", 0 if kernel is None else kernel.FEW_BYTES
 
 
 def _wait(device: torch.device) -> None:

@@ -18,6 +18,7 @@ from retrograd.trace.observing import Observer, Pending, made_of_others
 from retrograd.trace.operators import Operator
 from retrograd.trace.places import Line
 from retrograd.trace.record import PHASES
+from retrograd.trace.statistics.gather import tables
 from retrograd.trace.statistics.host import Row
 from retrograd.trace.values import Value
 
@@ -68,7 +69,7 @@ class TapeObserver(Observer):
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """The tape notes what runs inside."""
-        self._tape.begin(self, self.level == "names", self.level == "full")
+        self._tape.begin(self, self.level == "names", self.level == "full", *tables())
         self._at_work = True
         try:
             self._name()
@@ -172,17 +173,20 @@ class TapeObserver(Observer):
         writes, overwrites = ([at for at, _ in one] for one in (operator.writes, operator.overwrites))
         return self._operator(operator), flags, _VIEWS.index(operator.view), writes, overwrites
 
-    def measure(self, tensors: list[tuple[int, torch.Tensor | None]], stream: tuple[int, int, int]) -> None:
-        """Have tensors measured on the stream on which they were made."""
+    def measure(self, tensors: list[tuple[int, torch.Tensor | None]], stream: tuple[int, int, int] | None) -> None:
+        """Have tensors measured on the stream on which they were made, None the current one."""
         given = [(t, self._taking(number)) for number, t in tensors if t is not None]
         if len(given) < len(tensors):
             self.gather.notes.add("memory was freed before it could be measured: those values have no statistics")
-        on: Any = nullcontext()
-        if given and given[0][0].is_cuda:
-            number, device, kind = stream
-            on = torch.cuda.stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
-        with on:
+        with _on(stream):
             self._quietly(lambda: self.gather.request_all(given))
+
+    def measure_table(
+        self, table: torch.Tensor, groups: list[Any], device: str, stream: tuple[int, int, int] | None
+    ) -> None:
+        """`measure` for tensors on a GPU, by addresses."""
+        with _on(stream):
+            self._quietly(lambda: self.gather.request_table(torch.device(device), table, groups, self._take))
 
     def many(self) -> None:
         """More operators wait than should."""
@@ -235,15 +239,17 @@ class TapeObserver(Observer):
         self._operators.append(operator)
         return len(self._operators) - 1
 
-    def _taking(self, number: int) -> Callable[[Row], None]:
-        def take(row: Row) -> None:
-            value = self._values.get(number)
+    def _take(self, rows: dict[int, Row]) -> None:
+        values = self._values
+        for number, row in rows.items():
+            value = values.get(number)
             if value is None:
                 self._rows[number] = row
             else:
                 value.row = row
 
-        return take
+    def _taking(self, number: int) -> Callable[[Row], None]:
+        return lambda row: self._take({number: row})
 
     def _pending(
         self, op: int, step: int, phase: int, line: int, inside: int, module: int, node: int, facts: Any, *sides: Any
@@ -260,6 +266,14 @@ class TapeObserver(Observer):
         pending.inputs, pending.outputs = [values[n] for n in inputs], [values[n] for n in outputs]
         pending.kernels = kernels
         return pending
+
+
+def _on(stream: tuple[int, int, int] | None) -> Any:
+    """A context in which a stream is the current one."""
+    if stream is None:
+        return nullcontext()
+    number, device, kind = stream
+    return torch.cuda.stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
 
 
 @contextmanager
