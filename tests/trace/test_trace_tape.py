@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -200,12 +201,46 @@ def test_wrong_engines_are_named():
         trace.record(engine="tape", breakpoint_on="nan")
 
 
-def test_a_missing_compiler_is_told_and_without_the_tape_python_records(tmp_path, monkeypatch):
+def chosen(**options: Any) -> tuple[str, str]:
+    """The engine of a recorder that was asked for none, and why it is not the tape."""
+    recorder = trace.record(**options)
+    assert recorder.trace.meta["engine"] == recorder.engine
+    return recorder.engine, recorder.trace.meta.get("no tape", "")
+
+
+def test_the_tape_records_where_it_has_been_built(monkeypatch):
+    monkeypatch.setenv("RETROGRAD_TAPE", "auto")
+    assert chosen() == ("tape", "")
+    assert chosen(engine="python") == ("python", "")
+    assert chosen(breakpoint_on="nan") == ("python", "it stops at no operator")
+    with trace.record():
+        assert chosen() == ("python", "another recorder has the tape")
+    monkeypatch.setenv("RETROGRAD_TAPE", "off")
+    assert chosen() == ("python", "RETROGRAD_TAPE is off")
+    assert chosen(engine="tape") == ("tape", "")
+
+
+def test_before_torch_2_13_tensors_made_of_others_are_left_to_python(monkeypatch):
+    monkeypatch.setenv("RETROGRAD_TAPE", "auto")
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", sys)
+    assert chosen()[0] == ("python" if tape.load().above_python else "tape")
+
+
+def test_without_the_tape_python_records_and_it_is_built_where_there_is_a_gpu(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("RETROGRAD_TAPE", "auto")
     tape.load.cache_clear()
     try:
-        assert trace.record().engine == "python"
+        with monkeypatch.context() as here:
+            here.setattr(torch.cuda, "is_available", lambda: False)
+            assert chosen() == ("python", "the tape has not been built, and there is no GPU")
+        assert "compiling" not in capfd.readouterr().err
+        monkeypatch.setenv("RETROGRAD_TAPE", "build")
+        engine, why = chosen()
+        assert engine == "python"
+        assert why.startswith("CXX is 'no-such-compiler'")
+        assert "retrograd: compiling what notes operators" in capfd.readouterr().err
         with pytest.raises(NativeBuildError, match="CXX is 'no-such-compiler'"):
             trace.record(engine="tape")
     finally:
