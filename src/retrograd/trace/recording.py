@@ -7,12 +7,13 @@ where a step ends. What goes wrong in its own book-keeping is told in the trace'
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -287,7 +288,7 @@ class Recorder:
 
     def _read(self) -> None:
         """Read the statistics and turn what waits into operators of the trace."""
-        with self._lock:
+        with self._lock, _without_collector():
             waiting, self._waiting = [*self._waiting, *self._look.drain()], []
             # A device that has failed answers no more; what is known of the operators is kept all the same.
             self._guarded(self._quietly, self._look.gather.collect)
@@ -307,6 +308,18 @@ class Recorder:
             return
         self._stops = frozenset()
         self._quietly(lambda: self._then(Stop(op, pending.seen, list(tensors_in(out)))))
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Records hold no cycles, but their number calls the collector: of 200 ms for two steps it took 150."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Mode(TorchDispatchMode):
