@@ -273,9 +273,9 @@ def _sums(value, K: tl.constexpr, left, low, high, squares, fields, offsets, KIN
     squares += tl.sum(wide * wide, axis=0)
     if HISTOGRAM:
         if KIND == "f64":
-            bits = value.to(tl.uint64, bitcast=True)
-            field = tl.minimum(tl.maximum(((bits >> 52) & 2047).to(tl.int32) - _SHIFT, 0), _OUTSIDE - 1)
-            bucket = field | (bits >> 63).to(tl.int32) * 256
+            upper = (value.to(tl.uint64, bitcast=True) >> 52).to(tl.int32)  # sign and exponent
+            field = tl.minimum(tl.maximum((upper & 2047) - _SHIFT, 0), _OUTSIDE - 1)
+            bucket = field | ((upper & 2048) >> 3)
         else:  # every number of 16 bits is normal in float32, or has its exponent
             bucket = (value.to(tl.uint32, bitcast=True) >> 23).to(tl.int32)
         bucket = tl.where(wide > 0, bucket, _OUTSIDE)
