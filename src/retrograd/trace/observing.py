@@ -80,15 +80,15 @@ class Observer:
 
     def op(self, pending: Pending, index: int) -> Op:
         place, code = self.places.text(pending.line)
-        inputs, outputs = pending.inputs, pending.outputs
-        if pending.operator.launch:
+        inputs, outputs, operator = pending.inputs, pending.outputs, pending.operator
+        if operator.launch:
             inputs, outputs = launches.sides(inputs, outputs)
+        inside = ": ".join(filter(None, self.places.text(pending.inside))) if pending.inside else ""
+        # By position and without loops of Python: a step makes thousands.
         return Op(
-            index=index, step=pending.step, phase=pending.phase, name=pending.operator.name,
-            module=pending.module, node=pending.node, place=place, code=code, arguments=told(pending.facts),
-            inputs=tuple(v.stats() for v in inputs), outputs=tuple(v.stats() for v in outputs),
-            random=pending.operator.random, kernels=tuple(pending.kernels),
-            inside=": ".join(filter(None, self.places.text(pending.inside))),
+            index, pending.step, pending.phase, operator.name, pending.module, pending.node, place, code,
+            told(pending.facts) if pending.facts else "", tuple([v._stats or v.stats() for v in inputs]),
+            tuple([v._stats or v.stats() for v in outputs]), operator.random, tuple(pending.kernels), inside,
         )  # fmt: skip
 
     def drain(self) -> list[Pending]:

@@ -204,10 +204,15 @@ bool takes(at::ScalarType dtype) {
   }
 }
 
-bool group(const State& s, const Waiting& w, std::vector<Group>& groups) {
-  const auto& t = w.tensor;
-  if (!s.few_bytes || t.device().type() != s.kind || !t.is_contiguous() || t.is_neg() || !t.numel() || !takes(t.scalar_type()))
+bool group(const State& s, Waiting& w, bool current, std::vector<Group>& groups) {
+  auto& t = w.tensor;
+  if (!s.few_bytes || t.device().type() != s.kind || t.layout() != at::kStrided || t.is_neg() || !t.numel() ||
+      !takes(t.scalar_type()))
     return false;
+  if (!t.is_contiguous()) {
+    if (!current) return false;
+    t = t.contiguous();  // positions count as they are read; lives until the launch
+  }
   const auto address = reinterpret_cast<int64_t>(t.const_data_ptr());
   const int64_t bytes = t.numel() * t.element_size();
   const bool whole = !((address | bytes) % 16), few = bytes <= s.few_bytes;
@@ -245,23 +250,22 @@ void flush(State& s) {
   s.batch++;
   py::list others;
   std::vector<Group> groups;
-  for (auto& w : waiting) {
-    // Memory that was freed or moved meanwhile, as FSDP does with parameters, cannot be read any more.
-    const bool there = w.tensor.layout() != at::kStrided ||
-        (w.tensor.storage().data() == w.data &&
-         w.tensor.storage().nbytes() >= static_cast<size_t>(w.tensor.numel() ? w.tensor.element_size() : 0));
-    if (!there || !group(s, w, groups))
-      others.append(py::make_tuple(w.number, there ? py::cast(w.tensor) : py::object(py::none())));
-  }
+  const auto kind = s.stream.device_type();
+  const bool current = kind == at::kCPU ||
+      (here(s.stream) && c10::impl::VirtualGuardImpl(kind).getStream(s.stream.device()) == s.stream);
   quiet++;
   try {
-    const auto now = s.stream.device_type() == at::kCPU
-        ? s.stream
-        : c10::impl::VirtualGuardImpl(s.stream.device_type()).getStream(s.stream.device());
+    for (auto& w : waiting) {
+      // Memory that was freed or moved meanwhile, as FSDP does with parameters, cannot be read any more.
+      const bool there = w.tensor.layout() != at::kStrided ||
+          (w.tensor.storage().data() == w.data &&
+           w.tensor.storage().nbytes() >= static_cast<size_t>(w.tensor.numel() ? w.tensor.element_size() : 0));
+      if (!there || !group(s, w, current, groups))
+        others.append(py::make_tuple(w.number, there ? py::cast(w.tensor) : py::object(py::none())));
+    }
     const auto stream = s.stream.pack3();
-    py::object on = now == s.stream && here(s.stream)
-        ? py::object(py::none())
-        : py::make_tuple(stream.stream_id, stream.device_index, (int)stream.device_type);
+    py::object on = py::none();
+    if (!current) on = py::make_tuple(stream.stream_id, stream.device_index, (int)stream.device_type);
     if (!others.empty()) s.python.attr("measure")(others, on);
     if (!groups.empty()) {
       auto told = table_of(groups);
