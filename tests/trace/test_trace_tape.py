@@ -223,6 +223,10 @@ def test_the_tape_records_where_it_has_been_built(monkeypatch):
 def test_before_torch_2_13_tensors_made_of_others_are_left_to_python(monkeypatch):
     monkeypatch.setenv("RETROGRAD_TAPE", "auto")
     monkeypatch.setitem(sys.modules, "torch.distributed.tensor", sys)
+    assert chosen() == ("tape", "")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     assert chosen()[0] == ("python" if tape.load().above_python else "tape")
 
 

@@ -61,6 +61,8 @@ def offered() -> tuple[Any, str]:
         module = load()
     except NativeBuildError as error:
         return None, str(error).splitlines()[0]
-    if module.above_python and "torch.distributed.tensor" in sys.modules:
+    # The module alone means nothing: torch.compile imports it.
+    distributed = "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized()
+    if module.above_python and distributed:
         return None, "before torch 2.13 the tape does not see what DTensors do inside"
     return (None, "another recorder has the tape") if module.at_work() else (module, "")
