@@ -13,6 +13,7 @@ import pytest
 import torch
 from test_trace_recording import CASES, after, compiled_step
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformer import Transformer, line, train
 
 from retrograd import trace
@@ -125,6 +126,29 @@ def test_tensors_that_are_measured_together_have_their_own_numbers(device, level
             # What is held is not added to in place, and so lies in another storage.
             assert replace(s, rms=None, storage=0) == replace(t, rms=None, storage=0)
             assert s.rms == pytest.approx(t.rms)
+
+
+class Listing(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+def test_a_mode_of_the_user_sees_nothing_of_it(device, together):
+    def step() -> list[str]:
+        x = torch.ones(4, 6, device=device)
+        with Listing() as seen:
+            (x * 2).t().mul(3).add_(1)
+        return seen.names
+
+    unrecorded = step()
+    with trace.record(level="full", engine="tape"):
+        assert step() == unrecorded
 
 
 def test_what_is_read_within_a_step_keeps_its_numbers():

@@ -253,6 +253,8 @@ void flush(State& s) {
   const auto kind = s.stream.device_type();
   const bool current = kind == at::kCPU ||
       (here(s.stream) && c10::impl::VirtualGuardImpl(kind).getStream(s.stream.device()) == s.stream);
+  // Modes of the user's see nothing of it.
+  c10::impl::ExcludeDispatchKeyGuard modes(c10::python_ks);
   quiet++;
   try {
     for (auto& w : waiting) {
@@ -293,7 +295,8 @@ void ask(State& s, Value& v, const Tensor& tensor) {
     stream = c10::impl::VirtualGuardImpl(t.device().type()).getStream(t.device());
     if (!(stream == s.stream)) flush(s);
   }
-  // Without its autograd graph, which would live longer.
+  // Without its autograd graph, which would live longer; a mode of the user's would be told of a detach.
+  c10::impl::ExcludeDispatchKeyGuard modes(c10::python_ks);
   auto bare = Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
   s.stream = stream;
   s.waiting.push_back({bare, v.number, t.layout() == at::kStrided ? t.storage().data() : nullptr});
