@@ -7,13 +7,12 @@ where a step ends. What goes wrong in its own book-keeping is told in the trace'
 from __future__ import annotations
 
 import datetime
-import gc
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd import config
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiling, launches, store, tape
-from retrograd.trace.observing import Observer, Pending, made_of_others
+from retrograd.trace.observing import Observer, Pending, made_of_others, without_collector
 from retrograd.trace.operators import Operator, tensors_in
 from retrograd.trace.record import Trace
 from retrograd.trace.stopping import Masks, Stop, debugger, wanted
@@ -288,7 +287,7 @@ class Recorder:
 
     def _read(self) -> None:
         """Read the statistics and turn what waits into operators of the trace."""
-        with self._lock, _without_collector():
+        with self._lock, without_collector():
             waiting, self._waiting = [*self._waiting, *self._look.drain()], []
             # A device that has failed answers no more; what is known of the operators is kept all the same.
             self._guarded(self._quietly, self._look.gather.collect)
@@ -308,22 +307,6 @@ class Recorder:
             return
         self._stops = frozenset()
         self._quietly(lambda: self._then(Stop(op, pending.seen, list(tensors_in(out)))))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Records hold no cycles, but their number calls the collector: of 200 ms for two steps it took 150.
-
-    They are old at once, so that the next step does not pay for their youth.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.collect(1)
-            gc.enable()
 
 
 class _Mode(TorchDispatchMode):
