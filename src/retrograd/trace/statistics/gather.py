@@ -176,8 +176,8 @@ class _Buffers:
         self._launched()
         if len(self._streams) > 1:
             _wait(self.device)  # what is joined is written on other streams too
-        for asked, (ints, floats, counts) in zip(self._asked, self._chunks, strict=False):
-            used = asked[-1].first + len(asked[-1].count)
+        for number, (asked, (ints, floats, counts)) in enumerate(zip(self._asked, self._chunks, strict=False), 1):
+            used = self._used if number == len(self._asked) else _ROWS
             ints, floats = ints[:used], floats[:used]
             fields = None if counts is None else counts[:used].clone()
             low, high = floats[:, :, 0].amin(1), floats[:, :, 1].amax(1)
