@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from retrograd.trace.statistics import host, plain
+from retrograd.trace.statistics.digest import BLOCK, UNIT
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
@@ -136,6 +137,7 @@ def test_many_tensors_at_once_count_what_each_counts_alone(device):
     assert again == {0: alone[0]}
 
 
+@of_the_interpreter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
 def test_a_program_takes_several_tiles(dtype, device, monkeypatch):
     from retrograd.trace.statistics import gather
@@ -166,6 +168,14 @@ def test_a_digest_tells_permutations_signs_and_single_bits(dtype, count):
     assert len(set(digests)) == len({tuple(t.tolist()) for t in tensors}) >= 5  # of two elements some are the same
     assert host.measure(x.clone())[7] == digests[0]
     assert all(0 <= d < 1 << 64 for d in digests)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_digest_tells_rows_that_changed_places(dtype):
+    width = BLOCK * UNIT // dtype.itemsize  # a row is a block
+    rows = torch.eye(6, width).to(dtype)  # all sums of rows are alike
+    orders = [[0, 1, 2, 3, 4, 5], [1, 0, 2, 3, 4, 5], [0, 2, 1, 3, 4, 5], [5, 1, 2, 3, 4, 0], [1, 2, 0, 4, 5, 3]]
+    assert len({host.measure(rows[order])[7] for order in orders}) == len(orders)
 
 
 def test_no_digest_is_shared_by_many_small_tensors():
