@@ -2,6 +2,7 @@
 
     python benchmarks/trace.py [--device cuda] [--width 768 --depth 12 --batch 8 --length 512] [--dtype bfloat16]
     python benchmarks/trace.py --parts
+    python benchmarks/trace.py --kernel
 
 Steps with and without a recorder alternate; medians of --repeats steps each. On a GPU wall time, the device waited for
 at the end of a step; on a CPU the time of the process's one thread, so that a busy machine disturbs less. Reading the
@@ -122,7 +123,7 @@ def measure(options: argparse.Namespace) -> None:
             mode.append(seconds(step, options.device))
     row("a mode that does nothing", 0, plain, mode, [])
     for engine in options.engines.split(","):
-        for level in ("names", "fast", "full"):
+        for level in options.levels.split(","):
             plain, recorded, afterwards, operators = [], [], [], 0
             for _ in range(options.repeats):
                 plain.append(seconds(step, options.device))
@@ -155,6 +156,45 @@ def parts() -> None:
             )
 
 
+def kernel() -> None:
+    """Print how fast the kernel reads on this GPU, beside a copy: 16 tensors of 64 MiB a launch, 128 smaller ones."""
+    from retrograd.trace.statistics import gather
+    from retrograd.trace.statistics.triton import kernel
+
+    def gigabytes_per_second(run: Callable[[], Any], size: int) -> float:
+        run()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(10):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        return 10 * size / begin.elapsed_time(end) * 1e-6
+
+    copied = torch.randn(1 << 28, device="cuda")
+    other = torch.empty_like(copied)
+    print(f"a copy, read and written: {gigabytes_per_second(lambda: other.copy_(copied), 2 << 30):6.0f} GB/s")
+    for histogram in (False, True):
+        buffers = gather._Buffers(torch.device("cuda"), kernel, histogram)
+        ints, floats, counts = buffers._fresh()
+        for dtype in kernel.DTYPES:
+            if histogram and not dtype.is_floating_point:
+                continue
+            for size, many in ((1 << 26, 16), (1 << 20, 128), (1 << 12, 128)):
+                xs = [(torch.randn(size // 4, device="cuda") * 9).to(dtype) for _ in range(many)]
+                xs = [x.repeat(4 // x.element_size() or 1)[: size // x.element_size()] for x in xs]
+                table, groups = kernel.grouped(xs)
+                there = table.cuda()
+
+                def run() -> None:
+                    kernel.measure_all(there, groups, ints, floats, buffers._keys, 0, counts)  # noqa: B023
+
+                speed = gigabytes_per_second(run, many * size)
+                name = f"{str(dtype).removeprefix('torch.')}{' with histogram' * histogram}"
+                print(f"{name:24} {many:4} x {size >> 10:6} KiB: {speed:6.0f} GB/s", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -162,10 +202,12 @@ def main() -> None:
     for name, usual in (("width", 256), ("depth", 4), ("batch", 8), ("length", 128), ("repeats", 9)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--engines", default="tape,python")
+    parser.add_argument("--levels", default="names,fast,full")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--kernel", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    parts() if options.parts else measure(options)
+    parts() if options.parts else kernel() if options.kernel else measure(options)
 
 
 if __name__ == "__main__":

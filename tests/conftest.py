@@ -15,8 +15,9 @@ from retrograd import config
 if TYPE_CHECKING:
     from ranks import Ranks
 
-# A C++ path in the user's cache would change what is tested; its own tests switch it on.
+# What C++ there is in the user's cache would change what is tested; its own tests switch it on.
 os.environ.setdefault("RETROGRAD_HOST", "off")
+os.environ.setdefault("RETROGRAD_TAPE", "off")
 if not torch.cuda.is_available():
     config.request_interpreter()
 torch.set_num_threads(1)  # two cores: small tests lose more to threads than they gain

@@ -110,6 +110,22 @@ def test_arithmetic_after_a_cast_works() -> None:
     assert dst.tolist() == [3.0] * 16
 
 
+@triton.jit
+def extremes_kernel(src_ptr, dst_ptr, N: tl.constexpr):
+    value = tl.load(src_ptr + tl.arange(0, N))
+    tl.store(dst_ptr + tl.arange(0, N), tl.minimum(tl.maximum(value, -1.0), 1.0))
+    kept = tl.maximum(value, -1.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(dst_ptr + N + tl.arange(0, N), kept)
+
+
+def test_the_greater_of_a_number_and_nan_is_the_number_unless_nan_is_asked_for() -> None:
+    """As on a GPU; the stock interpreter gives NaN."""
+    dst = torch.empty(8)
+    extremes_kernel[(1,)](torch.tensor([float("nan"), 0.5, 3.0, -3.0]), dst, N=4)
+    assert dst[:4].tolist() == [-1.0, 0.5, 1.0, -1.0]
+    assert dst[4].isnan()
+
+
 def test_prepare_patches_once() -> None:
     from triton.runtime import interpreter as module
 

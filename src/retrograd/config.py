@@ -1,13 +1,15 @@
 """The only reader of os.environ. Standard library only.
 
-Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter on CPU tensors), CI
-(set by continuous integration: no live progress), CXX (the C++ compiler of CPU kernels), XDG_CACHE_HOME (where the
-compiled ones are kept; ~/.cache by default) and RETROGRAD_HOST (the C++ path of eager norms: "auto" takes it where it
-has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone). PYTHONHASHSEED is set for the
-processes of `retrograd flake`, unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's:
-where it saves the graph of each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless
-the user has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_FSDP_CHECK (options, JSON)
-and PYTHONPATH are set for the program of `retrograd fsdp check`. `retrograd env` shows these and others'.
+Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter on CPU tensors), CI (set by continuous
+integration: no live progress), CXX (the C++ compiler of CPU kernels), XDG_CACHE_HOME (where the compiled ones are
+kept; ~/.cache by default), RETROGRAD_HOST (the C++ path of eager norms: "auto" takes it where it has been built,
+"build" builds it when a norm first sees a GPU, "off" leaves it alone), and RETROGRAD_TAPE (what notes operators for a
+trace whose `engine` is "auto": "auto" takes the tape where it has been built, and builds it where there is a GPU,
+"build" builds it anywhere, "off" leaves it alone). PYTHONHASHSEED is set for the processes of `retrograd flake`,
+unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's: where it saves the graph of
+each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless the user has; RANK and
+WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_FSDP_CHECK (options, JSON) and PYTHONPATH are
+set for the program of `retrograd fsdp check`. `retrograd env` shows these and others'.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from retrograd.errors import UsageError
 
-_HOST = ("auto", "build", "off")
+_WAYS = ("auto", "build", "off")  # of what is compiled on the user's machine
 
 
 def interpreting() -> bool:
@@ -59,9 +61,22 @@ def host() -> str:
     Raises:
         UsageError: RETROGRAD_HOST is something else.
     """
-    chosen = os.environ.get("RETROGRAD_HOST") or "auto"
-    if chosen not in _HOST:
-        raise UsageError(f"RETROGRAD_HOST is {chosen!r}, expected one of {', '.join(map(repr, _HOST))}; or unset it")
+    return _way("RETROGRAD_HOST")
+
+
+def tape() -> str:
+    """What to do about the compiled recorder of traces: "auto", "build" or "off".
+
+    Raises:
+        UsageError: RETROGRAD_TAPE is something else.
+    """
+    return _way("RETROGRAD_TAPE")
+
+
+def _way(name: str) -> str:
+    chosen = os.environ.get(name) or "auto"
+    if chosen not in _WAYS:
+        raise UsageError(f"{name} is {chosen!r}, expected one of {', '.join(map(repr, _WAYS))}; or unset it")
     return chosen
 
 
@@ -165,6 +180,7 @@ def settings() -> list[Setting]:
     chosen = [
         ("TRITON_INTERPRET", "0", "Triton kernels run in Triton's interpreter, on CPU tensors"),
         ("RETROGRAD_HOST", "auto", "C++ path of eager norms on CUDA: auto, build or off"),
+        ("RETROGRAD_TAPE", "auto", "C++ recorder of traces: auto, build or off"),
         ("CXX", "found on PATH", "C++ compiler of CPU kernels"),
         ("XDG_CACHE_HOME", str(Path.home() / ".cache"), "where compiled files are kept"),
         ("CI", "unset", "no live progress"),

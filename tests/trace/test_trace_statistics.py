@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from retrograd.trace.statistics import host, plain
+from retrograd.trace.statistics.digest import BLOCK, UNIT
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
@@ -49,6 +50,8 @@ TENSORS = {
     "powers-float64": powers(torch.float64, -1074, 300),
     "zeros": torch.tensor([0.0, -0.0, 0.0]),
 }
+# Where NumPy stands for a GPU it tells of infinity times 0, by which the kernel knows what is not finite.
+of_the_interpreter = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
 EMPTY = {"none": torch.empty(0, 3)}
 
 
@@ -64,6 +67,7 @@ def test_torch_operations_count_what_numpy_counts(x, device):
     assert first[2] == pytest.approx(second[2])
 
 
+@of_the_interpreter
 @pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
 def test_the_kernel_counts_what_numpy_counts(x, device):
     from retrograd.trace.statistics import gather
@@ -109,12 +113,13 @@ def test_exponents_are_counted_where_they_are_wanted():
     assert host.measure(numbers(torch.float32))[8] is plain.measure(numbers(torch.float32))[8] is None
 
 
+@of_the_interpreter
 def test_many_tensors_at_once_count_what_each_counts_alone(device):
     from retrograd.trace.statistics import gather
     from retrograd.trace.statistics.triton import kernel
 
     xs = [host.as_real(x).to(device) for x in TENSORS.values()]
-    xs += [torch.arange(70_000.0, device=device)[:n] for n in (1, 16, 20_000)]
+    xs += [torch.arange(70_000.0, device=device)[:n] for n in (1, 16, 20_000, 70_000)]
     xs += [torch.arange(70.0, device=device)[1:]]  # its address is no multiple of 16
     alone: list[host.Row] = []
     together: dict[int, host.Row] = {}
@@ -122,12 +127,31 @@ def test_many_tensors_at_once_count_what_each_counts_alone(device):
     for x in xs:
         buffers.request(x, alone.append)
     buffers.collect()
-    buffers.request_all([(x, lambda row, at=at: together.update({at: row})) for at, x in enumerate(xs)])
+    xs = [x.contiguous() for x in xs]
+    buffers.request_table(*kernel.grouped(xs), together.update)
     buffers.fold()  # a step ends, another begins
-    buffers.request_all([(xs[0], lambda row: together.update({len(xs): row}))])
+    again: dict[int, host.Row] = {}
+    buffers.request_table(*kernel.grouped(xs[:1]), again.update)
     buffers.collect()
     assert [together[at] for at in range(len(xs))] == alone
-    assert together[len(xs)] == alone[0]
+    assert again == {0: alone[0]}
+
+
+@of_the_interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
+def test_a_program_takes_several_tiles(dtype, device, monkeypatch):
+    from retrograd.trace.statistics import gather
+    from retrograd.trace.statistics.triton import kernel
+
+    x = torch.randn(70_002, generator=torch.Generator().manual_seed(3)).mul(50).to(dtype)
+    rows: list[host.Row] = []
+    buffers = gather._Buffers(torch.device(device), kernel, histogram=True)
+    buffers.request(x.to(device), lambda _: None)  # makes room for the usual number of programs
+    monkeypatch.setattr(kernel, "PROGRAMS", 2)
+    for part in (x, x[:-2]):  # the second has no part of a unit at its end
+        buffers.request(part.to(device), rows.append)
+    buffers.collect()
+    assert [exact(row) for row in rows] == [exact(host.measure(part, histogram=True)) for part in (x, x[:-2])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
@@ -144,6 +168,14 @@ def test_a_digest_tells_permutations_signs_and_single_bits(dtype, count):
     assert len(set(digests)) == len({tuple(t.tolist()) for t in tensors}) >= 5  # of two elements some are the same
     assert host.measure(x.clone())[7] == digests[0]
     assert all(0 <= d < 1 << 64 for d in digests)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_digest_tells_rows_that_changed_places(dtype):
+    width = BLOCK * UNIT // dtype.itemsize  # a row is a block
+    rows = torch.eye(6, width).to(dtype)  # all sums of rows are alike
+    orders = [[0, 1, 2, 3, 4, 5], [1, 0, 2, 3, 4, 5], [0, 2, 1, 3, 4, 5], [5, 1, 2, 3, 4, 0], [1, 2, 0, 4, 5, 3]]
+    assert len({host.measure(rows[order])[7] for order in orders}) == len(orders)
 
 
 def test_no_digest_is_shared_by_many_small_tensors():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,15 @@ import pytest
 import torch
 from test_trace_recording import CASES, after, compiled_step
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformer import Transformer, line, train
 
 from retrograd import trace
 from retrograd.errors import NativeBuildError, UsageError
 from retrograd.trace import tape
+from retrograd.trace.statistics import host
+from retrograd.trace.statistics.gather import Gather
+from retrograd.trace.tape import engine
 
 # Under a dispatch mode in Python autograd keeps gradients in another way, and the mode is told of views that no
 # operator makes: what stands on the left is noted there, what stands on the right runs without it.
@@ -77,9 +82,90 @@ def test_unusual_tensors_neither_break_nor_change(case):
     assert recorder.trace.ops
 
 
-def test_an_overflow_in_the_backward_is_found_with_its_line():
+@pytest.fixture
+def late(monkeypatch):
+    """Statistics come as from a GPU: once the records are made, when many of the tensors are long gone."""
+    rows: list[Any] = []
+
+    def request_all(_: Gather, tensors: list[Any]) -> None:
+        rows.extend((take, host.measure(tensor)) for tensor, take in tensors)
+
+    def collect(_: Gather) -> None:
+        while rows:
+            take, row = rows.pop(0)
+            take(row)
+
+    monkeypatch.setattr(Gather, "request_all", request_all)
+    monkeypatch.setattr(Gather, "collect", collect)
+
+
+def test_numbers_that_come_late_find_values_that_are_gone(late):
+    ops = recorded("tape", "cpu", level="fast")
+    missing = {op.name for op in ops for s in op.outputs if op.phase == "backward" and s.nan is None}
+    assert missing <= {"aten.empty.memory_format", "aten.detach.default"}
+    assert any(op.phase == "backward" and op.outputs and op.outputs[0].low is not None for op in ops)
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Tensors wait and are measured together, as on a GPU."""
+    if torch.cuda.is_available():
+        return
+    from retrograd.trace.statistics.triton import kernel
+
+    monkeypatch.setattr(engine, "tables", lambda: ("cpu", kernel.FEW_BYTES))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
+@pytest.mark.parametrize("level", ["fast", "full"])
+def test_tensors_that_are_measured_together_have_their_own_numbers(device, level, together, monkeypatch):
+    found = recorded("tape", device, level=level)
+    monkeypatch.setattr(engine, "tables", lambda: ("cuda", 0))
+    for a, b in zip(found, recorded("tape", device, level=level), strict=True):
+        for s, t in zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs), strict=True):
+            # What is held is not added to in place, and so lies in another storage.
+            assert replace(s, rms=None, storage=0) == replace(t, rms=None, storage=0)
+            assert s.rms == pytest.approx(t.rms)
+
+
+class Listing(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+def test_a_mode_of_the_user_sees_nothing_of_it(device, together):
+    def step() -> list[str]:
+        x = torch.ones(4, 6, device=device)
+        with Listing() as seen:
+            (x * 2).t().mul(3).add_(1)
+        return seen.names
+
+    unrecorded = step()
+    with trace.record(level="full", engine="tape"):
+        assert step() == unrecorded
+
+
+def test_what_is_read_within_a_step_keeps_its_numbers():
+    with trace.record(engine="tape") as recorder:
+        x = torch.ones(2) * 2
+        recorder.step()
+        y = x * 2
+        assert len(recorder.trace.ops) == 3
+        _ = x + y
+    assert "lost" not in recorder.trace.meta
+    last = recorder.trace.ops[-1]
+    assert [s.high for s in (*last.inputs, *last.outputs)] == [2.0, 4.0, 6.0]
+
+
+def test_an_overflow_in_the_backward_is_found_with_its_line(device):
     torch.manual_seed(0)
-    model = Transformer()
+    model = Transformer().to(device)
     model.blocks[0].by, model.blocks[1].by = 1e38, 1e4
     found = trace.provenance(train(model, engine="tape").trace)
     assert found.op is not None
@@ -139,12 +225,50 @@ def test_wrong_engines_are_named():
         trace.record(engine="tape", breakpoint_on="nan")
 
 
-def test_a_missing_compiler_is_told_and_without_the_tape_python_records(tmp_path, monkeypatch):
+def chosen(**options: Any) -> tuple[str, str]:
+    """The engine of a recorder that was asked for none, and why it is not the tape."""
+    recorder = trace.record(**options)
+    assert recorder.trace.meta["engine"] == recorder.engine
+    return recorder.engine, recorder.trace.meta.get("no tape", "")
+
+
+def test_the_tape_records_where_it_has_been_built(monkeypatch):
+    monkeypatch.setenv("RETROGRAD_TAPE", "auto")
+    assert chosen() == ("tape", "")
+    assert chosen(engine="python") == ("python", "")
+    assert chosen(breakpoint_on="nan") == ("python", "it stops at no operator")
+    with trace.record():
+        assert chosen() == ("python", "another recorder has the tape")
+    monkeypatch.setenv("RETROGRAD_TAPE", "off")
+    assert chosen() == ("python", "RETROGRAD_TAPE is off")
+    assert chosen(engine="tape") == ("tape", "")
+
+
+def test_before_torch_2_13_tensors_made_of_others_are_left_to_python(monkeypatch):
+    monkeypatch.setenv("RETROGRAD_TAPE", "auto")
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", sys)
+    assert chosen() == ("tape", "")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    assert chosen()[0] == ("python" if tape.load().above_python else "tape")
+
+
+def test_without_the_tape_python_records_and_it_is_built_where_there_is_a_gpu(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("RETROGRAD_TAPE", "auto")
     tape.load.cache_clear()
     try:
-        assert trace.record().engine == "python"
+        with monkeypatch.context() as here:
+            here.setattr(torch.cuda, "is_available", lambda: False)
+            assert chosen() == ("python", "the tape has not been built, and there is no GPU")
+        assert "compiling" not in capfd.readouterr().err
+        monkeypatch.setenv("RETROGRAD_TAPE", "build")
+        engine, why = chosen()
+        assert engine == "python"
+        assert why.startswith("CXX is 'no-such-compiler'")
+        assert "retrograd: compiling what notes operators" in capfd.readouterr().err
         with pytest.raises(NativeBuildError, match="CXX is 'no-such-compiler'"):
             trace.record(engine="tape")
     finally:

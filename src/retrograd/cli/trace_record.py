@@ -35,10 +35,10 @@ import click
 )
 @click.option(
     "--engine",
-    type=click.Choice(["python", "tape"]),
-    default="python",
+    type=click.Choice(["auto", "tape", "python"]),
+    default="auto",
     show_default=True,
-    help="What records: Python; compiled code, built at its first use (an experiment).",
+    help="What records: compiled code, built at its first use; Python; the first where it is built or there is a GPU.",
 )
 @click.option("--pdb", is_flag=True, help="Open the debugger at the first operator that makes a NaN or Inf.")
 @click.option("--nan", is_flag=True, help="Say at the end where the first NaN or Inf comes from, as `trace nan` does.")

@@ -33,6 +33,8 @@ _BUILDER_NAMES = (
     "cast_impl",
     "create_fp_to_fp",
     "binary_op",
+    "create_maxnumf",
+    "create_minnumf",
     "unary_op",
     "create_fma",
     "create_clampf",
@@ -171,6 +173,8 @@ def _patch_casts(module: Any, tl: Any) -> None:
 
 
 def _patch_arithmetic(module: Any, tl: Any) -> None:
+    import numpy as np
+
     builder = module.InterpreterBuilder
 
     def is_bf16(value: Any) -> bool:
@@ -194,6 +198,9 @@ def _patch_arithmetic(module: Any, tl: Any) -> None:
     builder.create_fma = guarded(builder.create_fma, 3, "tl.fma")
     builder.create_clampf = guarded(builder.create_clampf, 3, "tl.clamp")
     builder.create_dot = guarded(builder.create_dot, 2, "tl.dot")
+    # On a GPU the other operand wins over NaN, unless a kernel asks for NaN; the stock interpreter gives NaN.
+    builder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
+    builder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
     module.ReduceOps.apply_impl = guarded(module.ReduceOps.apply_impl, 1, "a reduction")
     module.ScanOps.apply_impl = guarded(module.ScanOps.apply_impl, 1, "a scan")
 

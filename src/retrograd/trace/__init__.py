@@ -72,7 +72,7 @@ def record(
     compiled: str = "keep",
     breakpoint_on: str | None = None,
     then: Callable[[Stop], None] | None = None,
-    engine: str = "python",
+    engine: str = "auto",
 ) -> Recorder:
     """Record every operator that runs inside `with`, forward and backward, with statistics of its tensors.
 
@@ -93,9 +93,10 @@ def record(
         breakpoint_on: "nan", "inf" or "bad" (either): stop at the first operator with such a result. Waits for the
             device after every operator.
         then: called there with a `Stop`; None opens the debugger of `breakpoint()`.
-        engine: "python" needs no compiler. "tape", an experiment, notes operators in compiled code and makes records of
-            them after the step; it is compiled at its first use, as by `retrograd.trace.tape.build()`, and stops at
-            nothing.
+        engine: "tape" notes operators in compiled code and makes records of them after the step; it is compiled at its
+            first use, as by `retrograd.trace.tape.build()`, and stops at nothing. "python" needs no compiler. "auto" is
+            the tape where it has been built and where there is a GPU, unless it stops; `recorder.engine` and
+            `trace.meta["engine"]` say which it was.
 
     Raises:
         UsageError: an argument is wrong, or the file cannot be written.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA = 2  # 1 had no exponents
+SCHEMA = 3  # 1 had no exponents, 2 another digest
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
 PHASES = (FORWARD, BACKWARD, OTHER)
 

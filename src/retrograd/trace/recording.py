@@ -21,13 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd import config
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiling, launches, store, tape
-from retrograd.trace.observing import Observer, Pending, made_of_others
+from retrograd.trace.observing import Observer, Pending, made_of_others, without_collector
 from retrograd.trace.operators import Operator, tensors_in
 from retrograd.trace.record import Trace
 from retrograd.trace.stopping import Masks, Stop, debugger, wanted
 
 LEVELS = ("names", "fast", "full")
-ENGINES = ("tape", "python")
+ENGINES = ("auto", "tape", "python")
 # A step of more operators is read in parts, which bounds the memory of what waits.
 _MOST_WAITING = 20_000
 
@@ -63,16 +63,18 @@ class Recorder:
         compiled: str = "keep",
         breakpoint_on: str | None = None,
         then: Callable[[Stop], None] | None = None,
-        engine: str = "python",
+        engine: str = "auto",
     ) -> None:
         _check(model, level, steps, breakpoint_on)
-        self._tape = _tape(engine, breakpoint_on)
+        self._tape, why = _tape(engine, breakpoint_on)
         self._rank, path = _rank_and_path(out)
         self.path = path
         self._stops, self._masks = wanted(breakpoint_on), Masks()
         self._then = then or debugger
         self._writer = None if path is None else store.Writer(path, level, self._rank)
-        self._trace = Trace(level=level, rank=self._rank, meta=_meta())
+        self._trace = Trace(level=level, rank=self._rank, meta=_meta() | {"engine": self.engine})
+        if why:
+            self._trace.meta["no tape"] = why
         self._steps = steps
         self._compiled = compiling.Compiled(compiled, model)
         self._look: Any = (
@@ -285,10 +287,11 @@ class Recorder:
 
     def _read(self) -> None:
         """Read the statistics and turn what waits into operators of the trace."""
-        with self._lock:
+        with self._lock, without_collector():
             waiting, self._waiting = [*self._waiting, *self._look.drain()], []
             # A device that has failed answers no more; what is known of the operators is kept all the same.
             self._guarded(self._quietly, self._look.gather.collect)
+            self._look.forget()
             for pending in waiting:
                 op = self._look.op(pending, len(self._trace.ops))
                 self._trace.ops.append(op)
@@ -336,18 +339,20 @@ def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None)
         raise UsageError("`breakpoint_on` needs numbers, but level='names' reads none; use level='fast'")
 
 
-def _tape(engine: str, breakpoint_on: str | None) -> Any:
-    """The compiled tape, or None where Python records."""
+def _tape(engine: str, breakpoint_on: str | None) -> tuple[Any, str]:
+    """The compiled tape, or None where Python records, and why that is so if nobody asked for it."""
     if engine not in ENGINES:
         raise UsageError(f"`engine` is {engine!r}, expected one of {', '.join(map(repr, ENGINES))}")
     if engine == "python":
-        return None
+        return None, ""
+    if engine == "auto":
+        return (None, "it stops at no operator") if breakpoint_on is not None else tape.offered()
     if breakpoint_on is not None:
         raise UsageError("`breakpoint_on` needs engine='python': the tape does not stop; leave `engine` out")
     module = tape.load()
     if module.at_work():
         raise UsageError("engine='tape', but another recorder has the tape; end it, or use engine='python'")
-    return module
+    return module, ""
 
 
 def _observer(module: Any, model: Any, level: str, compiled: compiling.Compiled, recorder: Recorder) -> Any:

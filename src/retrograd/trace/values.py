@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from retrograd.trace.record import Stats
 from retrograd.trace.statistics.host import NOTHING, Row
+
+
+@cache
+def dtype_name(dtype: Any) -> str:
+    """ "float32" of torch.float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Value:
@@ -57,18 +64,12 @@ class Value:
     def stats(self) -> Stats:
         """The value as a record; asked for once the statistics are there."""
         if self._stats is None:
-            shape = tuple(int(n) for n in self.shape)
-            row = self._row()
+            # By position and without loops of Python: a step makes thousands.
+            low, high, rms, nan, inf, subnormal, zero, digest, exponents = self._row()
             self._stats = Stats(
-                self.number,
-                shape,
-                str(self.dtype).removeprefix("torch."),
-                str(self.device),
-                *row[:-1],
-                self.storage,
-                self.name,
-                row[-1],
-            )
+                self.number, tuple(map(int, self.shape)), dtype_name(self.dtype), str(self.device), low, high, rms, nan,
+                inf, subnormal, zero, digest, self.storage, self.name, exponents,
+            )  # fmt: skip
         return self._stats
 
     def _row(self) -> Row:

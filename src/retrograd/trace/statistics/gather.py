@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from retrograd.trace.statistics import host, plain
-from retrograd.trace.statistics.digest import finish, keys
+from retrograd.trace.statistics.digest import keys
 from retrograd.trace.statistics.exponents import BUCKETS, exponents
-from retrograd.trace.statistics.host import NOTHING, Row, as_real, words
+from retrograd.trace.statistics.host import NOTHING, Row, as_real, finished, size
 
-_ROWS = 512  # tensors a buffer: 8 MiB
+_ROWS = 512  # tensors a chunk: 16 MiB
+_CAPTURED = "a CUDA graph was captured: what its replays compute is not seen"
+_NONE = (None, None, None)
 
 Take = Callable[[Row], None]
 
@@ -44,31 +47,44 @@ class Gather:
 
     def request_all(self, tensors: list[tuple[torch.Tensor, Take]]) -> None:
         """`request` for tensors of one stream that nobody writes to before it returns; with few launches."""
-        many: list[tuple[torch.Tensor, Take]] = []
-        kernel = None
+        kernel, many = _kernel(), []
         for tensor, take in tensors:
-            if tensor.device.type == "cuda" and not self.at_once:
-                kernel = kernel or _kernel()
+            if tensor.device.type == "cuda" and kernel is not None and tensor.numel():
                 x = as_real(tensor) if tensor.is_complex() or tensor.is_neg() else tensor
-                if kernel is not None and kernel.takes(x.dtype) and x.numel():
-                    many.append((x, take))
+                if kernel.takes(x.dtype):
+                    many.append((x.contiguous(), take))
                     continue
             self.request(tensor, take)
-        if many and torch.cuda.is_current_stream_capturing():
-            for _, take in many:
-                self._captured(take)
-        elif many:
-            self._buffers(many[0][0].device, kernel).request_all(many)
+        if many:
+            table, groups = kernel.grouped([x for x, _ in many])
+
+            def take_all(rows: dict[int, Row]) -> None:
+                for number, row in rows.items():
+                    many[number][1](row)
+
+            self.request_table(many[0][0].device, table, groups, take_all)
+
+    def request_table(
+        self, device: torch.device, table: torch.Tensor, groups: list[Any], take: Callable[[dict[int, Row]], None]
+    ) -> None:
+        """Have `take` called, now or in `collect`, with the statistics of tensors by the last column of a table.
+
+        Args:
+            device: where the tensors are, and nobody writes to them before it returns.
+            table: as of the kernel's `measure_all`, on the CPU.
+            groups: likewise.
+            take: called once.
+        """
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.notes.add(_CAPTURED)
+            take(dict.fromkeys(table[:, 3].tolist(), NOTHING))
+        else:
+            self._buffers(device, _kernel()).request_table(table, groups, take)
 
     def fold(self) -> None:
         """Join the partial results of a step; waits for no device."""
         for buffers in self._devices.values():
             buffers.fold()
-
-    def _captured(self, take: Take) -> None:
-        # In a captured graph our kernel would be part of it.
-        self.notes.add("a CUDA graph was captured: what its replays compute is not seen")
-        take(NOTHING)
 
     def _buffers(self, device: torch.device, kernel: Any) -> _Buffers:
         buffers = self._devices.get(device)
@@ -83,7 +99,8 @@ class Gather:
 
     def _request_cuda(self, tensor: torch.Tensor, take: Take) -> None:
         if torch.cuda.is_current_stream_capturing():
-            self._captured(take)
+            self.notes.add(_CAPTURED)
+            take(NOTHING)
             return
         kernel = _kernel()
         x = as_real(tensor)
@@ -96,6 +113,16 @@ class Gather:
             buffers.collect()
 
 
+class _Asked(NamedTuple):
+    """Tensors in consecutive rows of a chunk."""
+
+    first: int
+    count: Any  # elements of each, int64
+    size: Any  # bytes
+    floating: Any
+    take: Callable[[list[Row]], None]
+
+
 class _Buffers:
     """Partial results on one device."""
 
@@ -105,52 +132,60 @@ class _Buffers:
         # On the device once: to copy it there at each step would wait for the device.
         self._nothing = torch.tensor([float("inf"), float("-inf"), 0.0], dtype=torch.float64, device=device)
         self._chunks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-        self._waiting: list[tuple[Take, int, int, bool]] = []
+        self._asked: list[list[_Asked]] = []  # by chunk
+        self._used = _ROWS  # rows of the last of them
         self._streams: set[int] = set()
-        self._folded: list[tuple[Any, ...]] = []  # of tensors: facts, and results joined on the device
+        self._folded: list[tuple[Any, ...]] = []  # of chunks: what was asked, and results joined on the device
 
     def request(self, x: torch.Tensor, take: Take) -> None:
-        chunk, row = divmod(len(self._waiting), _ROWS)
-        if chunk == len(self._chunks):
-            self._chunks.append(self._fresh())
+        (ints, floats, counts), row = self._rows(1)
         # A copy where rows are not in the order of memory: positions count as they are read.
-        ints, floats, counts = self._chunks[chunk]
         self.kernel.measure(x.contiguous(), ints, floats, self._keys, row, counts)
-        self._waiting.append((take, x.numel(), words(x), x.dtype.is_floating_point))
+        facts = np.array([x.numel()]), np.array([size(x)]), np.array([x.dtype.is_floating_point])
+        self._asked[-1].append(_Asked(row, *facts, lambda rows: take(rows[0])))
         self._launched()
 
-    def request_all(self, tensors: list[tuple[torch.Tensor, Take]]) -> None:
-        rows: dict[int, list[tuple[torch.Tensor, int]]] = {}
-        for x, take in tensors:
-            chunk, row = divmod(len(self._waiting), _ROWS)
-            rows.setdefault(chunk, []).append((x.contiguous(), row))
-            self._waiting.append((take, x.numel(), words(x), x.dtype.is_floating_point))
-        for chunk, some in rows.items():
-            if chunk == len(self._chunks):
-                self._chunks.append(self._fresh())
-            ints, floats, counts = self._chunks[chunk]
-            self.kernel.measure_all(some, ints, floats, self._keys, counts)
+    def request_table(self, table: torch.Tensor, groups: list[Any], take: Callable[[dict[int, Row]], None]) -> None:
+        (ints, floats, counts), first = self._rows(len(table))
+        there = table.to(self.device, non_blocking=True)
+        self.kernel.measure_all(there, groups, ints, floats, self._keys, first, counts)
+        many = [group[3] for group in groups]
+        elements, numbers = table.numpy()[:, 1], table.numpy()[:, 3]
+        sizes = elements * np.repeat([group[0].itemsize for group in groups], many)
+        floating = np.repeat([group[0].is_floating_point for group in groups], many)
+        whole = _Asked(
+            first, elements, sizes, floating, lambda rows: take(dict(zip(numbers.tolist(), rows, strict=True)))
+        )
+        self._asked[-1].append(whole)
         self._launched()
+
+    def _rows(self, many: int) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], int]:
+        """A chunk with so many free rows, and the first of them."""
+        if self._used + many > _ROWS:
+            if len(self._asked) == len(self._chunks):
+                self._chunks.append(self._fresh())
+            self._asked.append([])
+            self._used = 0
+        self._used += many
+        return self._chunks[len(self._asked) - 1], self._used - many
 
     def fold(self) -> None:
         """Join what the programs found of each tensor, on the device."""
-        if not self._waiting:
+        if not self._asked:
             return
         self._launched()
         if len(self._streams) > 1:
             _wait(self.device)  # what is joined is written on other streams too
-        waiting, self._waiting = self._waiting, []
-        for number, (ints, floats, counts) in enumerate(self._chunks):
-            part = waiting[number * _ROWS : (number + 1) * _ROWS]
-            if not part:
-                break
-            ints, floats = ints[: len(part)], floats[: len(part)]
-            fields = None if counts is None else counts[: len(part)].clone()
+        for number, (asked, (ints, floats, counts)) in enumerate(zip(self._asked, self._chunks, strict=False), 1):
+            used = self._used if number == len(self._asked) else _ROWS
+            ints, floats = ints[:used], floats[:used]
+            fields = None if counts is None else counts[:used].clone()
             low, high = floats[:, :, 0].amin(1), floats[:, :, 1].amax(1)
-            self._folded.append((part, fields, ints.sum(1), low, high, floats[:, :, 2].sum(1)))
+            self._folded.append((asked, fields, ints.sum(1), torch.stack([low, high, floats[:, :, 2].sum(1)])))
             self._clear(ints, floats)
             if counts is not None:
-                counts[: len(part)].zero_()
+                counts[:used].zero_()
+        self._asked, self._used = [], _ROWS
         if len(self._streams) > 1:
             _wait(self.device)
         self._streams.clear()
@@ -160,10 +195,11 @@ class _Buffers:
         if self._folded:
             _wait(self.device)
         folded, self._folded = self._folded, []
-        for part, counts, *found in folded:
-            fields = [None] * len(part) if counts is None else list(counts.cpu().numpy())
-            for (take, *facts), *numbers in zip(part, fields, *(one.tolist() for one in found), strict=True):
-                take(_row(*facts, *numbers))
+        for asked, *found in folded:
+            fields, ints, floats = (None if part is None else part.cpu().numpy() for part in found)
+            for first, *facts, take in asked:
+                part = slice(first, first + len(facts[0]))
+                take(_rows(*facts, None if fields is None else fields[part], ints[part], *floats[:, part]))
 
     def _launched(self) -> None:
         """Remember on which streams kernels ran; the last is that on which results are joined."""
@@ -183,15 +219,29 @@ class _Buffers:
         floats.copy_(self._nothing)
 
 
-def _row(
-    count: int, hashed: int, floating: bool, fields: Any, counts: list[int], low: float, high: float, squares: float
-) -> Row:
-    total, nan, inf, subnormal, zero = counts
-    finite = count - nan - inf
-    values = (low, high, (squares / finite) ** 0.5) if finite else (None, None, None)
-    bad = (nan, inf, subnormal) if floating else (None, None, None)
-    found = exponents(fields) if floating and fields is not None else None
-    return (*values, *bad, zero, finish(total, hashed), found)
+def _rows(
+    count: Any, sizes: Any, floating: Any, fields: Any, ints: Any, low: Any, high: Any, squares: Any
+) -> list[Row]:
+    """Statistics of tensors [N] from what their programs found together."""
+    total, nan, special, normal, other = ints.T
+    finite = count - special
+    rms = np.sqrt(squares / np.maximum(finite, 1))
+    columns = low, high, rms, nan, special - nan, other - normal, count - other, finished(total, sizes)
+    found = [None] * len(count) if fields is None else map(exponents, fields)
+    rows = zip(*(column.tolist() for column in columns), found, strict=True)
+    if finite.all() and floating.all():
+        return list(rows)
+    kinds = zip(rows, finite.tolist(), floating.tolist(), strict=True)
+    return [
+        (*(row[:3] if some else _NONE), *row[3:8], row[8]) if is_float else (*row[:3], *_NONE, *row[6:8], None)
+        for row, some, is_float in kinds
+    ]
+
+
+def tables() -> tuple[str, int]:
+    """On which devices tensors are measured by tables, and up to how many bytes one has few programs; 0 for none."""
+    kernel = _kernel() if torch.cuda.is_available() else None
+    return "cuda", 0 if kernel is None else kernel.FEW_BYTES
 
 
 def _wait(device: torch.device) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from retrograd.trace.record import Exponents
-from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2, finish, keys
+from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2, SPREAD_1, SPREAD_2, UNIT, finish, keys
 from retrograd.trace.statistics.exponents import counted, exponents
 
 # low, high, rms, nan, inf, subnormal, zero, digest, histogram
@@ -30,9 +30,8 @@ Row: TypeAlias = tuple[
 ]
 NOTHING: Row = (None,) * 9
 NONE = Exponents(0, (), ())
-# An array is hashed in pieces of so many elements, so that indices stay small.
-_PIECE = 1 << 24
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+# An array is hashed in pieces of so many units, which stay in a core's cache.
+_PIECE = 8 * BLOCK
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -45,21 +44,15 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def words(x: torch.Tensor) -> int:
-    """How many integers are hashed of a tensor of a real dtype."""
-    return x.numel() * max(1, x.element_size() // 4)
-
-
-def bits(x: torch.Tensor) -> torch.Tensor:
-    """The elements [n] of a contiguous tensor of a real dtype as signed integers, of 64 bits as two of 32."""
-    x = x.reshape(-1)
-    return x.view(torch.uint8) if x.dtype == torch.bool else x.view(_BITS[x.element_size()])
+def size(x: torch.Tensor) -> int:
+    """How many bytes are hashed of a tensor."""
+    return x.numel() * x.element_size()
 
 
 def measure(tensor: torch.Tensor, histogram: bool = False) -> Row:
     """The statistics of a dense CPU tensor of any dtype; the histogram, if wanted, of floating ones."""
     x = as_real(tensor).contiguous()
-    digest = finish(hashed(bits(x).numpy()), words(x))
+    digest = finish(hashed(x.reshape(-1).view(torch.uint8).numpy()), size(x))
     count, floating = x.numel(), x.dtype.is_floating_point
     if not count:
         return of_none(floating, digest, histogram)
@@ -102,21 +95,27 @@ def _rms(values: np.ndarray[Any, Any]) -> float | None:
 
 
 def hashed(x: np.ndarray[Any, Any]) -> int:
-    """The sum over blocks of `digest`; x [n] of signed integers."""
-    key = _keys()
-    total = 0
-    for start in range(0, x.size, _PIECE):
-        piece = x[start : start + _PIECE]
-        whole = piece.size // BLOCK * BLOCK
-        sums = np.empty(-(-piece.size // BLOCK), np.int64)
+    """The sum over blocks of `digest`; x [n] of bytes."""
+    if x.size % UNIT:
+        x = np.pad(x, (0, -x.size % UNIT))
+    words = x.view(np.uint32)  # [units * 2]
+    key, total = _keys(), 0
+    for start in range(0, words.size, 2 * _PIECE):
+        piece = words[start : start + 2 * _PIECE]
+        whole = piece.size // (2 * BLOCK)
+        sums = np.empty(-(-piece.size // (2 * BLOCK)), np.uint64)
         if whole:
-            np.einsum("ij,j->i", piece[:whole].reshape(-1, BLOCK), key, out=sums[: whole // BLOCK])
-        if piece.size > whole:
-            sums[-1] = np.einsum("i,i->", piece[whole:], key[: piece.size - whole])
-        h = sums.view(np.uint64)
-        h += np.arange(start // BLOCK + 1, start // BLOCK + 1 + h.size, dtype=np.uint64) * np.uint64(GOLDEN)
-        total += int(_mix(h).sum(dtype=np.uint64))
+            _products(piece[: whole * 2 * BLOCK].reshape(whole, -1) + key).sum(1, out=sums[:whole])
+        if whole < sums.size:
+            rest = piece[whole * 2 * BLOCK :]
+            sums[-1] = _products(rest + key[: rest.size]).sum()
+        total += int((sums * _factors(start // (2 * BLOCK), sums.size)).sum())
     return total
+
+
+def finished(total: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`digest.finish` of many, both [n] int64: uint64."""
+    return _mix(total.view(np.uint64) ^ _mix(sizes.astype(np.uint64) * np.uint64(GOLDEN)))
 
 
 def _mix(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -125,6 +124,22 @@ def _mix(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x ^ (x >> np.uint64(31))
 
 
+def _products(keyed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Of the two words of each unit, mod 2^64: [..., units]."""
+    units = keyed.view(np.uint64)
+    low = units & np.uint64(0xFFFFFFFF)
+    low *= units >> np.uint64(32)
+    return low
+
+
+def _factors(first: int, count: int) -> np.ndarray[Any, Any]:
+    """`digest.factor` of blocks, uint64."""
+    x = np.arange(first + 1, first + 1 + count, dtype=np.uint32)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(SPREAD_1)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(SPREAD_2)
+    return ((x ^ (x >> np.uint32(16))) | np.uint32(1)).astype(np.uint64)
+
+
 @cache
 def _keys() -> np.ndarray[Any, Any]:
-    return np.array(keys(), dtype=np.int64)
+    return np.array(keys(), dtype=np.int64).view(np.uint32)

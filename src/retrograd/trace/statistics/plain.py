@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 
-from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2, finish, keys, signed
+from retrograd.trace.statistics.digest import BLOCK, SPREAD_1, SPREAD_2, UNIT, finish, keys
 from retrograd.trace.statistics.exponents import BIAS, BUCKETS, OUTSIDE, exponents
-from retrograd.trace.statistics.host import Row, as_real, bits, of_none, words
+from retrograd.trace.statistics.host import Row, as_real, of_none, size
 
-# A tensor is hashed in pieces of so many elements, which bounds the memory: 8 MiB as int64.
+# A tensor is counted in pieces of so many elements, and hashed in pieces of so many units, which bounds the memory.
 _PIECE = 1 << 20
+_LOW = (1 << 32) - 1
 
 
 def measure(tensor: torch.Tensor, histogram: bool = False) -> Row:
     """The statistics of a dense tensor of any dtype, the histogram if wanted; waits for its device."""
     x = as_real(tensor).contiguous().reshape(-1)
     count = x.numel()
-    digest = finish(int(hashed(bits(x))), words(x))
+    digest = finish(int(hashed(x.view(torch.uint8))), size(x))
     if not count:
         return of_none(x.is_floating_point(), digest, histogram)
     if not x.is_floating_point():
@@ -79,39 +80,40 @@ def counted(x: torch.Tensor) -> torch.Tensor:
 
 
 def hashed(x: torch.Tensor) -> torch.Tensor:
-    """The sum over blocks of `digest`, int64 []; x [n] of signed integers."""
+    """The sum over blocks of `digest`, int64 []; x [n] of bytes."""
+    units = -(-x.numel() // UNIT)
+    if x.numel() % UNIT or x.storage_offset() % UNIT:
+        padded = torch.zeros(units * UNIT, dtype=torch.uint8, device=x.device)
+        padded[: x.numel()] = x
+        x = padded
+    x = x.view(torch.int64)
     total = torch.zeros((), dtype=torch.int64, device=x.device)
-    key = _keys(x.device)
-    for start in range(0, x.numel(), _PIECE):
-        piece = x[start : start + _PIECE].to(torch.int64)
+    for start in range(0, units, _PIECE):
+        piece = x[start : start + _PIECE]
         whole = piece.numel() // BLOCK * BLOCK
-        parts = [dots(piece[:whole].view(-1, BLOCK), key)] if whole else []
+        parts = [_dots(piece[:whole].view(-1, BLOCK))] if whole else []
         if piece.numel() > whole:
-            rest = piece[whole:]
-            parts.append((rest * key[: rest.numel()]).sum(0, keepdim=True))
+            parts.append(_dots(piece[whole:].view(1, -1)))
         h = torch.cat(parts)
-        number = torch.arange(start // BLOCK + 1, start // BLOCK + 1 + h.numel(), dtype=torch.int64, device=x.device)
-        total += _mix(h + number * signed(GOLDEN)).sum()
+        total += (h * _factors(start // BLOCK, h.numel(), x.device)).sum()
     return total
 
 
-def dots(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """rows [m, n] times key [n], both int64, modulo 2^64: [m]."""
-    # A matrix product of integers is for the CPU alone; elsewhere the products take room of their own.
-    return torch.mv(rows, key) if rows.device.type == "cpu" else (rows * key).sum(1)
+def _dots(rows: torch.Tensor) -> torch.Tensor:
+    """The sums of blocks [m, n] of units, mod 2^64: [m]."""
+    low, high = (key[: rows.shape[1]] for key in _keys(rows.device))
+    return ((((rows & _LOW) + low) & _LOW) * ((((rows >> 32) & _LOW) + high) & _LOW)).sum(1)
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ _shifted(x, 30)) * signed(MIX_1)
-    x = (x ^ _shifted(x, 27)) * signed(MIX_2)
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """To the right, zeros coming in: torch's shift copies the sign."""
-    return (x >> by) & ((1 << (64 - by)) - 1)
+def _factors(first: int, count: int, device: Any) -> torch.Tensor:
+    """`digest.factor` of blocks, int64."""
+    x = torch.arange(first + 1, first + 1 + count, dtype=torch.int64, device=device)
+    x = ((x ^ (x >> 16)) * SPREAD_1) & _LOW
+    x = ((x ^ (x >> 15)) * SPREAD_2) & _LOW
+    return (x ^ (x >> 16)) | 1
 
 
 @cache
-def _keys(device: Any) -> torch.Tensor:
-    return torch.tensor(keys(), dtype=torch.int64, device=device)
+def _keys(device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    both = torch.tensor(keys(), dtype=torch.int64, device=device)
+    return both & _LOW, (both >> 32) & _LOW

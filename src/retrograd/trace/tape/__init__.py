@@ -1,11 +1,16 @@
-"""The recorder's path without Python in a step; opt-in, since it is compiled on the user's machine."""
+"""The recorder's path without Python in a step; compiled on the user's machine, in half a minute to two."""
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from retrograd import config
+from retrograd.errors import NativeBuildError
 from retrograd.ops._native.extension import Extension
 
 _EXTENSION = Extension(
@@ -35,3 +40,29 @@ def build(*, again: bool = False) -> Path:
 def load() -> Any:
     """The extension module, built if it was not. Never unloaded: the dispatcher keeps its fallback."""
     return _EXTENSION.load(build())
+
+
+def offered() -> tuple[Any, str]:
+    """For who asked for no engine: the module, or None and why Python records.
+
+    It is taken where it has been built; where there is a GPU, on which Python would cost ten times the step, or
+    RETROGRAD_TAPE is "build", it is built, which is said on stderr.
+    """
+    wish = config.tape()
+    if wish == "off":
+        return None, "RETROGRAD_TAPE is off"
+    if _EXTENSION.find() is None:
+        if wish != "build" and not torch.cuda.is_available():
+            return None, "the tape has not been built, and there is no GPU"
+        sys.stderr.write(
+            "retrograd: compiling what notes operators, once, in a minute or two (RETROGRAD_TAPE=off: Python does it)\n"
+        )
+    try:
+        module = load()
+    except NativeBuildError as error:
+        return None, str(error).splitlines()[0]
+    # The module alone means nothing: torch.compile imports it.
+    distributed = "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized()
+    if module.above_python and distributed:
+        return None, "before torch 2.13 the tape does not see what DTensors do inside"
+    return (None, "another recorder has the tape") if module.at_work() else (module, "")

@@ -18,6 +18,7 @@ from retrograd.trace.observing import Observer, Pending, made_of_others
 from retrograd.trace.operators import Operator
 from retrograd.trace.places import Line
 from retrograd.trace.record import PHASES
+from retrograd.trace.statistics.gather import tables
 from retrograd.trace.statistics.host import Row
 from retrograd.trace.values import Value
 
@@ -58,7 +59,7 @@ class TapeObserver(Observer):
         self._words: list[str] = []
         self._values: dict[int, Value] = {}
         self._rows: dict[int, Row] = {}  # of values that are not drained yet
-        self._live: list[int] | None = None
+        self._live: tuple[int, set[int]] | None = None  # of values before a number those that can still be named
         self._fresh: list[int] = []
         self._raised: list[tuple[int, str]] = []
         self._ended: list[Pending] = []
@@ -68,16 +69,18 @@ class TapeObserver(Observer):
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """The tape notes what runs inside."""
-        self._tape.begin(self, self.level == "names", self.level == "full")
+        self._tape.begin(self, self.level == "names", self.level == "full", *tables())
         self._at_work = True
         try:
             self._name()
             with _compiling(self._tape.quiet):
                 yield
         finally:
-            self._ended = self.drain()
-            self._at_work = False
-            self._tape.end()
+            try:
+                self._ended = self.drain()
+            finally:
+                self._at_work = False
+                self._tape.end()
 
     @property
     def waiting(self) -> int:
@@ -137,11 +140,14 @@ class TapeObserver(Observer):
         for at, raised in self._raised:
             self._failed(waiting[at], raised)
         self._raised.clear()
-        if self._live is not None:
-            # Values that no later operator can name are kept by the operators alone.
-            self._values = {number: values[number] for number in self._live if number in values}
-            self._live = None
         return waiting
+
+    def forget(self) -> None:
+        """What was drained has its statistics: values that no later operator can name need not be found any more."""
+        if self._live is not None:
+            newer, live = self._live
+            self._values = {n: value for n, value in self._values.items() if n >= newer or n in live}
+            self._live = None
 
     def launch(self, name: str, tensors: list[torch.Tensor], run: Callable[[], Any]) -> Any:
         """Run a Triton kernel and note it: as an operator, or as part of the one that launches it."""
@@ -167,17 +173,20 @@ class TapeObserver(Observer):
         writes, overwrites = ([at for at, _ in one] for one in (operator.writes, operator.overwrites))
         return self._operator(operator), flags, _VIEWS.index(operator.view), writes, overwrites
 
-    def measure(self, tensors: list[tuple[int, torch.Tensor | None]], stream: tuple[int, int, int]) -> None:
-        """Have tensors measured on the stream on which they were made."""
+    def measure(self, tensors: list[tuple[int, torch.Tensor | None]], stream: tuple[int, int, int] | None) -> None:
+        """Have tensors measured on the stream on which they were made, None the current one."""
         given = [(t, self._taking(number)) for number, t in tensors if t is not None]
         if len(given) < len(tensors):
             self.gather.notes.add("memory was freed before it could be measured: those values have no statistics")
-        on: Any = nullcontext()
-        if given and given[0][0].is_cuda:
-            number, device, kind = stream
-            on = torch.cuda.stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
-        with on:
+        with _on(stream):
             self._quietly(lambda: self.gather.request_all(given))
+
+    def measure_table(
+        self, table: torch.Tensor, groups: list[Any], device: str, stream: tuple[int, int, int] | None
+    ) -> None:
+        """`measure` for tensors on a GPU, by addresses."""
+        with _on(stream):
+            self._quietly(lambda: self.gather.request_table(torch.device(device), table, groups, self._take))
 
     def many(self) -> None:
         """More operators wait than should."""
@@ -230,15 +239,17 @@ class TapeObserver(Observer):
         self._operators.append(operator)
         return len(self._operators) - 1
 
-    def _taking(self, number: int) -> Callable[[Row], None]:
-        def take(row: Row) -> None:
-            value = self._values.get(number)
+    def _take(self, rows: dict[int, Row]) -> None:
+        values = self._values
+        for number, row in rows.items():
+            value = values.get(number)
             if value is None:
                 self._rows[number] = row
             else:
                 value.row = row
 
-        return take
+    def _taking(self, number: int) -> Callable[[Row], None]:
+        return lambda row: self._take({number: row})
 
     def _pending(
         self, op: int, step: int, phase: int, line: int, inside: int, module: int, node: int, facts: Any, *sides: Any
@@ -255,6 +266,14 @@ class TapeObserver(Observer):
         pending.inputs, pending.outputs = [values[n] for n in inputs], [values[n] for n in outputs]
         pending.kernels = kernels
         return pending
+
+
+def _on(stream: tuple[int, int, int] | None) -> Any:
+    """A context in which a stream is the current one."""
+    if stream is None:
+        return nullcontext()
+    number, device, kind = stream
+    return torch.cuda.stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
 
 
 @contextmanager

@@ -21,6 +21,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -96,6 +98,8 @@ struct Waiting {
 struct State {
   py::object python;  // the engine
   bool names = false, full = false, optimizing = false, done = false;
+  c10::DeviceType kind = at::kCUDA;  // of devices where tensors wait to be measured together
+  int64_t few_bytes = 0;             // up to which few programs measure one of them; 0 without the kernel
   int64_t step = 0, numbers = 0, storage_numbers = 0, thread = 0;
   std::unordered_map<const void*, Operator> operators;  // by the address of the schema
   std::unordered_map<c10::StorageImpl*, Storage> storages;
@@ -179,24 +183,96 @@ void written(State& s, const Tensor& t) {
 
 // ---- what is measured ----
 
+// Whether the stream's device is the current one.
+bool here(const c10::Stream& stream) {
+  const auto kind = stream.device_type();
+  return kind == at::kCPU || c10::impl::VirtualGuardImpl(kind).getDevice() == stream.device();
+}
+
+// Tensors that one launch of the kernel measures: a row each of address, elements, place and number of the value.
+struct Group {
+  at::ScalarType dtype;
+  bool whole, few;
+  std::vector<std::array<int64_t, 3>> rows;
+};
+
+bool takes(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat: case at::kBFloat16: case at::kHalf: case at::kDouble: case at::kLong: case at::kInt:
+    case at::kShort: case at::kChar: case at::kByte: case at::kBool: return true;
+    default: return false;
+  }
+}
+
+bool group(const State& s, Waiting& w, bool current, std::vector<Group>& groups) {
+  auto& t = w.tensor;
+  if (!s.few_bytes || t.device().type() != s.kind || t.layout() != at::kStrided || t.is_neg() || !t.numel() ||
+      !takes(t.scalar_type()))
+    return false;
+  if (!t.is_contiguous()) {
+    if (!current) return false;
+    t = t.contiguous();  // positions count as they are read; lives until the launch
+  }
+  const auto address = reinterpret_cast<int64_t>(t.const_data_ptr());
+  const int64_t bytes = t.numel() * t.element_size();
+  const bool whole = !((address | bytes) % 16), few = bytes <= s.few_bytes;
+  auto at = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+    return g.dtype == t.scalar_type() && g.whole == whole && g.few == few;
+  });
+  if (at == groups.end()) at = groups.insert(at, {t.scalar_type(), whole, few, {}});
+  at->rows.push_back({address, t.numel(), w.number});
+  return true;
+}
+
+py::tuple table_of(const std::vector<Group>& groups) {
+  int64_t count = 0;
+  for (const auto& g : groups) count += g.rows.size();
+  auto table = at::empty({count, 4}, at::kLong);
+  auto* to = table.mutable_data_ptr<int64_t>();
+  py::list told;
+  int64_t place = 0;
+  for (const auto& g : groups) {
+    for (const auto& [address, elements, number] : g.rows) {
+      const int64_t row[] = {address, elements, place++, number};
+      to = std::copy(row, row + 4, to);
+    }
+    auto dtype = py::reinterpret_borrow<py::object>((PyObject*)torch::getTHPDtype(g.dtype));
+    told.append(py::make_tuple(dtype, g.whole, g.few, g.rows.size()));
+  }
+  return py::make_tuple(table, told);
+}
+
 void flush(State& s) {
   if (s.waiting.empty()) return;
   auto waiting = std::move(s.waiting);
   s.waiting.clear();
   s.bytes = 0;
   s.batch++;
-  py::list tensors;
-  for (auto& w : waiting) {
-    // Memory that was freed or moved meanwhile, as FSDP does with parameters, cannot be read any more.
-    const bool there = w.tensor.layout() != at::kStrided ||
-        (w.tensor.storage().data() == w.data &&
-         w.tensor.storage().nbytes() >= static_cast<size_t>(w.tensor.numel() ? w.tensor.element_size() : 0));
-    tensors.append(py::make_tuple(w.number, there ? py::cast(w.tensor) : py::object(py::none())));
-  }
+  py::list others;
+  std::vector<Group> groups;
+  const auto kind = s.stream.device_type();
+  const bool current = kind == at::kCPU ||
+      (here(s.stream) && c10::impl::VirtualGuardImpl(kind).getStream(s.stream.device()) == s.stream);
+  // Modes of the user's see nothing of it.
+  c10::impl::ExcludeDispatchKeyGuard modes(c10::python_ks);
   quiet++;
   try {
+    for (auto& w : waiting) {
+      // Memory that was freed or moved meanwhile, as FSDP does with parameters, cannot be read any more.
+      const bool there = w.tensor.layout() != at::kStrided ||
+          (w.tensor.storage().data() == w.data &&
+           w.tensor.storage().nbytes() >= static_cast<size_t>(w.tensor.numel() ? w.tensor.element_size() : 0));
+      if (!there || !group(s, w, current, groups))
+        others.append(py::make_tuple(w.number, there ? py::cast(w.tensor) : py::object(py::none())));
+    }
     const auto stream = s.stream.pack3();
-    s.python.attr("measure")(tensors, py::make_tuple(stream.stream_id, stream.device_index, (int)stream.device_type));
+    py::object on = py::none();
+    if (!current) on = py::make_tuple(stream.stream_id, stream.device_index, (int)stream.device_type);
+    if (!others.empty()) s.python.attr("measure")(others, on);
+    if (!groups.empty()) {
+      auto told = table_of(groups);
+      s.python.attr("measure_table")(told[0], told[1], s.stream.device().str(), on);
+    }
   } catch (...) {
     quiet--;
     throw;
@@ -219,14 +295,15 @@ void ask(State& s, Value& v, const Tensor& tensor) {
     stream = c10::impl::VirtualGuardImpl(t.device().type()).getStream(t.device());
     if (!(stream == s.stream)) flush(s);
   }
-  // Without its autograd graph, which would live longer.
+  // Without its autograd graph, which would live longer; a mode of the user's would be told of a detach.
+  c10::impl::ExcludeDispatchKeyGuard modes(c10::python_ks);
   auto bare = Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
   s.stream = stream;
   s.waiting.push_back({bare, v.number, t.layout() == at::kStrided ? t.storage().data() : nullptr});
   if (auto* place = entry(s, t)) place->batch = s.batch;
   s.bytes += t.numel() * t.element_size();
   // Another stream than the usual one may be captured by a graph, which is asked before more comes.
-  if (t.device().type() == at::kCPU || s.waiting.size() >= MOST_HELD || s.bytes > MOST_BYTES || stream.id() != 0)
+  if (t.device().type() != s.kind || s.waiting.size() >= MOST_HELD || s.bytes > MOST_BYTES || stream.id() != 0)
     flush(s);
 }
 
@@ -679,12 +756,14 @@ py::tuple drain() {
 
 // ---- begin, end, between steps ----
 
-void begin(py::object engine, bool names, bool full) {
+void begin(py::object engine, bool names, bool full, const std::string& kind, int64_t few_bytes) {
   TORCH_CHECK(!state, "another tape is at work");
   state = new State;
   state->python = std::move(engine);
   state->names = names;
   state->full = full;
+  state->kind = at::Device(kind).type();
+  state->few_bytes = few_bytes;
   state->thread = (int64_t)PyThread_get_thread_ident();
   c10::impl::tls_set_dispatch_key_included(KEY, true);
 }
@@ -718,14 +797,14 @@ void name(const py::dict& parameters, const py::dict& modules) {
     s.modules[reinterpret_cast<PyObject*>(module.cast<int64_t>())] = word(s, name.cast<std::string>());
 }
 
-py::list refresh() {
+py::tuple refresh() {
   State& s = *state;
-  py::list live;
+  py::set live;
   std::erase_if(s.storages, [](const auto& one) { return one.second.ref.expired(); });
   for (const auto& [address, place] : s.storages)
-    for (const auto& v : place.values) live.append(v->number);
+    for (const auto& v : place.values) live.add(py::int_(v->number));
   if (s.forward.size() > MOST_NODES) s.forward.clear();
-  return live;
+  return py::make_tuple(s.numbers, live);
 }
 
 }  // namespace

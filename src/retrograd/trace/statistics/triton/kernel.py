@@ -1,32 +1,32 @@
 """All statistics of a tensor in one pass, as one Triton kernel: the same bits at every run.
 
-A program takes every P-th tile and writes its own partial results, which are joined when a step ends. Of the histogram,
-whose partial results would be 1 MiB a tensor, the programs add what they counted atomically: whole numbers, so that no
-order of additions changes them.
+Elements are read as 64-bit units, the words of the digest, and taken apart in registers; each thread adds up for
+itself, and a program once at its end. A program takes every P-th tile and writes its own partial results, which are
+joined when a step ends. Of the histogram, whose partial results would be 1 MiB a tensor, the programs add what they
+counted atomically: whole numbers, so that no order of additions changes them.
 """
 
 from __future__ import annotations
-
-import math
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from retrograd.ops._triton.launch import Handle, launch, on_device_of, relaunch, relaunchable
-from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2
+from retrograd.ops._triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
+from retrograd.trace.statistics.digest import BLOCK, SPREAD_1, SPREAD_2, UNIT
 from retrograd.trace.statistics.exponents import BIAS, BUCKETS, OUTSIDE
 
-PROGRAMS = 256  # at most: two for each multiprocessor of a large GPU
-INTS, FLOATS = 5, 3  # columns: hash, nan, inf, subnormal, zero; low, high, sum of squares
-_ROWS = 2  # blocks of the digest a tile: 8 elements of 32 bits a thread, which leaves room for two programs on an SM
-_WARPS = 8
+PROGRAMS = 512  # at most: four for each multiprocessor of a large GPU, which has room for as many
+# Columns: hash, and how many are NaN, NaN or infinite, normal or those, not zero; low, high, sum of squares.
+INTS, FLOATS = 5, 3
+_ROWS = 4  # of a tile, which is a block of the digest: each thread has 64 bytes on their way
+_WARPS = 4
 
-# dtype -> how the bits are read, bits of the least normal number and of infinity; integers have neither
+# dtype -> how the bits are read, bits of the least normal number and of infinity; integers have neither. Triton would
+# take "bf16" for a type where it compiles what was recorded.
 _KINDS = {
     torch.float32: ("f32", 0x00800000, 0x7F800000),
-    torch.bfloat16: ("bf16", 0x0080, 0x7F80),
+    torch.bfloat16: ("b16", 0x0080, 0x7F80),
     torch.float16: ("f16", 0x0400, 0x7C00),
     torch.float64: ("f64", 0x0010000000000000, 0x7FF0000000000000),
     torch.int64: ("i64", 0, 0),
@@ -37,11 +37,13 @@ _KINDS = {
     torch.bool: ("u8", 0, 0),
 }
 # Triton takes no other globals.
-_GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(GOLDEN), tl.constexpr(MIX_1), tl.constexpr(MIX_2)
+_SPREAD_1, _SPREAD_2 = tl.constexpr(SPREAD_1), tl.constexpr(SPREAD_2)
+_PROGRAMS, _INTS, _FLOATS = tl.constexpr(PROGRAMS), tl.constexpr(INTS), tl.constexpr(FLOATS)
 _BUCKETS, _OUTSIDE, _SHIFT = tl.constexpr(BUCKETS), tl.constexpr(OUTSIDE), tl.constexpr(1023 - BIAS)
 DTYPES = tuple(_KINDS)
-_handles: dict[tuple[torch.dtype, torch.device, int, bool, bool], Handle] = {}
-_FEW = 16  # programs a tensor of so many tiles at most, where many are measured together
+_handles: dict[tuple[torch.dtype, torch.device, bool, bool, bool], Handle] = {}
+_FEW = 32  # programs a tensor of so many tiles at most, where many are measured together
+FEW_BYTES = _FEW * BLOCK * UNIT
 
 
 def takes(dtype: torch.dtype) -> bool:
@@ -67,219 +69,304 @@ def measure(
         row: where to write.
         counts: [R, BUCKETS] int64, zeros: the histogram of a floating dtype; None leaves it out.
     """
-    kind, tiny, infinity = _KINDS[x.dtype]
     count = x.numel()
-    grid = (min(-(-count // _tile(x)), PROGRAMS), 1, 1)
-    if x.dtype == torch.bool:
-        x = x.view(torch.uint8)
-    # Loads are as wide as the count allows; the kernel is told what divides it.
-    unit = math.gcd(count, 16)
-    histogram = counts is not None and infinity > 0
-    fields = counts if histogram else ints  # where nothing is counted, nothing is written
-    facts = unit, kind, tiny, infinity, _ROWS, BLOCK, histogram, False
-    args = (x, ints, floats, fields, keys, count // unit, row, *facts)
-    # Beyond 2^31 the argument has another type, so another kernel is compiled.
-    aligned = count // unit < 1 << 31 and relaunchable(x, ints, floats, fields)
-    _launch((x.dtype, x.device, unit, histogram, False), grid, args, aligned)
+    grid = min(_tiles(x), PROGRAMS), 1, 1
+    _launch(x.dtype, _whole(x), grid, (x.data_ptr(), count, row), ints, floats, keys, counts, False)
+
+
+Group = tuple[
+    torch.dtype, bool, bool, int
+]  # dtype, whether it is read in units, whether of few tiles, how many tensors
+
+
+def grouped(xs: list[torch.Tensor]) -> tuple[torch.Tensor, list[Group]]:
+    """What `measure_all` takes for tensors as in `measure`, on the CPU; the last column is their place in the list."""
+    groups: dict[tuple[torch.dtype, bool, bool], list[tuple[int, int, int]]] = {}
+    for number, x in enumerate(xs):
+        key = x.dtype, _whole(x), x.numel() * x.element_size() <= FEW_BYTES
+        groups.setdefault(key, []).append((x.data_ptr(), x.numel(), number))
+    rows = [(address, count, at, n) for at, (address, count, n) in enumerate(r for g in groups.values() for r in g)]
+    return torch.tensor(rows, dtype=torch.int64), [(*key, len(group)) for key, group in groups.items()]
 
 
 def measure_all(
-    xs: list[tuple[torch.Tensor, int]],
+    table: torch.Tensor,
+    groups: list[Group],
     ints: torch.Tensor,
     floats: torch.Tensor,
     keys: torch.Tensor,
+    first: int,
     counts: torch.Tensor | None = None,
 ) -> None:
-    """`measure` for many tensors of one device, with a launch for each dtype and class of sizes: the same bits.
+    """`measure` for many tensors of one device, with a launch for each group: the same bits.
 
     Args:
-        xs: tensors and their rows, each as in `measure`; they must live until this returns.
+        table: [N, 4] int64 on their device, of tensors as in `measure`: address, elements, row after `first`, anything.
+        groups: what they have in common, group by group.
         ints: as in `measure`.
         floats: as in `measure`.
         keys: as in `measure`.
+        first: where to write.
         counts: as in `measure`.
     """
-    groups: dict[tuple[torch.dtype, int, bool], list[tuple[int, int, int]]] = {}
-    for x, row in xs:
-        count, address = x.numel(), x.data_ptr()
-        few = count <= _FEW * _tile(x)
-        if address % 16:  # the kernel is told that all are aligned
-            measure(x, ints, floats, keys, row, counts)
-            continue
-        unit = math.gcd(count, 16)
-        groups.setdefault((x.dtype, unit, few), []).append((address, count // unit, row))
-    for (dtype, unit, few), rows in groups.items():
-        kind, tiny, infinity = _KINDS[dtype]
-        table = torch.tensor(rows, dtype=torch.int64).to(ints.device, non_blocking=True)
-        grid = (_FEW if few else PROGRAMS, len(rows), 1)
-        histogram = counts is not None and infinity > 0
-        fields = counts if histogram else ints
-        args = (table, ints, floats, fields, keys, 0, 0, unit, kind, tiny, infinity, _ROWS, BLOCK, histogram, True)
-        _launch((dtype, ints.device, unit, histogram, True), grid, args, relaunchable(table, ints, floats, fields))
+    address = table.data_ptr()
+    for dtype, whole, few, many in groups:
+        grid = _FEW if few else PROGRAMS, many, 1
+        _launch(dtype, whole, grid, (address, 0, first), ints, floats, keys, counts, True)
+        address += 32 * many
 
 
-def _tile(x: torch.Tensor) -> int:
-    """Elements of a tile."""
-    return _ROWS * BLOCK // (2 if x.element_size() == 8 else 1)
+def _tiles(x: torch.Tensor) -> int:
+    return -(-x.numel() * x.element_size() // (BLOCK * UNIT))
 
 
-def _launch(key: Any, grid: tuple[int, int, int], args: tuple[Any, ...], again: bool) -> None:
+def _whole(x: torch.Tensor) -> bool:
+    """Whether it consists of pairs of units, which a thread reads at once."""
+    return (x.data_ptr() | x.numel() * x.element_size()) % (2 * UNIT) == 0
+
+
+def _launch(
+    dtype: torch.dtype,
+    whole: bool,
+    grid: tuple[int, int, int],
+    source: tuple[int, int, int],
+    ints: torch.Tensor,
+    floats: torch.Tensor,
+    keys: torch.Tensor,
+    counts: torch.Tensor | None,
+    table: bool,
+) -> None:
     """Launch, past Triton's look at the arguments where it was launched before with such."""
+    kind, tiny, infinity = _KINDS[dtype]
+    histogram = counts is not None and infinity > 0
+    fields = counts if histogram else ints  # where nothing is counted, nothing is written
+    per = UNIT // dtype.itemsize
+    args = (*source, ints, floats, fields, keys, kind, per, tiny, infinity, _ROWS, BLOCK, whole, histogram, table)
+    key = dtype, ints.device, whole, histogram, table
+    # Beyond 2^31 an argument has another type, so another kernel is compiled.
+    again = source[0] >= 1 << 31 > source[1] and relaunchable(ints, floats, fields, keys)
     handle = _handles.get(key) if again else None
     if handle is not None:
-        relaunch(handle._replace(grid=grid), args, args[0].device.index)
+        relaunch(handle._replace(grid=grid), args, ints.device.index)
         return
-    with on_device_of(args[0]):
+    gpu_of(ints)  # prepares the interpreter, whose least and greatest of NaN and a number would be NaN
+    with on_device_of(ints):
         made = launch(statistics_kernel, grid, args, num_warps=_WARPS)
     if made is not None and again:
         _handles[key] = made
 
 
 @triton.jit
-def _mix(x):
-    x = (x ^ (x >> 30)) * _MIX_1
-    x = (x ^ (x >> 27)) * _MIX_2
-    return x ^ (x >> 31)
+def _factor(block):
+    x = tl.cast(block + 1, tl.uint32)
+    x = (x ^ (x >> 16)) * _SPREAD_1
+    x = (x ^ (x >> 15)) * _SPREAD_2
+    return ((x ^ (x >> 16)) | 1).to(tl.uint64)
 
 
 @triton.jit
-def _pointer(address, KIND: tl.constexpr):
-    """To elements of so many bits, aligned to 16 bytes; what is said of a call's result would be lost."""
-    if KIND == "f32" or KIND == "i32":
-        return tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
-    elif KIND == "bf16" or KIND == "f16" or KIND == "i16":
-        return tl.multiple_of(address.to(tl.pointer_type(tl.int16)), 16)
-    elif KIND == "f64" or KIND == "i64":
-        return tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
-    elif KIND == "i8":
-        return tl.multiple_of(address.to(tl.pointer_type(tl.int8)), 16)
+def _units(address, tile, left, rows, columns, BLOCK: tl.constexpr, WHOLE: tl.constexpr, PER: tl.constexpr,
+           PART: tl.constexpr):  # fmt: skip
+    """The units [ROWS, COLUMNS] of a tile, `left` elements of which are there; the others are 0."""
+    offsets = rows * columns.shape[1] + columns
+    if WHOLE:
+        # What is said of a call's result would be lost, so it is said here.
+        first = tl.multiple_of(address.to(tl.pointer_type(tl.uint64)), 16) + tile * BLOCK
+        if PART:
+            return tl.load(first + offsets, mask=offsets < tl.multiple_of(left // PER, 2), other=0)
+        else:
+            return tl.load(first + offsets)
     else:
-        return tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 16)
+        inside = tl.arange(0, PER)[None, None, :]
+        at = tl.expand_dims(offsets, 2) * PER + inside
+        if PER == 1:
+            first = address.to(tl.pointer_type(tl.uint64)) + tile * BLOCK
+        elif PER == 2:
+            first = address.to(tl.pointer_type(tl.uint32)) + tile * (BLOCK * 2)
+        elif PER == 4:
+            first = address.to(tl.pointer_type(tl.uint16)) + tile * (BLOCK * 4)
+        else:
+            first = address.to(tl.pointer_type(tl.uint8)) + tile * (BLOCK * 8)
+        raw = tl.load(first + at, mask=at < left, other=0).to(tl.uint64)
+        return tl.sum(raw << (inside * (64 // PER)).to(tl.uint64), axis=2)
 
 
 @triton.jit
-def _read(x_ptr, offsets, mask, KIND: tl.constexpr):
-    """Elements as signed 64-bit integers of their bits, and as float64; their magnitude without the sign bit."""
-    if KIND == "f32":
-        raw = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.int32, bitcast=True)
-        return raw.to(tl.int64), raw.to(tl.float32, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFFFFFF
-    elif KIND == "bf16":
-        raw = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.int16, bitcast=True)
-        wide = raw.to(tl.int32) << 16  # a bfloat16 is the upper half of a float32
-        return raw.to(tl.int64), wide.to(tl.float32, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFF
-    elif KIND == "f16":
-        raw = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.int16, bitcast=True)
-        return raw.to(tl.int64), raw.to(tl.float16, bitcast=True).to(tl.float64), raw.to(tl.int64) & 0x7FFF
-    elif KIND == "f64":
-        raw = tl.load(x_ptr + offsets, mask=mask, other=0).to(tl.int64, bitcast=True)
-        return raw, raw.to(tl.float64, bitcast=True), raw & 0x7FFFFFFFFFFFFFFF
-    elif KIND == "u8":
-        raw = tl.load(x_ptr + offsets, mask=mask, other=0)
-        return raw.to(tl.int64), raw.to(tl.float64), raw.to(tl.int64)
-    else:
-        raw = tl.load(x_ptr + offsets, mask=mask, other=0)
-        return raw.to(tl.int64), raw.to(tl.float64), raw.to(tl.int64)
-
-
-@triton.jit
-def _hash(bits, keys_ptr, columns, WORDS: tl.constexpr):
-    """Products [ROWS, WIDTH] of bits with the keys of their positions, mod 2^64."""
-    if WORDS == 1:
-        return bits * tl.load(keys_ptr + columns)
-    else:
-        low = (bits << 32) >> 32
-        return low * tl.load(keys_ptr + 2 * columns) + (bits >> 32) * tl.load(keys_ptr + 2 * columns + 1)
-
-
-@triton.jit
-def _bucket(bits, KIND: tl.constexpr):
-    """The exponent field as float32 has it, and 256 more of a negative number; what is special or zero is anything."""
+def _element(units, K: tl.constexpr, KIND: tl.constexpr):
+    """Element K of units as a float32 that holds it exactly, or as float64."""
     if KIND == "f64":
-        field = tl.minimum(tl.maximum(((bits >> 52) & 2047) - _SHIFT, 0), _OUTSIDE - 1)
-        return (field | ((bits >> 55) & 256)).to(tl.int32)
+        value = units.to(tl.float64, bitcast=True)
+    elif KIND == "i64":
+        value = units.to(tl.int64, bitcast=True).to(tl.float64)
     elif KIND == "f32":
-        return ((bits >> 23) & 511).to(tl.int32)
-    elif KIND == "bf16":
-        return ((bits >> 7) & 511).to(tl.int32)
-    else:  # f16: its subnormal numbers are normal in float32
-        wide = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
-        return (wide >> 23) & 511
+        value = (units >> (32 * K)).to(tl.uint32).to(tl.float32, bitcast=True)
+    elif KIND == "i32":
+        value = (units >> (32 * K)).to(tl.uint32).to(tl.int32, bitcast=True).to(tl.float64)
+    elif KIND == "b16":  # the upper half of a float32
+        word = (units >> (32 * (K // 2))).to(tl.uint32)
+        value = (word << 16 if K % 2 == 0 else word & 0xFFFF0000).to(tl.float32, bitcast=True)
+    elif KIND == "f16":
+        value = (units >> (16 * K)).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    elif KIND == "i16":
+        value = (units >> (16 * K)).to(tl.uint16).to(tl.int16, bitcast=True).to(tl.float32)
+    elif KIND == "i8":
+        value = (units >> (8 * K)).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32)
+    else:
+        value = (units >> (8 * K)).to(tl.uint8).to(tl.float32)
+    return value
 
 
-@triton.jit(do_not_specialize=["units", "row"])
+@triton.jit
+def _flags(word, TINY: tl.constexpr, INFINITY: tl.constexpr):
+    """Of the two 16-bit numbers in a word, 4 bits each: whether NaN, NaN or infinite, below the normal numbers, zero.
+
+    In each half the 16th bit is set by adding what a magnitude lacks to 2^15, which carries nothing into the other.
+    """
+    magnitude = word & 0x7FFF7FFF
+    nan = ((magnitude + (0x7FFF - INFINITY) * 0x10001) >> 15) & 0x00010001
+    special = ((magnitude + (0x8000 - INFINITY) * 0x10001) >> 11) & 0x00100010
+    normal = ((magnitude + (0x8000 - TINY) * 0x10001) >> 7) & 0x01000100
+    other = ((magnitude + 0x7FFF7FFF) >> 3) & 0x10001000
+    return nan | special | normal | other
+
+
+@triton.jit
+def _tally(flags, AT: tl.constexpr):
+    """Of a kind of flags, added up, how many there are."""
+    return ((flags >> (4 * AT)) & 15).to(tl.int32) + ((flags >> (16 + 4 * AT)) & 15).to(tl.int32)
+
+
+@triton.jit
+def _counts(units, KIND: tl.constexpr, PER: tl.constexpr, TINY: tl.constexpr, INFINITY: tl.constexpr):
+    """Of units [ROWS, COLUMNS] how many elements of a column are NaN, NaN or infinite, normal or those, not zero."""
+    low, high = units.to(tl.uint32), (units >> 32).to(tl.uint32)
+    if KIND == "b16" or KIND == "f16":
+        flags = tl.sum(_flags(low, TINY, INFINITY) + _flags(high, TINY, INFINITY), axis=0)
+        return _tally(flags, 0), _tally(flags, 1), _tally(flags, 2), _tally(flags, 3)
+    elif KIND == "f32":
+        a, b = low & 0x7FFFFFFF, high & 0x7FFFFFFF
+        nan = tl.sum((a > INFINITY).to(tl.int32) + (b > INFINITY).to(tl.int32), axis=0)
+        special = tl.sum((a >= INFINITY).to(tl.int32) + (b >= INFINITY).to(tl.int32), axis=0)
+        normal = tl.sum((a >= TINY).to(tl.int32) + (b >= TINY).to(tl.int32), axis=0)
+        return nan, special, normal, tl.sum((a > 0).to(tl.int32) + (b > 0).to(tl.int32), axis=0)
+    elif KIND == "f64":
+        a = units & 0x7FFFFFFFFFFFFFFF
+        nan, special = tl.sum((a > INFINITY).to(tl.int32), axis=0), tl.sum((a >= INFINITY).to(tl.int32), axis=0)
+        return nan, special, tl.sum((a >= TINY).to(tl.int32), axis=0), tl.sum((a > 0).to(tl.int32), axis=0)
+    else:
+        other = tl.zeros([units.shape[1]], tl.int32)
+        for k in tl.static_range(PER):
+            other += tl.sum(((units >> (k * (64 // PER))) & ((1 << (64 // PER)) - 1) != 0).to(tl.int32), axis=0)
+        return tl.zeros_like(other), tl.zeros_like(other), other, other
+
+
+@triton.jit
+def _sums(value, K: tl.constexpr, left, low, high, squares, fields, offsets, KIND: tl.constexpr, PER: tl.constexpr,
+          PART: tl.constexpr, FLOATING: tl.constexpr, HISTOGRAM: tl.constexpr):  # fmt: skip
+    """Least, greatest and sum of squares with element K of each unit; what is not finite or not there counts as NaN."""
+    if FLOATING:
+        value = value * 0 + value
+    if PART:
+        value = tl.where(offsets * PER + K < left, value, float("nan"))
+    low, high = tl.minimum(low, tl.min(value, axis=0)), tl.maximum(high, tl.max(value, axis=0))
+    wide = tl.maximum(tl.abs(value), 0.0).to(tl.float64)
+    squares += tl.sum(wide * wide, axis=0)
+    if HISTOGRAM:
+        if KIND == "f64":
+            upper = (value.to(tl.uint64, bitcast=True) >> 52).to(tl.int32)  # sign and exponent
+            field = tl.minimum(tl.maximum((upper & 2047) - _SHIFT, 0), _OUTSIDE - 1)
+            bucket = field | ((upper & 2048) >> 3)
+        else:  # every number of 16 bits is normal in float32, or has its exponent
+            bucket = (value.to(tl.uint32, bitcast=True) >> 23).to(tl.int32)
+        bucket = tl.where(wide > 0, bucket, _OUTSIDE)
+        fields += tl.histogram(tl.reshape(bucket, [bucket.shape[0] * bucket.shape[1]]), _BUCKETS)
+    return low, high, squares, fields
+
+
+@triton.jit
+def _tile(sums, address, tile, left, rows, columns, key_low, key_high, KIND: tl.constexpr, TINY: tl.constexpr,
+          INFINITY: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, PER: tl.constexpr, PART: tl.constexpr,
+          HISTOGRAM: tl.constexpr):  # fmt: skip
+    """The sums with a tile, of which `left` elements are there."""
+    hashed, nan, special, normal, other, low, high, squares, fields = sums
+    units = _units(address, tile, left, rows, columns, BLOCK, WHOLE, PER, PART)
+    offsets = rows * columns.shape[1] + columns
+    product = (units.to(tl.uint32) + key_low).to(tl.uint64) * ((units >> 32).to(tl.uint32) + key_high).to(tl.uint64)
+    if PART:
+        product = tl.where(offsets * PER < left, product, 0)
+    hashed += tl.sum(product, axis=0) * _factor(tile)
+    a, b, c, d = _counts(units, KIND, PER, TINY, INFINITY)
+    nan, special, normal, other = nan + a, special + b, normal + c, other + d
+    for k in tl.static_range(PER):
+        low, high, squares, fields = _sums(_element(units, k, KIND), k, left, low, high, squares, fields, offsets, KIND,
+                                           PER, PART, INFINITY > 0, HISTOGRAM)  # fmt: skip
+    return hashed, nan, special, normal, other, low, high, squares, fields
+
+
+@triton.jit(do_not_specialize=["source", "count", "row"])
 def statistics_kernel(
-    x_ptr,  # [units * UNIT]; of a TABLE [N, 3]: address, units and row of N tensors
-    ints_ptr,  # [R, 256, 5]
-    floats_ptr,  # [R, 256, 3]
+    source,  # address of a tensor, or of a TABLE [N, 4]: addresses, elements and rows of N tensors
+    count,
+    row,
+    ints_ptr,  # [R, PROGRAMS, INTS]
+    floats_ptr,  # [R, PROGRAMS, FLOATS]
     counts_ptr,  # [R, 512]
     keys_ptr,  # [BLOCK]
-    units,
-    row,
-    UNIT: tl.constexpr,
     KIND: tl.constexpr,
+    PER: tl.constexpr,  # elements a unit
     TINY: tl.constexpr,
     INFINITY: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
     HISTOGRAM: tl.constexpr,
     TABLE: tl.constexpr,
 ):
-    """Program p counts and hashes tiles p, p + P, ... of ROWS blocks; of a table program (p, n) those of tensor n."""
+    """Program p counts and hashes tiles p, p + P, ... of a block each; of a table program (p, n) those of tensor n."""
+    address = source
     if TABLE:
-        entry = x_ptr + tl.program_id(1) * 3
-        units = tl.load(entry + 1)
-        row = tl.load(entry + 2)
-        x_ptr = _pointer(tl.load(entry), KIND)
-    WORDS: tl.constexpr = 2 if KIND == "f64" or KIND == "i64" else 1  # of 32 bits, an element
-    WIDTH: tl.constexpr = BLOCK // WORDS
+        entry = source.to(tl.pointer_type(tl.int64)) + tl.program_id(1) * 4
+        address, count, row = tl.load(entry), tl.load(entry + 1), row + tl.load(entry + 2)
+    COLUMNS: tl.constexpr = BLOCK // ROWS
+    VALUE: tl.constexpr = tl.float64 if PER == 1 or KIND == "i32" else tl.float32
     program = tl.program_id(0).to(tl.int64)
-    rows = tl.arange(0, ROWS).to(tl.int64)[:, None]  # [ROWS, 1]
-    columns = tl.arange(0, WIDTH)[None, :]  # [1, WIDTH]
-    hashed = tl.zeros([ROWS], tl.uint64)
-    nan = tl.zeros([ROWS], tl.int64)
-    inf = tl.zeros([ROWS], tl.int64)
-    subnormal = tl.zeros([ROWS], tl.int64)
-    zero = tl.zeros([ROWS], tl.int64)
-    squares = tl.zeros([ROWS], tl.float64)
-    low = tl.full([ROWS], float("inf"), tl.float64)
-    high = tl.full([ROWS], float("-inf"), tl.float64)
-    fields = tl.zeros([_BUCKETS], tl.int32)
-    total = units.to(tl.int64) * UNIT
-    for tile in range(program, tl.cdiv(total, ROWS * WIDTH), tl.num_programs(0)):
-        blocks = tile * ROWS + rows
-        offsets = blocks * WIDTH + columns  # [ROWS, WIDTH]
-        mask = offsets < total
-        bits, value, magnitude = _read(x_ptr, offsets, mask, KIND)
-        h = tl.sum(_hash(bits, keys_ptr, columns, WORDS), axis=1)  # [ROWS]
-        number = (blocks + 1).to(tl.uint64) * _GOLDEN  # [ROWS, 1]
-        # A block beyond the end is none: its hash would not be 0.
-        there = tl.reshape(blocks * WIDTH < total, [ROWS])
-        hashed += tl.where(there, _mix(h.to(tl.uint64) + tl.reshape(number, [ROWS])), tl.zeros([ROWS], tl.uint64))
-        finite = mask
-        if INFINITY > 0:
-            finite = mask & (magnitude < INFINITY)
-            nan += tl.sum((mask & (magnitude > INFINITY)).to(tl.int64), axis=1)
-            inf += tl.sum((mask & (magnitude == INFINITY)).to(tl.int64), axis=1)
-            subnormal += tl.sum((mask & (magnitude > 0) & (magnitude < TINY)).to(tl.int64), axis=1)
-        zero += tl.sum((mask & (magnitude == 0)).to(tl.int64), axis=1)
-        if HISTOGRAM:
-            bucket = tl.where(finite & (magnitude > 0), _bucket(bits, KIND), _OUTSIDE)
-            fields += tl.histogram(tl.reshape(bucket, [ROWS * WIDTH]), _BUCKETS)
-        low = tl.minimum(low, tl.min(tl.where(finite, value, float("inf")), axis=1))
-        high = tl.maximum(high, tl.max(tl.where(finite, value, float("-inf")), axis=1))
-        squares += tl.sum(tl.where(finite, value * value, 0.0), axis=1)
-    at = (row.to(tl.int64) * 256 + program) * 5
-    tl.store(ints_ptr + at, tl.sum(hashed.to(tl.int64), axis=0))
-    tl.store(ints_ptr + at + 1, tl.sum(nan, axis=0))
-    tl.store(ints_ptr + at + 2, tl.sum(inf, axis=0))
-    tl.store(ints_ptr + at + 3, tl.sum(subnormal, axis=0))
-    tl.store(ints_ptr + at + 4, tl.sum(zero, axis=0))
-    at = (row.to(tl.int64) * 256 + program) * 3
-    tl.store(floats_ptr + at, tl.min(low, axis=0))
-    tl.store(floats_ptr + at + 1, tl.max(high, axis=0))
-    tl.store(floats_ptr + at + 2, tl.sum(squares, axis=0))
+    count = count.to(tl.int64)
+    tiles = tl.cdiv(count, BLOCK * PER)
+    if program >= tiles:
+        return  # its partial results are there: those of nothing
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    keys = tl.load(keys_ptr + rows * COLUMNS + columns).to(tl.uint64)
+    key_low, key_high = keys.to(tl.uint32), (keys >> 32).to(tl.uint32)
+    none = tl.zeros([COLUMNS], tl.int32)
+    sums = (
+        tl.zeros([COLUMNS], tl.uint64), none, none, none, none,
+        tl.full([COLUMNS], float("inf"), VALUE), tl.full([COLUMNS], float("-inf"), VALUE),
+        tl.zeros([COLUMNS], tl.float64), tl.zeros([_BUCKETS], tl.int32),
+    )  # fmt: skip
+    # Whole tiles need no mask; the last may be part of one.
+    whole = count // (BLOCK * PER) if WHOLE else 0
+    step = tl.num_programs(0)
+    for tile in range(program, whole, step):
+        sums = _tile(sums, address, tile, BLOCK * PER, rows, columns, key_low, key_high, KIND, TINY, INFINITY, BLOCK,
+                     WHOLE, PER, False, HISTOGRAM)  # fmt: skip
+    done = program + tl.cdiv(tl.maximum(whole - program, 0), step) * step
+    for tile in range(done, tiles, step):
+        left = tl.minimum(count - tile * (BLOCK * PER), BLOCK * PER).to(tl.int32)
+        sums = _tile(sums, address, tile, left, rows, columns, key_low, key_high, KIND, TINY, INFINITY, BLOCK, WHOLE,
+                     PER, True, HISTOGRAM)  # fmt: skip
+    hashed, nan, special, normal, other, low, high, squares, fields = sums
+    at = ints_ptr + (row.to(tl.int64) * _PROGRAMS + program) * _INTS
+    tl.store(at, tl.sum(hashed.to(tl.int64), axis=0))
+    tl.store(at + 1, tl.sum(nan.to(tl.int64), axis=0))
+    tl.store(at + 2, tl.sum(special.to(tl.int64), axis=0))
+    tl.store(at + 3, tl.sum(normal.to(tl.int64), axis=0))
+    tl.store(at + 4, tl.sum(other.to(tl.int64), axis=0))
+    at = floats_ptr + (row.to(tl.int64) * _PROGRAMS + program) * _FLOATS
+    tl.store(at, tl.min(low, axis=0).to(tl.float64))
+    tl.store(at + 1, tl.max(high, axis=0).to(tl.float64))
+    tl.store(at + 2, tl.sum(squares, axis=0))
     if HISTOGRAM:
         places = tl.arange(0, _BUCKETS)
         filled = (fields > 0) & (places != _OUTSIDE)
-        at = row.to(tl.int64) * _BUCKETS + places
-        tl.atomic_add(counts_ptr + at, fields.to(tl.int64), mask=filled, sem="relaxed")
+        at = counts_ptr + row.to(tl.int64) * _BUCKETS + places
+        tl.atomic_add(at, fields.to(tl.int64), mask=filled, sem="relaxed")
