@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -188,3 +191,76 @@ def test_the_language_is_replaced_while_a_kernel_runs_and_not_after(monkeypatch)
         assert tl.core.is_builtin(tl.arange)
         with pytest.raises(ValueError, match="_semantic"):
             tl.arange(0, 8)
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 2**31 - 1, -(2**31), 2**31, 2**32, -(2**63), 2**63 - 1, 2**63, 2**64 - 1])
+def test_numbers_become_what_the_launcher_of_compiled_kernels_makes_of_them(value):
+    made = triton.runtime.interpreter._implicit_cvt(value)
+    assert made.type == tl.str_to_ty(triton.runtime.jit.mangle_type(value), None)
+    assert made.handle.data.tolist() == [value]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int64, torch.uint8, torch.bool]
+)
+def test_tensors_likewise(dtype):
+    t = torch.zeros(3, dtype=dtype)
+    made = triton.runtime.interpreter._implicit_cvt(t)
+    assert made.type == tl.str_to_ty(triton.runtime.jit.mangle_type(t), None)
+    assert made.handle.data.tolist() == [t.data_ptr()]
+
+
+def test_plain_arguments_do_not_ask_the_launcher_of_compiled_kernels(monkeypatch):
+    """Which imports Triton's second language when it is asked for the first time."""
+    monkeypatch.setattr(triton.runtime.jit, "mangle_type", None)
+    triton.runtime.interpreter._implicit_cvt(7)
+    triton.runtime.interpreter._implicit_cvt(torch.zeros(1))
+    with pytest.raises(TypeError, match="not callable"):
+        triton.runtime.interpreter._implicit_cvt(True)
+
+
+def test_what_is_no_argument_is_refused_by_the_interpreter():
+    for odd, error in (
+        (2**64, (ValueError, OverflowError)),
+        (torch.zeros(1, dtype=torch.complex64), (KeyError, TypeError)),
+    ):
+        with pytest.raises(error):
+            triton.runtime.interpreter._implicit_cvt(odd)
+
+
+@triton.jit
+def statements_kernel(x_ptr, N, LOOPS: tl.constexpr):
+    """Assignments in loops and branches, of attributes of tuples, with a type, in one that is called."""
+    total: tl.constexpr = 0
+    for i in range(
+        LOOPS,
+    ):
+        first, second = i, (lambda j: j + 1)(i)
+        if first > 1:
+            total = first
+        elif second:
+            total = second
+        else:
+            while total < N:
+                total += 1
+    tl.store(x_ptr, total)
+
+
+def _codes(code):
+    yield code.co_code, code.co_linetable, code.co_names, code.co_varnames, code.co_filename
+    for const in code.co_consts:
+        yield from _codes(const) if isinstance(const, types.CodeType) else [(type(const), const)]
+
+
+@pytest.mark.parametrize("kernel", [statements_kernel, arithmetic_kernel, tl.softmax])
+def test_rewritten_functions_are_the_interpreters_own(kernel):
+    module = triton.runtime.interpreter
+    rewriter = module.FunctionRewriter(kernel.fn)
+    quick = rewriter.rewrite_ast()
+    lines, first = inspect.getsourcelines(kernel.fn)
+    above = next(n for n, line in enumerate(lines) if line.strip().startswith("def "))
+    tree = module.ASTTransformer().visit(ast.parse(textwrap.dedent("".join(lines[above:]))))
+    ast.increment_lineno(ast.fix_missing_locations(tree), first + above - 1)
+    made = {}
+    exec(compile(tree, inspect.getsourcefile(kernel.fn), "exec"), kernel.fn.__globals__, made)
+    assert list(_codes(quick.__code__)) == list(_codes(made[kernel.fn.__name__].__code__))

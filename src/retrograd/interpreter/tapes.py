@@ -25,7 +25,7 @@ _WRITES = ("store", "atomic", "scatter")
 # Looked up when they are made: whoever watches memory replaces them.
 _ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
 _RANGES = (-(2**63), -(2**31), 2**31, 2**32, 2**63, 2**64)  # of integers that become tensors of the same type
-_INTEGERS = ("", "int64", "int32", "uint32", "int64", "uint64", "")
+INTEGERS = ("", "int64", "int32", "uint32", "int64", "uint64", "")
 # What a value depends on: on constants; on whole numbers and on which program it is; on memory and where it lies.
 _FIXED, _INDEX, _DATA = range(3)
 _LISTS = (list, tuple)
@@ -321,13 +321,13 @@ def kind(value: int) -> int:
     return sum(value >= limit for limit in _RANGES)
 
 
-def _numbers(value: Any) -> Any:
+def number(value: Any) -> Any:
     """What an argument is in a kernel: one address, or one whole number."""
     import numpy as np
 
     if not isinstance(value, int):
         return np.array([value.data_ptr()], np.uint64)
-    return np.array([value], _INTEGERS[kind(value)])
+    return np.array([value], INTEGERS[kind(value)])
 
 
 def launch(module: Any, executor: Any, given: dict[str, Any], grid: tuple[int, ...], tapes: list[Tape]) -> bool:
@@ -348,7 +348,7 @@ def launch(module: Any, executor: Any, given: dict[str, Any], grid: tuple[int, .
     try:
         varying = [v for n, v in given.items() if n not in executor.constexprs]
         numbers = tuple(v for v in varying if isinstance(v, int))
-        inputs = [_numbers(v) for v in varying if isinstance(v, int) or hasattr(v, "data_ptr")]
+        inputs = [number(v) for v in varying if isinstance(v, int) or hasattr(v, "data_ptr")]
         size = (*grid, 1, 1)[:3]
         builder.set_grid_dim(*size)
         for at in product(*map(range, size)):
