@@ -264,3 +264,53 @@ def test_rewritten_functions_are_the_interpreters_own(kernel):
     made = {}
     exec(compile(tree, inspect.getsourcefile(kernel.fn), "exec"), kernel.fn.__globals__, made)
     assert list(_codes(quick.__code__)) == list(_codes(made[kernel.fn.__name__].__code__))
+
+
+@triton.jit
+def meanings_kernel(x_ptr, y_ptr, out_ptr, n, N: tl.constexpr):
+    """Lines of the same types that mean something else: one operand twice, other constants, another program."""
+    at = tl.arange(0, N)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(out_ptr + at, x * y)
+    tl.store(out_ptr + N + at, x * x)
+    tl.store(out_ptr + 2 * N + at, y * x)
+    tl.store(out_ptr + 3 * N + at, y * y)
+    tl.store(out_ptr + 4 * N + at, x * 2)
+    tl.store(out_ptr + 5 * N + at, x * 2.5)
+    tl.store(out_ptr + 6 * N + at, at * 2 + n)
+    tl.store(out_ptr + 7 * N + at, at * 2.5 + n)
+    tl.store(out_ptr + 8 * N + at, at + tl.program_id(0))
+    tl.store(out_ptr + 9 * N + at, (x[:, None] * y[None, :]).to(tl.float32).sum(axis=1), mask=at < n)
+
+
+@pytest.mark.parametrize("n", [3, 2**33])
+def test_lines_of_the_same_types_are_not_taken_for_each_other(n):
+    x, y = torch.rand(16) + 0.5, torch.arange(16.0) - 7.5
+    out = torch.full((10, 16), -1.0)
+    for _ in range(2):  # as it is noted, and as it is known
+        meanings_kernel[(3,)](x, y, out, n, N=16)
+        at = torch.arange(16)
+        rows = [x * y, x * x, y * x, y * y, x * 2, x * 2.5, at * 2 + n, at * 2.5 + n, at + 2]
+        assert torch.equal(out[:9], torch.stack([row.float() for row in rows]))
+        assert (out[9] == -1.0).sum() == max(0, 16 - n)
+        out.fill_(-1.0)
+
+
+def test_a_line_that_is_known_makes_the_same_operations(monkeypatch):
+    """All that is left out is the way there: the builder is asked for the same, in the same order."""
+    builder = triton.runtime.interpreter.InterpreterBuilder
+    asked: list[str] = []
+    for name in ("binary_op", "create_splat", "create_broadcast", "create_expand_dims", "create_addptr", "cast_impl",
+                 "create_masked_load", "create_masked_store", "create_make_range"):  # fmt: skip
+        stock = getattr(builder, name)
+        monkeypatch.setattr(
+            builder, name, lambda self, *a, name=name, stock=stock: asked.append(name) or stock(self, *a)
+        )
+    x, out = torch.ones(48), torch.zeros(10, 48)
+    runs = []
+    for _ in range(2):
+        asked.clear()
+        meanings_kernel[(1,)](x, x, out, 2, N=32)
+        runs.append([*asked])
+    assert len(runs[0]) > 60
+    assert runs[0] == runs[1]

@@ -11,6 +11,7 @@ import ast
 from typing import Any
 
 from retrograd.interpreter import tapes
+from retrograd.interpreter.meanings import keeper
 
 _MISSING = object()
 
@@ -34,6 +35,7 @@ def _keep_types(tl: Any) -> None:
     stock_block, stock_tensor = block_type.__init__, tensor.__init__
     blocks: dict[Any, dict[str, Any]] = {}
     shapes: dict[Any, Any] = {}
+    kinds: dict[str, int] = {}
     constexpr = tl.constexpr
 
     def init_block(self: Any, element_ty: Any, shape: Any) -> None:
@@ -57,6 +59,8 @@ def _keep_types(tl: Any) -> None:
         stock_tensor(self, handle, type)
         known = type.__dict__.setdefault("_of_tensors", {})  # of a block type: shared by all of its kind
         known.update({k: v for k, v in self.__dict__.items() if k not in ("handle", "type")})
+        if hasattr(type, "name"):
+            known["_kind"] = self._kind = kinds.setdefault(type.name, len(kinds))  # for `meanings`
 
     block_type.__init__, tensor.__init__ = init_block, init_tensor
 
@@ -106,17 +110,14 @@ def _shorten_semantic(module: Any, tl: Any) -> None:
 
 
 def _bind_builtins(module: Any, tl: Any) -> None:
-    """Call what a builtin wraps: the wrapper only looks whether it was given a semantic, which it is."""
-    semantic = module.interpreter_semantic
+    """Call what a builtin wraps, whose wrapper only looks whether it was given a semantic; and keep what it means."""
+    keep, made = keeper(module, tl), dict[Any, Any]()
 
     def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function = getattr(member, "__wrapped__", member)
-
-        def new_member(*args: Any, **kwargs: Any) -> Any:
-            kwargs["_semantic"] = semantic
-            return function(*args, **kwargs)
-
-        scope.set_attr(obj, name, new_member)
+        if function not in made:
+            made[function] = keep(function)
+        scope.set_attr(obj, name, made[function])
 
     module._patch_attr = patch_attr
 
