@@ -7,10 +7,9 @@ by the same builder, at later ones, without the way there, which is half of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-_MOST = 20_000  # calls that are kept
+_MOST = 10_000  # calls of a function that are kept
 _PLAIN = (int, bool, str, type(None))
 _NEVER = ("create_print",)
 
@@ -69,90 +68,95 @@ def _holds(value: Any, kind: Any) -> bool:
     return type(value).__name__.endswith("Handle")
 
 
-def keeper(module: Any, tl: Any) -> Callable[[Any], Any]:
-    """What makes of a function of the language one that keeps what its calls mean.
+class Meanings:
+    """What makes of functions of the language such as keep what their calls mean.
 
     Args:
         module: `triton.runtime.interpreter`.
         tl: `triton.language`.
     """
-    semantic, kind = module.interpreter_semantic, module.TensorHandle
-    tensor, constexpr, dtype, several = tl.tensor, tl.constexpr, tl.dtype, getattr(tl, "tuple", None)
-    if not hasattr(semantic, "builder"):
-        return lambda function: function
 
-    def word(value: Any, tensors: list[Any]) -> Any:
-        """What an argument is known by."""
+    def __init__(self, module: Any, tl: Any) -> None:
+        self._semantic, self._kind = module.interpreter_semantic, module.TensorHandle
+        self._tensor, self._constexpr, self._dtype = tl.tensor, tl.constexpr, tl.dtype
+        self._several = getattr(tl, "tuple", None)
+
+    def _word(self, value: Any, tensors: list[Any]) -> Any:
+        """What an argument is known by; values are noted in `tensors`."""
         of = type(value)
-        if of is tensor:
+        if of is self._tensor:
+            if type(value.handle) is not self._kind:
+                raise _Unknown
             tensors.append(value)
             return value._kind
         if of in _PLAIN:
             return of, value
         if of is float:
             return of, value.hex()  # 0 is not -0
-        if of is constexpr:
-            return of, word(value.value, tensors)
+        if of is self._constexpr:
+            return of, self._word(value.value, tensors)
         if of is list or of is tuple:
-            return of, *[word(v, tensors) for v in value]
-        if of is several:
-            return of, *[word(v, tensors) for v in value.values]
+            return of, *[self._word(v, tensors) for v in value]
+        if of is self._several:
+            return of, *[self._word(v, tensors) for v in value.values]
         if of is slice:
-            return of, word(value.start, tensors), word(value.stop, tensors), word(value.step, tensors)
-        if isinstance(value, dtype):
-            return dtype, value.name
+            return of, *[self._word(v, tensors) for v in (value.start, value.stop, value.step)]
+        if isinstance(value, self._dtype):
+            return self._dtype, value.name
         raise _Unknown
 
-    def first(function: Any, args: Any, kwargs: Any, tensors: list[Any]) -> tuple[Any, Any]:
-        """Make a call, and what is to be kept of it: False if that is nothing."""
-        builder = semantic.builder
-        notes = semantic.builder = _Notes(builder, kind, [t.handle for t in tensors])
+    def _key(self, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+        """What a call is known by; None if by nothing."""
         try:
-            result = function(*args, **kwargs, _semantic=semantic)
+            key = self._word(args, tensors), self._word([*kwargs.items()], tensors) if kwargs else None
+        except (_Unknown, AttributeError):  # a value of an unnamed type
+            return None
+        places: dict[int, int] = {}
+        pattern = [places.setdefault(id(t.handle), len(places)) for t in tensors]
+        return key if len(places) == len(tensors) else (*key, *pattern)  # x * x is not x * y
+
+    def _first(self, function: Any, args: Any, kwargs: Any, tensors: list[Any]) -> tuple[Any, Any]:
+        """Make a call; its result, and what is to be kept of it: False if that is nothing."""
+        builder = self._semantic.builder
+        notes = self._semantic.builder = _Notes(builder, self._kind, [t.handle for t in tensors])
+        try:
+            result = function(*args, **kwargs)
         finally:
-            semantic.builder = builder
-        if notes.lost or type(result) is not tensor:
+            self._semantic.builder = builder
+        if notes.lost or type(result) is not self._tensor:
             return result, False
         slot = None if result.handle is None else notes.slots.get(id(result.handle))
         if slot is None and result.handle is not None:
             return result, False
         return result, (notes.steps, notes.size, slot, result.type)
 
-    def keep(function: Any) -> Any:
-        known: dict[Any, Any] = {}
+    def keep(self, function: Any) -> Any:
+        """The function, given the interpreter's semantic, whose calls are kept."""
+        semantic, tensor, known = self._semantic, self._tensor, dict[Any, Any]()
+        if not hasattr(semantic, "builder"):
+            return lambda *args, **kwargs: function(*args, **{**kwargs, "_semantic": semantic})
 
         def member(*args: Any, **kwargs: Any) -> Any:
             tensors: list[Any] = []
             kwargs.pop("_semantic", None)
-            try:
-                key = word(args, tensors), word([*kwargs.items()], tensors) if kwargs else None
-                if any(type(t.handle) is not kind for t in tensors):
-                    raise _Unknown
-            except (_Unknown, AttributeError):
-                return function(*args, **kwargs, _semantic=semantic)
-            places: dict[int, int] = {}
-            if len(tensors) > 1 and len(
-                pattern := [places.setdefault(id(t.handle), len(places)) for t in tensors]
-            ) > len(places):
-                key = (*key, *pattern)  # x * x is not x * y
-            found = known.get(key)
-            if found:
-                steps, size, slot, result_type = found
-                values = [t.handle for t in tensors]
-                values += [None] * (size - len(values))
-                builder = semantic.builder
-                for name, given, into in steps:
-                    made = getattr(builder, name)(*[a if p < 0 else values[p] for p, a in given])
-                    if into >= 0:
-                        values[into] = made
-                return tensor(None if slot is None else values[slot], result_type)
+            key = self._key(args, kwargs, tensors)
+            kwargs["_semantic"] = semantic
+            found = False if key is None else known.get(key)
             if found is False:
-                return function(*args, **kwargs, _semantic=semantic)
-            result, meaning = first(function, args, kwargs, tensors)
-            if len(known) < _MOST:
-                known[key] = meaning
-            return result
+                return function(*args, **kwargs)
+            if found is None:
+                result, meaning = self._first(function, args, kwargs, tensors)
+                if len(known) < _MOST:
+                    known[key] = meaning
+                return result
+            steps, size, slot, result_type = found
+            values = [t.handle for t in tensors]
+            values += [None] * (size - len(values))
+            builder = semantic.builder
+            for name, given, into in steps:
+                made = getattr(builder, name)(*[a if p < 0 else values[p] for p, a in given])
+                if into >= 0:
+                    values[into] = made
+            return tensor(None if slot is None else values[slot], result_type)
 
         return member
-
-    return keep

@@ -11,7 +11,7 @@ import ast
 from typing import Any
 
 from retrograd.interpreter import tapes
-from retrograd.interpreter.meanings import keeper
+from retrograd.interpreter.meanings import Meanings
 
 _MISSING = object()
 
@@ -111,12 +111,12 @@ def _shorten_semantic(module: Any, tl: Any) -> None:
 
 def _bind_builtins(module: Any, tl: Any) -> None:
     """Call what a builtin wraps, whose wrapper only looks whether it was given a semantic; and keep what it means."""
-    keep, made = keeper(module, tl), dict[Any, Any]()
+    meanings, made = Meanings(module, tl), dict[Any, Any]()
 
     def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function = getattr(member, "__wrapped__", member)
         if function not in made:
-            made[function] = keep(function)
+            made[function] = meanings.keep(function)
         scope.set_attr(obj, name, made[function])
 
     module._patch_attr = patch_attr

@@ -148,22 +148,28 @@ class Recorder:
             inner: operands and operation, if the builder has made it by one binary operation of NumPy's.
             moves: which argument are addresses that the result has at the same distances, if any.
         """
-        kind, opaque = self._handle, self._opaque
+        kind, opaque, depends = self._handle, self._opaque, least
         for arg in args:
             if type(arg) in _LISTS and any(type(v) is kind for v in arg):
                 args, function = _flat(args, function)
                 break
-        places: list[int] = []
-        depends = least
+        # No values beside constants: a tape that is never played is to keep none.
+        places, given, types = list[int](), list[Any](), list[Any]()
         for arg in args:
-            slot = -1
-            if type(arg) is kind or type(arg) in opaque:
+            of = type(arg)
+            if of is kind or of in opaque:
                 slot = self._slots.get(id(arg), -1)
                 if slot < 0:
                     self.lose("a value from elsewhere")
                     return
                 depends = max(depends, self._depends[slot])
-            places.append(slot)
+                places.append(slot)
+                given.append(None)
+                types.append(arg.dtype if of is kind else None)
+            else:
+                places.append(-1)
+                given.append(arg)
+                types.append(None)
         if depends == _PLACE:
             depends = self._moved(places, moves, result)
         into = self._keep(result, depends) if type(result) is kind else self._results(result, depends)
@@ -171,10 +177,7 @@ class Recorder:
             return
         self._wrote |= writes
         plain = inner is not None and len(args) == 2 and inner[0] is args[0] and inner[1] is args[1]
-        types = [a.dtype if type(a) is kind else None for a in args]
-        # No values: a tape that is never played is to keep none.
-        given = [None if slot >= 0 else a for slot, a in zip(places, args, strict=True)]
-        arrays = (inner[2], *(a.data.dtype for a in (*args, result))) if plain else None
+        arrays = (inner[2], args[0].data.dtype, args[1].data.dtype, result.data.dtype) if plain else None
         self._steps[depends - 1].append((function, given, places, types, into, arrays))
 
     def _moved(self, places: list[int], moves: int, result: Any) -> int:
