@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -204,3 +207,126 @@ def test_the_language_is_replaced_while_a_kernel_runs_and_not_after(monkeypatch)
         assert tl.core.is_builtin(tl.arange)
         with pytest.raises(ValueError, match="_semantic"):
             tl.arange(0, 8)
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 2**31 - 1, -(2**31), 2**31, 2**32, -(2**63), 2**63 - 1, 2**63, 2**64 - 1])
+def test_numbers_become_what_the_launcher_of_compiled_kernels_makes_of_them(value):
+    made = triton.runtime.interpreter._implicit_cvt(value)
+    assert made.type == tl.str_to_ty(triton.runtime.jit.mangle_type(value), None)
+    assert made.handle.data.tolist() == [value]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int64, torch.uint8, torch.bool]
+)
+def test_tensors_likewise(dtype):
+    t = torch.zeros(3, dtype=dtype)
+    made = triton.runtime.interpreter._implicit_cvt(t)
+    assert made.type == tl.str_to_ty(triton.runtime.jit.mangle_type(t), None)
+    assert made.handle.data.tolist() == [t.data_ptr()]
+
+
+def test_plain_arguments_do_not_ask_the_launcher_of_compiled_kernels(monkeypatch):
+    """Which imports Triton's second language when it is asked for the first time."""
+    monkeypatch.setattr(triton.runtime.jit, "mangle_type", None)
+    triton.runtime.interpreter._implicit_cvt(7)
+    triton.runtime.interpreter._implicit_cvt(torch.zeros(1))
+    with pytest.raises(TypeError, match="not callable"):
+        triton.runtime.interpreter._implicit_cvt(True)
+
+
+def test_what_is_no_argument_is_refused_by_the_interpreter():
+    for odd, error in (
+        (2**64, (ValueError, OverflowError)),
+        (torch.zeros(1, dtype=torch.complex64), (KeyError, TypeError)),
+    ):
+        with pytest.raises(error):
+            triton.runtime.interpreter._implicit_cvt(odd)
+
+
+@triton.jit
+def statements_kernel(x_ptr, N, LOOPS: tl.constexpr):
+    """Assignments in loops and branches, of attributes of tuples, with a type, in one that is called."""
+    total: tl.constexpr = 0
+    for i in range(
+        LOOPS,
+    ):
+        first, second = i, (lambda j: j + 1)(i)
+        if first > 1:
+            total = first
+        elif second:
+            total = second
+        else:
+            while total < N:
+                total += 1
+    tl.store(x_ptr, total)
+
+
+def _codes(code):
+    yield code.co_code, code.co_linetable, code.co_names, code.co_varnames, code.co_filename
+    for const in code.co_consts:
+        yield from _codes(const) if isinstance(const, types.CodeType) else [(type(const), const)]
+
+
+@pytest.mark.parametrize("kernel", [statements_kernel, arithmetic_kernel, tl.softmax])
+def test_rewritten_functions_are_the_interpreters_own(kernel):
+    module = triton.runtime.interpreter
+    rewriter = module.FunctionRewriter(kernel.fn)
+    quick = rewriter.rewrite_ast()
+    lines, first = inspect.getsourcelines(kernel.fn)
+    above = next(n for n, line in enumerate(lines) if line.strip().startswith("def "))
+    tree = module.ASTTransformer().visit(ast.parse(textwrap.dedent("".join(lines[above:]))))
+    ast.increment_lineno(ast.fix_missing_locations(tree), first + above - 1)
+    made = {}
+    exec(compile(tree, inspect.getsourcefile(kernel.fn), "exec"), kernel.fn.__globals__, made)
+    assert list(_codes(quick.__code__)) == list(_codes(made[kernel.fn.__name__].__code__))
+
+
+@triton.jit
+def meanings_kernel(x_ptr, y_ptr, out_ptr, n, N: tl.constexpr):
+    """Lines of the same types that mean something else: one operand twice, other constants, another program."""
+    at = tl.arange(0, N)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(out_ptr + at, x * y)
+    tl.store(out_ptr + N + at, x * x)
+    tl.store(out_ptr + 2 * N + at, y * x)
+    tl.store(out_ptr + 3 * N + at, y * y)
+    tl.store(out_ptr + 4 * N + at, x * 2)
+    tl.store(out_ptr + 5 * N + at, x * 2.5)
+    tl.store(out_ptr + 6 * N + at, at * 2 + n)
+    tl.store(out_ptr + 7 * N + at, at * 2.5 + n)
+    tl.store(out_ptr + 8 * N + at, at + tl.program_id(0))
+    tl.store(out_ptr + 9 * N + at, (x[:, None] * y[None, :]).to(tl.float32).sum(axis=1), mask=at < n)
+
+
+@pytest.mark.parametrize("n", [3, 2**33])
+def test_lines_of_the_same_types_are_not_taken_for_each_other(n):
+    x, y = torch.rand(16) + 0.5, torch.arange(16.0) - 7.5
+    out = torch.full((10, 16), -1.0)
+    for _ in range(2):  # as it is noted, and as it is known
+        meanings_kernel[(3,)](x, y, out, n, N=16)
+        at = torch.arange(16)
+        rows = [x * y, x * x, y * x, y * y, x * 2, x * 2.5, at * 2 + n, at * 2.5 + n, at + 2]
+        assert torch.equal(out[:9], torch.stack([row.float() for row in rows]))
+        assert (out[9] == -1.0).sum() == max(0, 16 - n)
+        out.fill_(-1.0)
+
+
+def test_a_line_that_is_known_makes_the_same_operations(monkeypatch):
+    """All that is left out is the way there: the builder is asked for the same, in the same order."""
+    builder = triton.runtime.interpreter.InterpreterBuilder
+    asked: list[str] = []
+    for name in ("binary_op", "create_splat", "create_broadcast", "create_expand_dims", "create_addptr", "cast_impl",
+                 "create_masked_load", "create_masked_store", "create_make_range"):  # fmt: skip
+        stock = getattr(builder, name)
+        monkeypatch.setattr(
+            builder, name, lambda self, *a, name=name, stock=stock: asked.append(name) or stock(self, *a)
+        )
+    x, out = torch.ones(48), torch.zeros(10, 48)
+    runs = []
+    for _ in range(2):
+        asked.clear()
+        meanings_kernel[(1,)](x, x, out, 2, N=32)
+        runs.append([*asked])
+    assert len(runs[0]) > 60
+    assert runs[0] == runs[1]

@@ -182,3 +182,59 @@ def test_accesses_are_watched_in_programs_of_either_kind(known):
     (access,) = seen.accesses.values()
     assert (access.argument, access.count, access.write) == ("`x_ptr`", 1, False)
     assert "tl.store(out_ptr" in access.text()
+
+
+@triton.jit
+def places_kernel(x_ptr, at_ptr, out_ptr, n, first, BLOCK: tl.constexpr):
+    """Addresses of all kinds: in a run, apart, backwards, found in memory, of either of two tensors, of one number."""
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n
+    at = tl.load(at_ptr + cols, mask=mask, other=0)
+    total = tl.load(x_ptr + first + cols, mask=mask, other=0.0) + tl.load(x_ptr + 2 * cols, mask=mask, other=0.0)
+    total += tl.load(x_ptr + at, mask=mask, other=0.0) + tl.load(x_ptr + (n - 1 - cols), mask=mask, other=0.0)
+    total += tl.load(tl.where(at > 1, x_ptr, out_ptr) + cols, mask=mask & (at > 0), other=-1.0) + tl.load(x_ptr)
+    pairs = (out_ptr + cols[:, None]) + n * tl.arange(0, 2)[None, :]
+    tl.store(pairs, tl.broadcast_to(total[:, None], (BLOCK, 2)), mask=mask[:, None] & (at > 0)[:, None])
+    tl.store(out_ptr + 2 * n + cols, tl.load(out_ptr + cols, mask=mask, other=0.0) + 1.0, mask=mask)
+
+
+def places(n: int, first: int, seed: int) -> torch.Tensor:
+    """The kernel on tensors that lie elsewhere each time, and within others."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(64 + seed, generator=generator)[seed:]
+    at = torch.randint(0, n, (n,), generator=generator, dtype=torch.int32)
+    out = torch.randn(80, generator=generator)[3:]
+    places_kernel[(1,)](x, at, out, n, first, BLOCK=8)
+    return out
+
+
+def test_addresses_follow_their_tensors(interpreted):
+    calls = [(5, 2, seed) for seed in range(6)] + [(7, 0, 3), (7, 0, 4), (5, 2, 7)]
+    want = [places(*call) for call in calls]
+    with remembering({}):
+        got = [places(*call) for call in calls]
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert interpreted == ["places_kernel"]
+
+
+def test_a_launch_that_was_played_is_made_again_where_what_it_read_has_changed(monkeypatch):
+    played = []
+    stock = tapes.Tape.play
+    monkeypatch.setattr(tapes.Tape, "play", lambda *given: played.append(1) or stock(*given))
+    x, at = torch.randn(64), torch.tensor([1, 3, 2, 0, 2], dtype=torch.int32)
+
+    def call() -> torch.Tensor:
+        out = torch.zeros(80)
+        places_kernel[(1,)](x, at, out, 5, 2, BLOCK=8)
+        return out
+
+    store: dict = {}
+    for place, read in ((6, True), (8, True), (40, False)):  # as 2 + cols, as 2 * cols, by nobody
+        with remembering(store):
+            call()
+        x[place] += 1.0
+        want = call()
+        played.clear()
+        with remembering(store):
+            assert torch.equal(call(), want)
+        assert bool(played) == read

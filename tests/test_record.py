@@ -34,3 +34,10 @@ def test_damaged_report_is_a_usage_error(damage):
 def test_other_schema_is_named():
     with pytest.raises(UsageError, match="schema 'x/9'"):
         Report.from_json('{"schema": "x/9"}')
+
+
+def test_a_case_is_copied_only_where_it_changes_and_parameters_keep_their_types():
+    case = Case("float32", sizes=(("M", 2),), params=(("scale", 1),))
+    assert case.but(layouts=(), values={}) is case
+    assert case.but(draw=1) == Case("float32", sizes=(("M", 2),), params=(("scale", 1),), draw=1)
+    assert type(dict(case.but(params=dict(scale=1.0)).params)["scale"]) is float

@@ -7,7 +7,7 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check.compare import compare
+from retrograd.check.compare import compare, profile
 from retrograd.check.spec import dtype_name
 from retrograd.check.tolerance import CONFIRM_RUNS
 from retrograd.check.workbench import BUDGETS, Workbench
@@ -72,3 +72,42 @@ def test_the_floor_is_never_above_the_tolerance(dtype):
         for name, least in truth.floor.items():
             assert bool((least <= truth.tol[name]).all())
             assert bool((least < truth.tol[name]).any())
+
+
+_NAN, _INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "tol", "ratio"),
+    [
+        ([1.0, 2.0], [1.0, 2.5], [0.0, 0.25], [0.0, 2.0]),
+        ([1.0, 2.0], [1.5, 2.0], [0.0, 1.0], [_INF, 0.0]),
+        ([_NAN, 2.0], [_NAN, 2.0], [1.0, 1.0], [0.0, 0.0]),
+        ([_NAN, 2.0], [1.0, _NAN], [1.0, 1.0], [_INF, _INF]),
+        ([_INF, -_INF], [_INF, -_INF], [_INF, 1.0], [0.0, 0.0]),
+        ([_INF, 3.0], [-_INF, _INF], [1.0, 1.0], [_INF, _INF]),
+        ([3.0, 4.0], [1.0, 4.0], [_NAN, 1.0], [_INF, 0.0]),
+    ],
+)
+def test_a_comparison_of_what_is_not_finite(got, want, tol, ratio):
+    found = compare(torch.tensor(got), *(torch.tensor(t, dtype=torch.float64) for t in (want, tol)))
+    assert found.ratio.tolist() == ratio
+    assert (found.worst, found.wrong) == (max(ratio), sum(r > 1 for r in ratio))
+    assert found.index == (ratio.index(max(ratio)),)
+    assert (str(found.got), str(found.want)) == (str(got[found.index[0]]), str(want[found.index[0]]))
+
+
+def test_a_comparison_of_nothing_and_of_one_number():
+    nothing = torch.empty(0, 3, dtype=torch.float64)
+    assert (compare(nothing, nothing, nothing).worst, compare(nothing, nothing, nothing).index) == (0.0, ())
+    one = compare(torch.tensor(2.0), torch.tensor(1.0).double(), torch.tensor(0.5).double())
+    assert (one.worst, one.wrong, one.index, one.got, one.want) == (2.0, 1, (), 2.0, 1.0)
+
+
+def test_the_histogram_counts_each_distance_once():
+    ulps = [0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 1024.0, _NAN]
+    want = 1.0 + torch.tensor(ulps, dtype=torch.float64) * 2.0**-23
+    got = torch.ones(12)
+    case = Workbench(_spec(_norm), "float32", 0, "cpu", BUDGETS["quick"], "quick").base
+    drawn = profile("out", got, want, compare(got, want, torch.ones_like(want)), case)
+    assert drawn.ulp_counts == (2, 1, 2, 1, 1, 1, 1, 1, 2)

@@ -9,7 +9,7 @@ from specimens import with_backward
 import retrograd as rg
 from retrograd.check.dealing import dealt, share
 from retrograd.check.run import Verifier
-from retrograd.check.stages import adjoint, determinism, layouts, oracle, state
+from retrograd.check.stages import adjoint, contract, determinism, extremes, layouts, oracle, state
 from retrograd.check.workbench import BUDGETS, Workbench
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -162,3 +162,60 @@ def test_an_exception_on_the_ordinary_case_is_told_at_once():
     rg.verify(spec, level="quick", only=["contract"], progress=lambda *said: told.append(said))
     assert told[1] == ("contract", "found: the forward raised ValueError: no (at float32 M=7)")
     assert torch.is_grad_enabled()
+
+
+def described(spec: rg.OpSpec, *, interpreted: bool = True) -> list[Workbench]:
+    launches = {"a launch": []} if interpreted else {}
+    return [Workbench(spec, d, 0, "cpu", BUDGETS["quick"], "quick", launches=launches, dtypes=DTYPES) for d in DTYPES]
+
+
+def test_each_combination_of_parameters_but_the_first_is_run_in_one_dtype():
+    spec = rg.op(
+        lambda x, k: x * k, lambda x, k: x * k, dict(x=rg.tensor("M")), params=dict(k=[1, 2, 3]), dtypes=DTYPES
+    )
+    run = [[dict(c.params)["k"] for c in oracle.cases(b)] for b in described(spec)]
+    assert run == [[1, 2, 1], [1, 3, 1], [1]]  # there and back again
+    assert [len(oracle.cases(b)) for b in described(spec, interpreted=False)] == [4, 4, 4]
+    assert all(any("combinations of parameters" in n for n in oracle.check(b, b.base).notes) for b in described(spec))
+
+
+def test_a_parameter_that_is_ignored_is_found_by_the_dtype_that_has_it():
+    spec = rg.op(
+        lambda x, k: x * 1, lambda x, k: x * k, dict(x=rg.tensor("M")), params=dict(k=[1, 2, 3]), dtypes=DTYPES
+    )
+    found = [any(oracle.check(b, c).findings for c in oracle.cases(b)) for b in described(spec)]
+    assert found == [True, True, False]
+
+
+def test_gradients_of_each_output_alone_are_asked_for_in_one_dtype():
+    """A backward that forgets the second output where the first one has no gradient."""
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_materialize_grads(False)
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(_, first, second):
+            return None if first is None else first * 2 + (0 if second is None else second * 3)
+
+    spec = rg.op(Both.apply, lambda x: (x * 2, x * 3), dict(x=rg.tensor("M")), dtypes=DTYPES)
+    outcomes = [contract.check(b, b.base) for b in described(spec)]
+    assert [[f.kind for f in o.findings] for o in outcomes] == [["output-subset"], [], []]
+    assert all(any(n.startswith("gradients of each output alone dealt out") for n in o.notes) for o in outcomes)
+    assert all(contract.check(b, b.base).findings for b in described(spec, interpreted=False))
+
+
+def test_finite_extremes_are_all_in_the_first_dtype_and_each_cell_that_is_not_finite_in_one():
+    spec = product()
+    held = [[c.values[0] for c in extremes.cases(b)] for b in described(spec)]
+    alone = [[c.values[0] for c in extremes.cases(b)] for b in described(spec, interpreted=False)]
+    finite = [v for v in alone[0] if v[1] != "nan"]
+    assert [v for v in held[0] if v[1] != "nan"] == finite
+    assert sorted(v for part in held for v in part if v[1] == "nan") == [("w", "nan"), ("x", "nan")]
+    assert sorted(held[1] + held[2] + [v for v in held[0] if v[1] == "nan"]) == sorted(alone[1])
+    for b in described(spec):
+        said = " ".join(extremes.check(b, extremes.cases(b)[0]).notes)
+        assert "cells that are not finite dealt out" in said
+        assert ("finite extremes of all dtypes but the first" in said) == (b.dtype != "float32")

@@ -47,3 +47,15 @@ def test_what_somebody_else_has_set_aside_stays_there():
         assert gc.get_freeze_count() == count
     assert gc.get_freeze_count() == count
     gc.unfreeze()
+
+
+@pytest.mark.parametrize("first", [700, 50_000, 0])
+def test_new_objects_are_looked_at_more_seldom_and_by_nobody_who_switched_it_off(first):
+    before = gc.get_threshold()
+    gc.set_threshold(first, 10, 10)
+    try:
+        with heap.set_aside():
+            assert gc.get_threshold() == (max(first, 10_000) if first else 0, 10, 10)
+        assert gc.get_threshold() == (first, 10, 10)
+    finally:
+        gc.set_threshold(*before)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -15,40 +17,63 @@ _EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 1024.0)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of `compare`; `ratio` is err / tolerance per element, inf where one side is not finite."""
+    """Result of `compare`; `ratio` is err / tolerance per element, inf where one side is not finite.
+
+    `worst` is the largest, 0 for an empty tensor. What only a finding says is worked out when it is asked for.
+    """
 
     ratio: torch.Tensor
-    index: tuple[int, ...]
-    got: float
-    want: float
-    wrong: int
+    value: torch.Tensor
+    truth: torch.Tensor
+    worst: float
+
+    @cached_property
+    def wrong(self) -> int:
+        """How many elements are out."""
+        return int((self.ratio > 1).sum()) if self.worst > 1 else 0
+
+    @cached_property
+    def index(self) -> tuple[int, ...]:
+        """The element that is furthest out."""
+        if not self.ratio.ndim or not self.ratio.numel():
+            return ()
+        return tuple(int(i) for i in torch.unravel_index(self.ratio.argmax(), self.ratio.shape))
 
     @property
-    def worst(self) -> float:
-        """Largest ratio; 0 for an empty tensor."""
-        return float(self.ratio.max()) if self.ratio.numel() else 0.0
+    def got(self) -> float:
+        """What the element is."""
+        return float(self.value[self.index]) if self.ratio.numel() else 0.0
+
+    @property
+    def want(self) -> float:
+        """What it should be."""
+        return float(self.truth[self.index]) if self.ratio.numel() else 0.0
 
 
 def compare(got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor) -> Comparison:
     """`got` in any dtype against `want` and `tol` in float64, equal shapes. NaN matches NaN, inf the same inf."""
     value = got.detach().to(torch.float64)
-    same = (value == want) | (value.isnan() & want.isnan())
-    ratio = torch.where(same, 0.0, (value - want).abs() / tol).nan_to_num(float("inf"), float("inf"))
-    if not ratio.numel():
-        return Comparison(ratio, (), 0.0, 0.0, 0)
-    flat = int(ratio.argmax())
-    index: list[int] = []
-    rest = flat
-    for size in reversed(ratio.shape):  # torch.unravel_index takes as long as all the rest of this
-        rest, place = divmod(rest, size)
-        index.insert(0, place)
-    at = tuple(index)
-    return Comparison(ratio, at, float(value[at]), float(want[at]), int((ratio > 1).sum()))
+    ratio = (value - want).abs_().div_(tol)
+    worst = float(ratio.max()) if ratio.numel() else 0.0
+    if not math.isfinite(worst):  # a NaN or an Inf, on both sides or on one, or nothing is allowed
+        same = (value == want) | (value.isnan() & want.isnan())
+        ratio = torch.where(same, 0.0, ratio).nan_to_num(float("inf"), float("inf"))
+        worst = float(ratio.max())
+    return Comparison(ratio, value, want, worst)
 
 
 def _ulp(want: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     tiny = torch.finfo(dtype).tiny
     return torch.exp2(torch.floor(torch.log2(want.abs().clamp_min(tiny)))) * torch.finfo(dtype).eps
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A profile that is not drawn yet: most are not the worst of their stage, and nobody sees them."""
+
+    tensor: str
+    worst: float
+    draw: Callable[[], Profile]
 
 
 def profile(name: str, got: torch.Tensor, want: torch.Tensor, found: Comparison, case: Case) -> Profile:
@@ -57,8 +82,8 @@ def profile(name: str, got: torch.Tensor, want: torch.Tensor, found: Comparison,
     rows, cols = (min(_GRID, n) for n in ratio.shape)
     grid = torch.nn.functional.adaptive_max_pool2d(ratio.clamp(max=1e30)[None].cpu(), (rows, cols))[0]
     ulps = ((got.detach().to(torch.float64) - want).abs() / _ulp(want, got.dtype)).nan_to_num(1e30, 1e30).flatten()
-    counts = [int(((ulps >= a) & (ulps < b)).sum()) for a, b in itertools.pairwise(_EDGES)]
-    counts.append(int((ulps >= _EDGES[-1]).sum()))
+    edges = torch.tensor(_EDGES, dtype=torch.float64, device=ulps.device)
+    counts = torch.bincount(torch.bucketize(ulps, edges, right=True), minlength=len(_EDGES) + 1).tolist()[1:]
     return Profile(
         tensor=name,
         case=case,

@@ -36,13 +36,15 @@ def dealt(stage: Stage, bench: Workbench, wanted: list[Case]) -> tuple[list[Case
     return mine, _note(bench, f"{len(wanted)} cases", why)
 
 
-def share(bench: Workbench, things: Sequence[T], what: str, dtypes: Sequence[str] | None = None) -> tuple[list[T], str]:
+def share(
+    bench: Workbench, things: Sequence[T], what: str, dtypes: Sequence[str] | None = None, least: int = 2
+) -> tuple[list[T], str]:
     """Likewise of what a stage does in one case, where kernels are interpreted or inputs many; `what` for the note.
 
-    `dtypes` are those that it is dealt out to, if not all.
+    `dtypes` are those that it is dealt out to, if not all; fewer things than `least` are left to each.
     """
     among = list(bench.dtypes if dtypes is None else dtypes)
-    few = bench.level != "quick" or bench.override is not None or len(among) < 2 or len(things) < 2
+    few = bench.level != "quick" or bench.override is not None or len(among) < 2 or len(things) < least
     why = _costly(bench)
     if few or not why or bench.dtype not in among:
         return list(things), ""

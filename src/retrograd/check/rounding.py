@@ -228,6 +228,11 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
     return None
 
 
+def _size(value: Any) -> Any:
+    """The sizes of what a sum adds up."""
+    return value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
 @cache
 def _about(func: Any) -> tuple[str, bool]:
     """An operator's name, and whether it returns memory that it was given."""
@@ -301,11 +306,13 @@ class Float64(TorchDispatchMode):
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         if name in _ADDING:
-            sizes = tree_map_only(torch.Tensor, lambda t: t.abs() if t.is_floating_point() else t, (args, kwargs))
-            out = func(*sizes[0], **sizes[1])
+            out = func(*[_size(a) for a in args], **{k: _size(v) for k, v in kwargs.items()})
         for t in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(t, torch.Tensor) and t.dtype == torch.float64 and t.numel() and t.device.type != "meta":
-                self.peak = max(self.peak, float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()))
+                most = float(torch.linalg.vector_norm(t.detach(), math.inf))
+                if not math.isfinite(most):
+                    most = float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
+                self.peak = max(self.peak, most)
 
     def _note_decision(self, name: str, args: Any, out: Any) -> None:
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None

@@ -153,7 +153,7 @@ class Verifier:
             runs=sum(b.runs for b in self.benches.values()) - before, seconds=round(seconds, 3),
             power=weakest.power if weakest else None, power_text=text,
             notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)), findings=findings,
-            profiles=tuple(p for o in outcomes for p in o.profiles),
+            profiles=tuple(p.draw() for o in outcomes for p in o.profiles),
         )  # fmt: skip
 
     def _run_dtype(self, stage: Stage, bench: Workbench) -> tuple[int, Outcome]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
 from retrograd.check import kinks, tolerance, values
-from retrograd.check.compare import compare, profile
+from retrograd.check.compare import Sketch, compare, profile
 from retrograd.check.layouts import REPEATING, lay_out, repeat_values
 from retrograd.check.rounding import Float64
 from retrograd.check.sayings import at_kinks, misfit, wrong_value
@@ -30,7 +31,7 @@ from retrograd.check.truth import (
     out_names,
 )
 from retrograd.errors import InterpreterError, SpecError
-from retrograd.record import Case, Finding, Profile
+from retrograd.record import Case, Finding
 
 
 @dataclass
@@ -366,15 +367,14 @@ class Workbench:
         excused: dict[str, torch.Tensor] | None = None,
         order: Order = first_order,
         runs: int | None = None,
-    ) -> tuple[list[Finding], list[Profile]]:
+    ) -> tuple[list[Finding], list[Sketch]]:
         """Compare a trial with the truth; an alarm is confirmed with many more noise runs before it counts.
 
         `excused` has masks of elements that do not count; `order` is what the trial's results are; `runs` the
         number of noise runs before an alarm, if not the level's.
         """
         truth = self.truth(case, runs, order)
-        findings: list[Finding] = []
-        profiles: list[Profile] = []
+        findings, profiles = list[Finding](), list[Sketch]()
         for name, got in trial.tensors.items():
             want = truth.want.get(name)
             if got is None or want is None or got.shape != want.shape:
@@ -392,7 +392,7 @@ class Workbench:
                 found = compare(got, want, used.tol[name])
             if got.numel() and found.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
                 self.worst[name] = found.worst
-                profiles.append(profile(name, got, want, found, case))
+                profiles.append(Sketch(name, found.worst, partial(profile, name, got, want, found, case)))
             if found.wrong and order is first_order and (at := at_kinks(self, case, name, got, truth.tol[name], found)):
                 self.remarks.append(at)
             elif found.wrong:

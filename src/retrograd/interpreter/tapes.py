@@ -14,30 +14,26 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from retrograd.interpreter.playing import Diverged, Tape
+
 MARK = "_retrograd_tapes"
 _MOST = 32  # tapes of one kernel for one choice of types and constants: as many ways through it
 _MOST_BYTES = 64 << 20  # of all values of a program while it is recorded
-_BYTES = 1 << 20  # of numbers that a tape keeps, of those that depend on whole numbers and on the program alone
 # Operations that give another result, or do something, each time that they are made with the same constants.
 _LIVE = ("program_id", "num_programs", "load", "store", "atomic", "assert", "assume", "barrier")
 _MEMORY = ("load", "store", "atomic", "gather", "scatter")
 _WRITES = ("store", "atomic", "scatter")
+# Operations that give addresses as far apart as those that they are given: by which argument these are.
+_MOVES = {"create_addptr": 0, "create_splat": 1, "create_expand_dims": 0, "create_broadcast": 0}
 # Looked up when they are made: whoever watches memory replaces them.
 _ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
 _RANGES = (-(2**63), -(2**31), 2**31, 2**32, 2**63, 2**64)  # of integers that become tensors of the same type
-_INTEGERS = ("", "int64", "int32", "uint32", "int64", "uint64", "")
-# What a value depends on: on constants; on whole numbers and on which program it is; on memory and where it lies.
-_FIXED, _INDEX, _DATA = range(3)
+INTEGERS = ("", "int64", "int32", "uint32", "int64", "uint64", "")
+# What a value depends on: on constants; on whole numbers and on which program it is; on these and one pointer, which
+# is added to it; on memory and where it lies.
+_FIXED, _INDEX, _PLACE, _DATA = range(4)
 _LISTS = (list, tuple)
 _under_way = False
-
-
-class Diverged(Exception):
-    """A program that is played goes another way; `late` if it has written by then."""
-
-    def __init__(self, late: bool) -> None:
-        super().__init__()
-        self.late = late
 
 
 class Recorder:
@@ -64,12 +60,15 @@ class Recorder:
         self._slots: dict[int, int] = {}
         self._kept: list[Any] = []  # as long as they live their ids are theirs
         self._depends: list[int] = []
-        self._steps: tuple[list[Any], list[Any]] = ([], [])  # what depends on _INDEX, and on _DATA
+        self._steps: tuple[list[Any], ...] = ([], [], [])  # what depends on _INDEX, on _PLACE and on _DATA
+        self._roots: dict[int, int] = {}  # the slots of pointers that addresses are made of
         self._wrote = False
         for value in arguments.values():
             if hasattr(value, "handle"):
                 pointer = value.handle.dtype.is_ptr()
-                self._keep(value.handle, _DATA if pointer else _INDEX)
+                slot = self._keep(value.handle, _PLACE if pointer else _INDEX)
+                if pointer:
+                    self._roots[slot] = slot
         self._inputs = len(self._kept)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,7 +110,7 @@ class Recorder:
                     self.lose("create_ashr changes its operands")
                 self.inner = None
             if not self.lost:
-                self.made(found, args, result, least, writes, self.inner)
+                self.made(found, args, result, least, writes, self.inner, _MOVES.get(name, -1))
             return result
 
         return method
@@ -131,7 +130,14 @@ class Recorder:
         return slot
 
     def made(
-        self, function: Any, args: Any, result: Any, least: int = _FIXED, writes: bool = False, inner: Any = None
+        self,
+        function: Any,
+        args: Any,
+        result: Any,
+        least: int = _FIXED,
+        writes: bool = False,
+        inner: Any = None,
+        moves: int = -1,
     ) -> None:
         """Keep one operation: `function(*args)` gave `result`.
 
@@ -140,33 +146,47 @@ class Recorder:
             least: what the result depends on at least, beside its arguments.
             writes: whether memory is written.
             inner: operands and operation, if the builder has made it by one binary operation of NumPy's.
+            moves: which argument are addresses that the result has at the same distances, if any.
         """
-        kind, opaque = self._handle, self._opaque
+        kind, opaque, depends = self._handle, self._opaque, least
         for arg in args:
             if type(arg) in _LISTS and any(type(v) is kind for v in arg):
                 args, function = _flat(args, function)
                 break
-        places: list[int] = []
-        depends = least
+        # No values beside constants: a tape that is never played is to keep none.
+        places, given, types = list[int](), list[Any](), list[Any]()
         for arg in args:
-            slot = -1
-            if type(arg) is kind or type(arg) in opaque:
+            of = type(arg)
+            if of is kind or of in opaque:
                 slot = self._slots.get(id(arg), -1)
                 if slot < 0:
                     self.lose("a value from elsewhere")
                     return
                 depends = max(depends, self._depends[slot])
-            places.append(slot)
+                places.append(slot)
+                given.append(None)
+                types.append(arg.dtype if of is kind else None)
+            else:
+                places.append(-1)
+                given.append(arg)
+                types.append(None)
+        if depends == _PLACE:
+            depends = self._moved(places, moves, result)
         into = self._keep(result, depends) if type(result) is kind else self._results(result, depends)
         if depends == _FIXED or self.lost:
             return
         self._wrote |= writes
         plain = inner is not None and len(args) == 2 and inner[0] is args[0] and inner[1] is args[1]
-        types = [a.dtype if type(a) is kind else None for a in args]
-        # No values: a tape that is never played is to keep none.
-        given = [None if slot >= 0 else a for slot, a in zip(places, args, strict=True)]
-        arrays = (inner[2], *(a.data.dtype for a in (*args, result))) if plain else None
-        self._steps[depends == _DATA].append((function, given, places, types, into, arrays))
+        arrays = (inner[2], args[0].data.dtype, args[1].data.dtype, result.data.dtype) if plain else None
+        self._steps[depends - 1].append((function, given, places, types, into, arrays))
+
+    def _moved(self, places: list[int], moves: int, result: Any) -> int:
+        """What a result depends on that depends on pointers: whether it is one of them and something to add."""
+        pointers = [slot for slot in places if slot >= 0 and self._depends[slot] == _PLACE]
+        if moves < 0 or pointers != [places[moves]] or type(result) is not self._handle:
+            return _DATA
+        self._roots[self._keep(result, _PLACE)] = self._roots[pointers[0]]
+        return _PLACE
 
     def _results(self, result: Any, depends: int) -> Any:
         """Where the results go: a slot, a list of slots, or None for nothing."""
@@ -187,13 +207,14 @@ class Recorder:
             self.lose("a question about a value from elsewhere")
         if self.lost or slot is None or self._depends[slot] == _FIXED:
             return
-        late, depends = self._wrote and self._depends[slot] == _DATA, self._depends[slot]
+        depends = _INDEX if self._depends[slot] == _INDEX else _DATA
+        late = self._wrote and depends == _DATA
 
         def check(data: Any) -> None:
             if answer(data.data) != value:
                 raise Diverged(late)
 
-        self._steps[depends == _DATA].append((check, [None], [slot], [handle.dtype], None, None))
+        self._steps[depends - 1].append((check, [None], [slot], [handle.dtype], None, None))
 
     def tape(self) -> Tape | None:
         """What was kept, which is forgotten here; None if that is not all."""
@@ -202,7 +223,8 @@ class Recorder:
         used = {slot for steps in self._steps for note in steps for slot in note[2]}
         fixed = {i: h.data if type(h) is self._handle else h for i, h in enumerate(self._kept)
                  if self._depends[i] == _FIXED and i in used}  # fmt: skip
-        tape = Tape(self._handle, self._steps, [fixed.get(i) for i in range(len(self._kept))], self._inputs)
+        roots = {slot: root for slot, root in self._roots.items() if slot >= self._inputs}
+        tape = Tape(self._handle, self._steps, [fixed.get(i) for i in range(len(self._kept))], self._inputs, roots)
         self.lose("it is made")
         return tape
 
@@ -222,94 +244,6 @@ def _flat(args: Any, function: Any) -> tuple[Any, Any]:
     return [v for a in args for v in (a if type(a) in _LISTS else (a,))], call
 
 
-class Tape:
-    """The operations of one way through a kernel."""
-
-    def __init__(self, kind: Any, notes: tuple[list[Any], list[Any]], values: list[Any], inputs: int) -> None:
-        self._kind, self._notes = kind, notes
-        self._index: list[Any] = []
-        self._data: list[Any] = []
-        self._values, self._inputs = values, inputs
-        self._known: dict[Any, list[Any] | None] = {}
-        self._room = _BYTES
-
-    def play(self, inputs: list[Any], program: Any) -> bool:
-        """Make the operations; False if another way is to be taken and nothing is written yet.
-
-        Args:
-            inputs: numbers of the arguments that have some, in order.
-            program: what those of the values depend on that depend on neither memory nor where it lies.
-
-        Raises:
-            Diverged: another way is to be taken, and something is written.
-        """
-        if self._notes is not None:  # many tapes are never played
-            self._index, self._data = ([_step(self._kind, *note) for note in notes] for notes in self._notes)
-            self._notes = None
-        try:
-            if program in self._known:
-                kept = self._known[program]
-                if kept is None:
-                    return False
-                values = kept.copy()
-            else:
-                values = self._values.copy()
-                values[: self._inputs] = inputs
-                self._known[program] = None
-                _make(self._index, values)
-                self._remember(program, values)
-                values = values.copy()
-            values[: self._inputs] = inputs
-            _make(self._data, values)
-        except Diverged as other:
-            if other.late:
-                raise
-            return False
-        return True
-
-    def _remember(self, program: Any, values: list[Any]) -> None:
-        """Keep the values of a program that only its numbers decide."""
-        self._known[program] = values
-        self._room -= sum(getattr(v, "nbytes", 0) for v in values)
-        if self._room < 0:
-            self._known, self._room = {}, _BYTES
-
-
-def _step(
-    kind: Any, function: Any, args: list[Any], places: list[int], types: list[Any], into: Any, arrays: Any
-) -> tuple[Any, int, int, Any]:
-    """The step of an operation, for `_make`: a function of two arrays and its slots, or a function of all values."""
-    if arrays is not None:
-        op, left, right, out = arrays
-        if hasattr(op, "resolve_dtypes") and op.resolve_dtypes((left, right, None))[-1] == out:
-            return op, places[0], places[1], into
-    given = list(zip(places, args, types, strict=True))
-    new = object.__new__
-
-    def handle(data: Any, dtype: Any) -> Any:
-        made = new(kind)
-        made.__dict__ = {"data": data, "dtype": dtype, "attr": {}}
-        return made
-
-    def step(values: list[Any]) -> None:
-        result = function(*[a if s < 0 else values[s] if t is None else handle(values[s], t) for s, a, t in given])
-        if type(into) is int:
-            values[into] = result.data if type(result) is kind else result
-        elif into is not None:
-            for slot, one in zip(into, result, strict=True):
-                values[slot] = one.data if type(one) is kind else one
-
-    return step, -1, -1, -1
-
-
-def _make(steps: list[Any], values: list[Any]) -> None:
-    for op, left, right, into in steps:
-        if left < 0:
-            op(values)
-        else:
-            values[into] = op(values[left], values[right])
-
-
 def fits(module: Any) -> bool:
     """Whether launches can be made by tapes: by this version of the interpreter, and nobody else makes them."""
     own = getattr(module.GridExecutor.__call__, "__module__", "") == module.__name__
@@ -321,13 +255,13 @@ def kind(value: int) -> int:
     return sum(value >= limit for limit in _RANGES)
 
 
-def _numbers(value: Any) -> Any:
+def number(value: Any) -> Any:
     """What an argument is in a kernel: one address, or one whole number."""
     import numpy as np
 
     if not isinstance(value, int):
         return np.array([value.data_ptr()], np.uint64)
-    return np.array([value], _INTEGERS[kind(value)])
+    return np.array([value], INTEGERS[kind(value)])
 
 
 def launch(module: Any, executor: Any, given: dict[str, Any], grid: tuple[int, ...], tapes: list[Tape]) -> bool:
@@ -348,7 +282,7 @@ def launch(module: Any, executor: Any, given: dict[str, Any], grid: tuple[int, .
     try:
         varying = [v for n, v in given.items() if n not in executor.constexprs]
         numbers = tuple(v for v in varying if isinstance(v, int))
-        inputs = [_numbers(v) for v in varying if isinstance(v, int) or hasattr(v, "data_ptr")]
+        inputs = [number(v) for v in varying if isinstance(v, int) or hasattr(v, "data_ptr")]
         size = (*grid, 1, 1)[:3]
         builder.set_grid_dim(*size)
         for at in product(*map(range, size)):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from retrograd.check.compare import Sketch
 from retrograd.check.spec import OpSpec
 from retrograd.check.workbench import Workbench
-from retrograd.record import Case, Finding, Profile
+from retrograd.record import Case, Finding
 
 
 @dataclass
@@ -15,7 +16,7 @@ class Outcome:
     """What the check of one case says. `power` is the smallest relative error it would have caught; 0 is exact."""
 
     findings: list[Finding] = field(default_factory=list)
-    profiles: list[Profile] = field(default_factory=list)
+    profiles: list[Sketch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     power: float | None = 0.0
     power_text: str = "exact: any bit"

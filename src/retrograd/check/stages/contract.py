@@ -68,8 +68,10 @@ def check(bench: Workbench, case: Case) -> Outcome:
                 state = "is None" if grad is None else "differs"
                 what = f"{name} {state} when only {', '.join(subset)} require(s) a gradient"
                 out.findings.append(bench.finding(_ID, "subset", what, case, tensor=name))
-    if len(full.outs) > 1:
-        _outputs_alone(bench, case, full, out)
+    alone, note = share(bench, [_outputs_alone] * (len(full.outs) > 1), "gradients of each output alone", least=1)
+    out.notes += [note] * bool(note)
+    for part in alone:
+        part(bench, case, full, out)
     return out
 
 

@@ -141,8 +141,8 @@ def _named(finding: Finding, trial: Trial) -> Finding:
 def check(bench: Workbench, case: Case) -> Outcome:
     """One run; the truth needs the usual noise runs for finite extremes, none for a cell that is not finite."""
     out = Outcome(power_text="exact: any NaN or Inf; values as in oracle")
-    _, note = _shared(bench, [("", ""), ("", "")])
-    out.notes += [note] * bool(note)
+    _, notes = _shared(bench)
+    out.notes += notes
     for name, extreme in case.values:
         if extreme in values.CELLS:
             _not_finite(bench, case, name, extreme, out)
@@ -167,19 +167,28 @@ def _whole(spec: OpSpec) -> tuple[str, ...]:
 
 def cases(bench: Workbench) -> list[Case]:
     """Every extreme of every such input; at level quick the ones that find most. Whole numbers in the first dtype."""
-    names = values.NAMES[:_QUICK] if bench.level == "quick" else values.NAMES
+    wanted, _ = _shared(bench)
     first = bench.dtype == bench.spec.dtypes[0]
-    if not first:
-        names = tuple(n for n in names if n in _OTHER_DTYPES)
-    wanted, _ = _shared(bench, [(name, extreme) for name in _wanted(bench.spec) for extreme in names])
     wanted += [(name, end) for name in _whole(bench.spec) for end in values.ENDS] if first else []
     return [bench.base.but(values=(held,)) for held in wanted]
 
 
-def _shared(bench: Workbench, wanted: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
-    """Of the dtypes after the first each takes a share where kernels are interpreted: only their range is another."""
+def _shared(bench: Workbench) -> tuple[list[tuple[str, str]], list[str]]:
+    """The extremes of floating inputs in this dtype, and notes on what others take where kernels are interpreted.
+
+    Where a NaN goes is asked in one of the dtypes; of finite extremes the dtypes after the first take a share each:
+    only their range is another.
+    """
+    names = values.NAMES[:_QUICK] if bench.level == "quick" else values.NAMES
     others = [d for d in bench.dtypes if d != bench.spec.dtypes[0]]
-    return share(bench, wanted, "the extremes of all dtypes but the first", others)
+    if bench.dtype in others:
+        names = tuple(n for n in names if n in _OTHER_DTYPES)
+    every = [(name, extreme) for name in _wanted(bench.spec) for extreme in names]
+    finite, said = share(
+        bench, [e for e in every if e[1] not in values.CELLS], "finite extremes of all dtypes but the first", others
+    )
+    cells, also = share(bench, [e for e in every if e[1] in values.CELLS], "cells that are not finite")
+    return [e for e in every if e in finite or e in cells], [note for note in (said, also) if note]
 
 
 def _applies(spec: OpSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from retrograd.check import tolerance
 from retrograd.check.compare import compare
+from retrograd.check.dealing import share
 from retrograd.check.inputs import param_cases, torch_dtype
 from retrograd.check.seeds import derive
 from retrograd.check.stages._base import Outcome, Stage
@@ -47,14 +48,23 @@ def _strict(bench: Workbench, case: Case) -> list[str]:
 def check(bench: Workbench, case: Case) -> Outcome:
     """The case judged; for the ordinary one also whether a lower precision would be refused."""
     out = judged(bench, case, _ID)
+    _, note = _combinations(bench)
+    out.notes += [note] * bool(note)
     if case == bench.base and not out.findings:
         out.notes += _strict(bench, case)
     return out
 
 
+def _combinations(bench: Workbench) -> tuple[list[Case], str]:
+    """The first combination of parameters, and those of the others that this dtype is to run; a note on the rest."""
+    first, *others = param_cases(bench.spec, bench.base)
+    mine, note = share(bench, others, "combinations of parameters but the first", least=1)
+    return [first, *mine], note
+
+
 def cases(bench: Workbench) -> list[Case]:
     """Every combination of parameters, there and back again (the first once more), then further draws."""
-    combos = param_cases(bench.spec, bench.base)
+    combos, _ = _combinations(bench)
     again = combos[:1] if len(combos) > 1 else []
     return [*combos, *again, *(bench.base.but(draw=d) for d in range(1, bench.budget.draws))]
 
