@@ -28,13 +28,13 @@ print(json.dumps([made.kernel for made in codegen.distinct(launches)]))
 
 
 # A tile of rows, slices of a row, and a row walked in pieces (an odd width).
-@pytest.mark.parametrize("n", [1024, 65536, 33333], ids=lambda n: f"N{n}")
+@pytest.mark.parametrize("n", [1024, 2048, 65536, 33333], ids=lambda n: f"N{n}")
 def test_fifty_numbers_of_rows_compile_each_kernel_once(n: int) -> None:
     pytest.importorskip("triton")
     kernels = Counter(json.loads(run("-c", COUNT, str(n))))
     # The finalizer's tile follows the number of parts, a power of two from 16 to 512.
     assert kernels.pop("norm_bwd_kernel_finalize") <= 6
-    # Few rows are read and written past the caches, many are not.
-    assert kernels.pop("norm_fwd_kernel", 2) == 2
+    if n == 2048:  # few of these rows are read and written past the caches, many are not
+        assert kernels.pop("norm_fwd_kernel") == 2
     assert kernels
     assert set(kernels.values()) == {1}, kernels

@@ -5,7 +5,8 @@ buffer of 8-byte words, one per row and slice, filled with -1 before the launch:
 values are their own flag and no fence is needed. Words are added in the order of slices: the same bits every time.
 
 A row is looked at twice. AHEAD rows before its turn its sums are published, from memory; at its turn it comes from L2
-and the neighbours' words have long been there: nothing waits, and nothing of a row is held in between.
+and the neighbours' words have long been there: nothing waits, and nothing of a row is held in between. What is written
+is to leave L2 before what is to be read again (`evict_first`): 3 % for RMSNorm at 131072 columns, else 1 %.
 """
 
 from __future__ import annotations
@@ -131,7 +132,6 @@ def norm_bwd_kernel_slices(
             ds -= (shift * rstd_now)[:, None]
         if grad_s_ptr is not None:
             ds += widen(grad_s, True)
-        # What is written is to leave L2 before rows that are to be read again: RMSNorm at 131072 columns 3 %, else 1 %.
         out = rows[:, None] * N + cols[None, :]
         store_both(grad_x_ptr, grad_residual_ptr, out, ds, col_mask[None, :], EVEN, "evict_first")
         seen = seen_next
