@@ -115,7 +115,7 @@ def test_a_notebook_shows_what_it_shows_when_it_is_run(path):
     from notebook import execute
 
     def words(notebook):
-        """What cells show, without seconds and without digits past the third."""
+        """What cells show, without seconds, without digits past the third and without what a CPU's rounding decides."""
         html = [
             "".join(o.get("data", {}).get("text/html", o.get("text", "")))
             for c in notebook.cells
@@ -123,6 +123,8 @@ def test_a_notebook_shows_what_it_shows_when_it_is_run(path):
         ]
         text = " ".join(re.sub(r"<style>.*?</style>|<[^>]+>", " ", h, flags=re.DOTALL) for h in html)
         text = re.sub(r"\d+(\.\d+)? s\b", "", text)
+        # 703317 times the attainable error on one CPU, 764176 on another, whose exp rounds otherwise.
+        text = re.sub(r"[\d.e+-]+(?=x attainable)|(?<=relative error float32 )[\d.e+-]+", "#", text)
         return re.sub(r"(\d\.\d\d)\d+", r"\1", " ".join(text.split()))
 
     assert words(execute(path)) == words(nbformat.read(path, as_version=4))
