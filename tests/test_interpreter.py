@@ -330,3 +330,18 @@ def test_a_line_that_is_known_makes_the_same_operations(monkeypatch):
         runs.append([*asked])
     assert len(runs[0]) > 60
     assert runs[0] == runs[1]
+
+
+@triton.jit
+def square_first_kernel(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(out_ptr + at, x * x)
+    tl.store(out_ptr + N + at, x * y)
+
+
+def test_two_values_are_not_taken_for_one_twice():
+    """The square comes first, in blocks of a size that no other test has: what is known of it must not do for x * y."""
+    x, y, out = torch.arange(1.0, 129.0), torch.full((128,), 3.0), torch.empty(2, 128)
+    square_first_kernel[(1,)](x, y, out, N=128)
+    assert torch.equal(out, torch.stack([x * x, x * y]))
