@@ -113,14 +113,14 @@ def together(monkeypatch):
         return
     from retrograd.trace.statistics.triton import kernel
 
-    monkeypatch.setattr(engine, "tables", lambda: ("cpu", kernel.FEW_BYTES))
+    monkeypatch.setattr(engine, "tables", lambda: ("cpu", kernel.FEW_BYTES, 1 << 28))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
 @pytest.mark.parametrize("level", ["fast", "full"])
 def test_tensors_that_are_measured_together_have_their_own_numbers(device, level, together, monkeypatch):
     found = recorded("tape", device, level=level)
-    monkeypatch.setattr(engine, "tables", lambda: ("cuda", 0))
+    monkeypatch.setattr(engine, "tables", lambda: ("cuda", 0, 0))
     for a, b in zip(found, recorded("tape", device, level=level), strict=True):
         for s, t in zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs), strict=True):
             # What is held is not added to in place, and so lies in another storage.

@@ -14,6 +14,7 @@ from retrograd.trace.statistics.exponents import BUCKETS, exponents
 from retrograd.trace.statistics.host import NOTHING, Row, as_real, finished, size
 
 _ROWS = 512  # tensors a chunk: 16 MiB
+_SHARE = 256  # of a GPU's memory one part may be held until it is measured: 560 MiB of an H200's
 _CAPTURED = "a CUDA graph was captured: what its replays compute is not seen"
 _NONE = (None, None, None)
 
@@ -238,10 +239,14 @@ def _rows(
     ]
 
 
-def tables() -> tuple[str, int]:
-    """On which devices tensors are measured by tables, and up to how many bytes one has few programs; 0 for none."""
+def tables() -> tuple[str, int, int]:
+    """On which devices tensors are measured by tables, up to how many bytes one has few programs, and how many bytes
+    may wait: 0 and 0 for none."""
     kernel = _kernel() if torch.cuda.is_available() else None
-    return "cuda", 0 if kernel is None else kernel.FEW_BYTES
+    if kernel is None:
+        return "cuda", 0, 0
+    memory = min(torch.cuda.get_device_properties(at).total_memory for at in range(torch.cuda.device_count()))
+    return "cuda", kernel.FEW_BYTES, memory // _SHARE
 
 
 def _wait(device: torch.device) -> None:

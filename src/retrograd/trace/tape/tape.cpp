@@ -40,8 +40,7 @@ using torch::jit::Stack;
 // The key is torch's for extensions that fake tensors, directly beside Python's; nothing is registered for it.
 constexpr auto KEY = c10::DispatchKey::Fake;
 constexpr int DEEP = 400;                     // frames looked at
-constexpr size_t MOST_HELD = 128;             // tensors that wait to be measured
-constexpr int64_t MOST_BYTES = 256ll << 20;   // and their bytes
+constexpr size_t MOST_HELD = 512;             // tensors that wait to be measured: a chunk of rows
 constexpr size_t MOST_EVENTS = 20000;         // that wait for Python; a step of more is read in parts
 constexpr size_t MOST_NODES = 500000;         // remembered of graphs that are kept over steps
 
@@ -100,6 +99,7 @@ struct State {
   bool names = false, full = false, optimizing = false, done = false;
   c10::DeviceType kind = at::kCUDA;  // of devices where tensors wait to be measured together
   int64_t few_bytes = 0;             // up to which few programs measure one of them; 0 without the kernel
+  int64_t most_bytes = 0;            // of tensors that wait to be measured
   int64_t step = 0, numbers = 0, storage_numbers = 0, thread = 0;
   std::unordered_map<const void*, Operator> operators;  // by the address of the schema
   std::unordered_map<c10::StorageImpl*, Storage> storages;
@@ -303,7 +303,7 @@ void ask(State& s, Value& v, const Tensor& tensor) {
   if (auto* place = entry(s, t)) place->batch = s.batch;
   s.bytes += t.numel() * t.element_size();
   // Another stream than the usual one may be captured by a graph, which is asked before more comes.
-  if (t.device().type() != s.kind || s.waiting.size() >= MOST_HELD || s.bytes > MOST_BYTES || stream.id() != 0)
+  if (t.device().type() != s.kind || s.waiting.size() >= MOST_HELD || s.bytes > s.most_bytes || stream.id() != 0)
     flush(s);
 }
 
@@ -756,7 +756,8 @@ py::tuple drain() {
 
 // ---- begin, end, between steps ----
 
-void begin(py::object engine, bool names, bool full, const std::string& kind, int64_t few_bytes) {
+void begin(py::object engine, bool names, bool full, const std::string& kind, int64_t few_bytes,
+           int64_t most_bytes) {
   TORCH_CHECK(!state, "another tape is at work");
   state = new State;
   state->python = std::move(engine);
@@ -764,6 +765,7 @@ void begin(py::object engine, bool names, bool full, const std::string& kind, in
   state->full = full;
   state->kind = at::Device(kind).type();
   state->few_bytes = few_bytes;
+  state->most_bytes = most_bytes;
   state->thread = (int64_t)PyThread_get_thread_ident();
   c10::impl::tls_set_dispatch_key_included(KEY, true);
 }
