@@ -1,5 +1,5 @@
 """Time launch plans of the norm kernels against each other on one GPU: the source of the tables in `ops/norm/plan.py`
-and of the plans in `ops/norm/cuda/launch.py`.
+and of the plans in `ops/norm/cuda/forward.py`.
 
 Every plan is compiled beforehand in parallel, checked against float64 on a few rows, and timed by replaying a CUDA
 graph of calls that rotate through inputs larger than the L2 cache. Differences of few per cent show by turns only.
@@ -26,7 +26,8 @@ import torch
 
 from retrograd.ops._cuda import nvrtc
 from retrograd.ops._triton.gpu import Backend, Gpu
-from retrograd.ops.norm.cuda import WidePlan, launch
+from retrograd.ops.norm.cuda import WidePlan, backward, forward
+from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.plan import (
     FORWARD_TRITON_LIMIT,
     Kind,
@@ -76,6 +77,19 @@ def sliced(n: int, sms: int, itemsize: int = 2) -> list[dict[str, Any]]:
     return found
 
 
+def clustered(n: int, itemsize: int = 2) -> list[dict[str, Any]]:
+    """Settings of the backward CLUSTERS kernel."""
+    found = []
+    for cluster, warps, slots in itertools.product((1, 2, 4, 8, 16), (8, 16), (3, 4, 6)):
+        slice_n = n // cluster
+        if n % cluster or slice_n % (32 * warps * 16 // itemsize) or not 16 <= slice_n // (32 * warps) <= 64:
+            continue
+        if slots * 2 * itemsize * slice_n <= 216 * 1024:
+            found.append(dict(kind=Kind.CLUSTERS, block_m=1, block_n=slice_n, num_warps=warps, num_stages=slots,
+                              slices=cluster, slice_n=slice_n))  # fmt: skip
+    return found
+
+
 def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     """Plans to try."""
     centered, add = "ln" in op, "add" in op
@@ -100,21 +114,21 @@ def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
 
 def wide_dtypes(centered: bool, add: bool) -> Any:
     """Of the tensors of the clustered kernel."""
-    return launch._Dtypes(DTYPE, DTYPE if add else None, DTYPE, DTYPE if centered else None, DTYPE, DTYPE)
+    return forward._Dtypes(DTYPE, DTYPE if add else None, DTYPE, DTYPE if centered else None, DTYPE, DTYPE)
 
 
 def wide_plans(n: int, centered: bool, add: bool) -> list[WidePlan]:
     """Plans of the clustered kernel, the chosen one first."""
     dtypes = wide_dtypes(centered, add)
-    plans = [launch.plan_wide(n, dtypes, centered)]
-    for cluster, threads, resident in itertools.product(launch._CLUSTERS, (256, 512, 1024), (1, 2, 3, 4, 6)):
-        size = launch._slice_bytes(n, dtypes, cluster)
+    plans = [forward.plan_wide(n, dtypes, centered)]
+    for cluster, threads, resident in itertools.product(forward._CLUSTERS, (256, 512, 1024), (1, 2, 3, 4, 6)):
+        size = forward._slice_bytes(n, dtypes, cluster)
         if size < 24 * 1024 or not 768 <= threads * resident <= 1536 or resident * (size + 3 * 1024) > 226 * 1024:
             continue
-        most = launch._batch(n, dtypes, cluster, threads, 65536 // (threads * resident) // 16 * 8)
+        most = forward._batch(n, dtypes, cluster, threads, 65536 // (threads * resident) // 16 * 8)
         for batch, bulk in itertools.product({most, max(1, most // 2)}, (False, True)):
             plans.append(WidePlan(cluster, threads, resident, batch, bulk, size))
-        if centered and launch._may_hold(n, dtypes, cluster, threads):
+        if centered and forward._may_hold(n, dtypes, cluster, threads):
             for batch, hold in itertools.product({max(1, most // 2), most}, (2, 4, 6)):
                 plans.append(WidePlan(cluster, threads, resident, batch, False, size, hold))
     return plans
@@ -141,6 +155,8 @@ def backward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     for setting in sliced(n, sms):
         groups = min(ceil_div(m, setting["block_m"]), setting.pop("groups"))
         plans.append(replace(base, **setting, programs=groups * setting["slices"], parts=groups))
+    for setting in clustered(n) if streams == 2 and n >= 8192 else []:
+        plans.append(replace(base, **setting, max_registers=None, ahead=2))
     return list(dict.fromkeys(plans))
 
 
@@ -182,8 +198,14 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
     what, op, m, n, plan = job
     if isinstance(plan, WidePlan):
         dtypes = wide_dtypes("ln" in op, "add" in op)
-        options = launch.options_of(n, dtypes, plan, "ln" in op, "add" in op, False)
-        nvrtc.compile_cubin(launch._SOURCE, ("--gpu-architecture=sm_90", *options))  # into the cache
+        options = forward.options_of(n, dtypes, plan, "ln" in op, "add" in op, False)
+        nvrtc.compile_cubin(forward.SOURCE, ("--gpu-architecture=sm_90", *options), (HEADER,))  # into the cache
+        return ""
+    if plan.kind is Kind.CLUSTERS:
+        centered = "ln" in op
+        kind = backward.BackwardKind(DTYPE, DTYPE, DTYPE, DTYPE, centered, True, centered, False)
+        options = backward.options_of(n, kind, plan)
+        nvrtc.compile_cubin(backward.SOURCE, ("--gpu-architecture=sm_90", *options), (HEADER,))
         return ""
     from retrograd.codegen import facts_of, recording
     from retrograd.ops._triton.launch import dry
@@ -200,13 +222,18 @@ class Replay:
     """Calls in a CUDA graph that goes round the sets; `times` of a call in ms."""
 
     def __init__(self, run: Any, sets: list[dict[str, Any]]) -> None:
-        self._calls, self.times = max(12, len(sets)), []
+        large = sets[0]["x"].nbytes > 128 * 1024**2
+        self._calls, self.times = max(4 if large else 12, len(sets)), []
+        self._kept: list[Any] = []
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             run(sets[0])
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, stream=stream):
-                self._kept = [run(sets[i % len(sets)]) for i in range(self._calls)]
+                for i in range(self._calls):
+                    if large:
+                        self._kept.clear()  # outputs of many plans would not fit; the next call writes to the same place
+                    self._kept.append(run(sets[i % len(sets)]))
 
     def take(self) -> None:
         """One replay that does not count, since L2 still has somebody else's dirty lines, and one that does."""
@@ -298,7 +325,7 @@ def main() -> None:
     parser.add_argument("--what", default="fwd,bwd")
     parser.add_argument("--op", default="rms")
     parser.add_argument("--n", default="256,512,1024,2048,4096,8192,16384,32768,65536,131072")
-    parser.add_argument("--only", default="", help="kinds: tile, slices, looped, wide")
+    parser.add_argument("--only", default="", help="kinds: tile, slices, clusters, looped, wide")
     parser.add_argument("--rows", type=int)
     parser.add_argument("--keep", type=int, default=4, help="best plans printed")
     parser.add_argument("--out", type=Path)

@@ -1,20 +1,19 @@
-"""The clustered kernel of wide rows: its plans, its machine code where NVRTC is there, its results on a GPU."""
+"""The clustered forward of wide rows: its plans, its machine code where NVRTC is there, its results on a GPU."""
 
 from __future__ import annotations
 
 import itertools
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-import triton
 from norm_cases import Case, check, make_inputs, run
+from wide_cases import SHARED_LIMIT, gpu_test, narrow_loads, needs_nvrtc
 
 from retrograd.ops._cuda import nvrtc
 from retrograd.ops.norm.cuda import fits_wide, norm_fwd_wide, plan_wide
-from retrograd.ops.norm.cuda import launch as wide
+from retrograd.ops.norm.cuda import forward as wide
+from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.spec import NormSpec
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -34,8 +33,6 @@ DTYPES = {
 }
 # Widths where later pieces of weight and bias come into the places of x.
 HELD = {"ln": (32768, 65536, 131072), "ln-fp32": (16384, 32768, 40960, 65536)}
-SHARED_LIMIT = 227 * 1024  # of a multiprocessor of sm_90
-WIDE = re.compile(r"LDG(STS)?\.\S*128")
 
 
 def _dtypes(name: str) -> wide._Dtypes:
@@ -76,7 +73,7 @@ def test_rows_that_no_cluster_holds_are_known() -> None:
     assert not fits_wide(1 << 20, BF16, F32)
 
 
-@pytest.mark.skipif(not nvrtc.is_there(), reason="no NVRTC here: it comes with PyTorch for CUDA")
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize(
     ("name", "n"),
@@ -88,32 +85,10 @@ def test_machine_code_does_not_spill(name: str, n: int, arch: str, tmp_path: Pat
     centered = name.startswith("ln")
     plan = plan_wide(n, dtypes, centered, int(arch.removeprefix("sm_")))
     options = wide.options_of(n, dtypes, plan, centered, own_s, False)
-    cubin = nvrtc.compile_cubin(wide._SOURCE, (f"--gpu-architecture={arch}", *options))
-    path = tmp_path / "wide.cubin"
-    path.write_bytes(cubin)
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
-    assert "STACK:0" in usage, usage
-    assert "LOCAL:0" in usage, usage
-    code = subprocess.run([tool.with_name("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
-    narrow = [line for line in code.splitlines() if re.search(r"\b(LDG|LDGSTS)\b", line) and not WIDE.search(line)]
+    cubin = nvrtc.compile_cubin(wide.SOURCE, (f"--gpu-architecture={arch}", *options), (HEADER,))
+    narrow = narrow_loads(cubin, tmp_path)
     # Beside a residual of four bytes an element, a thread takes 8 bytes of x.
     assert not narrow or "stream" in name, narrow
-
-
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.version.hip is not None or torch.cuda.get_device_capability()[0] < 9,
-        reason="needs an NVIDIA GPU of compute capability 9.0 or more: clusters",
-    ),
-]
-
-
-def gpu_test(function):
-    for mark in needs_gpu:
-        function = mark(function)
-    return function
 
 
 @gpu_test

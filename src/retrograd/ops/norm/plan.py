@@ -19,6 +19,7 @@ class Kind(Enum):
 
     TILE = "tile"  # a program holds whole rows
     SLICES = "slices"  # a row is shared by programs that exchange their sums; all are resident together
+    CLUSTERS = "clusters"  # a cluster of programs shares a row, which it reads once; `ops/norm/cuda`
     LOOPED = "looped"  # a program walks a row's columns several times
 
 
@@ -47,6 +48,8 @@ class BackwardPlan:
 
     LOOPED: grad_weight comes from a second grid of (columns / `dw_block_n`, heads, `parts`). `parts` is the number of
     rows of the float32 buffer of partial sums, which programs of [finalize_block_p, finalize_block_n] tiles add up.
+    CLUSTERS: `slices` programs share a row and hold `num_stages` rows; how many clusters there are is the GPU's to say,
+    and with it `programs`, `parts` and the finalizer's tile.
     """
 
     kind: Kind
@@ -116,7 +119,6 @@ _FORWARD_TILES = {
     32768: (_Tile(1, 32), _Tile(1, 32), _Tile(1, 32)),
 }
 _BACKWARD_TILES = {
-    256: _Tile(8, 2, 3, 4),
     512: _Tile(4, 2, 3, 4),
     1024: _Tile(4, 4, 3, 2),
     2048: _Tile(1, 4, 4, 2),
@@ -124,8 +126,15 @@ _BACKWARD_TILES = {
     8192: _Tile(1, 8, 3, 1),
     16384: _Tile(1, 16, 1, 1),
 }
-# The same for three tensors.
-_BACKWARD_TILES_3 = _BACKWARD_TILES | {256: _Tile(16, 8, 4, 1)}
+# (LayerNorm, tensors read) -> the same. With one warp a program nobody waits at 256 columns: LayerNorm 20.4 -> 18.9 us
+# at 32768 rows and 55.7 -> 54.5 at 131072, with a residual 26.5 -> 23.3 and 72.2 -> 71.6, RMSNorm 23.5 -> 23.1 and
+# 69.9 -> 68.8; RMSNorm without is slower.
+_NARROW_TILES = {
+    (False, 2): {128: _Tile(16, 2, 3, 4), 256: _Tile(8, 2, 3, 4)},
+    (False, 3): {128: _Tile(32, 8, 4, 1), 256: _Tile(8, 1, 3, 4)},
+    (True, 2): {128: _Tile(16, 2, 3, 4), 256: _Tile(4, 1, 3, 8)},
+    (True, 3): {128: _Tile(32, 8, 4, 1), 256: _Tile(4, 1, 3, 8)},
+}
 # RMSNorm of rows of whole steps of so many 16-bit elements is walked above _WALK_FROM columns on NVIDIA: 102 % instead
 # of 98 % at 8192, 99.5 % instead of 98.7 % at 16384 columns, with 32 registers a thread instead of 51 and more.
 _WALK_STEP, _WALK_WARPS, _WALK_FROM = 4096, 16, 4096
@@ -137,14 +146,22 @@ _EARLY_BYTES = 32768
 # Fewer bytes of x and residual are read and written past the caches above _STREAM_FROM columns: 4 to 7 % faster at 4 to
 # 16 MiB (LayerNorm; RMSNorm at 16 MiB 1 % slower), but 2 to 4 % slower at 256 columns.
 _STREAM_BYTES, _STREAM_FROM = 24 * 1024**2, 1024
+# So few rows of this width are alone on their multiprocessors, and registers for vectors that come early cost nothing:
+# LayerNorm 512 x 4096 4.57 -> 4.52 us; at 32768 x 4096 it would be 8 % slower, at 512 x 8192 18 %.
+_EARLY_FEW = 4096
 # (LayerNorm, tensors read) -> slice, the slice for wider rows, and how many bytes a row has, in the widest dtype read,
 # above which that is taken.
 _BACKWARD_SLICES = {
     (False, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3), 65536),
-    (False, 3): (_Slice(4096, 4, 4), _Slice(8192, 4, 2), 65536),
+    (False, 3): (_Slice(4096, 4, 4), _Slice(16384, 8, 1), 65536),
     (True, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3, 4), 32768),
     (True, 3): (_Slice(8192, 4, 2), _Slice(16384, 8, 1), 65536),
 }
+# Rows in shared memory, columns a program, warps, and clusters for which that is the best: with more columns a program,
+# and so fewer programs to wait for, only 120 of 132 multiprocessors find a cluster of 8 (97 % of the copy bandwidth).
+_CLUSTER_LAYOUTS = ((6, 8192, 16, (2, 4)), (3, 16384, 8, (1, 2, 4, 8)))
+# Of 227 KiB, less words and barriers.
+_CLUSTER_BYTES = 216 * 1024
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
 _PIPELINE_BYTES = 156 * 1024
 # An interpreted operation costs 60-100 us up to about this many elements.
@@ -191,7 +208,7 @@ def plan_forward(
         # L2 is to lose what is written before what is read: at 32768 x 4096 99 instead of 95 %, with a residual 100
         # instead of 96 %, at 1024 columns 92 instead of 90 %; a kernel that reads y next has no less of it.
         loads, stores = ("evict_first", ".cs") if small else ("evict_last", "")
-        early = cuda and tile.early and width * itemsize <= _EARLY_BYTES
+        early = cuda and (tile.early or (small and width == _EARLY_FEW)) and width * itemsize <= _EARLY_BYTES
         plan = ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, early=early)
         return replace(plan, loads=loads, stores=stores) if cuda else plan
     block_m, block_n = _walk(limit, gpu)
@@ -233,7 +250,7 @@ def plan_backward(
     width = next_power_of_2(n)
     limit = BACKWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
     if width <= limit:
-        tile = _tile(_BACKWARD_TILES if streams == 2 else _BACKWARD_TILES_3, width, itemsize, gpu)
+        tile = _tile(_NARROW_TILES[centered, streams] | _BACKWARD_TILES, width, itemsize, gpu)
         stage_bytes = streams * itemsize * tile.block_m * width
         stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
         tiles = max(1, ceil_div(rows, tile.block_m))
@@ -241,7 +258,7 @@ def plan_backward(
         if parts is None:
             # As few as take no longer: with 528 at 256 columns the finalizer goes round twice, with 512 once.
             programs = ceil_div(tiles, ceil_div(tiles, programs))
-        finalizer = _finalizer(programs, heads * n, gpu)
+        finalizer = finalizer_tile(programs, heads * n, gpu)
         return BackwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, programs, *finalizer, stages)
     # A fixed number of parts must not depend on how many groups of slices a GPU can hold.
     if _may_slice(n, heads, gpu, max_tile_n) and parts is None:
@@ -250,6 +267,30 @@ def plan_backward(
         if sliced is not None:
             return sliced
     return _walked_backward(rows, n, heads, gpu, parts, limit)
+
+
+@lru_cache(maxsize=4096)
+def plan_clusters(n: int, itemsize: int) -> BackwardPlan | None:
+    """Plan the backward of rows of n columns by clusters; None where no plan takes them.
+
+    Args:
+        n: columns.
+        itemsize: bytes of the widest element that is read or written.
+    """
+    if n <= BACKWARD_TILE_LIMIT[Backend.CUDA]:
+        return None
+    piece = 16 // itemsize
+    for slots, most, warps, clusters in _CLUSTER_LAYOUTS:
+        for cluster in clusters:
+            slice_n = n // cluster
+            whole = n % cluster == 0 and slice_n % (32 * warps * piece) == 0
+            row_bytes = 2 * itemsize * slice_n
+            if whole and slice_n <= most and 3 * row_bytes <= _CLUSTER_BYTES:
+                return BackwardPlan(
+                    Kind.CLUSTERS, 1, slice_n, warps, 0, 0, 0, 0,
+                    num_stages=min(slots, _CLUSTER_BYTES // row_bytes), slices=cluster, slice_n=slice_n,
+                )  # fmt: skip
+    return None
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -298,7 +339,7 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
         tile.num_warps,
         groups * slices,
         groups,
-        *_finalizer(groups, n, gpu),
+        *finalizer_tile(groups, n, gpu),
         num_stages=tile.num_stages,
         slices=slices,
         slice_n=slice_n,
@@ -320,7 +361,7 @@ def _walked_backward(rows: int, n: int, heads: int, gpu: Gpu, parts: int | None,
         max(1, block_n // 512),
         ceil_div(rows, block_m),
         min(wanted, ceil_div(rows, dw_block_m)),
-        *_finalizer(wanted, heads * n, gpu),
+        *finalizer_tile(wanted, heads * n, gpu),
         dw_block_m=dw_block_m,
         dw_block_n=dw_block_n,
     )
@@ -345,7 +386,7 @@ def _walk(limit: int, gpu: Gpu) -> tuple[int, int]:
     return 1, block_n
 
 
-def _finalizer(parts: int, columns: int, gpu: Gpu) -> tuple[int, int]:
+def finalizer_tile(parts: int, columns: int, gpu: Gpu) -> tuple[int, int]:
     """(parts, columns) of a finalizer tile: many parts at once, since a program waits 1 us for every step.
 
     512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200). Interpreted, few programs count, but

@@ -55,25 +55,6 @@ def widen(values, PTX: tl.constexpr):
 
 
 @triton.jit
-def widen_here(values):
-    """`values` in float32, on NVIDIA only, at this place: in 16 bits they take half the registers until here."""
-    if values.dtype == tl.bfloat16:
-        return tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-            "=r,=r,r",
-            [values],
-            dtype=tl.float32,
-            is_pure=False,
-            pack=2,
-        )
-    elif values.dtype.primitive_bitwidth == 16:
-        here = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False, pack=2)
-        return here.to(tl.float32)
-    else:
-        return values.to(tl.float32)
-
-
-@triton.jit
 def sum_both(first, second, axis: tl.constexpr, PTX: tl.constexpr):
     """Sums of two tensors over `axis`: one pass through shared memory for both, where Triton's interpreter is not."""
     if PTX:

@@ -12,13 +12,16 @@ import triton.language as tl
 from retrograd.ops._triton.gpu import Backend
 from retrograd.ops._triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 from retrograd.ops.norm.plan import (
+    BACKWARD_TILE_LIMIT,
     FORWARD_TRITON_LIMIT,
     BackwardPlan,
     ForwardPlan,
     Kind,
     ceil_div,
+    finalizer_tile,
     next_power_of_2,
     plan_backward,
+    plan_clusters,
     plan_forward,
 )
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
@@ -79,7 +82,7 @@ def norm_fwd(
     """
     rows, n = x.shape
     widest = FORWARD_TRITON_LIMIT[spec.centered, residual is not None]
-    if n > widest and plan is None and _clustered(x, weight, bias, residual):
+    if n > widest and plan is None and _forward_by_clusters(x, weight, bias, residual):
         from retrograd.ops.norm.cuda import norm_fwd_wide
 
         return norm_fwd_wide(
@@ -179,13 +182,27 @@ def norm_bwd(
     """
     rows, n = s.shape
     shape = (heads, n) if heads > 1 else (n,)
+    into = (into_weight, into_bias)
+    dtypes = {dtype for dtype in (x_dtype, residual_dtype) if dtype is not None}
+    if plan is None and rows > 0 and n > BACKWARD_TILE_LIMIT[Backend.CUDA] and heads == 1 and spec.parts is None:
+        plan = _plan_by_clusters(s, grad_out, grad_s, dtypes)
+    if plan is not None and plan.kind is Kind.CLUSTERS:
+        from retrograd.ops.norm.cuda import norm_bwd_wide
+
+        (dtype,) = dtypes
+        sums = dict(weight_sum=weight_dtype is not None, bias_sum=bias_dtype is not None)
+        grad, *both = norm_bwd_wide(grad_out, s, weight, mean, rstd, spec, plan, dtype=dtype, **sums)
+        held = (part for part in both if part is not None)
+        tile = next((finalizer_tile(len(part), n, gpu_of(s)) for part in held), None)
+        with on_device_of(s):
+            vectors = _finalize(both[0], both[1], (weight_dtype, bias_dtype), into, shape, tile, None)[0]
+        return None if x_dtype is None else grad, None if residual_dtype is None else grad, *vectors
     grad_x = s.new_empty((rows, n), dtype=x_dtype) if x_dtype is not None else None
     grad_residual = None
     if residual_dtype is not None and residual_dtype != x_dtype:
         grad_residual = s.new_empty((rows, n), dtype=residual_dtype)
     shared = residual_dtype is not None and residual_dtype == x_dtype
     key = None
-    into = (into_weight, into_bias)
     if plan is None and spec.deterministic and relaunchable(s, grad_out, weight, grad_s, mean, rstd, *into):
         given = [None if t is None else (t.dtype, t.shape, t.stride()) for t in (s, grad_out, weight, grad_s, *into)]
         key = (s.device.index, *given, x_dtype, residual_dtype, weight_dtype, bias_dtype, heads, spec)
@@ -240,7 +257,8 @@ def norm_bwd(
             )  # fmt: skip
         else:
             _walk(tensors, sizes, heads, unit, spec, plan, parts == 0)
-        vectors, finalizer = _finalize(weight_parts, bias_parts, (weight_dtype, bias_dtype), into, shape, plan, None)
+        tile = plan.finalize_block_p, plan.finalize_block_n
+        vectors, finalizer = _finalize(weight_parts, bias_parts, (weight_dtype, bias_dtype), into, shape, tile, None)
     if finalizer is None or finalizer[0] is not None:
         _keep(_BACKWARD, key, (handle, rest, parts, finalizer), handle)
     return grad_x, grad_x if shared else grad_residual, *vectors
@@ -270,21 +288,38 @@ def _walk(
         )  # fmt: skip
 
 
-def _clustered(
+def _forward_by_clusters(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None
 ) -> bool:
     """Whether wide rows of x go to the clustered kernel, which reads them once."""
-    if not x.is_cuda or x.shape[1] % 8 or heads_of(weight, bias) > 1:
+    if x.shape[1] % 8 or heads_of(weight, bias) > 1 or not _has_clusters(x):
         return False
-    gpu = gpu_of(x)
-    # From sm_120 on a program has 99 KiB of shared memory; the kernel's slices take up to 220.
+    from retrograd.ops.norm.cuda import fits_wide
+
+    return fits_wide(x.shape[1], x.dtype, None if residual is None else residual.dtype)
+
+
+def _plan_by_clusters(
+    s: torch.Tensor, grad_out: torch.Tensor, grad_s: torch.Tensor | None, dtypes: set[torch.dtype]
+) -> BackwardPlan | None:
+    """The plan of the clustered kernel, which reads wide rows once and writes one gradient; None where it cannot."""
+    if grad_s is not None or len(dtypes) != 1 or not _has_clusters(s):
+        return None
+    return plan_clusters(s.shape[1], max(s.element_size(), grad_out.element_size(), *(d.itemsize for d in dtypes)))
+
+
+def _has_clusters(tensor: torch.Tensor) -> bool:
+    """Whether it is on a GPU for which the clustered kernels are written, and their compiler is there."""
+    if not tensor.is_cuda:
+        return False
+    gpu = gpu_of(tensor)
+    # From sm_120 on a program has 99 KiB of shared memory; the kernels' slices take up to 220.
     if gpu.backend is not Backend.CUDA or not 90 <= gpu.arch < 120:
         return False
     from retrograd.ops._cuda import nvrtc
-    from retrograd.ops.norm.cuda import fits_wide
 
-    # Without its compiler the row is walked: slower, but LayerNorm of 8200 columns is nothing unusual.
-    return fits_wide(x.shape[1], x.dtype, None if residual is None else residual.dtype) and nvrtc.is_there()
+    # Without its compiler the row is walked or sliced: slower, but LayerNorm of 8200 columns is nothing unusual.
+    return nvrtc.is_there()
 
 
 _Finalizer = tuple[Handle | None, tuple[Any, ...]]
@@ -297,7 +332,7 @@ def _finalize(
     dtypes: tuple[torch.dtype | None, torch.dtype | None],
     into: _Pair,
     shape: tuple[int, ...],
-    plan: BackwardPlan | None,
+    tile: tuple[int, int] | None,
     finalizer: _Finalizer | None,
 ) -> tuple[_Pair, _Finalizer | None]:
     """Add up the parts, cast to `dtypes` or add to `into`; the gradients that were not added elsewhere."""
@@ -311,13 +346,13 @@ def _finalize(
     tensors = (weight_parts, bias_parts, outs[0], outs[1])
     if finalizer is not None and finalizer[0] is not None:
         relaunch(finalizer[0], (*tensors, *finalizer[1]), some.device.index)
-    elif plan is not None:
+    elif tile is not None:
         parts, columns = some.shape
         unit = _unit(columns)
         accumulate = into[0] is not None or into[1] is not None
-        rest = (parts, columns // unit, unit, accumulate, plan.finalize_block_p, plan.finalize_block_n)
+        rest = (parts, columns // unit, unit, accumulate, *tile)
         vectors = sum(held is not None for held in (weight_parts, bias_parts))
-        grid = (ceil_div(columns, plan.finalize_block_n), vectors)
+        grid = (ceil_div(columns, tile[1]), vectors)
         finalizer = (launch(norm_bwd_kernel_finalize, grid, (*tensors, *rest), num_warps=4), rest)
     return (None if into[0] is not None else outs[0], None if into[1] is not None else outs[1]), finalizer
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from retrograd.ops.norm.triton.arithmetic import load_columns, plus, sum_both, widen, widen_here
-from retrograd.ops.norm.triton.backward import store_both
+from retrograd.ops.norm.triton.arithmetic import load_columns, sum_both, widen
+from retrograd.ops.norm.triton.backward import load_weight, store_both
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -62,7 +62,7 @@ def norm_bwd_kernel_slices(
     slices = tl.arange(0, BLOCK_M * BLOCK_G) % BLOCK_G  # [BLOCK_M * BLOCK_G]
     slice_rows = tl.arange(0, BLOCK_M * BLOCK_G) // BLOCK_G
     word_cols = words_ptr + tl.minimum(slices, G - 1)
-    weight = local if weight_ptr is None else tl.load(weight_ptr + cols, mask=col_mask, other=0.0)  # as stored
+    weight = load_weight(weight_ptr, cols, col_mask, weight_offset)  # [BLOCK_N] float32
     if weight_parts_ptr is not None:
         weight_sum = tl.zeros([BLOCK_N], dtype=tl.float32)
     if bias_parts_ptr is not None:
@@ -85,9 +85,7 @@ def norm_bwd_kernel_slices(
             EVEN,
         )
         word = words_ptr + rows_early * G + piece
-        publish_projections(
-            word, s_next, g_next, weight, mean_next, rstd_next, rows_early < M, weight_ptr, mean_ptr, weight_offset
-        )
+        publish_projections(word, s_next, g_next, weight, mean_next, rstd_next, rows_early < M, weight_ptr, mean_ptr)
     seen = tl.full([BLOCK_M * BLOCK_G], -1, dtype=tl.int64)
     for row in tl.range(group * BLOCK_M, M, step, num_stages=STAGES):
         # The next tile's words are asked for a tile before they are used: 0.7 us of latency and more under load.
@@ -105,9 +103,7 @@ def norm_bwd_kernel_slices(
             grad_s_rows = grad_s_ptr + (rows * grad_s_stride * UNIT)[:, None]
             grad_s = load_columns(grad_s_rows + cols[None, :], col_mask[None, :], EVEN, "")
         word = words_ptr + rows_next * G + piece
-        publish_projections(
-            word, s_next, g_next, weight, mean_next, rstd_next, rows_next < M, weight_ptr, mean_ptr, weight_offset
-        )
+        publish_projections(word, s_next, g_next, weight, mean_next, rstd_next, rows_next < M, weight_ptr, mean_ptr)
 
         words = word_cols + tl.minimum(row + slice_rows, M - 1).to(tl.int64) * G
         first, second = collect(seen, words, slices < G)  # [BLOCK_M * BLOCK_G] twice
@@ -126,7 +122,7 @@ def norm_bwd_kernel_slices(
         if weight_parts_ptr is not None:
             weight_sum += tl.sum(g * h, axis=0)
         if weight_ptr is not None:
-            g = g * plus(widen_here(weight), weight_offset)[None, :]
+            g = g * weight[None, :]
         ds = (g - h * projection[:, None]) * rstd_now[:, None]
         if mean_ptr is not None:
             ds -= (shift * rstd_now)[:, None]
@@ -171,13 +167,11 @@ def load_rows(
 
 
 @triton.jit
-def publish_projections(
-    word_ptrs, s_stored, g_stored, weight, mean, rstd, exists, weight_ptr, mean_ptr, weight_offset: tl.constexpr
-):
+def publish_projections(word_ptrs, s_stored, g_stored, weight, mean, rstd, exists, weight_ptr, mean_ptr):
     """Publish a slice's sums of grad_out * weight * xhat and, for LayerNorm, of grad_out * weight."""
     g = widen(g_stored, True)
     if weight_ptr is not None:
-        g = g * plus(widen_here(weight), weight_offset)[None, :]
+        g = g * weight[None, :]
     s = centre(s_stored, mean, mean_ptr)
     if mean_ptr is None:
         first = tl.sum(g * s, axis=1) * rstd

@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 
 from retrograd.ops._cuda import driver, nvrtc
+from retrograd.ops.norm.cuda.inputs import HEADER, NUMBERS, SIZES, aligned_rows, aligned_vector, capability
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 
-_SOURCE = Path(__file__).with_name("wide_forward.cu")
-_NUMBERS = {None: -1, torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type
-_SIZES = {None: 0, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
+SOURCE = Path(__file__).with_name("wide_forward.cu")
 _CLUSTERS = (1, 2, 4, 8, 16)  # above 8 not every GPU can place them
 _MOST_BATCH = 8
 
@@ -84,7 +83,7 @@ class _Dtypes:
     @property
     def vec(self) -> int:
         """Elements that a thread takes at once, as in wide_forward.cu."""
-        return 16 // max(_SIZES[self.x], _SIZES[self.residual], _SIZES[self.y], _SIZES[self.s])
+        return 16 // max(SIZES[self.x], SIZES[self.residual], SIZES[self.y], SIZES[self.s])
 
 
 def norm_fwd_wide(
@@ -129,7 +128,7 @@ def norm_fwd_wide(
     """
     rows, n = x.shape
     device = x.device
-    if device.type != "cuda" or _capability(device.index)[0] < 9:
+    if device.type != "cuda" or capability(device.index)[0] < 9:
         raise RuntimeError(
             f"norm_fwd_wide got a tensor on {device}, expected a GPU of compute capability 9.0 or more; use "
             "impl='triton'"
@@ -145,7 +144,7 @@ def norm_fwd_wide(
     weight, bias = aligned_vector(weight), aligned_vector(bias)
     types = (x, residual, weight, bias)
     dtypes = _Dtypes(*(None if t is None else t.dtype for t in types), out_dtype, s_dtype)  # type: ignore[arg-type]
-    major, minor = _capability(device.index)
+    major, minor = capability(device.index)
     plan = plan or plan_wide(n, dtypes, spec.centered, 10 * major + minor)
     with torch.cuda.device(device):
         own_s = outs[1] is not None
@@ -208,14 +207,14 @@ def _pieces(n: int, dtypes: _Dtypes, cluster: int, threads: int) -> int:
 
 def _batch(n: int, dtypes: _Dtypes, cluster: int, threads: int, registers: int) -> int:
     """Pieces of weight and bias that `registers` hold."""
-    each = max(4, dtypes.vec * (_SIZES[dtypes.weight] + _SIZES[dtypes.bias]) // 4)
+    each = max(4, dtypes.vec * (SIZES[dtypes.weight] + SIZES[dtypes.bias]) // 4)
     most = registers // each if each <= 8 else 1  # widened, two float32 vectors take as many registers again
     return max(1, min(_MOST_BATCH, most, _pieces(n, dtypes, cluster, threads)))
 
 
 def _may_hold(n: int, dtypes: _Dtypes, cluster: int, threads: int) -> bool:
     """Whether pieces of weight and bias fit the places of x, all of them there, and are many enough."""
-    alike = dtypes.residual is None and len({_SIZES[t] for t in (dtypes.x, dtypes.weight, dtypes.bias)}) == 1
+    alike = dtypes.residual is None and len({SIZES[t] for t in (dtypes.x, dtypes.weight, dtypes.bias)}) == 1
     pieces = _pieces(n, dtypes, cluster, threads)
     whole = n == cluster * threads * dtypes.vec * pieces
     return alike and dtypes.s == dtypes.x and whole and pieces >= _HOLD_FROM_PIECES
@@ -228,24 +227,7 @@ def fits_wide(n: int, x: torch.dtype, residual: torch.dtype | None) -> bool:
 
 def _slice_bytes(n: int, dtypes: _Dtypes, cluster: int) -> int:
     """Of x and residual in a CTA."""
-    return 64 * -(-n // (64 * cluster)) * (_SIZES[dtypes.x] + _SIZES[dtypes.residual])
-
-
-def aligned_rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """`tensor`, copied only if its rows are not contiguous or do not start at multiples of 16 bytes."""
-    if tensor is None:
-        return None
-    fits = (tensor.stride(0) * tensor.element_size()) % 16 == 0 or tensor.shape[0] <= 1
-    if tensor.stride(-1) == 1 and fits and tensor.data_ptr() % 16 == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def aligned_vector(vector: torch.Tensor | None) -> torch.Tensor | None:
-    """`vector`, copied if it is not contiguous or does not start at a multiple of 16 bytes."""
-    if vector is None or (vector.is_contiguous() and vector.data_ptr() % 16 == 0):
-        return vector
-    return vector.clone(memory_format=torch.contiguous_format)
+    return 64 * -(-n // (64 * cluster)) * (SIZES[dtypes.x] + SIZES[dtypes.residual])
 
 
 def options_of(n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: bool, offset: bool) -> tuple[str, ...]:
@@ -253,16 +235,11 @@ def options_of(n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: b
     macros = dict(
         N=n, CLUSTER=plan.cluster, THREADS=plan.threads, RESIDENT=plan.resident, BATCH=plan.batch, HOLD=plan.hold,
         BULK=int(plan.bulk),
-        CENTERED=int(centered), X_TYPE=_NUMBERS[dtypes.x], RESIDUAL_TYPE=_NUMBERS[dtypes.residual],
-        WEIGHT_TYPE=_NUMBERS[dtypes.weight], BIAS_TYPE=_NUMBERS[dtypes.bias], Y_TYPE=_NUMBERS[dtypes.y],
-        S_TYPE=_NUMBERS[dtypes.s], STORE_S=int(own_s), HAS_OFFSET=int(offset),
+        CENTERED=int(centered), X_TYPE=NUMBERS[dtypes.x], RESIDUAL_TYPE=NUMBERS[dtypes.residual],
+        WEIGHT_TYPE=NUMBERS[dtypes.weight], BIAS_TYPE=NUMBERS[dtypes.bias], Y_TYPE=NUMBERS[dtypes.y],
+        S_TYPE=NUMBERS[dtypes.s], STORE_S=int(own_s), HAS_OFFSET=int(offset),
     )  # fmt: skip
     return ("--std=c++17", "-default-device", *(f"-D{name}={value}" for name, value in macros.items()))
-
-
-@cache
-def _capability(device_index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device_index)
 
 
 @cache
@@ -275,9 +252,9 @@ def _kernel(
     own_s: bool,
     offset: bool,
 ) -> driver.Kernel:
-    major, minor = _capability(device_index)
+    major, minor = capability(device_index)
     options = options_of(n, dtypes, plan, centered, own_s, offset)
-    cubin = nvrtc.compile_cubin(_SOURCE, (f"--gpu-architecture=sm_{major}{minor}", *options))
+    cubin = nvrtc.compile_cubin(SOURCE, (f"--gpu-architecture=sm_{major}{minor}", *options), (HEADER,))
     return driver.load(
         cubin,
         "wide_forward",

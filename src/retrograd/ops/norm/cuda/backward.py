@@ -1,0 +1,134 @@
+"""Launcher of wide_backward.cu: macros, arguments; knows no formula. The plan is `plan_clusters`."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from retrograd.ops._cuda import driver, nvrtc
+from retrograd.ops.norm.cuda.inputs import HEADER, NUMBERS, SIZES, aligned_rows, aligned_vector, capability
+from retrograd.ops.norm.plan import BackwardPlan
+from retrograd.ops.norm.spec import NormSpec
+
+SOURCE = Path(__file__).with_name("wide_backward.cu")
+
+
+class BackwardKind(NamedTuple):
+    """What a kernel is compiled for, beside its plan: dtypes, and which sums are kept."""
+
+    s: torch.dtype
+    grad_out: torch.dtype
+    weight: torch.dtype | None
+    grad: torch.dtype
+    centered: bool
+    weight_sum: bool
+    bias_sum: bool
+    offset: bool
+
+
+def norm_bwd_wide(
+    grad_out: torch.Tensor,
+    s: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+    spec: NormSpec,
+    plan: BackwardPlan,
+    *,
+    dtype: torch.dtype,
+    weight_sum: bool,
+    bias_sum: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Launch the backward for wide rows and return the gradient of s and the parts of the sums for weight and bias.
+
+    Args:
+        grad_out: [M, N] float32, float16 or bfloat16, M >= 1; rows at any distance, 0 included. Rows that do not start
+            at multiples of 16 bytes are copied.
+        s: [M, N] likewise, what the forward normalised.
+        weight: [N] or None for ones; any of these dtypes.
+        mean: [M] float32 of the forward, None for RMSNorm.
+        rstd: [M] float32 of the forward.
+        spec: which norm.
+        plan: of `plan_clusters`.
+        dtype: of the gradient.
+        weight_sum: Whether the sums of grad_out * xhat are wanted.
+        bias_sum: Whether the sums of grad_out are wanted.
+
+    Returns:
+        the gradient [M, N]; the parts [P, N] float32 of both sums, None for those not wanted, P being the number of
+        clusters that the GPU holds at a time, or M if that is less.
+
+    Raises:
+        RuntimeError: s is not on a GPU of compute capability 9.0 or more, or no such cluster fits there.
+        NativeBuildError: there is no NVRTC.
+
+    Numerics: float32 inside. The same bits for a row whatever M is, for one plan; the parts depend on P, in a fixed
+    order.
+    """
+    rows, n = s.shape
+    device = s.device
+    if device.type != "cuda" or capability(device.index)[0] < 9:
+        raise RuntimeError(
+            f"norm_bwd_wide got a tensor on {device}, expected a GPU of compute capability 9.0 or more; use "
+            "impl='triton'"
+        )
+    grad_out, s, weight = _rows(grad_out), _rows(s), aligned_vector(weight)
+    kind = BackwardKind(
+        s.dtype, grad_out.dtype, None if weight is None else weight.dtype, dtype,
+        spec.centered, weight_sum, bias_sum, spec.weight_offset != 0,
+    )  # fmt: skip
+    with torch.cuda.device(device):
+        kernel = _kernel(device.index, n, kind, plan)
+        groups = min(rows, kernel.max_clusters)
+        grad = s.new_empty((rows, n), dtype=dtype)
+        weight_parts = rstd.new_empty((groups, n)) if weight_sum else None
+        bias_parts = rstd.new_empty((groups, n)) if bias_sum else None
+        pointers = (grad_out, s, weight, mean, rstd, grad, weight_parts, bias_parts)
+        args = (
+            *(ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in pointers),
+            *(ctypes.c_longlong(t.stride(0)) for t in (grad_out, s)),
+            ctypes.c_int(rows),
+            ctypes.c_float(spec.weight_offset),
+        )
+        kernel.launch(groups, args)
+    return grad, weight_parts, bias_parts
+
+
+def options_of(n: int, kind: BackwardKind, plan: BackwardPlan) -> tuple[str, ...]:
+    """For NVRTC, all but the architecture."""
+    macros = dict(
+        N=n, CLUSTER=plan.slices, THREADS=32 * plan.num_warps, SLOTS=plan.num_stages, CENTERED=int(kind.centered),
+        S_TYPE=NUMBERS[kind.s], GRAD_OUT_TYPE=NUMBERS[kind.grad_out], WEIGHT_TYPE=NUMBERS[kind.weight],
+        GRAD_TYPE=NUMBERS[kind.grad], WEIGHT_SUM=int(kind.weight_sum), BIAS_SUM=int(kind.bias_sum),
+        HAS_OFFSET=int(kind.offset),
+    )  # fmt: skip
+    return ("--std=c++17", "-default-device", *(f"-D{name}={value}" for name, value in macros.items()))
+
+
+def shared_bytes(n: int, kind: BackwardKind, plan: BackwardPlan) -> int:
+    """Of dynamic shared memory in a CTA."""
+    return plan.num_stages * n // plan.slices * (SIZES[kind.s] + SIZES[kind.grad_out])
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    aligned = aligned_rows(tensor)
+    assert aligned is not None
+    return aligned
+
+
+@cache
+def _kernel(device_index: int, n: int, kind: BackwardKind, plan: BackwardPlan) -> driver.Kernel:
+    major, minor = capability(device_index)
+    options = (f"--gpu-architecture=sm_{major}{minor}", *options_of(n, kind, plan))
+    return driver.load(
+        nvrtc.compile_cubin(SOURCE, options, (HEADER,)),
+        "wide_backward",
+        device_index,
+        cluster=plan.slices,
+        threads=32 * plan.num_warps,
+        shared_bytes=shared_bytes(n, kind, plan),
+    )

@@ -1,0 +1,43 @@
+"""What the tests of the clustered kernels share."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from retrograd.ops._cuda import nvrtc
+
+SHARED_LIMIT = 227 * 1024  # of a multiprocessor of sm_90
+_WIDE = re.compile(r"LDG(STS)?\.\S*128")
+
+needs_nvrtc = pytest.mark.skipif(not nvrtc.is_there(), reason="no NVRTC here: it comes with PyTorch for CUDA")
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.version.hip is not None or torch.cuda.get_device_capability()[0] < 9,
+        reason="needs an NVIDIA GPU of compute capability 9.0 or more: clusters",
+    ),
+]
+
+
+def gpu_test(function):
+    for mark in needs_gpu:
+        function = mark(function)
+    return function
+
+
+def narrow_loads(cubin: bytes, folder: Path) -> list[str]:
+    """Global loads of less than 16 bytes; fails where registers are spilled."""
+    path = folder / "wide.cubin"
+    path.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    assert "STACK:0" in usage, usage
+    assert "LOCAL:0" in usage, usage
+    code = subprocess.run([tool.with_name("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
+    return [line for line in code.splitlines() if re.search(r"\b(LDG|LDGSTS)\b", line) and not _WIDE.search(line)]
