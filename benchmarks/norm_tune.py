@@ -232,7 +232,7 @@ class Replay:
             with torch.cuda.graph(self._graph, stream=stream):
                 for i in range(self._calls):
                     if large:
-                        self._kept.clear()  # outputs of many plans would not fit; the next call writes to the same place
+                        self._kept.clear()  # outputs of many plans would not fit: each call writes to the same place
                     self._kept.append(run(sets[i % len(sets)]))
 
     def take(self) -> None:

@@ -81,7 +81,13 @@ __device__ __forceinline__ Policy evicted_last() {
     return policy;
 }
 
-// BYTES (8 or 16) to shared memory, for this thread.
+// The same address, of which the compiler does not know that threads have a part in common. It would take that from a
+// uniform register, and a copy with a policy and such an address is an instruction that an H200 does not know (CUDA 13.0).
+__device__ __forceinline__ Address of_this_thread(Address address) {
+    return __shfl_sync(0xffffffffu, address, threadIdx.x % 32);
+}
+
+// BYTES (8 or 16) to shared memory, for this thread; `to` comes from `of_this_thread`.
 template <int BYTES>
 __device__ __forceinline__ void copy_in(Address to, const char* from, Policy policy) {
     const auto source = __cvta_generic_to_global(from);

@@ -106,19 +106,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_arrive();
 
-    const Address s_at = address(buffers) + threadIdx.x * VEC * S_SIZE;
-    const Address grad_out_at = address(buffers) + GRAD_OUT_AT + threadIdx.x * VEC * GRAD_OUT_SIZE;
-    const auto ask = [&](int slot, long long row, int j) {
+    // A slot goes by where this thread's first piece of s lies in it.
+    const Address first_slot = of_this_thread(address(buffers) + threadIdx.x * VEC * S_SIZE);
+    const Address last_slot = first_slot + (SLOTS - 1) * SLOT;
+    const auto next = [&](Address slot) { return slot == last_slot ? first_slot : slot + SLOT; };
+    const auto s_at = [](Address slot, int j) { return slot + j * STEP * S_SIZE; };
+    const auto grad_out_at = [](Address slot, int j) {
+        return slot + threadIdx.x * VEC * (GRAD_OUT_SIZE - S_SIZE) + GRAD_OUT_AT + j * STEP * GRAD_OUT_SIZE;
+    };
+    const auto ask = [&](Address slot, long long row, int j) {
         const int column = first_column + j * STEP;
-        copy_in<VEC * S_SIZE>(s_at + slot * SLOT + j * STEP * S_SIZE, s_in + (row * s_stride + column) * S_SIZE, policy);
-        copy_in<VEC * GRAD_OUT_SIZE>(grad_out_at + slot * SLOT + j * STEP * GRAD_OUT_SIZE,
-                                     grad_out + (row * grad_out_stride + column) * GRAD_OUT_SIZE, policy);
+        copy_in<VEC * S_SIZE>(s_at(slot, j), s_in + (row * s_stride + column) * S_SIZE, policy);
+        copy_in<VEC * GRAD_OUT_SIZE>(grad_out_at(slot, j), grad_out + (row * grad_out_stride + column) * GRAD_OUT_SIZE,
+                                     policy);
     };
-    const auto s_of = [&](int slot, int j, float (&s)[VEC]) {
-        widen<S_TYPE>(load_shared<S_TYPE>(s_at + slot * SLOT + j * STEP * S_SIZE), s);
-    };
-    const auto grad_out_of = [&](int slot, int j, float (&g)[VEC]) {
-        widen<GRAD_OUT_TYPE>(load_shared<GRAD_OUT_TYPE>(grad_out_at + slot * SLOT + j * STEP * GRAD_OUT_SIZE), g);
+    const auto s_of = [&](Address slot, int j, float (&s)[VEC]) { widen<S_TYPE>(load_shared<S_TYPE>(s_at(slot, j)), s); };
+    const auto grad_out_of = [&](Address slot, int j, float (&g)[VEC]) {
+        widen<GRAD_OUT_TYPE>(load_shared<GRAD_OUT_TYPE>(grad_out_at(slot, j)), g);
     };
     // A group a row, empty ones too, so that how many may be under way is always the same.
     const auto commit = [] { asm volatile("cp.async.commit_group;" ::: "memory"); };
@@ -127,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
         const long long row = group + static_cast<long long>(i) * groups;
         if (row < rows)
 #pragma unroll
-            for (int j = 0; j < VECS; ++j) ask(i, row, j);
+            for (int j = 0; j < VECS; ++j) ask(first_slot + i * SLOT, row, j);
         commit();
     }
     Raw<WEIGHT_TYPE> weights[VECS];
@@ -148,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
         return load_float(rstd_in + min(row, static_cast<long long>(rows - 1)));
     };
 
-    const auto publish = [&](int slot, int round, float mean, float rstd) {
+    const auto publish = [&](Address slot, int round, float mean, float rstd) {
         float products[4] = {0.0f, 0.0f, 0.0f, 0.0f}, plain[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int j = 0; j < VECS; ++j) {
@@ -172,7 +176,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
             arrive(&shared.there[round]);
         }
     };
-    int ahead_slot = 0, ahead_round = 0;
+    Address ahead_slot = first_slot;
+    int ahead_round = 0;
     float ahead_mean = mean_of(group), ahead_rstd = rstd_of(group);
     const auto publish_next = [&](long long row) {
         asm volatile("cp.async.wait_group %0;" ::"n"(SLOTS - 2) : "memory");
@@ -180,14 +185,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
         ahead_mean = mean_of(row + groups);  // asked for a row before they are used
         ahead_rstd = rstd_of(row + groups);
         if (row < rows) publish(ahead_slot, ahead_round, mean, rstd);
-        ahead_slot = ahead_slot + 1 == SLOTS ? 0 : ahead_slot + 1;
+        ahead_slot = next(ahead_slot);
         ahead_round = (ahead_round + 1) % ROUND;
     };
 
     float weight_sum[WEIGHT_SUM ? VECS : 1][VEC] = {}, bias_sum[BIAS_SUM ? VECS : 1][VEC] = {};
     if constexpr (CLUSTER > 1) cluster_wait();
     publish_next(group);
-    int slot = 0, round = 0;
+    Address slot = first_slot;
+    int round = 0;
     unsigned parity = 0;
 #pragma unroll 1
     for (long long row = group; row < rows; row += groups) {
@@ -227,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
             store_passing<GRAD_TYPE>(to + j * STEP * GRAD_SIZE, rounded<GRAD_TYPE>(s));
         }
         commit();
-        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        slot = next(slot);
         round = (round + 1) % ROUND;
         parity ^= round == 0;
     }

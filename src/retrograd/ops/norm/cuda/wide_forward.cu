@@ -193,8 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
         cluster_arrive();
     }
 
-    const Address x_at = address(buffers) + threadIdx.x * VEC * X_SIZE;
-    const Address residual_at = address(buffers) + RESIDUAL_AT + threadIdx.x * VEC * RESIDUAL_SIZE;
+    const Address x_at = of_this_thread(address(buffers) + threadIdx.x * VEC * X_SIZE);
+    const Address residual_at = of_this_thread(address(buffers) + RESIDUAL_AT + threadIdx.x * VEC * RESIDUAL_SIZE);
     if constexpr (!BULK) {
 #pragma unroll
         for (int j = 0; j < VECS; ++j) {
