@@ -157,9 +157,11 @@ _BACKWARD_SLICES = {
     (True, 2): (_Slice(16384, 8, 1), _Slice(8192, 4, 2, 3, 4), 32768),
     (True, 3): (_Slice(8192, 4, 2), _Slice(16384, 8, 1), 65536),
 }
-# Rows in shared memory, columns a program, warps, and clusters for which that is the best: with more columns a program,
-# and so fewer programs to wait for, only 120 of 132 multiprocessors find a cluster of 8 (97 % of the copy bandwidth).
-_CLUSTER_LAYOUTS = ((6, 8192, 16, (2, 4)), (3, 16384, 8, (1, 2, 4, 8)))
+# Rows in shared memory, columns a program at most, warps, and clusters: H200, LayerNorm and RMSNorm, share of the copy.
+# At 16384 columns two programs of 8192 (96 and 98 %) are ahead of one (92, 94) and of four (95, 97), at 32768 eight of
+# 4096, several on a multiprocessor (95, 96), of four (94, 96) and two (93, 95); from 65536 on programs of 16384 (96 to
+# 98 %), although only 120 of 132 multiprocessors find a cluster of eight of them. Sixteen reach 87 %.
+_CLUSTER_LAYOUTS = ((4, 8192, 16, (2,)), (3, 4096, 8, (8,)), (3, 16384, 8, (1, 2, 4, 8)))
 # Of 227 KiB, less words and barriers.
 _CLUSTER_BYTES = 216 * 1024
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
