@@ -7,6 +7,9 @@ values are their own flag and no fence is needed. Words are added in the order o
 A row is looked at twice. AHEAD rows before its turn its sums are published, from memory; at its turn it comes from L2
 and the neighbours' words have long been there: nothing waits, and nothing of a row is held in between. What is written
 is to leave L2 before what is to be read again (`evict_first`): 3 % for RMSNorm at 131072 columns, else 1 %.
+
+Where there are thread block clusters `ops/norm/cuda` reads most such rows once; what is left are three tensors to read,
+rows that do not fall into whole pieces, and older GPUs.
 """
 
 from __future__ import annotations
