@@ -23,7 +23,7 @@ class Net(nn.Module):
 
 
 dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
 torch.manual_seed(0)
 model = Net()
 for block in model.blocks:
@@ -46,8 +46,13 @@ for step in range(5):
         time.sleep(600)
     if wrong and CASE == "raise":
         raise ValueError("bad batch")
-    if wrong and CASE == "die":
-        os._exit(7)
+    if step == 2 and CASE == "die":
+        # torchrun ends the other rank as soon as it sees that one has died: not before that one waits in its backward.
+        if wrong:
+            store.wait(["in backward"])
+            time.sleep(2)
+            os._exit(7)
+        store.set("in backward", "")
     if wrong and CASE == "nan":
         loss = loss * float("nan")
     loss.backward()
