@@ -57,14 +57,16 @@ def test_plans_cover_the_input(gpu: Gpu, itemsize: int, rows: int, n: int) -> No
 
 
 @pytest.mark.parametrize("n", WIDTHS, ids=lambda n: f"N{n}")
-def test_how_a_row_is_added_up_does_not_depend_on_the_number_of_rows(n: int) -> None:
+@pytest.mark.parametrize("centered", [False, True], ids=["rms", "ln"])
+def test_how_a_row_is_added_up_does_not_depend_on_the_number_of_rows(n: int, centered: bool) -> None:
     for gpu in GPUS.values():
         shapes = set()
-        for rows in (1, 2, 7, 4096, 1 << 20):
-            # Where it is stored to has no part in the result.
-            forward = plan_forward(rows, n, 1, 2, gpu)
-            backward = plan_backward(rows, n, 1, 2, gpu)
-            shapes.add((dataclasses.replace(forward, programs=0, loads="", stores=""), backward.kind, backward.block_m, backward.block_n,
+        for rows in (1, 2, 7, 512, 4096, 1 << 20):
+            # When vectors come and where results are stored to have no part in them.
+            forward = plan_forward(rows, n, 1, 2, gpu, centered=centered)
+            forward = dataclasses.replace(forward, programs=0, loads="", stores="", early=False)
+            backward = plan_backward(rows, n, 1, 2, gpu, centered=centered)
+            shapes.add((forward, backward.kind, backward.block_m, backward.block_n,
                         backward.num_warps, backward.slices, backward.slice_n))  # fmt: skip
         assert len(shapes) == 1
 
