@@ -7,8 +7,8 @@
 // only the thread that is to use an element writes and reads it: a piece is overwritten by that of a later row, which is
 // asked for as soon as it has been used. So threads of a CTA wait for each other only where they wait for the words.
 //
-// Words lie in a ring of ROUND rows. A CTA that is a row ahead of the slowest warp of the cluster sends the words of three
-// rows more at most, because then it needs the ones that this warp has not sent yet.
+// Words lie in a ring of ROUND rows. While the slowest warp of the cluster reads those of row r, it has sent its own of
+// row r + 1; others, which take a row only when all its words have come, send those of row r + 3 at most.
 //
 // The order of every sum over a row depends on N and the macros, that over rows on the number of clusters too.
 
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
     const auto grad_out_of = [&](Address slot, int j, float (&g)[VEC]) {
         widen<GRAD_OUT_TYPE>(load_shared<GRAD_OUT_TYPE>(grad_out_at(slot, j)), g);
     };
-    // A group a row, empty ones too, so that how many may be under way is always the same.
+    // A group of copies a row, empty ones too, so that how many may be under way is always the same.
     const auto commit = [] { asm volatile("cp.async.commit_group;" ::: "memory"); };
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i) {
