@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from retrograd.trace.statistics import host, plain
+from retrograd.trace.statistics import gather, host, plain
 from retrograd.trace.statistics.digest import BLOCK, UNIT
 
 
@@ -181,3 +182,13 @@ def test_a_digest_tells_rows_that_changed_places(dtype):
 def test_no_digest_is_shared_by_many_small_tensors():
     seen = {host.measure(torch.tensor([a, b], dtype=torch.float32))[7] for a in range(60) for b in range(60)}
     assert len(seen) == 3600
+
+
+@pytest.mark.parametrize("kernel", [SimpleNamespace(FEW_BYTES=4096), None], ids=["kernel", "none"])
+def test_as_much_waits_as_the_smallest_gpu_has_room_for(kernel, monkeypatch):
+    memories = [1 << 37, 1 << 34]
+    monkeypatch.setattr(gather, "_kernel", lambda: kernel)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memories))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(total_memory=memories[at]))
+    assert gather.tables() == ("cuda", 4096 if kernel else 0, 1 << 26)

@@ -82,6 +82,40 @@ def test_machine_code_does_not_spill(name: str, n: int, centered: bool, arch: st
     assert all(" LDG.E.CONSTANT " in line for line in narrow) or itemsize == 4, narrow
 
 
+def by_torch(grad_out, s, weight, mean, rstd, spec, plan, *, dtype, weight_sum, bias_sum):
+    """What norm_bwd_wide returns, from three clusters, in float64."""
+    s, g, rstd = s.double(), grad_out.double(), rstd.double()[:, None]
+    h = (s if mean is None else s - mean.double()[:, None]) * rstd
+    sums = [
+        torch.stack([part[i::3].sum(0) for i in range(3)]).float() if wanted else None
+        for part, wanted in ((g * h, weight_sum), (g, bias_sum))
+    ]
+    if weight is not None:
+        g = g * (weight.double() + spec.weight_offset)
+    grad = g - h * (g * h).mean(1, keepdim=True) - (0 if mean is None else g.mean(1, keepdim=True))
+    return (grad * rstd).to(dtype), *sums
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize(
+    "frozen",
+    [(), ("weight", "bias"), ("x",), ("x", "weight"), ("bias", "residual")],
+    ids=lambda v: "-".join(v) or "none",
+)
+def test_what_the_kernel_leaves_becomes_the_gradients(
+    norm: str, frozen: tuple[str, ...], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from retrograd.ops.norm import cuda
+    from retrograd.ops.norm.triton import launch
+
+    calls = []
+    monkeypatch.setattr(launch, "_has_clusters", lambda _: True)
+    monkeypatch.setattr(launch, "_forward_by_clusters", lambda *_: False)
+    monkeypatch.setattr(cuda, "norm_bwd_wide", lambda *args, **kw: calls.append(kw) or by_torch(*args, **kw))
+    check(make_inputs((7, 16384), F32, device), norm, frozen=frozen, impl="triton")
+    assert calls == [dict(dtype=F32, weight_sum="weight" not in frozen, bias_sum="bias" not in frozen)]
+
+
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Widths that the clustered kernel is launched for, from now on."""
     from retrograd.ops.norm import cuda

@@ -240,13 +240,13 @@ def _rows(
 
 
 def tables() -> tuple[str, int, int]:
-    """On which devices tensors are measured by tables, up to how many bytes one has few programs, and how many bytes
-    may wait: 0 and 0 for none."""
-    kernel = _kernel() if torch.cuda.is_available() else None
-    if kernel is None:
+    """On which devices tensors wait to be measured by tables, up to how many bytes one has few programs, and how many
+    bytes may wait. Without the kernel the second is 0: they wait all the same, and are measured one by one."""
+    if not torch.cuda.is_available():
         return "cuda", 0, 0
+    kernel = _kernel()
     memory = min(torch.cuda.get_device_properties(at).total_memory for at in range(torch.cuda.device_count()))
-    return "cuda", kernel.FEW_BYTES, memory // _SHARE
+    return "cuda", 0 if kernel is None else kernel.FEW_BYTES, memory // _SHARE
 
 
 def _wait(device: torch.device) -> None:

@@ -76,7 +76,7 @@ def norm_bwd_wide(
             f"norm_bwd_wide got a tensor on {device}, expected a GPU of compute capability 9.0 or more; use "
             "impl='triton'"
         )
-    grad_out, s, weight = _rows(grad_out), _rows(s), aligned_vector(weight)
+    grad_out, s, weight = aligned_rows(grad_out), aligned_rows(s), aligned_vector(weight)
     kind = BackwardKind(
         s.dtype, grad_out.dtype, None if weight is None else weight.dtype, dtype,
         spec.centered, weight_sum, bias_sum, spec.weight_offset != 0,
@@ -112,12 +112,6 @@ def options_of(n: int, kind: BackwardKind, plan: BackwardPlan) -> tuple[str, ...
 def shared_bytes(n: int, kind: BackwardKind, plan: BackwardPlan) -> int:
     """Of dynamic shared memory in a CTA."""
     return plan.num_stages * n // plan.slices * (SIZES[kind.s] + SIZES[kind.grad_out])
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    aligned = aligned_rows(tensor)
-    assert aligned is not None
-    return aligned
 
 
 @cache

@@ -191,7 +191,8 @@ def plan_wide(n: int, dtypes: _Dtypes, centered: bool, arch: int = 90, cluster: 
         fits = (
             slice_bytes <= layout.most_bytes
             and (not layout.whole or batch == _pieces(n, dtypes, size, layout.threads))
-            and (not layout.hold or (centered and _may_hold(n, dtypes, size, layout.threads, arch)))
+            and (not layout.hold or (centered and _may_hold(n, dtypes, size, layout.threads)))
+            and not (layout.hold and arch >= 100 and dtypes.x.itemsize == 4)  # 8 bytes a thread would spill
         )
         if fits and cluster in (None, size):
             bulk = size == 2 and not centered
@@ -212,10 +213,8 @@ def _batch(n: int, dtypes: _Dtypes, cluster: int, threads: int, registers: int) 
     return max(1, min(_MOST_BATCH, most, _pieces(n, dtypes, cluster, threads)))
 
 
-def _may_hold(n: int, dtypes: _Dtypes, cluster: int, threads: int, arch: int = 90) -> bool:
+def _may_hold(n: int, dtypes: _Dtypes, cluster: int, threads: int) -> bool:
     """Whether pieces of weight and bias fit the places of x, all of them there, and are many enough."""
-    if arch >= 100 and dtypes.x.itemsize == 4:
-        return False  # spills 8 bytes a thread
     alike = dtypes.residual is None and len({SIZES[t] for t in (dtypes.x, dtypes.weight, dtypes.bias)}) == 1
     pieces = _pieces(n, dtypes, cluster, threads)
     whole = n == cluster * threads * dtypes.vec * pieces

@@ -14,7 +14,7 @@ SIZES = {None: 0, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
 
 @cache
 def capability(device_index: int) -> tuple[int, int]:
-    """Of a GPU."""
+    """The compute capability of a GPU."""
     return torch.cuda.get_device_capability(device_index)
 
 

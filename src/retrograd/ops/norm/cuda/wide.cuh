@@ -157,16 +157,28 @@ __device__ __forceinline__ Raw<TYPE> load_global(const char* from) {
     return raw;
 }
 
-template <int TYPE>
+// PASSING: to leave L1 and L2 before what is read.
+template <int TYPE, bool PASSING = false>
 __device__ __forceinline__ void store_global(char* to, const Raw<TYPE>& raw) {
-    if constexpr (Raw<TYPE>::WORDS == 2)
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(raw.word[0]), "r"(raw.word[1]) : "memory");
-    else
+    if constexpr (Raw<TYPE>::WORDS == 2) {
+        if constexpr (PASSING)
+            asm volatile("st.global.L1::evict_first.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(raw.word[0]),
+                         "r"(raw.word[1])
+                         : "memory");
+        else
+            asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(raw.word[0]), "r"(raw.word[1]) : "memory");
+    } else {
 #pragma unroll
         for (int i = 0; i < Raw<TYPE>::WORDS; i += 4)
-            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * i), "r"(raw.word[i]),
-                         "r"(raw.word[i + 1]), "r"(raw.word[i + 2]), "r"(raw.word[i + 3])
-                         : "memory");
+            if constexpr (PASSING)
+                asm volatile("st.global.L1::evict_first.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * i),
+                             "r"(raw.word[i]), "r"(raw.word[i + 1]), "r"(raw.word[i + 2]), "r"(raw.word[i + 3])
+                             : "memory");
+            else
+                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * i), "r"(raw.word[i]),
+                             "r"(raw.word[i + 1]), "r"(raw.word[i + 2]), "r"(raw.word[i + 3])
+                             : "memory");
+    }
 }
 
 template <int TYPE>

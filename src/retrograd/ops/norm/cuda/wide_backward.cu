@@ -63,20 +63,6 @@ __device__ __forceinline__ float load_float(const float* from) {
     return value;
 }
 
-// To leave L1 and L2 before what is read: 1 to 3 % at 65536 and 131072 columns, together with the policy of reads.
-template <int TYPE>
-__device__ __forceinline__ void store_passing(char* to, const Raw<TYPE>& raw) {
-    if constexpr (Raw<TYPE>::WORDS == 2)
-        asm volatile("st.global.L1::evict_first.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(raw.word[0]), "r"(raw.word[1])
-                     : "memory");
-    else
-#pragma unroll
-        for (int i = 0; i < Raw<TYPE>::WORDS; i += 4)
-            asm volatile("st.global.L1::evict_first.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * i),
-                         "r"(raw.word[i]), "r"(raw.word[i + 1]), "r"(raw.word[i + 2]), "r"(raw.word[i + 3])
-                         : "memory");
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
@@ -230,7 +216,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
                 s[e] = fmaf(-h, projection, g[e]) * rstd;
                 if constexpr (CENTERED) s[e] -= shift;
             }
-            store_passing<GRAD_TYPE>(to + j * STEP * GRAD_SIZE, rounded<GRAD_TYPE>(s));
+            // Passing, and with the policy of reads: RMSNorm 3 to 5 % at 131072 and 65536 columns, LayerNorm up to 1 %.
+            store_global<GRAD_TYPE, true>(to + j * STEP * GRAD_SIZE, rounded<GRAD_TYPE>(s));
         }
         commit();
         slot = next(slot);

@@ -178,24 +178,21 @@ def norm_bwd(
         RuntimeError: s is on the CPU and kernels are not interpreted.
 
     Numerics: float32 inside. With spec.deterministic the sums over rows have a fixed order, which depends on
-    spec.parts, or, where that is None, on the number of multiprocessors.
+    spec.parts, or, where that is None, on how many programs or clusters the GPU holds.
     """
     rows, n = s.shape
     shape = (heads, n) if heads > 1 else (n,)
     into = (into_weight, into_bias)
-    dtypes = {dtype for dtype in (x_dtype, residual_dtype) if dtype is not None}
     if plan is None and rows > 0 and n > BACKWARD_TILE_LIMIT[Backend.CUDA] and heads == 1 and spec.parts is None:
-        plan = _plan_by_clusters(s, grad_out, grad_s, dtypes)
+        plan = _plan_by_clusters(s, grad_out, grad_s, x_dtype, residual_dtype)
     if plan is not None and plan.kind is Kind.CLUSTERS:
         from retrograd.ops.norm.cuda import norm_bwd_wide
 
-        (dtype,) = dtypes
+        dtype = residual_dtype if x_dtype is None else x_dtype
         sums = dict(weight_sum=weight_dtype is not None, bias_sum=bias_dtype is not None)
         grad, *both = norm_bwd_wide(grad_out, s, weight, mean, rstd, spec, plan, dtype=dtype, **sums)
-        held = (part for part in both if part is not None)
-        tile = next((finalizer_tile(len(part), n, gpu_of(s)) for part in held), None)
         with on_device_of(s):
-            vectors = _finalize(both[0], both[1], (weight_dtype, bias_dtype), into, shape, tile, None)[0]
+            vectors = _finalize(both[0], both[1], (weight_dtype, bias_dtype), into, shape, None, None)[0]
         return None if x_dtype is None else grad, None if residual_dtype is None else grad, *vectors
     grad_x = s.new_empty((rows, n), dtype=x_dtype) if x_dtype is not None else None
     grad_residual = None
@@ -300,12 +297,17 @@ def _forward_by_clusters(
 
 
 def _plan_by_clusters(
-    s: torch.Tensor, grad_out: torch.Tensor, grad_s: torch.Tensor | None, dtypes: set[torch.dtype]
+    s: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_s: torch.Tensor | None,
+    x_dtype: torch.dtype | None,
+    residual_dtype: torch.dtype | None,
 ) -> BackwardPlan | None:
     """The plan of the clustered kernel, which reads wide rows once and writes one gradient; None where it cannot."""
+    dtypes = {x_dtype, residual_dtype} - {None}
     if grad_s is not None or len(dtypes) != 1 or not _has_clusters(s):
         return None
-    return plan_clusters(s.shape[1], max(s.element_size(), grad_out.element_size(), *(d.itemsize for d in dtypes)))
+    return plan_clusters(s.shape[1], max(s.itemsize, grad_out.itemsize, dtypes.pop().itemsize))
 
 
 def _has_clusters(tensor: torch.Tensor) -> bool:
@@ -335,7 +337,10 @@ def _finalize(
     tile: tuple[int, int] | None,
     finalizer: _Finalizer | None,
 ) -> tuple[_Pair, _Finalizer | None]:
-    """Add up the parts, cast to `dtypes` or add to `into`; the gradients that were not added elsewhere."""
+    """Add up the parts, cast to `dtypes` or add to `into`; the gradients that were not added elsewhere.
+
+    `tile` of parts and columns is the plan's; None is the best for so many.
+    """
     some = bias_parts if weight_parts is None else weight_parts
     if some is None:
         return (None, None), None
@@ -346,8 +351,9 @@ def _finalize(
     tensors = (weight_parts, bias_parts, outs[0], outs[1])
     if finalizer is not None and finalizer[0] is not None:
         relaunch(finalizer[0], (*tensors, *finalizer[1]), some.device.index)
-    elif tile is not None:
+    else:
         parts, columns = some.shape
+        tile = tile or finalizer_tile(parts, columns, gpu_of(some))
         unit = _unit(columns)
         accumulate = into[0] is not None or into[1] is not None
         rest = (parts, columns // unit, unit, accumulate, *tile)
