@@ -106,11 +106,11 @@ def test_what_the_kernel_leaves_becomes_the_gradients(
     norm: str, frozen: tuple[str, ...], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from retrograd.ops.norm import cuda
-    from retrograd.ops.norm.triton import launch
+    from retrograd.ops.norm.triton import clusters
 
     calls = []
-    monkeypatch.setattr(launch, "_has_clusters", lambda _: True)
-    monkeypatch.setattr(launch, "_forward_by_clusters", lambda *_: False)
+    monkeypatch.setattr(clusters, "has_clusters", lambda _: True)
+    monkeypatch.setattr(clusters, "forward_by_clusters", lambda *_: False)
     monkeypatch.setattr(cuda, "norm_bwd_wide", lambda *args, **kw: calls.append(kw) or by_torch(*args, **kw))
     check(make_inputs((7, 16384), F32, device), norm, frozen=frozen, impl="triton")
     assert calls == [dict(dtype=F32, weight_sum="weight" not in frozen, bias_sum="bias" not in frozen)]

@@ -21,11 +21,11 @@ from retrograd.ops.norm.plan import (
     finalizer_tile,
     next_power_of_2,
     plan_backward,
-    plan_clusters,
     plan_forward,
 )
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.norm.triton import clusters
 from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel,
     norm_bwd_kernel_dw_columns,
@@ -82,7 +82,7 @@ def norm_fwd(
     """
     rows, n = x.shape
     widest = FORWARD_TRITON_LIMIT[spec.centered, residual is not None]
-    if n > widest and plan is None and _forward_by_clusters(x, weight, bias, residual):
+    if n > widest and plan is None and clusters.forward_by_clusters(x, weight, bias, residual):
         from retrograd.ops.norm.cuda import norm_fwd_wide
 
         return norm_fwd_wide(
@@ -184,7 +184,7 @@ def norm_bwd(
     shape = (heads, n) if heads > 1 else (n,)
     into = (into_weight, into_bias)
     if plan is None and rows > 0 and n > BACKWARD_TILE_LIMIT[Backend.CUDA] and heads == 1 and spec.parts is None:
-        plan = _plan_by_clusters(s, grad_out, grad_s, x_dtype, residual_dtype)
+        plan = clusters.plan_by_clusters(s, grad_out, grad_s, x_dtype, residual_dtype)
     if plan is not None and plan.kind is Kind.CLUSTERS:
         from retrograd.ops.norm.cuda import norm_bwd_wide
 
@@ -283,45 +283,6 @@ def _walk(
             grad_out, s, mean, rstd, weight_parts, bias_parts, *sizes[:2], *sizes[3:], heads, unit, atomic,
             plan.dw_block_m, plan.dw_block_n, num_warps=4,
         )  # fmt: skip
-
-
-def _forward_by_clusters(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None
-) -> bool:
-    """Whether wide rows of x go to the clustered kernel, which reads them once."""
-    if x.shape[1] % 8 or heads_of(weight, bias) > 1 or not _has_clusters(x):
-        return False
-    from retrograd.ops.norm.cuda import fits_wide
-
-    return fits_wide(x.shape[1], x.dtype, None if residual is None else residual.dtype)
-
-
-def _plan_by_clusters(
-    s: torch.Tensor,
-    grad_out: torch.Tensor,
-    grad_s: torch.Tensor | None,
-    x_dtype: torch.dtype | None,
-    residual_dtype: torch.dtype | None,
-) -> BackwardPlan | None:
-    """The plan of the clustered kernel, which reads wide rows once and writes one gradient; None where it cannot."""
-    dtypes = {x_dtype, residual_dtype} - {None}
-    if grad_s is not None or len(dtypes) != 1 or not _has_clusters(s):
-        return None
-    return plan_clusters(s.shape[1], max(s.itemsize, grad_out.itemsize, dtypes.pop().itemsize))
-
-
-def _has_clusters(tensor: torch.Tensor) -> bool:
-    """Whether it is on a GPU for which the clustered kernels are written, and their compiler is there."""
-    if not tensor.is_cuda:
-        return False
-    gpu = gpu_of(tensor)
-    # From sm_120 on a program has 99 KiB of shared memory; the kernels' slices take up to 220.
-    if gpu.backend is not Backend.CUDA or not 90 <= gpu.arch < 120:
-        return False
-    from retrograd.ops._cuda import nvrtc
-
-    # Without its compiler the row is walked or sliced: slower, but LayerNorm of 8200 columns is nothing unusual.
-    return nvrtc.is_there()
 
 
 _Finalizer = tuple[Handle | None, tuple[Any, ...]]

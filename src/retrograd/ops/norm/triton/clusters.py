@@ -1,0 +1,49 @@
+"""Which wide rows go to the clustered kernels of `ops/norm/cuda`."""
+
+from __future__ import annotations
+
+import torch
+
+from retrograd.ops._triton.gpu import Backend
+from retrograd.ops._triton.launch import gpu_of
+from retrograd.ops.norm.plan import BackwardPlan, plan_clusters
+from retrograd.ops.norm.shapes import heads_of
+
+
+def forward_by_clusters(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None
+) -> bool:
+    """Whether wide rows of x go to the clustered kernel, which reads them once."""
+    if x.shape[1] % 8 or heads_of(weight, bias) > 1 or not has_clusters(x):
+        return False
+    from retrograd.ops.norm.cuda import fits_wide
+
+    return fits_wide(x.shape[1], x.dtype, None if residual is None else residual.dtype)
+
+
+def plan_by_clusters(
+    s: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_s: torch.Tensor | None,
+    x_dtype: torch.dtype | None,
+    residual_dtype: torch.dtype | None,
+) -> BackwardPlan | None:
+    """The plan of the clustered kernel, which reads wide rows once and writes one gradient; None where it cannot."""
+    dtypes = {x_dtype, residual_dtype} - {None}
+    if grad_s is not None or len(dtypes) != 1 or not has_clusters(s):
+        return None
+    return plan_clusters(s.shape[1], max(s.itemsize, grad_out.itemsize, dtypes.pop().itemsize))
+
+
+def has_clusters(tensor: torch.Tensor) -> bool:
+    """Whether it is on a GPU for which the clustered kernels are written, and their compiler is there."""
+    if not tensor.is_cuda:
+        return False
+    gpu = gpu_of(tensor)
+    # From sm_120 on a program has 99 KiB of shared memory; the kernels' slices take up to 220.
+    if gpu.backend is not Backend.CUDA or not 90 <= gpu.arch < 120:
+        return False
+    from retrograd.ops._cuda import nvrtc
+
+    # Without its compiler the row is walked or sliced: slower, but LayerNorm of 8200 columns is nothing unusual.
+    return nvrtc.is_there()
