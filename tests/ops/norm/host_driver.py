@@ -21,7 +21,8 @@ STUB = r"""
 #include <stdint.h>
 #include <string.h>
 typedef void *P;
-typedef struct { unsigned gx, gy, gz, bx, by, bz, shared; P stream; P attrs; unsigned n; } Config;
+typedef struct { int id; char pad[4]; int value; char rest[60]; } Attribute;
+typedef struct { unsigned gx, gy, gz, bx, by, bz, shared; P stream; Attribute *attrs; unsigned n; } Config;
 typedef int (*Sink)(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                     P stream, P *params, P extra);
 static Sink sink;
@@ -32,8 +33,9 @@ int cuLaunchKernel(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsi
   return sink(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
 }
 int cuLaunchKernelEx(Config *c, P f, P *params, P extra) {
-  if (c->n) return 1;
-  return sink(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, 0, params, extra);
+  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, told in place of what is never given.
+  if (c->n > 1 || (c->n == 1 && (c->attrs->id != 6 || c->attrs->value != 1))) return 1;
+  return sink(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, 0, params, (P)(uint64_t)c->n);
 }
 int cuCtxGetCurrent(P *c) { *c = (P)1; return 0; }
 int cuCtxSetCurrent(P c) { return 0; }
@@ -129,7 +131,7 @@ def compiled_of(function: int) -> Any:
 
 def sink(function: int, *rest: Any) -> int:
     """Write down names and bytes of the parameters; of addresses whether they are null and aligned."""
-    shape, params = rest[:7], rest[8]
+    shape, params, pdl = rest[:7], rest[8], bool(rest[9])
     kinds = [(n, k) for n, k in compiled_of(function).src.signature.items() if k != "constexpr"]
     kinds += [("global_scratch", "*"), ("profile_scratch", "*")]
     values = []
@@ -137,7 +139,7 @@ def sink(function: int, *rest: Any) -> int:
         size = 8 if kind.startswith("*") else BYTES[kind]
         data = ctypes.string_at(params[place], size)
         values.append((name, kind, data if size != 8 or name in FIXED else any(data)))
-    launches.append((function, shape, tuple(values)))
+    launches.append((function, shape, pdl, tuple(values)))
     return 0
 
 
@@ -155,7 +157,7 @@ def refuse(*_: Any) -> None:
 
 launch.relaunch = refuse
 module = host_library.load(Path(sys.argv[2]))
-module.use_cpu(ctypes.cast(stub.cuLaunchKernel, ctypes.c_void_p).value)
+module.use_cpu(*(ctypes.cast(f, ctypes.c_void_p).value for f in (stub.cuLaunchKernel, stub.cuLaunchKernelEx)))
 recipes.connect(module)
 
 
@@ -173,7 +175,9 @@ def compare(norm: str, shape: tuple[int, ...], dtype: torch.dtype, given: str, *
         torch.autograd.grad(out, list(args.values()), grad.to(out.dtype))
         seen.append(list(launches))
     assert seen[0] == seen[1], "\n".join(map(str, seen))
-    assert any(name in FIXED for _, _, params in seen[0] for name, _, _ in params)
+    assert any(name in FIXED for *_, params in seen[0] for name, _, _ in params)
+    # All begin while the kernel ahead of them ends.
+    assert all(pdl for _, _, pdl, _ in seen[0])
     return len(seen[0])
 
 

@@ -73,3 +73,42 @@ def test_two_devices_in_one_process():
         outs.append([t.detach().cpu() for t in (y, *grads)])
     for other in outs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
+
+
+# On Hopper and later they are launched before what runs ahead of them has ended. Tiles, a walk, slices, clusters.
+@pytest.mark.parametrize(
+    ("m", "n"), [(512, 4096), (3, 256), (4096, 1024), (4096, 2000), (256, 8192), (64, 20040), (64, 65536)]
+)
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_kernels_wait_for_what_runs_ahead_of_them(norm, m, n):
+    gen = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(m, n, device="cuda", generator=gen).bfloat16()
+    weight = torch.randn(n, device="cuda", generator=gen).bfloat16().requires_grad_()
+    op = getattr(rg.ops, norm)
+
+    def chain(wait):
+        # Behind kernels of its own and of torch's, in memory that was freed while kernels still used it.
+        y, seen = x, torch.zeros(3, device="cuda", dtype=torch.float64)
+        for step in range(50):
+            y = y.detach().requires_grad_()
+            out = op(op(y, weight, impl="triton"), weight, impl="triton")
+            if wait:
+                torch.cuda.synchronize()
+            grads = torch.autograd.grad(out, (y, weight), out)
+            if wait:
+                torch.cuda.synchronize()
+            seen += torch.stack([t.detach().double().sum() for t in (out, *grads)])
+            y = grads[0] + x if step % 3 else grads[0].mul_(1.25)
+        return y, seen
+
+    alone, together = chain(True), chain(False)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        chain(False)
+        with torch.cuda.graph(graph, stream=stream):
+            captured = chain(False)
+    graph.replay()
+    torch.cuda.synchronize()
+    for other in (together, captured):
+        assert all(torch.equal(a, b) for a, b in zip(alone, other, strict=True))

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+PDL_FROM_ARCH = 90
+_PDL_FROM_DRIVER = 12030  # the first that captures such launches into graphs
 _DYNAMIC_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _PORTABLE_CLUSTER = 8
 
 
-class _ClusterAttribute(ctypes.Structure):
+class _Attribute(ctypes.Structure):
     _fields_ = (
         ("id", ctypes.c_int),
         ("pad", ctypes.c_char * 4),
@@ -31,7 +34,7 @@ class _Config(ctypes.Structure):
         *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")),
         ("shared_bytes", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_ClusterAttribute)),
+        ("attributes", ctypes.POINTER(_Attribute)),
         ("attribute_count", ctypes.c_uint),
     )
 
@@ -46,6 +49,7 @@ class Kernel:
     threads: int
     shared_bytes: int
     max_clusters: int  # resident at a time
+    pdl: bool
 
     def launch(self, clusters: int, args: tuple[Any, ...], *, rows: int = 1) -> None:
         """Run `rows` times `clusters` clusters on the current stream; the device has to be the current one.
@@ -56,12 +60,14 @@ class Kernel:
             rows: the grid's second dimension, up to 65535.
         """
         stream = torch.cuda.current_stream(self.device_index).cuda_stream
-        config = _config(clusters * self.cluster, rows, self.threads, self.shared_bytes, self.cluster, stream)
+        config = _config(clusters * self.cluster, rows, self.threads, self.shared_bytes, self.cluster, stream, self.pdl)
         given = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
         _check(_library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), given, None))
 
 
-def load(cubin: bytes, name: str, device_index: int, *, cluster: int, threads: int, shared_bytes: int) -> Kernel:
+def load(
+    cubin: bytes, name: str, device_index: int, *, cluster: int, threads: int, shared_bytes: int, pdl: bool = False
+) -> Kernel:
     """The kernel `name` of `cubin` on a device, which has to be the current one.
 
     Args:
@@ -71,6 +77,7 @@ def load(cubin: bytes, name: str, device_index: int, *, cluster: int, threads: i
         cluster: CTAs in a cluster.
         threads: in a CTA.
         shared_bytes: of dynamic shared memory in a CTA.
+        pdl: launched while the kernel ahead of it ends, for which it waits (`griddepcontrol.wait`); see `has_pdl`.
 
     Raises:
         RuntimeError: the driver refuses it, or no cluster of that size fits on the device.
@@ -96,14 +103,31 @@ def load(cubin: bytes, name: str, device_index: int, *, cluster: int, threads: i
             f"no cluster of {cluster} CTAs with {threads} threads and {shared_bytes} bytes of shared memory fits on "
             f"cuda:{device_index}; ask for a smaller one"
         )
-    return Kernel(function.value or 0, device_index, cluster, threads, shared_bytes, clusters.value)
+    return Kernel(function.value or 0, device_index, cluster, threads, shared_bytes, clusters.value, pdl)
 
 
-def _config(ctas: int, rows: int, threads: int, shared_bytes: int, cluster: int, stream: int) -> _Config:
-    attribute = _ClusterAttribute(id=_CLUSTER_DIMENSION)
-    attribute.value[0], attribute.value[1], attribute.value[2] = cluster, 1, 1
-    # The struct keeps the attribute alive. GPUs before sm_90 know no clusters and refuse the attribute.
-    return _Config(ctas, rows, 1, threads, 1, 1, shared_bytes, stream, ctypes.pointer(attribute), int(cluster > 1))
+def has_pdl(arch: int) -> bool:
+    """Whether programmatic dependent launch works on compute capability arch / 10, in captured graphs too."""
+    if arch < PDL_FROM_ARCH:
+        return False
+    version = ctypes.c_int()
+    _check(_library().cuDriverGetVersion(ctypes.byref(version)))
+    return version.value >= _PDL_FROM_DRIVER
+
+
+def _config(
+    ctas: int, rows: int, threads: int, shared_bytes: int, cluster: int, stream: int, pdl: bool = False
+) -> _Config:
+    attributes = (_Attribute * 2)()  # the struct keeps them alive
+    count = 0
+    if cluster > 1:  # GPUs before sm_90 know no clusters and refuse the attribute
+        attributes[count].id = _CLUSTER_DIMENSION
+        attributes[count].value[:3] = cluster, 1, 1
+        count += 1
+    if pdl:
+        attributes[count].id, attributes[count].value[0] = _PDL, 1
+        count += 1
+    return _Config(ctas, rows, 1, threads, 1, 1, shared_bytes, stream, attributes, count)
 
 
 def _enter_context(device_index: int) -> None:

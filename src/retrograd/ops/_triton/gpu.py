@@ -16,8 +16,12 @@ class Backend(Enum):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device to plan for: who runs the kernels, on how many multiprocessors, NVIDIA's compute capability x 10."""
+    """A device to plan for: who runs the kernels, on how many multiprocessors, NVIDIA's compute capability x 10.
+
+    `pdl`: a kernel may be launched while the one ahead of it ends (programmatic dependent launch).
+    """
 
     backend: Backend
     num_sms: int
     arch: int = 90
+    pdl: bool = False

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from retrograd import config, interpreter
+from retrograd.ops._cuda import driver
 from retrograd.ops._triton.gpu import Backend, Gpu
 
 # The interpreter runs programs one after another; the number only shapes the plan.
@@ -28,7 +29,8 @@ def dry(num_sms: int, hip: bool = False, arch: int = 90) -> Iterator[None]:
 
     For whoever records launches instead of executing them; launching for real inside is an error of Triton's.
     """
-    token = _DRY.set(Gpu(Backend.HIP if hip else Backend.CUDA, num_sms, 0 if hip else arch))
+    gpu = Gpu(Backend.HIP, num_sms, 0) if hip else Gpu(Backend.CUDA, num_sms, arch, pdl=arch >= driver.PDL_FROM_ARCH)
+    token = _DRY.set(gpu)
     try:
         yield
     finally:
@@ -79,8 +81,15 @@ class Handle(NamedTuple):
     compiled: Any = None
 
 
-def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], **options: Any) -> Handle | None:
-    """kernel[grid](*args, **options); what `relaunch` needs, or None where nothing was compiled."""
+def launch(
+    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], *, pdl: bool = False, **options: Any
+) -> Handle | None:
+    """kernel[grid](*args, **options); what `relaunch` needs, or None where nothing was compiled.
+
+    `pdl`: it is launched while the kernel ahead of it ends, and waits for that before it touches memory.
+    """
+    if pdl:
+        options["launch_pdl"] = True  # other backends of Triton do not know it
     compiled = kernel[grid](*args, **options)
     function = getattr(compiled, "function", None)
     if function is None:
@@ -125,4 +134,5 @@ def _cuda_gpu(index: int) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
     if torch.version.hip is not None:
         return Gpu(Backend.HIP, properties.multi_processor_count, 0)
-    return Gpu(Backend.CUDA, properties.multi_processor_count, 10 * properties.major + properties.minor)
+    arch = 10 * properties.major + properties.minor
+    return Gpu(Backend.CUDA, properties.multi_processor_count, arch, driver.has_pdl(arch))

@@ -125,4 +125,5 @@ def _kernel(device_index: int, n: int, kind: BackwardKind, plan: BackwardPlan) -
         cluster=plan.slices,
         threads=32 * plan.num_warps,
         shared_bytes=shared_bytes(n, kind, plan),
+        pdl=driver.has_pdl(10 * major + minor),
     )

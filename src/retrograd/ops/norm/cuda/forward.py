@@ -263,4 +263,5 @@ def _kernel(
         cluster=plan.cluster,
         threads=plan.threads,
         shared_bytes=plan.shared_bytes,
+        pdl=driver.has_pdl(10 * major + minor),
     )

@@ -53,6 +53,9 @@ __device__ __forceinline__ void wait(const void* barrier, unsigned parity) {
     } while (!done);
 }
 
+// Nothing of the kernels ahead may be touched before: this one is launched while the last of them ends.
+__device__ __forceinline__ void wait_for_kernels_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // Relaxed: a release would be a fence of the whole GPU ahead of the first load. What others have to see is the barriers,
 // for which there is a fence of their own.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }

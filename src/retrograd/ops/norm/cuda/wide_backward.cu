@@ -77,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_backward(
     long long grad_out_stride, long long s_stride, int rows, float weight_offset) {
     __shared__ Shared shared;
     extern __shared__ __align__(128) char buffers[];
+    wait_for_kernels_ahead();
 
     const int rank = blockIdx.x % CLUSTER, group = blockIdx.x / CLUSTER, groups = gridDim.x / CLUSTER;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

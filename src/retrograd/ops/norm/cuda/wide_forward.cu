@@ -162,6 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) wide_forward(
     long long x_stride, long long residual_stride, float eps, float weight_offset) {
     __shared__ Shared shared;
     extern __shared__ __align__(128) char buffers[];
+    wait_for_kernels_ahead();
 
     const long long row = blockIdx.x / CLUSTER;
     const int rank = blockIdx.x % CLUSTER;

@@ -54,6 +54,7 @@ struct Launch {
   unsigned threads = 0;
   unsigned shared = 0;
   std::vector<Param> params;
+  bool dependent = false;  // begins while the kernel ahead of it ends
 };
 
 struct Recipe {
@@ -116,6 +117,20 @@ class Recipes {
 
 using LaunchFn = int (*)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
                          void* stream, void** params, void** extra);
+// As in cuda.h of CUDA 12.0, which later versions only add to.
+struct LaunchAttribute {
+  int id;
+  char pad[4];
+  unsigned value[16];  // a union of 64 bytes
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+constexpr int kProgrammaticStreamSerialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+using LaunchExFn = int (*)(const LaunchConfig* config, void* function, void** params, void** extra);
 using ContextFn = int (*)(void** context);
 using RetainFn = int (*)(void** context, int device);
 using SetFn = int (*)(void* context);
@@ -137,6 +152,7 @@ struct State {
   c10::DeviceType device_type = c10::kCUDA;
   uint64_t allowed_keys = 0;
   LaunchFn launch = nullptr;
+  LaunchExFn launch_ex = nullptr;
   ContextFn context = nullptr;
   RetainFn retain = nullptr;
   SetFn set_context = nullptr;
@@ -179,8 +195,16 @@ void launch(const Launch& what, uint64_t* slots, c10::Device device) {
   }
   params[count++] = &scratch;  // Triton's global scratch
   params[count++] = &scratch;  // and its profiler's
-  const int code = held.launch(what.function, what.grid[0], what.grid[1], what.grid[2], what.threads, 1, 1, what.shared,
-                               stream, params, nullptr);
+  int code;
+  if (what.dependent) {
+    LaunchAttribute attribute = {kProgrammaticStreamSerialization, {}, {1}};
+    const LaunchConfig config = {
+        {what.grid[0], what.grid[1], what.grid[2]}, {what.threads, 1, 1}, what.shared, stream, &attribute, 1};
+    code = held.launch_ex(&config, what.function, params, nullptr);
+  } else {
+    code = held.launch(what.function, what.grid[0], what.grid[1], what.grid[2], what.threads, 1, 1, what.shared, stream,
+                       params, nullptr);
+  }
   if (code != 0) {
     throw std::runtime_error("a kernel of retrograd was not launched: CUDA driver error " + std::to_string(code));
   }
@@ -697,6 +721,7 @@ Launch read_launch(py::handle given) {
     made.params.push_back({pair[0].cast<int>(), pair[1].cast<uint64_t>()});
   }
   TORCH_CHECK(made.params.size() <= 64, "a kernel has at most 64 arguments here");
+  made.dependent = fields[5].cast<bool>();
   return made;
 }
 
@@ -751,12 +776,13 @@ PyObject* use_cuda(PyObject*, PyObject*) {
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
   if (driver == nullptr) return PyUnicode_FromString("libcuda.so.1 does not load");
   held.launch = reinterpret_cast<LaunchFn>(dlsym(driver, "cuLaunchKernel"));
+  held.launch_ex = reinterpret_cast<LaunchExFn>(dlsym(driver, "cuLaunchKernelEx"));
   held.context = reinterpret_cast<ContextFn>(dlsym(driver, "cuCtxGetCurrent"));
   held.retain = reinterpret_cast<RetainFn>(dlsym(driver, "cuDevicePrimaryCtxRetain"));
   held.set_context = reinterpret_cast<SetFn>(dlsym(driver, "cuCtxSetCurrent"));
-  if (!held.launch || !held.context || !held.retain || !held.set_context) {
+  if (!held.launch || !held.launch_ex || !held.context || !held.retain || !held.set_context) {
     return PyUnicode_FromString(
-        "libcuda.so.1 lacks cuLaunchKernel, cuCtxGetCurrent, cuDevicePrimaryCtxRetain or cuCtxSetCurrent");
+        "libcuda.so.1 lacks cuLaunchKernel, cuLaunchKernelEx, cuCtxGetCurrent, cuDevicePrimaryCtxRetain or cuCtxSetCurrent");
   }
   if (Handles<c10::Stream>::known) {
     held.stream = &Handles<c10::Stream>::of;
@@ -774,11 +800,14 @@ PyObject* use_cuda(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// For tests: tensors on the CPU, and a function of the caller's in place of cuLaunchKernel.
-PyObject* use_cpu(PyObject*, PyObject* address) {
+// For tests: tensors on the CPU, and functions of the caller's in place of cuLaunchKernel and cuLaunchKernelEx.
+PyObject* use_cpu(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
+  unsigned long long launch, launch_ex = 0;
+  if (!PyArg_ParseTuple(args, "K|K", &launch, &launch_ex)) return nullptr;
   State& held = state();
-  held.launch = reinterpret_cast<LaunchFn>(PyLong_AsUnsignedLongLong(address));
+  held.launch = reinterpret_cast<LaunchFn>(launch);
+  held.launch_ex = reinterpret_cast<LaunchExFn>(launch_ex);
   held.context = nullptr;
   held.stream = nullptr;
   held.device_type = c10::kCPU;
@@ -794,7 +823,7 @@ PyMethodDef methods[] = {
     {"dtype_code", dtype_code, METH_O, nullptr},
     {"tell", tell, METH_VARARGS, nullptr},
     {"use_cuda", use_cuda, METH_NOARGS, nullptr},
-    {"use_cpu", use_cpu, METH_O, nullptr},
+    {"use_cpu", use_cpu, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

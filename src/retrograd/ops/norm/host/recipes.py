@@ -22,8 +22,9 @@ from retrograd.ops.types import Impl
 FORWARD_TENSORS, BACKWARD_TENSORS, FINALIZER_TENSORS = 8, 10, 4
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
-# (function, grid, threads, bytes of shared memory, parameters); a parameter is (tensor, 0) or (-1, value).
-Described = tuple[int, tuple[int, int, int], int, int, tuple[tuple[int, int], ...]]
+# (function, grid, threads, bytes of shared memory, parameters, whether it begins while the kernel ahead of it ends); a
+# parameter is (tensor, 0) or (-1, value).
+Described = tuple[int, tuple[int, int, int], int, int, tuple[tuple[int, int], ...], bool]
 
 
 def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:
@@ -114,7 +115,7 @@ def describe(handle: Any, tensors: int, rest: Iterable[Any]) -> Described | None
         return None
     warps, ctas, shared = handle.metadata
     meta = compiled.metadata
-    unusual = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+    unusual = ("launch_cooperative_grid", "global_scratch_size", "profile_scratch_size")
     if ctas != 1 or any(getattr(meta, name, 0) for name in unusual):
         return None
     kinds = list(compiled.src.signature.values())
@@ -132,7 +133,7 @@ def describe(handle: Any, tensors: int, rest: Iterable[Any]) -> Described | None
         if bits is None:
             return None
         params.append((place, 0) if is_address else (-1, bits))
-    return handle.function, handle.grid, 32 * warps, shared, tuple(params)
+    return handle.function, handle.grid, 32 * warps, shared, tuple(params), bool(getattr(meta, "launch_pdl", False))
 
 
 def scalar_bits(kind: Any, value: Any) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from retrograd.ops.norm.triton.arithmetic import plus, store_columns, sum_both, widen
 
@@ -38,8 +39,11 @@ def norm_bwd_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     PTX: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (p, h) of (P, H) takes the row tiles p, p + P, ... of head h: their gradients and its own sums."""
+    if PDL:
+        gdc_wait()
     N = N * UNIT
     pid = tl.program_id(0)
     head = tl.program_id(1)
@@ -118,8 +122,11 @@ def norm_bwd_kernel_dx_looped(
     weight_offset: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Gradients of rows [BLOCK_M] of a head in two walks over the columns: the projections, then the result."""
+    if PDL:
+        gdc_wait()
     N = N * UNIT
     head = tl.program_id(1)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -187,8 +194,11 @@ def norm_bwd_kernel_dw_columns(
     ATOMIC: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (c, h, p) of (column blocks, H, P) sums column block c of head h over the row tiles p, p + P, ..."""
+    if PDL:
+        gdc_wait()
     N = N * UNIT
     head = tl.program_id(1)
     group = tl.program_id(2)
@@ -234,11 +244,14 @@ def norm_bwd_kernel_finalize(
     ACCUMULATE: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Add the parts of BLOCK_N columns, BLOCK_P rows at a time in ascending order; cast, or add to what is there.
 
     Program (c, v) of (column blocks, vectors): the first of two vectors is weight's.
     """
+    if PDL:
+        gdc_wait()
     N = N * UNIT
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     col_mask = cols < N

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from retrograd.ops.norm.triton.arithmetic import load_columns, over, plus, reciprocal_root, store_columns, widen
 
@@ -38,8 +39,15 @@ def norm_fwd_kernel(
     EARLY: tl.constexpr,
     WHOLE: tl.constexpr,
     PTX: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Program (t, h) normalises rows [t * BLOCK_M, + BLOCK_M) of head h whole: BLOCK_N >= N, equal if WHOLE."""
+    """Program (t, h) normalises rows [t * BLOCK_M, + BLOCK_M) of head h whole: BLOCK_N >= N, equal if WHOLE.
+
+    PDL: launched while the kernel ahead of it ends. It lets nobody start earlier itself (`gdc_launch_dependents`): the
+    next one's programs would take places that this one's still need.
+    """
+    if PDL:
+        gdc_wait()
     N = N * UNIT
     head = tl.program_id(1)
     # Rows beyond the last are the last one once more: the same values go to the same places.
@@ -109,12 +117,15 @@ def norm_fwd_kernel_looped(
     EVEN: tl.constexpr,
     UNROLL: tl.constexpr,
     PTX: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (t, h) walks the columns of rows [BLOCK_M] for the mean, for the variance and for y.
 
     EVEN: N is a multiple of BLOCK_N. All walks but the first find the row in a cache: with 65536 bytes a row, in the
     one of the multiprocessor (H200).
     """
+    if PDL:
+        gdc_wait()
     N = N * UNIT
     head = tl.program_id(1)
     # Rows beyond the last are the last one once more: the same values go to the same places.
