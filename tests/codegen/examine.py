@@ -32,6 +32,7 @@ SUBJECTS = {
     "exact": SOME[1:],
     "unfused": SOME[1:2],
     "rough": SOME[1:],
+    **dict.fromkeys(("waits_first", "waits_late", "never_waits", "not_early"), SOME[1:2]),
     "spills": SOME[1:2],
     "spills_on_amd": SOME[2:],
     "roomy": SOME[1:],

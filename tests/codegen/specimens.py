@@ -7,6 +7,7 @@ import os
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
 
@@ -107,6 +108,18 @@ def rough_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def scale_early_kernel(x_ptr, out_ptr, factor_ptr, WAIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Launched while the kernel ahead of it ends, for which it waits first, too late, or never."""
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if WAIT == "first":
+        gdc_wait()
+    factor = tl.load(factor_ptr)
+    if WAIT == "late":
+        gdc_wait()
+    tl.store(out_ptr + cols, tl.load(x_ptr + cols) * factor)
+
+
+@triton.jit
 def spill_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + cols)
@@ -182,6 +195,26 @@ def unfused():
 
 def rough():
     rough_kernel[(1,)](made(128), made(128), BLOCK=128)
+
+
+def early(wait, **options):
+    scale_early_kernel[(4,)](made(4096), made(4096), made(1), WAIT=wait, BLOCK=1024, **options)
+
+
+def waits_first():
+    early("first", launch_pdl=True)
+
+
+def waits_late():
+    early("late", launch_pdl=True)
+
+
+def never_waits():
+    early("never", launch_pdl=True)
+
+
+def not_early():
+    early("never")
 
 
 def spills():

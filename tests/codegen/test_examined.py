@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.codegen.record import Codegen, Facts, Kernel
+from retrograd.codegen.rules import faults
 from retrograd.codegen.targets import targets
 
 SOURCE = (Path(__file__).parent / "specimens.py").read_text(encoding="utf-8").splitlines()
@@ -203,6 +204,21 @@ def test_shared_memory(facts):
     assert {(a.op, a.bytes) for a in facts("tf32", "sm_90").shared_accesses} == {("load", 16), ("store", 16)}
     assert {(a.op, a.bytes) for a in facts("roomy", "sm_90").shared_accesses} == {("load", 4), ("store", 4)}
     assert facts("adds", "sm_90").shared_accesses == ()
+
+
+# Programmatic dependent launch.
+
+
+@pytest.mark.parametrize(
+    ("name", "ahead"), [("waits_first", 0), ("waits_late", 1), ("never_waits", 5), ("not_early", 0)]
+)
+def test_access_ahead_of_the_wait(kernel, facts, name, ahead):
+    """A program of four warps loads a factor, and 1024 numbers in two instructions a thread, and stores as many."""
+    found = facts(name, "sm_90")
+    assert found.pdl is (name != "not_early")
+    assert found.ahead_of_wait == ahead
+    assert kinds(kernel(name, "sm_90")) == (["early_access"] if ahead else [])
+    assert bool(faults(found)) is bool(ahead)
 
 
 # Autotuning.

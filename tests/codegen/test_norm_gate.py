@@ -38,3 +38,16 @@ def test_gate_covers_the_kernels(gate, target):
     # Rows are shared by programs on NVIDIA only, which launches all of them together.
     expected = {name for name in written if targets()[target].nvidia or not name.endswith("_slices")}
     assert compiled >= expected
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_are_launched_early_from_hopper_on(gate, target):
+    """But for slices, which are launched together, and what adds up their sums. That they wait first is a fault's part."""
+    rows = [row["facts"] for row in gate["kernels"] if row["facts"]["target"] == target]
+    early = {facts["kernel"] for facts in rows if facts["pdl"]}
+    late = {facts["kernel"] for facts in rows if not facts["pdl"]}
+    if targets()[target].nvidia and targets()[target].arch >= 90:
+        assert late <= {"norm_bwd_kernel_slices", "norm_bwd_kernel_finalize"} < early | late
+        assert {"norm_fwd_kernel", "norm_fwd_kernel_looped", "norm_bwd_kernel", "norm_bwd_kernel_finalize"} <= early
+    else:
+        assert not early

@@ -43,6 +43,14 @@ def test_width_of_nvidia_loads(instruction, expected):
     assert widths(sass(instruction), "load") == [(expected, 1)]
 
 
+def test_only_what_touches_global_memory_counts_ahead_of_the_wait():
+    ahead = ["LDC.64 R4, c[0x0][0x28]", "LDS.128 R4, [R2]", "LDG.E R2, desc[UR4][R2.64]", "STG.E [R2.64], R3"]
+    behind = ["LDGSTS.E [R48], desc[UR16][R2.64], P1", "RED.E.ADD.F32.FTZ.RN.STRONG.GPU [R2.64], R5"]
+    assert sass(*ahead, "ACQBULK", *behind)["ahead_of_wait"] == 2
+    assert sass(*ahead, *behind)["ahead_of_wait"] == 4
+    assert sass("ACQBULK", *ahead, *behind)["ahead_of_wait"] == 0
+
+
 @pytest.mark.parametrize(
     "instruction", ["LDS.128 R4, [R2]", "LDC.64 R4, c[0x0][0x28]", "LDGDEPBAR", "@!PT LDG.E R4, [R2]", "LDL R4, [R1]"]
 )

@@ -1,4 +1,7 @@
-"""What makes results depend on the run: the order of atomics, locks, autotuning. And atomics that cost too much."""
+"""What makes results depend on the run: the order of atomics, locks, autotuning, a launch ahead of time.
+
+And atomics that cost too much.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ def hazards(facts: Facts, tuning: Tuning | None, source: str) -> tuple[Hazard, .
         source: Python source of the kernel function, "" if unknown; it tells which argument an address belongs to.
     """
     pointers = _Pointers(facts, source)
-    found = [*_atomics(facts), *_fenced(facts), *_locks(facts, pointers), *_loops(facts), *_limits(facts)]
+    found = [*_atomics(facts), *_fenced(facts), *_locks(facts, pointers), *_early(facts), *_loops(facts)]
+    found += _limits(facts)
     if tuning is not None and tuning.configs > 1:
         found += [*_accumulates(facts, tuning, pointers), *_choice(facts, tuning)]
     return tuple(dict.fromkeys(found))
@@ -104,6 +108,14 @@ def _loops(facts: Facts) -> Iterable[Hazard]:
     if made and others and not any(asked.op == "cas" for asked in facts.asked):
         what = f"there is no instruction for {others[0].op} {others[0].dtype}: compare-and-swap loops instead"
         yield Hazard("cas_loop", what, "accumulate in float32 where additions meet", others[0].source)
+
+
+def _early(facts: Facts) -> Iterable[Hazard]:
+    """Launched while the kernel ahead of it ends, whose results may not be there yet."""
+    if facts.ahead_of_wait:
+        times = "once" if facts.ahead_of_wait == 1 else f"{facts.ahead_of_wait} times"
+        what = f"is launched with launch_pdl and touches memory {times} before it waits for the kernel ahead of it"
+        yield Hazard("early_access", what, "call tl.extra.cuda.gdc_wait() before the first load or store")
 
 
 def _limits(facts: Facts) -> Iterable[Hazard]:

@@ -20,6 +20,8 @@ _LOADS = {"LDG": "sync", "LD": "sync", "LDGSTS": "async"}
 _STORES = ("STG", "ST")
 _ATOMICS = ("RED", "REDG", "ATOM", "ATOMG")
 _BULK = ("UBLKCP", "UBLKRED", "UTMALDG", "UTMASTG", "UTMAREDG")
+_GLOBAL = (*_LOADS, *_STORES, *_ATOMICS, *_BULK)
+_WAIT = "ACQBULK"  # griddepcontrol.wait
 _F64 = ("DADD", "DMUL", "DFMA", "DSETP", "DMNMX", "DMMA")
 _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 _MEMORY_ORDER = ("E", "EF", "EL", "GPU", "SM", "SYS", "CTA", "STRONG", "WEAK", "CONSTANT", "PRIVATE")
@@ -30,7 +32,8 @@ def read(usage: str, code: str) -> dict[str, Any]:
     resources = {name: int(value) for name, value in _USAGE.findall(usage)}
     found, shared, place, f64, bulk, inlined = [], [], None, False, 0, False
     fences: Counter[str] = Counter()
-    fma = 0
+    fma = ahead_of_wait = 0
+    waited = False
     for line in code.splitlines():
         at = _PLACE.search(line)
         if at is not None:
@@ -44,6 +47,8 @@ def read(usage: str, code: str) -> dict[str, Any]:
         name, *modifiers = instruction[2].split(".")
         f64 = f64 or name in _F64 or "F64" in modifiers or "RCP64H" in modifiers or "RSQ64H" in modifiers
         bulk += name in _BULK
+        waited = waited or name == _WAIT
+        ahead_of_wait += name in _GLOBAL and not waited
         fma += _FMA.get(name, 0)
         if name in _LOADS:
             found.append(("load", _width(modifiers), _LOADS[name], place))
@@ -65,6 +70,7 @@ def read(usage: str, code: str) -> dict[str, Any]:
         "shared_accesses": gather(shared),
         "fences": dict(sorted(fences.items())),
         "fma": fma,
+        "ahead_of_wait": ahead_of_wait,
     }
 
 

@@ -74,6 +74,9 @@ class Facts:
         fp_fusion: whether the compiler may contract a * b + c to one rounding; None if unknown.
         flushing: instructions that take subnormal float32 numbers for zero.
         reduces: whether the source reduces or multiplies matrices, so that block sizes decide the order of additions.
+        pdl: whether it is launched while the kernel ahead of it ends (`launch_pdl`, programmatic dependent launch).
+        ahead_of_wait: then, instructions that touch global memory ahead of the wait for that kernel (`gdc_wait`) in the
+            machine code; without a wait, all.
     """
 
     kernel: str
@@ -99,6 +102,8 @@ class Facts:
     fp_fusion: bool | None = None
     flushing: int = 0
     reduces: bool = False
+    pdl: bool = False
+    ahead_of_wait: int = 0
 
     @property
     def load_bytes(self) -> dict[int, int]:
@@ -176,7 +181,7 @@ class Hazard:
 
     Attributes:
         kind: "float_atomics", "lock_order", "tuning_accumulates", "tuning_in_place", "tuned_choice", "fenced_atomics",
-            "cas_loop" or "too_much_shared".
+            "early_access", "cas_loop" or "too_much_shared".
         what: in a sentence.
         advice: what to do about it.
         source: "norm.py:12", "" if it belongs to no line.

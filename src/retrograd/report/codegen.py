@@ -135,6 +135,12 @@ def _product(name: str) -> str:
     return " ".join(parts) if len(parts) <= 3 else " ".join((parts[0], parts[1], parts[3]))
 
 
+def _early(facts: Facts) -> list[str]:
+    if not facts.pdl:
+        return []
+    return [f"{facts.ahead_of_wait} accesses ahead of the wait" if facts.ahead_of_wait else "waits first"]
+
+
 def _contraction(facts: Facts) -> list[str]:
     """Whether a * b + c in the source may be rounded once; a word where there is something to round."""
     return [{True: "allowed", False: "no", None: "unknown"}[facts.fp_fusion]] if facts.fma else []
@@ -151,6 +157,7 @@ _ROWS: tuple[tuple[str, Callable[[Facts], list[str]], bool], ...] = (
     ("bulk copies", lambda f: [str(f.bulk_copies)] if f.bulk_copies else [], False),
     ("shared loads", _shared("load"), False),
     ("shared stores", _shared("store"), False),
+    ("launched early", _early, False),
     ("atomics", lambda f: _counts(f.atomics), False),
     ("fences", lambda f: _counts(f.fences), False),
     ("tensor cores", lambda f: _counts(f.matrix, _product), False),

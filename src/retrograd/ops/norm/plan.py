@@ -146,8 +146,9 @@ _EARLY_BYTES = 32768
 # Fewer bytes of x and residual are read and written past the caches above _STREAM_FROM columns: 4 to 7 % faster at 4 to
 # 16 MiB (LayerNorm; RMSNorm at 16 MiB 1 % slower), but 2 to 4 % slower at 256 columns.
 _STREAM_BYTES, _STREAM_FROM = 24 * 1024**2, 1024
-# Of one tensor up to 8 MiB and 4096 columns by no policy at all: 1 to 4 % less; at 8192 columns 3 % more.
-_PLAIN_BYTES, _PLAIN_UPTO = 8 * 1024**2, 4096
+# One tensor of up to 4096 columns by no policy at all: 1 to 4 % less at 4 and 8 MiB, 2 % less (RMSNorm) to 2.5 % more
+# (LayerNorm) at 16 MiB; at 8192 columns 3 % more.
+_PLAIN_UPTO = 4096
 # So few rows of this width are alone on their multiprocessors, and registers for vectors that come early cost nothing:
 # LayerNorm 512 x 4096 4.57 -> 4.52 us; at 32768 x 4096 it would be 8 % slower, at 512 x 8192 18 %.
 _EARLY_FEW = 4096
@@ -207,12 +208,11 @@ def plan_forward(
     if width <= limit:
         column = 2 if streams > 1 else int(centered)
         tile = _tile({key: tiles[column] for key, tiles in _FORWARD_TILES.items()}, width, itemsize, gpu)
-        read = streams * rows * n * itemsize
-        small = read < _STREAM_BYTES and width > _STREAM_FROM
+        small = streams * rows * n * itemsize < _STREAM_BYTES and width > _STREAM_FROM
         # L2 is to lose what is written before what is read: at 32768 x 4096 99 instead of 95 %, with a residual 100
         # instead of 96 %, at 1024 columns 92 instead of 90 %; a kernel that reads y next has no less of it.
         loads, stores = ("evict_first", ".cs") if small else ("evict_last", "")
-        if small and streams == 1 and read <= _PLAIN_BYTES and width <= _PLAIN_UPTO:
+        if small and streams == 1 and width <= _PLAIN_UPTO:
             loads = stores = ""
         early = cuda and (tile.early or (small and width == _EARLY_FEW)) and width * itemsize <= _EARLY_BYTES
         plan = ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m), early=early)
