@@ -36,6 +36,15 @@ def over(total, count, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, S_DTYPE: tl.c
 
 
 @triton.jit
+def wait_for_kernels_ahead():
+    """Until what ran before has ended and can be seen, where a kernel is launched before that (sm_90 and later).
+
+    As Triton's gdc_wait, whose module is missing from builds without NVIDIA's backend.
+    """
+    tl.inline_asm_elementwise("griddepcontrol.wait;  // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def widen(values, PTX: tl.constexpr):
     """`values` in float32.
 

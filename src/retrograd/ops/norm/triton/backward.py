@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
-from retrograd.ops.norm.triton.arithmetic import plus, store_columns, sum_both, widen
+from retrograd.ops.norm.triton.arithmetic import plus, store_columns, sum_both, wait_for_kernels_ahead, widen
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -43,7 +42,7 @@ def norm_bwd_kernel(
 ):
     """Program (p, h) of (P, H) takes the row tiles p, p + P, ... of head h: their gradients and its own sums."""
     if PDL:
-        gdc_wait()
+        wait_for_kernels_ahead()
     N = N * UNIT
     pid = tl.program_id(0)
     head = tl.program_id(1)
@@ -126,7 +125,7 @@ def norm_bwd_kernel_dx_looped(
 ):
     """Gradients of rows [BLOCK_M] of a head in two walks over the columns: the projections, then the result."""
     if PDL:
-        gdc_wait()
+        wait_for_kernels_ahead()
     N = N * UNIT
     head = tl.program_id(1)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -198,7 +197,7 @@ def norm_bwd_kernel_dw_columns(
 ):
     """Program (c, h, p) of (column blocks, H, P) sums column block c of head h over the row tiles p, p + P, ..."""
     if PDL:
-        gdc_wait()
+        wait_for_kernels_ahead()
     N = N * UNIT
     head = tl.program_id(1)
     group = tl.program_id(2)
@@ -251,7 +250,7 @@ def norm_bwd_kernel_finalize(
     Program (c, v) of (column blocks, vectors): the first of two vectors is weight's.
     """
     if PDL:
-        gdc_wait()
+        wait_for_kernels_ahead()
     N = N * UNIT
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     col_mask = cols < N

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
-from retrograd.ops.norm.triton.arithmetic import load_columns, over, plus, reciprocal_root, store_columns, widen
+from retrograd.ops.norm.triton.arithmetic import (
+    load_columns,
+    over,
+    plus,
+    reciprocal_root,
+    store_columns,
+    wait_for_kernels_ahead,
+    widen,
+)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -47,7 +54,7 @@ def norm_fwd_kernel(
     next one's programs would take places that this one's still need.
     """
     if PDL:
-        gdc_wait()
+        wait_for_kernels_ahead()
     N = N * UNIT
     head = tl.program_id(1)
     # Rows beyond the last are the last one once more: the same values go to the same places.
@@ -125,7 +132,7 @@ def norm_fwd_kernel_looped(
     one of the multiprocessor (H200).
     """
     if PDL:
-        gdc_wait()
+        wait_for_kernels_ahead()
     N = N * UNIT
     head = tl.program_id(1)
     # Rows beyond the last are the last one once more: the same values go to the same places.
