@@ -3,13 +3,14 @@
 Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter on CPU tensors), CI (set by continuous
 integration: no live progress), CXX (the C++ compiler of CPU kernels), XDG_CACHE_HOME (where the compiled ones are
 kept; ~/.cache by default), RETROGRAD_HOST (the C++ path of eager norms: "auto" takes it where it has been built,
-"build" builds it when a norm first sees a GPU, "off" leaves it alone), and RETROGRAD_TAPE (what notes operators for a
-trace whose `engine` is "auto": "auto" takes the tape where it has been built, and builds it where there is a GPU,
-"build" builds it anywhere, "off" leaves it alone). PYTHONHASHSEED is set for the processes of `retrograd flake`,
-unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's: where it saves the graph of
-each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless the user has; RANK and
-WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_FSDP_CHECK (options, JSON) and PYTHONPATH are
-set for the program of `retrograd fsdp check`. `retrograd env` shows these and others'.
+"build" builds it when a norm first sees a GPU, "off" leaves it alone), RETROGRAD_PDL ("auto" launches norms while the
+kernel ahead of them ends where GPU and driver can, "off" after it; read once for each GPU), and RETROGRAD_TAPE (what
+notes operators for a trace whose `engine` is "auto": "auto" takes the tape where it has been built, and builds it where
+there is a GPU, "build" builds it anywhere, "off" leaves it alone). PYTHONHASHSEED is set for the processes of
+`retrograd flake`, unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's: where it
+saves the graph of each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless the user
+has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_FSDP_CHECK (options, JSON) and
+PYTHONPATH are set for the program of `retrograd fsdp check`. `retrograd env` shows these and others'.
 """
 
 from __future__ import annotations
@@ -64,6 +65,15 @@ def host() -> str:
     return _way("RETROGRAD_HOST")
 
 
+def pdl() -> bool:
+    """Whether kernels may be launched while the one ahead of them ends (programmatic dependent launch).
+
+    Raises:
+        UsageError: RETROGRAD_PDL is neither "auto" nor "off".
+    """
+    return _way("RETROGRAD_PDL", ("auto", "off")) == "auto"
+
+
 def tape() -> str:
     """What to do about the compiled recorder of traces: "auto", "build" or "off".
 
@@ -73,10 +83,10 @@ def tape() -> str:
     return _way("RETROGRAD_TAPE")
 
 
-def _way(name: str) -> str:
+def _way(name: str, ways: tuple[str, ...] = _WAYS) -> str:
     chosen = os.environ.get(name) or "auto"
-    if chosen not in _WAYS:
-        raise UsageError(f"{name} is {chosen!r}, expected one of {', '.join(map(repr, _WAYS))}; or unset it")
+    if chosen not in ways:
+        raise UsageError(f"{name} is {chosen!r}, expected one of {', '.join(map(repr, ways))}; or unset it")
     return chosen
 
 
@@ -180,6 +190,7 @@ def settings() -> list[Setting]:
     chosen = [
         ("TRITON_INTERPRET", "0", "Triton kernels run in Triton's interpreter, on CPU tensors"),
         ("RETROGRAD_HOST", "auto", "C++ path of eager norms on CUDA: auto, build or off"),
+        ("RETROGRAD_PDL", "auto", "norms launched while the kernel ahead ends (Hopper and later): auto or off"),
         ("RETROGRAD_TAPE", "auto", "C++ recorder of traces: auto, build or off"),
         ("CXX", "found on PATH", "C++ compiler of CPU kernels"),
         ("XDG_CACHE_HOME", str(Path.home() / ".cache"), "where compiled files are kept"),

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from retrograd import config
+
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 PDL_FROM_ARCH = 90
@@ -60,9 +62,9 @@ class Kernel:
             rows: the grid's second dimension, up to 65535.
         """
         stream = torch.cuda.current_stream(self.device_index).cuda_stream
-        config = _config(clusters * self.cluster, rows, self.threads, self.shared_bytes, self.cluster, stream, self.pdl)
+        how = _config(clusters * self.cluster, rows, self.threads, self.shared_bytes, self.cluster, stream, self.pdl)
         given = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
-        _check(_library().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), given, None))
+        _check(_library().cuLaunchKernelEx(ctypes.byref(how), ctypes.c_void_p(self.function), given, None))
 
 
 def load(
@@ -96,8 +98,8 @@ def load(
         _check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(*bound))
         clusters.value *= torch.cuda.get_device_properties(device_index).multi_processor_count
     else:
-        config = _config(cluster, 1, threads, shared_bytes, cluster, 0)
-        _check(driver.cuOccupancyMaxActiveClusters(ctypes.byref(clusters), function, ctypes.byref(config)))
+        how = _config(cluster, 1, threads, shared_bytes, cluster, 0)
+        _check(driver.cuOccupancyMaxActiveClusters(ctypes.byref(clusters), function, ctypes.byref(how)))
     if clusters.value < 1:
         raise RuntimeError(
             f"no cluster of {cluster} CTAs with {threads} threads and {shared_bytes} bytes of shared memory fits on "
@@ -107,8 +109,12 @@ def load(
 
 
 def has_pdl(arch: int) -> bool:
-    """Whether programmatic dependent launch works on compute capability arch / 10, in captured graphs too."""
-    if arch < PDL_FROM_ARCH:
+    """Whether programmatic dependent launch works on compute capability arch / 10, in captured graphs too.
+
+    Raises:
+        UsageError: RETROGRAD_PDL, by which it is turned off, is something unknown.
+    """
+    if not config.pdl() or arch < PDL_FROM_ARCH:
         return False
     version = ctypes.c_int()
     _check(_library().cuDriverGetVersion(ctypes.byref(version)))
