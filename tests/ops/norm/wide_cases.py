@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 
+from retrograd.codegen import nvidia
 from retrograd.ops._cuda import nvrtc
 
 SHARED_LIMIT = 227 * 1024  # of a multiprocessor of sm_90
@@ -32,7 +33,11 @@ def gpu_test(function):
 
 
 def narrow_loads(cubin: bytes, folder: Path) -> list[str]:
-    """Global loads of less than 16 bytes; fails where registers are spilled or an instruction is not known."""
+    """Global loads of less than 16 bytes.
+
+    Fails where registers are spilled, an instruction is not known, or memory is touched ahead of the wait for the kernel
+    that runs before.
+    """
     path = folder / "wide.cubin"
     path.write_bytes(cubin)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -42,4 +47,6 @@ def narrow_loads(cubin: bytes, folder: Path) -> list[str]:
     code = subprocess.run([tool.with_name("nvdisasm"), "-c", path], capture_output=True, text=True, check=True).stdout
     # A copy with a policy to an address from a uniform register: an instruction that an H200 does not know (CUDA 13.0).
     assert not re.search(r"LDGSTS\S* \[[^]]*UR", code)
+    assert "ACQBULK" in code
+    assert nvidia.read(usage, code)["ahead_of_wait"] == 0
     return [line for line in code.splitlines() if re.search(r"\b(LDG|LDGSTS)\b", line) and not _WIDE.search(line)]

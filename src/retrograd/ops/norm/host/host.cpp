@@ -54,7 +54,7 @@ struct Launch {
   unsigned threads = 0;
   unsigned shared = 0;
   std::vector<Param> params;
-  bool dependent = false;  // begins while the kernel ahead of it ends
+  bool pdl = false;  // begins while the kernel ahead of it ends
 };
 
 struct Recipe {
@@ -196,7 +196,7 @@ void launch(const Launch& what, uint64_t* slots, c10::Device device) {
   params[count++] = &scratch;  // Triton's global scratch
   params[count++] = &scratch;  // and its profiler's
   int code;
-  if (what.dependent) {
+  if (what.pdl) {
     LaunchAttribute attribute = {kProgrammaticStreamSerialization, {}, {1}};
     const LaunchConfig config = {
         {what.grid[0], what.grid[1], what.grid[2]}, {what.threads, 1, 1}, what.shared, stream, &attribute, 1};
@@ -721,7 +721,7 @@ Launch read_launch(py::handle given) {
     made.params.push_back({pair[0].cast<int>(), pair[1].cast<uint64_t>()});
   }
   TORCH_CHECK(made.params.size() <= 64, "a kernel has at most 64 arguments here");
-  made.dependent = fields[5].cast<bool>();
+  made.pdl = fields[5].cast<bool>();
   return made;
 }
 
