@@ -210,15 +210,25 @@ def test_shared_memory(facts):
 
 
 @pytest.mark.parametrize(
-    ("name", "ahead"), [("waits_first", 0), ("waits_late", 1), ("never_waits", 5), ("not_early", 0)]
+    ("name", "ahead", "said"),
+    [
+        ("waits_first", 0, []),
+        ("waits_late", 1, [("and loads before it waits", "tl.load(factor_ptr)")]),
+        ("never_waits", 5, [("does not wait for the kernel ahead of it before it touches memory", "")]),
+        ("not_early", 0, []),
+    ],
 )
-def test_access_ahead_of_the_wait(kernel, facts, name, ahead):
+def test_access_ahead_of_the_wait(kernel, facts, name, ahead, said):
     """A program of four warps loads a factor, and 1024 numbers in two instructions a thread, and stores as many."""
     found = facts(name, "sm_90")
     assert found.pdl is (name != "not_early")
-    assert found.ahead_of_wait == ahead
-    assert kinds(kernel(name, "sm_90")) == (["early_access"] if ahead else [])
+    assert sum(access.count for access in found.ahead_of_wait) == ahead
     assert bool(faults(found)) is bool(ahead)
+    hazards = kernel(name, "sm_90").hazards
+    assert [hazard.kind for hazard in hazards] == ["early_access"] * len(said)
+    for hazard, (what, line) in zip(hazards, said, strict=True):
+        assert what in hazard.what
+        assert hazard.source == (at(line) if line else "")
 
 
 # Autotuning.

@@ -46,9 +46,14 @@ def test_width_of_nvidia_loads(instruction, expected):
 def test_only_what_touches_global_memory_counts_ahead_of_the_wait():
     ahead = ["LDC.64 R4, c[0x0][0x28]", "LDS.128 R4, [R2]", "LDG.E R2, desc[UR4][R2.64]", "STG.E [R2.64], R3"]
     behind = ["LDGSTS.E [R48], desc[UR16][R2.64], P1", "RED.E.ADD.F32.FTZ.RN.STRONG.GPU [R2.64], R5"]
-    assert sass(*ahead, "ACQBULK", *behind)["ahead_of_wait"] == 2
-    assert sass(*ahead, *behind)["ahead_of_wait"] == 4
-    assert sass("ACQBULK", *ahead, *behind)["ahead_of_wait"] == 0
+    copy = "UBLKCP.S.G [UR4], [UR6], UR8"
+
+    def early(*instructions):
+        return [(access.op, access.count) for access in sass(*instructions)["ahead_of_wait"]]
+
+    assert early(*ahead, "ACQBULK", *behind) == [("load", 1), ("store", 1)]
+    assert early(*ahead, *behind, copy) == [("atomic", 1), ("copy", 1), ("load", 1), ("load", 1), ("store", 1)]
+    assert early("ACQBULK", *ahead, *behind, copy) == []
 
 
 @pytest.mark.parametrize(

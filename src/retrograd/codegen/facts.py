@@ -65,7 +65,8 @@ def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Signa
         found = nvidia.read(*_disassemble(asm["cubin"])) | arithmetic.of_ptx(asm["ptx"])
         found["spill_bytes"] = max(found["spill_bytes"] - arithmetic.local_bytes(asm["ptx"]), 0)
         found["pdl"] = bool(getattr(compiled.metadata, "launch_pdl", False))
-        found["ahead_of_wait"] *= found["pdl"]
+        if not found["pdl"]:
+            found["ahead_of_wait"] = ()
     else:
         found = amd.read(asm["amdgcn"]) | arithmetic.of_llvm(asm["llir"])
     return Facts(

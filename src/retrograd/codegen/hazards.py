@@ -13,6 +13,7 @@ from retrograd.codegen.record import Asked, Facts, Hazard, Tuning
 from retrograd.codegen.targets import target_named
 
 _ACCUMULATING = ("add", "xor")  # a maximum or an exchange is the same the second time
+_EARLY = {"load": "loads", "store": "stores", "atomic": "changes memory", "copy": "copies"}
 _IN_ORDER = "write partial sums and add them up in a fixed order, in a second kernel"
 
 
@@ -112,10 +113,15 @@ def _loops(facts: Facts) -> Iterable[Hazard]:
 
 def _early(facts: Facts) -> Iterable[Hazard]:
     """Launched while the kernel ahead of it ends, whose results may not be there yet."""
-    if facts.ahead_of_wait:
-        times = "once" if facts.ahead_of_wait == 1 else f"{facts.ahead_of_wait} times"
-        what = f"is launched with launch_pdl and touches memory {times} before it waits for the kernel ahead of it"
+    early = sum(access.count for access in facts.ahead_of_wait)
+    if early and early == sum(access.count for access in facts.accesses) + facts.bulk_copies:
+        what = "is launched with launch_pdl and does not wait for the kernel ahead of it before it touches memory"
         yield Hazard("early_access", what, "call tl.extra.cuda.gdc_wait() before the first load or store")
+        return
+    for access in facts.ahead_of_wait:
+        what = f"is launched with launch_pdl and {_EARLY[access.op]} before it waits for the kernel ahead of it"
+        advice = "do it after tl.extra.cuda.gdc_wait(), unless no kernel ahead ever writes there"
+        yield Hazard("early_access", what, advice, access.source)
 
 
 def _limits(facts: Facts) -> Iterable[Hazard]:

@@ -30,9 +30,9 @@ _MEMORY_ORDER = ("E", "EF", "EL", "GPU", "SM", "SYS", "CTA", "STRONG", "WEAK", "
 def read(usage: str, code: str) -> dict[str, Any]:
     """The parts of `Facts` that the machine code tells: registers to fma, by their names there."""
     resources = {name: int(value) for name, value in _USAGE.findall(usage)}
-    found, shared, place, f64, bulk, inlined = [], [], None, False, 0, False
+    found, shared, ahead, place, f64, bulk, inlined = [], [], [], None, False, 0, False
     fences: Counter[str] = Counter()
-    fma = ahead_of_wait = 0
+    fma = 0
     waited = False
     for line in code.splitlines():
         at = _PLACE.search(line)
@@ -48,7 +48,6 @@ def read(usage: str, code: str) -> dict[str, Any]:
         f64 = f64 or name in _F64 or "F64" in modifiers or "RCP64H" in modifiers or "RSQ64H" in modifiers
         bulk += name in _BULK
         waited = waited or name == _WAIT
-        ahead_of_wait += name in _GLOBAL and not waited
         fma += _FMA.get(name, 0)
         if name in _LOADS:
             found.append(("load", _width(modifiers), _LOADS[name], place))
@@ -61,6 +60,8 @@ def read(usage: str, code: str) -> dict[str, Any]:
             shared.append((_SHARED[name], width, "sync", place))
         elif name in _FENCES:
             fences[instruction[2]] += 1
+        if name in _GLOBAL and not waited:
+            ahead.append(("copy", 0, "bulk", place) if name in _BULK else found[-1])
     return {
         "registers": resources["REG"],
         "spill_bytes": resources["STACK"] + resources["LOCAL"],
@@ -70,7 +71,7 @@ def read(usage: str, code: str) -> dict[str, Any]:
         "shared_accesses": gather(shared),
         "fences": dict(sorted(fences.items())),
         "fma": fma,
-        "ahead_of_wait": ahead_of_wait,
+        "ahead_of_wait": gather(ahead),
     }
 
 

@@ -75,8 +75,8 @@ class Facts:
         flushing: instructions that take subnormal float32 numbers for zero.
         reduces: whether the source reduces or multiplies matrices, so that block sizes decide the order of additions.
         pdl: whether it is launched while the kernel ahead of it ends (`launch_pdl`, programmatic dependent launch).
-        ahead_of_wait: then, instructions that touch global memory ahead of the wait for that kernel (`gdc_wait`) in the
-            machine code; without a wait, all.
+        ahead_of_wait: then, what touches global memory ahead of the wait for that kernel (`gdc_wait`) in the machine
+            code, block copies as well (`op` "copy"); without a wait, all.
     """
 
     kernel: str
@@ -103,7 +103,7 @@ class Facts:
     flushing: int = 0
     reduces: bool = False
     pdl: bool = False
-    ahead_of_wait: int = 0
+    ahead_of_wait: tuple[Access, ...] = ()
 
     @property
     def load_bytes(self) -> dict[int, int]:
@@ -152,7 +152,8 @@ class Facts:
     def from_dict(cls, data: dict[str, Any]) -> Facts:
         """The inverse of `to_dict`."""
         lists: dict[str, Any] = {name: tuple(data.get(name, ())) for name in ("aligned", "one_value")}
-        for name, kind in (("accesses", Access), ("shared_accesses", Access), ("asked", Asked)):
+        kinds = {"accesses": Access, "shared_accesses": Access, "ahead_of_wait": Access, "asked": Asked}
+        for name, kind in kinds.items():
             lists[name] = tuple(kind(**(entry | {"names": tuple(entry["names"])})) for entry in data.get(name, ()))
         return cls(**(data | lists))
 

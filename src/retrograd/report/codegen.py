@@ -136,9 +136,8 @@ def _product(name: str) -> str:
 
 
 def _early(facts: Facts) -> list[str]:
-    if not facts.pdl:
-        return []
-    return [f"{facts.ahead_of_wait} accesses ahead of the wait" if facts.ahead_of_wait else "waits first"]
+    early = sum(access.count for access in facts.ahead_of_wait)
+    return [f"{early} before it waits" if early else "waits first"] if facts.pdl else []
 
 
 def _contraction(facts: Facts) -> list[str]:

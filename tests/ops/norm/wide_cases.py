@@ -48,5 +48,5 @@ def narrow_loads(cubin: bytes, folder: Path) -> list[str]:
     # A copy with a policy to an address from a uniform register: an instruction that an H200 does not know (CUDA 13.0).
     assert not re.search(r"LDGSTS\S* \[[^]]*UR", code)
     assert "ACQBULK" in code
-    assert nvidia.read(usage, code)["ahead_of_wait"] == 0
+    assert nvidia.read(usage, code)["ahead_of_wait"] == ()
     return [line for line in code.splitlines() if re.search(r"\b(LDG|LDGSTS)\b", line) and not _WIDE.search(line)]
