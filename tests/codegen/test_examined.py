@@ -222,7 +222,7 @@ def test_access_ahead_of_the_wait(kernel, facts, name, ahead, said):
     """A program of four warps loads a factor, and 1024 numbers in two instructions a thread, and stores as many."""
     found = facts(name, "sm_90")
     assert found.pdl is (name != "not_early")
-    assert sum(access.count for access in found.ahead_of_wait) == ahead
+    assert found.early == ahead
     assert bool(faults(found)) is bool(ahead)
     hazards = kernel(name, "sm_90").hazards
     assert [hazard.kind for hazard in hazards] == ["early_access"] * len(said)

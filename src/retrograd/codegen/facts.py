@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from retrograd.codegen import amd, arithmetic, nvidia, ttir
-from retrograd.codegen.compile import Launch, record, require_triton
+from retrograd.codegen.compile import Launch, record
 from retrograd.codegen.record import Facts
 from retrograd.codegen.targets import Target
 
@@ -62,7 +62,7 @@ def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Signa
     """Read the machine code of a CompiledKernel of Triton's, wherever it was compiled."""
     asm = compiled.asm
     if target.nvidia:
-        found = nvidia.read(*_disassemble(asm["cubin"])) | arithmetic.of_ptx(asm["ptx"])
+        found = nvidia.read(*disassemble(asm["cubin"])) | arithmetic.of_ptx(asm["ptx"])
         found["spill_bytes"] = max(found["spill_bytes"] - arithmetic.local_bytes(asm["ptx"]), 0)
         found["pdl"] = bool(getattr(compiled.metadata, "launch_pdl", False))
         if not found["pdl"]:
@@ -150,7 +150,7 @@ def reason(error: BaseException) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _disassemble(cubin: bytes) -> tuple[str, str]:
+def disassemble(cubin: bytes) -> tuple[str, str]:
     """(resource usage, machine code with source lines) of a cubin, as text."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -167,4 +167,6 @@ def _run(*command: str) -> str:
 @cache
 def _tool(name: str) -> str:
     """Path of a program that Triton's wheel brings."""
-    return str(Path(require_triton().__file__).parent / "backends" / "nvidia" / "bin" / name)
+    import triton
+
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)

@@ -113,8 +113,7 @@ def _loops(facts: Facts) -> Iterable[Hazard]:
 
 def _early(facts: Facts) -> Iterable[Hazard]:
     """Launched while the kernel ahead of it ends, whose results may not be there yet."""
-    early = sum(access.count for access in facts.ahead_of_wait)
-    if early and early == sum(access.count for access in facts.accesses) + facts.bulk_copies:
+    if facts.early and facts.early == sum(access.count for access in facts.accesses) + facts.bulk_copies:
         what = "is launched with launch_pdl and does not wait for the kernel ahead of it before it touches memory"
         yield Hazard("early_access", what, "call tl.extra.cuda.gdc_wait() before the first load or store")
         return

@@ -125,6 +125,11 @@ class Facts:
         return dict(sorted(counts.items()))
 
     @property
+    def early(self) -> int:
+        """Number of instructions in `ahead_of_wait`."""
+        return sum(access.count for access in self.ahead_of_wait)
+
+    @property
     def tf32(self) -> bool:
         """Whether tensor cores round float32 operands to 10 bits of mantissa."""
         return any("tf32" in name or "xf32" in name for name in self.matrix)

@@ -28,8 +28,8 @@ def faults(facts: Facts, *, narrow: frozenset[str] = frozenset(), wide: bool = F
         found.append(f"{where} computes in float64")
     if loops := {kind: count for kind, count in facts.atomics.items() if "cas" in kind}:
         found.append(f"{where} has compare-and-swap loops: {loops}")
-    if early := sum(access.count for access in facts.ahead_of_wait):
-        found.append(f"{where} touches memory {early} times before it waits for the kernel ahead of it")
+    if facts.early:
+        found.append(f"{where} touches memory {facts.early} times before it waits for the kernel ahead of it")
     if wide:
         if not facts.load_bytes and not facts.bulk_copies:
             found.append(f"{where} has no load from global memory that was recognised")

@@ -136,8 +136,7 @@ def _product(name: str) -> str:
 
 
 def _early(facts: Facts) -> list[str]:
-    early = sum(access.count for access in facts.ahead_of_wait)
-    return [f"{early} before it waits" if early else "waits first"] if facts.pdl else []
+    return [f"{facts.early} before it waits" if facts.early else "waits first"] if facts.pdl else []
 
 
 def _contraction(facts: Facts) -> list[str]:

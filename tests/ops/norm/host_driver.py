@@ -28,10 +28,6 @@ typedef int (*Sink)(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, uns
 static Sink sink;
 static uint64_t loaded;
 void set_sink(Sink given) { sink = given; }
-int cuLaunchKernel(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   P stream, P *params, P extra) {
-  return sink(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
-}
 int cuLaunchKernelEx(Config *c, P f, P *params, P extra) {
   // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, told in place of what is never given.
   if (c->n > 1 || (c->n == 1 && (c->attrs->id != 6 || c->attrs->value != 1))) return 1;
@@ -157,7 +153,7 @@ def refuse(*_: Any) -> None:
 
 launch.relaunch = refuse
 module = host_library.load(Path(sys.argv[2]))
-module.use_cpu(*(ctypes.cast(f, ctypes.c_void_p).value for f in (stub.cuLaunchKernel, stub.cuLaunchKernelEx)))
+module.use_cpu(ctypes.cast(stub.cuLaunchKernelEx, ctypes.c_void_p).value)
 recipes.connect(module)
 
 

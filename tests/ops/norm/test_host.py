@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd import ops
 from retrograd.errors import NativeBuildError, UsageError
+from retrograd.ops._cuda.driver import _Config
 from retrograd.ops._native import extension
 from retrograd.ops.norm import contract, eager, host, implementations
 from retrograd.ops.norm.host import library, recipes
@@ -35,9 +36,8 @@ from retrograd.ops.types import Impl
 launch = pytest.importorskip("retrograd.ops.norm.triton.launch")
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
-    ctypes.c_void_p,
-)  # fmt: skip
+    ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+)
 SHAPE = (6, 32)
 
 
@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Driver:
-    """Stands for cuLaunchKernel: calls, in Python, what a kernel would do with the addresses it is handed."""
+    """Stands for cuLaunchKernelEx: calls, in Python, what a kernel would do with the addresses it is handed."""
 
     def __init__(self) -> None:
         self.kernels: list[Callable[[list[int]], None]] = []
@@ -63,13 +63,15 @@ class Driver:
     def address(self) -> int:
         return ctypes.cast(self.function, ctypes.c_void_p).value or 0
 
-    def _launch(self, function: Any, *rest: Any) -> int:
-        grid, block, shared, _stream, params, _extra = rest[:3], rest[3:6], *rest[6:]
+    def _launch(self, config: Any, function: Any, params: Any, _extra: Any) -> int:
+        how = config.contents
+        grid, block = (how.grid_x, how.grid_y, how.grid_z), (how.block_x, how.block_y, how.block_z)
         kernel = self.kernels[function - 1]
         words = [ctypes.cast(params[i], ctypes.POINTER(ctypes.c_uint64))[0] for i in range(kernel.count + 2)]
         assert block == (128, 1, 1)
         assert words[-2:] == [0, 0]
-        self.launches.append((function, grid, shared))
+        assert how.attribute_count == 0
+        self.launches.append((function, grid, how.shared_bytes))
         if self.code == 0:
             kernel(words[:-2])
         return self.code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from norm_cases import Case, check, make_inputs, run
 from wide_cases import SHARED_LIMIT, gpu_test, narrow_loads, needs_nvrtc
 
 from retrograd.ops._cuda import nvrtc
-from retrograd.ops.norm.cuda import fits_wide, norm_fwd_wide, plan_wide
+from retrograd.ops.norm.cuda import backward, fits_wide, inputs, norm_fwd_wide, plan_wide
 from retrograd.ops.norm.cuda import forward as wide
 from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.spec import NormSpec
@@ -79,16 +80,30 @@ def test_rows_that_no_cluster_holds_are_known() -> None:
     ("name", "n"),
     [*zip(DTYPES, itertools.cycle(WIDTHS), strict=False), *((name, n) for name in HELD for n in HELD[name])],
 )
-def test_machine_code_does_not_spill(name: str, n: int, arch: str, tmp_path: Path) -> None:
+def test_machine_code_does_not_spill(name: str, n: int, arch: str) -> None:
     dtypes = _dtypes(name)
     own_s = dtypes.residual is not None
     centered = name.startswith("ln")
     plan = plan_wide(n, dtypes, centered, int(arch.removeprefix("sm_")))
     options = wide.options_of(n, dtypes, plan, centered, own_s, False)
     cubin = nvrtc.compile_cubin(wide.SOURCE, (f"--gpu-architecture={arch}", *options), (HEADER,))
-    narrow = narrow_loads(cubin, tmp_path)
+    narrow = narrow_loads(cubin)
     # Beside a residual of four bytes an element, a thread takes 8 bytes of x.
     assert not narrow or "stream" in name, narrow
+
+
+@pytest.mark.parametrize("source", [wide.SOURCE, backward.SOURCE], ids=lambda source: source.stem)
+@pytest.mark.parametrize("pdl", [True, False])
+def test_what_is_compiled_and_loaded(source: Path, pdl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the GPU in question, by the name that the file declares, and launched early where the driver can."""
+    monkeypatch.setattr(inputs, "arch_of", lambda index: 100 if index == 3 else 90)
+    monkeypatch.setattr(inputs.driver, "has_pdl", lambda arch: pdl and arch == 100)
+    monkeypatch.setattr(inputs.nvrtc, "compile_cubin", lambda *given: given)
+    monkeypatch.setattr(inputs.driver, "load", lambda *given, **how: (given, how))
+    (cubin, name, index), how = inputs.load(source, ("-DN=8",), 3, cluster=4, threads=256, shared_bytes=64)
+    assert cubin == (source, ("--gpu-architecture=sm_100", "-DN=8"), (HEADER,))
+    assert re.findall(r'extern "C" __global__ .*\) (\w+)\(', source.read_text()) == [name]
+    assert (index, how) == (3, dict(cluster=4, threads=256, shared_bytes=64, pdl=pdl))
 
 
 @gpu_test

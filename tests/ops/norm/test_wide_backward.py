@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -68,7 +67,7 @@ def test_rows_that_do_not_fall_into_whole_pieces_have_no_plan(n: int) -> None:
     ("name", "n"),
     [*((name, 65536) for name in DTYPES), *((name, n) for name, n in zip(itertools.cycle(DTYPES), WIDTHS))],
 )
-def test_machine_code_does_not_spill(name: str, n: int, centered: bool, arch: str, tmp_path: Path) -> None:
+def test_machine_code_does_not_spill(name: str, n: int, centered: bool, arch: str) -> None:
     kind = _kind(name, centered)
     itemsize = max(kind.s.itemsize, kind.grad_out.itemsize, kind.grad.itemsize)
     plan = plan_clusters(n, itemsize)
@@ -77,7 +76,7 @@ def test_machine_code_does_not_spill(name: str, n: int, centered: bool, arch: st
         n = 65536
     assert plan is not None
     options = (f"--gpu-architecture={arch}", *options_of(n, kind, plan))
-    narrow = narrow_loads(nvrtc.compile_cubin(SOURCE, options, (HEADER,)), tmp_path)
+    narrow = narrow_loads(nvrtc.compile_cubin(SOURCE, options, (HEADER,)))
     # Statistics of a row are single numbers; beside elements of four bytes a thread takes 8 bytes of two.
     assert all(" LDG.E.CONSTANT " in line for line in narrow) or itemsize == 4, narrow
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from retrograd.ops._cuda import driver, nvrtc
-from retrograd.ops.norm.cuda.inputs import HEADER, NUMBERS, SIZES, aligned_rows, aligned_vector, capability
+from retrograd.ops._cuda import driver
+from retrograd.ops.norm.cuda.inputs import NUMBERS, SIZES, aligned_rows, aligned_vector, load, require_clusters
 from retrograd.ops.norm.plan import BackwardPlan
 from retrograd.ops.norm.spec import NormSpec
 
@@ -71,11 +71,7 @@ def norm_bwd_wide(
     """
     rows, n = s.shape
     device = s.device
-    if device.type != "cuda" or capability(device.index)[0] < 9:
-        raise RuntimeError(
-            f"norm_bwd_wide got a tensor on {device}, expected a GPU of compute capability 9.0 or more; use "
-            "impl='triton'"
-        )
+    require_clusters("norm_bwd_wide", device)
     grad_out, s, weight = aligned_rows(grad_out), aligned_rows(s), aligned_vector(weight)
     kind = BackwardKind(
         s.dtype, grad_out.dtype, None if weight is None else weight.dtype, dtype,
@@ -116,14 +112,7 @@ def shared_bytes(n: int, kind: BackwardKind, plan: BackwardPlan) -> int:
 
 @cache
 def _kernel(device_index: int, n: int, kind: BackwardKind, plan: BackwardPlan) -> driver.Kernel:
-    major, minor = capability(device_index)
-    options = (f"--gpu-architecture=sm_{major}{minor}", *options_of(n, kind, plan))
-    return driver.load(
-        nvrtc.compile_cubin(SOURCE, options, (HEADER,)),
-        "wide_backward",
-        device_index,
-        cluster=plan.slices,
-        threads=32 * plan.num_warps,
-        shared_bytes=shared_bytes(n, kind, plan),
-        pdl=driver.has_pdl(10 * major + minor),
-    )
+    return load(
+        SOURCE, options_of(n, kind, plan), device_index,
+        cluster=plan.slices, threads=32 * plan.num_warps, shared_bytes=shared_bytes(n, kind, plan),
+    )  # fmt: skip

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from retrograd.ops._cuda import driver, nvrtc
-from retrograd.ops.norm.cuda.inputs import HEADER, NUMBERS, SIZES, aligned_rows, aligned_vector, capability
+from retrograd.ops._cuda import driver
+from retrograd.ops.norm.cuda.inputs import NUMBERS, SIZES, aligned_rows, aligned_vector, arch_of, load, require_clusters
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 
@@ -128,11 +128,7 @@ def norm_fwd_wide(
     """
     rows, n = x.shape
     device = x.device
-    if device.type != "cuda" or capability(device.index)[0] < 9:
-        raise RuntimeError(
-            f"norm_fwd_wide got a tensor on {device}, expected a GPU of compute capability 9.0 or more; use "
-            "impl='triton'"
-        )
+    require_clusters("norm_fwd_wide", device)
     outs = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
     if rows == 0 or n == 0:
         return without_elements(outs, spec.empty_rstd)
@@ -144,8 +140,7 @@ def norm_fwd_wide(
     weight, bias = aligned_vector(weight), aligned_vector(bias)
     types = (x, residual, weight, bias)
     dtypes = _Dtypes(*(None if t is None else t.dtype for t in types), out_dtype, s_dtype)  # type: ignore[arg-type]
-    major, minor = capability(device.index)
-    plan = plan or plan_wide(n, dtypes, spec.centered, 10 * major + minor)
+    plan = plan or plan_wide(n, dtypes, spec.centered, arch_of(device.index))
     with torch.cuda.device(device):
         own_s = outs[1] is not None
         kernel = _kernel(device.index, n, dtypes, plan, spec.centered, own_s, spec.weight_offset != 0)
@@ -253,15 +248,7 @@ def _kernel(
     own_s: bool,
     offset: bool,
 ) -> driver.Kernel:
-    major, minor = capability(device_index)
     options = options_of(n, dtypes, plan, centered, own_s, offset)
-    cubin = nvrtc.compile_cubin(SOURCE, (f"--gpu-architecture=sm_{major}{minor}", *options), (HEADER,))
-    return driver.load(
-        cubin,
-        "wide_forward",
-        device_index,
-        cluster=plan.cluster,
-        threads=plan.threads,
-        shared_bytes=plan.shared_bytes,
-        pdl=driver.has_pdl(10 * major + minor),
+    return load(
+        SOURCE, options, device_index, cluster=plan.cluster, threads=plan.threads, shared_bytes=plan.shared_bytes
     )

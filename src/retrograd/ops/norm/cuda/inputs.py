@@ -1,4 +1,4 @@
-"""What the launchers of the wide kernels share: numbers of dtypes, rows that can be read in pieces of 16 bytes."""
+"""What the launchers of the wide kernels share: GPUs, dtypes, rows in pieces of 16 bytes, compiling and loading."""
 
 from __future__ import annotations
 
@@ -7,15 +7,42 @@ from pathlib import Path
 
 import torch
 
+from retrograd.ops._cuda import driver, nvrtc
+
 HEADER = Path(__file__).with_name("wide.cuh")
 NUMBERS = {None: -1, torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type
 SIZES = {None: 0, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
 
 
 @cache
-def capability(device_index: int) -> tuple[int, int]:
-    """The compute capability of a GPU."""
-    return torch.cuda.get_device_capability(device_index)
+def arch_of(device_index: int) -> int:
+    """The compute capability of a GPU times ten."""
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return 10 * major + minor
+
+
+def require_clusters(name: str, device: torch.device) -> None:
+    """Refuse for the function `name` what is not on a GPU with thread block clusters.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    if device.type != "cuda" or arch_of(device.index) < 90:
+        raise RuntimeError(
+            f"{name} got a tensor on {device}, expected a GPU of compute capability 9.0 or more; use impl='triton'"
+        )
+
+
+def load(
+    source: Path, options: tuple[str, ...], device_index: int, *, cluster: int, threads: int, shared_bytes: int
+) -> driver.Kernel:
+    """The kernel of a file's name, compiled for a device, which has to be the current one. See `driver.load`."""
+    arch = arch_of(device_index)
+    cubin = nvrtc.compile_cubin(source, (f"--gpu-architecture=sm_{arch}", *options), (HEADER,))
+    return driver.load(
+        cubin, source.stem, device_index,
+        cluster=cluster, threads=threads, shared_bytes=shared_bytes, pdl=driver.has_pdl(arch),
+    )  # fmt: skip
 
 
 def aligned_rows(tensor: torch.Tensor | None) -> torch.Tensor | None:

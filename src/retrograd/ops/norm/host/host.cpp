@@ -115,8 +115,6 @@ class Recipes {
 
 // ---- The driver ----------------------------------------------------------------------------------------------------
 
-using LaunchFn = int (*)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
-                         void* stream, void** params, void** extra);
 // As in cuda.h of CUDA 12.0, which later versions only add to.
 struct LaunchAttribute {
   int id;
@@ -130,7 +128,7 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 constexpr int kProgrammaticStreamSerialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-using LaunchExFn = int (*)(const LaunchConfig* config, void* function, void** params, void** extra);
+using LaunchFn = int (*)(const LaunchConfig* config, void* function, void** params, void** extra);
 using ContextFn = int (*)(void** context);
 using RetainFn = int (*)(void** context, int device);
 using SetFn = int (*)(void* context);
@@ -152,7 +150,6 @@ struct State {
   c10::DeviceType device_type = c10::kCUDA;
   uint64_t allowed_keys = 0;
   LaunchFn launch = nullptr;
-  LaunchExFn launch_ex = nullptr;
   ContextFn context = nullptr;
   RetainFn retain = nullptr;
   SetFn set_context = nullptr;
@@ -195,16 +192,10 @@ void launch(const Launch& what, uint64_t* slots, c10::Device device) {
   }
   params[count++] = &scratch;  // Triton's global scratch
   params[count++] = &scratch;  // and its profiler's
-  int code;
-  if (what.pdl) {
-    LaunchAttribute attribute = {kProgrammaticStreamSerialization, {}, {1}};
-    const LaunchConfig config = {
-        {what.grid[0], what.grid[1], what.grid[2]}, {what.threads, 1, 1}, what.shared, stream, &attribute, 1};
-    code = held.launch_ex(&config, what.function, params, nullptr);
-  } else {
-    code = held.launch(what.function, what.grid[0], what.grid[1], what.grid[2], what.threads, 1, 1, what.shared, stream,
-                       params, nullptr);
-  }
+  LaunchAttribute attribute = {kProgrammaticStreamSerialization, {}, {1}};
+  const LaunchConfig config = {
+      {what.grid[0], what.grid[1], what.grid[2]}, {what.threads, 1, 1}, what.shared, stream, &attribute, what.pdl};
+  const int code = held.launch(&config, what.function, params, nullptr);
   if (code != 0) {
     throw std::runtime_error("a kernel of retrograd was not launched: CUDA driver error " + std::to_string(code));
   }
@@ -775,14 +766,13 @@ PyObject* use_cuda(PyObject*, PyObject*) {
   State& held = state();
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
   if (driver == nullptr) return PyUnicode_FromString("libcuda.so.1 does not load");
-  held.launch = reinterpret_cast<LaunchFn>(dlsym(driver, "cuLaunchKernel"));
-  held.launch_ex = reinterpret_cast<LaunchExFn>(dlsym(driver, "cuLaunchKernelEx"));
+  held.launch = reinterpret_cast<LaunchFn>(dlsym(driver, "cuLaunchKernelEx"));
   held.context = reinterpret_cast<ContextFn>(dlsym(driver, "cuCtxGetCurrent"));
   held.retain = reinterpret_cast<RetainFn>(dlsym(driver, "cuDevicePrimaryCtxRetain"));
   held.set_context = reinterpret_cast<SetFn>(dlsym(driver, "cuCtxSetCurrent"));
-  if (!held.launch || !held.launch_ex || !held.context || !held.retain || !held.set_context) {
+  if (!held.launch || !held.context || !held.retain || !held.set_context) {
     return PyUnicode_FromString(
-        "libcuda.so.1 lacks cuLaunchKernel, cuLaunchKernelEx, cuCtxGetCurrent, cuDevicePrimaryCtxRetain or cuCtxSetCurrent");
+        "libcuda.so.1 lacks cuLaunchKernelEx, cuCtxGetCurrent, cuDevicePrimaryCtxRetain or cuCtxSetCurrent");
   }
   if (Handles<c10::Stream>::known) {
     held.stream = &Handles<c10::Stream>::of;
@@ -800,14 +790,11 @@ PyObject* use_cuda(PyObject*, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// For tests: tensors on the CPU, and functions of the caller's in place of cuLaunchKernel and cuLaunchKernelEx.
-PyObject* use_cpu(PyObject*, PyObject* args) {
+// For tests: tensors on the CPU, and a function of the caller's in place of cuLaunchKernelEx.
+PyObject* use_cpu(PyObject*, PyObject* address) {
   HANDLE_TH_ERRORS
-  unsigned long long launch, launch_ex = 0;
-  if (!PyArg_ParseTuple(args, "K|K", &launch, &launch_ex)) return nullptr;
   State& held = state();
-  held.launch = reinterpret_cast<LaunchFn>(launch);
-  held.launch_ex = reinterpret_cast<LaunchExFn>(launch_ex);
+  held.launch = reinterpret_cast<LaunchFn>(PyLong_AsUnsignedLongLong(address));
   held.context = nullptr;
   held.stream = nullptr;
   held.device_type = c10::kCPU;
@@ -823,7 +810,7 @@ PyMethodDef methods[] = {
     {"dtype_code", dtype_code, METH_O, nullptr},
     {"tell", tell, METH_VARARGS, nullptr},
     {"use_cuda", use_cuda, METH_NOARGS, nullptr},
-    {"use_cpu", use_cpu, METH_VARARGS, nullptr},
+    {"use_cpu", use_cpu, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
