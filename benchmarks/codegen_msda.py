@@ -152,7 +152,7 @@ def unrounded(found: codegen.Launch, compiled: object) -> list[str]:
     if found.constants.get("ALIGNED"):
         return []
     if found.target.nvidia:
-        _, code = machine._disassemble(compiled.asm["cubin"])
+        _, code = machine.disassemble(compiled.asm["cubin"])
         fused, apart = r"FFMA[^;]*-0\.5\b", r"FADD[^;]*-0\.5\b"
     else:
         code = compiled.asm["amdgcn"]
