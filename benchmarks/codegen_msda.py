@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 
 from retrograd import codegen
-from retrograd.codegen import facts as machine
-from retrograd.ops._triton import launch as device
+from retrograd.codegen import kernel_facts as machine
 from retrograd.ops.msda.shapes import Levels
 from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.runtime.triton import launch as device
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # dtypes of value and of locations and weights

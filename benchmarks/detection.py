@@ -33,9 +33,9 @@ from typing import Any
 import torch
 
 from retrograd.check import inputs as make
-from retrograd.check.run import verify
+from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from corpus import SETS, files, load

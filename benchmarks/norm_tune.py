@@ -24,8 +24,6 @@ from typing import Any
 
 import torch
 
-from retrograd.ops._cuda import nvrtc
-from retrograd.ops._triton.gpu import Backend, Gpu
 from retrograd.ops.norm.cuda import WidePlan, backward, forward
 from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.plan import (
@@ -37,6 +35,8 @@ from retrograd.ops.norm.plan import (
     plan_forward,
 )
 from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.runtime.cuda import nvrtc
+from retrograd.ops.runtime.triton.gpu import Backend, Gpu
 
 DTYPE = torch.bfloat16
 COLD_BYTES = 512 * 1024**2
@@ -208,7 +208,7 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
         nvrtc.compile_cubin(backward.SOURCE, ("--gpu-architecture=sm_90", *options), (HEADER,))
         return ""
     from retrograd.codegen import facts_of, recording
-    from retrograd.ops._triton.launch import dry
+    from retrograd.ops.runtime.triton.launch import dry
 
     try:
         with dry(132), recording("sm_90") as launches:

@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd import trace
-from retrograd.trace.statistics import host
+from retrograd.trace.statistics import cpu
 
 
 class Block(nn.Module):
@@ -149,7 +149,7 @@ def parts() -> None:
     for count in (64, 1 << 12, 1 << 18, 1 << 22):
         x = torch.randn(count)
         for histogram in (False, True):
-            best = min(seconds(lambda: host.measure(x, histogram), "cpu") for _ in range(200))  # noqa: B023
+            best = min(seconds(lambda: cpu.measure(x, histogram), "cpu") for _ in range(200))  # noqa: B023
             print(
                 f"{count:8} float32 on one core: {best * 1e6:9.1f} us, {best / count * 1e9:8.2f} ns an element"
                 f"{' with histogram' * histogram}"
@@ -158,7 +158,7 @@ def parts() -> None:
 
 def kernel() -> None:
     """Print how fast the kernel reads on this GPU, beside a copy: 16 tensors of 64 MiB a launch, 128 smaller ones."""
-    from retrograd.trace.statistics import gather
+    from retrograd.trace.statistics import collector
     from retrograd.trace.statistics.triton import kernel
 
     def gigabytes_per_second(run: Callable[[], Any], size: int) -> float:
@@ -176,7 +176,7 @@ def kernel() -> None:
     other = torch.empty_like(copied)
     print(f"a copy, read and written: {gigabytes_per_second(lambda: other.copy_(copied), 2 << 30):6.0f} GB/s")
     for histogram in (False, True):
-        buffers = gather._Buffers(torch.device("cuda"), kernel, histogram)
+        buffers = collector._Buffers(torch.device("cuda"), kernel, histogram)
         ints, floats, counts = buffers._fresh()
         for dtype in kernel.DTYPES:
             if histogram and not dtype.is_floating_point:

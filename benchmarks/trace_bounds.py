@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from retrograd import trace
 from retrograd.trace import Trace
-from retrograd.trace.diffing.judging import Judge
-from retrograd.trace.diffing.pairing import pair
+from retrograd.trace.diffing.matching import pair
+from retrograd.trace.diffing.verdicts import Judge
 
 
 class Block(nn.Module):

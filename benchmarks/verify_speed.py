@@ -22,7 +22,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 
 from retrograd import catalog
-from retrograd.check.run import verify
+from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

@@ -80,7 +80,7 @@ class Backward:
 
     def flake_rate(self, function: Callable[..., Any], seeds: int = 100, **options: Any) -> Any:
         """`retrograd.flake_rate`."""
-        from retrograd.flake.inprocess import flake_rate
+        from retrograd.flake.in_process import flake_rate
 
         return flake_rate(function, seeds, **options)
 
@@ -134,14 +134,14 @@ class OrderCheck:
 
     def record(self, model: Any = None, **options: Any) -> Any:
         """`retrograd.fsdp.record_collectives`, which here raises where a step differs from those before it."""
-        from retrograd.fsdp.recording import record_collectives
+        from retrograd.fsdp.recorder import record_collectives
 
         self.logs.append(record_collectives(model, **{"on_change": "raise"} | options))
         return self.logs[-1]
 
     def assert_same(self, *logs: Any) -> None:
         """`retrograd.fsdp.assert_same_order`."""
-        from retrograd.fsdp.checking import assert_same_order
+        from retrograd.fsdp.check_command import assert_same_order
 
         assert_same_order(*logs)
 
@@ -158,7 +158,7 @@ def retrograd_order() -> Iterator[OrderCheck]:
 class StageCheck:
     """One stage of one spec, run when asked.
 
-    `run()` returns the retrograd.record.StageResult; `assert_passes()` raises VerificationError with what,
+    `run()` returns the retrograd.core.schema.StageResult; `assert_passes()` raises VerificationError with what,
     where and repro, and skips the test with the reason if the stage does not apply.
     """
 
@@ -193,7 +193,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a stage for tests that take `retrograd_stage`."""
     if "retrograd_stage" not in metafunc.fixturenames:
         return
-    from retrograd.check.run import choose
+    from retrograd.check.runner import choose
 
     options = _mark(metafunc.definition).kwargs
     stages = choose(options.get("only", ()), options.get("skip", ()))
@@ -209,7 +209,7 @@ def _target(path: Path, module: Any, spec: Any) -> str | None:
 @pytest.fixture
 def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     """The stage this test is for; verifiers are shared by the stages of one mark, and with them the truths."""
-    from retrograd.check.run import Verifier
+    from retrograd.check.runner import Verifier
 
     mark = _mark(request.node)
     config = request.config

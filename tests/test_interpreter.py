@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 import retrograd as rg
-from retrograd import config, interpreter
+from retrograd import config
+from retrograd.compat import triton_interpreter
 from retrograd.errors import InterpreterError, RetrogradError
 
 pytestmark = pytest.mark.skipif(not config.interpreting(), reason="kernels are compiled in this process")
@@ -49,7 +50,7 @@ def arithmetic_kernel(src_ptr, dst_ptr, OP: tl.constexpr, N: tl.constexpr):
 
 @pytest.fixture(autouse=True)
 def prepared() -> None:
-    interpreter.prepare()
+    triton_interpreter.prepare()
 
 
 def run_copy(src: torch.Tensor, dtype: torch.dtype, *, cast: bool) -> torch.Tensor:
@@ -133,9 +134,9 @@ def test_prepare_patches_once() -> None:
     from triton.runtime import interpreter as module
 
     before = module._convert_float, module.InterpreterBuilder.binary_op
-    interpreter.prepare()
+    triton_interpreter.prepare()
     assert (module._convert_float, module.InterpreterBuilder.binary_op) == before
-    assert interpreter.active()
+    assert triton_interpreter.active()
 
 
 def test_a_missing_private_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,29 +145,29 @@ def test_a_missing_private_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_retrograd_bf16", False)
     monkeypatch.delattr(module, "_convert_float")
     with pytest.raises(RetrogradError, match=rf"Triton {triton.__version__} has no _convert_float"):
-        interpreter.prepare()
+        triton_interpreter.prepare()
 
 
 def test_nothing_is_patched_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    interpreter.prepare()
-    assert not interpreter.active()
+    triton_interpreter.prepare()
+    assert not triton_interpreter.active()
 
 
 def test_loops_that_this_pair_of_versions_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import interpreter as module
 
-    monkeypatch.delattr(module, interpreter._MARK)
+    monkeypatch.delattr(module, triton_interpreter._MARK)
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     monkeypatch.setattr(np, "__version__", "2.4.0")
     with pytest.raises(RetrogradError, match=r"3\.6\.0.*NumPy 2\.4\.0.*triton>=3\.7"):
-        interpreter.prepare()
+        triton_interpreter.prepare()
 
 
 def test_a_checker_is_refused_its_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import interpreter as module
 
-    monkeypatch.delattr(module, interpreter._MARK)
+    monkeypatch.delattr(module, triton_interpreter._MARK)
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     monkeypatch.setattr(np, "__version__", "2.4.0")
     monkeypatch.setattr(module.GridExecutor, "__call__", module.GridExecutor.__call__)  # put back afterwards

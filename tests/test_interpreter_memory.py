@@ -7,8 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from retrograd import config, interpreter
-from retrograd.interpreter.memory import afresh, remembering
+from retrograd import config
+from retrograd.compat import triton_interpreter
+from retrograd.compat.triton_interpreter.launch_cache import afresh, remembering
 
 pytestmark = pytest.mark.skipif(not config.interpreting(), reason="kernels are compiled in this process")
 
@@ -35,7 +36,7 @@ def print_kernel(x_ptr):
 
 @pytest.fixture(autouse=True)
 def prepared() -> None:
-    interpreter.prepare()
+    triton_interpreter.prepare()
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from retrograd import config, interpreter
-from retrograd.check import accesses
-from retrograd.interpreter import tapes
-from retrograd.interpreter.memory import remembering
+from retrograd import config
+from retrograd.check import memory_accesses
+from retrograd.compat import triton_interpreter
+from retrograd.compat.triton_interpreter import program_recorder
+from retrograd.compat.triton_interpreter.launch_cache import remembering
 
 pytestmark = pytest.mark.skipif(not config.interpreting(), reason="kernels are compiled in this process")
 
@@ -65,20 +66,20 @@ def own_reduction_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 @pytest.fixture(autouse=True)
 def prepared() -> None:
-    interpreter.prepare()
+    triton_interpreter.prepare()
 
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels of programs that were interpreted."""
     ran: list[str] = []
-    stock = tapes._interpret
+    stock = program_recorder._interpret
 
     def interpret(module, fn, arguments, known):
         ran.append(fn.__name__)
         stock(module, fn, arguments, known)
 
-    monkeypatch.setattr(tapes, "_interpret", interpret)
+    monkeypatch.setattr(program_recorder, "_interpret", interpret)
     return ran
 
 
@@ -177,7 +178,7 @@ def test_accesses_are_watched_in_programs_of_either_kind(known):
         rows(3, 7, 7, torch.float32)
         if known:
             beyond_kernel[(1,)](whole, torch.zeros(8), 8, BLOCK=16)
-        with accesses.watch([]) as seen:
+        with memory_accesses.watch([]) as seen:
             beyond_kernel[(1,)](torch.zeros(8), torch.zeros(8), 8, BLOCK=16)
     (access,) = seen.accesses.values()
     assert (access.argument, access.count, access.write) == ("`x_ptr`", 1, False)
@@ -219,8 +220,8 @@ def test_addresses_follow_their_tensors(interpreted):
 
 def test_a_launch_that_was_played_is_made_again_where_what_it_read_has_changed(monkeypatch):
     played = []
-    stock = tapes.Tape.play
-    monkeypatch.setattr(tapes.Tape, "play", lambda *given: played.append(1) or stock(*given))
+    stock = program_recorder.Tape.play
+    monkeypatch.setattr(program_recorder.Tape, "play", lambda *given: played.append(1) or stock(*given))
     x, at = torch.randn(64), torch.tensor([1, 3, 2, 0, 2], dtype=torch.int32)
 
     def call() -> torch.Tensor:

@@ -22,7 +22,7 @@ def _fresh(code: str) -> str:
     [
         "retrograd",
         "retrograd.check.spec",
-        "retrograd.record",
+        "retrograd.core.schema",
         "retrograd.report",
         "retrograd.cli",
         "retrograd.trace",

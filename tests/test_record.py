@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from retrograd.core.schema import Case, Finding, Report, StageResult
 from retrograd.errors import UsageError
-from retrograd.record import Case, Finding, Report, StageResult
 
 
 def _report() -> Report:

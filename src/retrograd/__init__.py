@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from retrograd import patch as patch
     from retrograd import trace as trace
     from retrograd.check.asserts import assert_backward as assert_backward
-    from retrograd.check.run import verify as verify
+    from retrograd.check.runner import verify as verify
     from retrograd.check.spec import op as op
     from retrograd.check.spec import tensor as tensor
-    from retrograd.flake.inprocess import flake_rate as flake_rate
-    from retrograd.record import Report as Report
+    from retrograd.core.schema import Report as Report
+    from retrograd.flake.in_process import flake_rate as flake_rate
     from retrograd.report import write as write
 
 _HOMES = {
     "op": "retrograd.check.spec",
     "tensor": "retrograd.check.spec",
-    "verify": "retrograd.check.run",
+    "verify": "retrograd.check.runner",
     "assert_backward": "retrograd.check.asserts",
-    "flake_rate": "retrograd.flake.inprocess",
-    "Report": "retrograd.record",
+    "flake_rate": "retrograd.flake.in_process",
+    "Report": "retrograd.core.schema",
     "write": "retrograd.report",
 }
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from retrograd.catalog import SHIPPED, msda, msda_names, resolve
+from retrograd.check.op_runner import BUDGETS, Workbench
 from retrograd.check.stages import compiler
 from retrograd.check.stages.oracle import judged
-from retrograd.check.workbench import BUDGETS, Workbench
 
 
 @pytest.mark.parametrize("name", [n for n in SHIPPED if n in msda_names()])
@@ -56,6 +56,6 @@ def test_under_vmap_gradients_of_16_bit_values_are_added_in_float32(monkeypatch:
     spec = replace(resolve("ms_deform_attn_mixed_torch"), dtypes=("bfloat16",), transforms=("vmap",))
     bench = Workbench(spec, "bfloat16", 0, "cpu", BUDGETS["quick"], "quick")
     assert compiler.check(bench, bench.base).findings == []
-    monkeypatch.setattr("retrograd.ops.subclasses.transformed", lambda tensor: False)
+    monkeypatch.setattr("retrograd.ops.tensor_subclasses.transformed", lambda tensor: False)
     (found,) = compiler.check(bench, bench.base).findings
     assert found.tensor == "grad value"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from retrograd.catalog import SHIPPED, norm, norm_names, resolve
-from retrograd.check.run import verify
+from retrograd.check.op_runner import BUDGETS, Workbench
+from retrograd.check.runner import verify
 from retrograd.check.stages.oracle import judged
-from retrograd.check.workbench import BUDGETS, Workbench
 
 
 @pytest.mark.parametrize("name", [n for n in SHIPPED if n in norm_names()])

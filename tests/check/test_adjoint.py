@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check import differences
+from retrograd.check import finite_differences
 
 _PATH = Path(__file__).resolve().parent.parent / "mutants" / "adjoint.py"
 _MODULE = importlib.util.spec_from_file_location("adjoint_mutants", _PATH)
@@ -33,8 +33,8 @@ def test_noise_is_estimated(size):
     generator = random.Random(3)
     found = []
     for _ in range(200):
-        values = [math.exp(10 * size * k) + generator.gauss(0, size) for k in range(differences.POINTS)]
-        found.append(differences.noise(values) / size)
+        values = [math.exp(10 * size * k) + generator.gauss(0, size) for k in range(finite_differences.POINTS)]
+        found.append(finite_differences.noise(values) / size)
     found.sort()
     assert 0.5 < found[100] < 2
     assert found[2] > 0.2
@@ -48,7 +48,7 @@ def test_error_covers_the_truth(seed):
     def quotient(h):
         return (math.sin(1 + h) - math.sin(1 - h) + generator.gauss(0, sigma * 2**0.5)) / (2 * h)
 
-    found = differences.extrapolate(quotient, STEPS, sigma)
+    found = finite_differences.extrapolate(quotient, STEPS, sigma)
     assert abs(found.value - math.cos(1)) < 3 * found.error
     assert found.error < 1e3 * sigma + 1e-8
 
@@ -57,7 +57,7 @@ def test_a_function_that_is_nowhere_smooth_has_no_derivative():
     def quotient(h):
         return sum(math.copysign(1, math.sin(2**k / h)) for k in range(9))
 
-    assert differences.extrapolate(quotient, STEPS, 1e-9).error > 0.1
+    assert finite_differences.extrapolate(quotient, STEPS, 1e-9).error > 0.1
 
 
 @pytest.mark.parametrize("place", [1e-3, 3e-5, 1e-6])
@@ -65,7 +65,7 @@ def test_slopes_of_both_sides_hold_the_claim_at_a_bend(place):
     def quotient(h):  # of max(0, x - place) at 0, where the slope 0 is claimed
         return max(0.0, h - place) / h
 
-    low, high = differences.sides(quotient, STEPS, 1e-12)
+    low, high = finite_differences.sides(quotient, STEPS, 1e-12)
     assert low <= 0 <= high
 
 

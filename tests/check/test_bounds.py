@@ -13,8 +13,8 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd import config
-from retrograd.check import accesses
-from retrograd.check.guards import BAND, HUGE, NAN, PLAIN, SIDES, Bands
+from retrograd.check import memory_accesses
+from retrograd.check.guard_bands import BAND, HUGE, NAN, PLAIN, SIDES, Bands
 
 
 def _load(name):
@@ -77,7 +77,7 @@ def test_kernel_is_found_and_named(name):
 @interpreted
 def test_results_that_never_show_it_are_found_by_the_address_only(monkeypatch):
     spec = _load("triton_bounds").OB05
-    monkeypatch.setattr(accesses, "_EXECUTOR", ("no_such_thing",))
+    monkeypatch.setattr(memory_accesses, "_EXECUTOR", ("no_such_thing",))
     report = bounds(spec)
     assert report.verdict == "proved"
     assert "has no no_such_thing" in report.stage("bounds").notes[0]
@@ -102,14 +102,14 @@ def test_the_shipped_norm_is_left_alone():
 def test_the_interpreter_is_put_back():
     from triton.runtime import interpreter
 
-    names = (*accesses._BUILDER, *accesses._EXECUTOR)
+    names = (*memory_accesses._BUILDER, *memory_accesses._EXECUTOR)
 
     def held():
         owners = (interpreter.InterpreterBuilder, interpreter.GridExecutor)
         return [owner.__dict__.get(name) for owner in owners for name in names]
 
     def fails():
-        with accesses.watch([]):
+        with memory_accesses.watch([]):
             seen.append(held())
             raise ZeroDivisionError
 
@@ -133,7 +133,7 @@ def test_pointers_that_a_kernel_finds_in_a_table_are_no_wild_addresses():
     jitted = triton.jit(kernel)
     held = torch.arange(64.0)
     table, out = torch.tensor([held.data_ptr()]), torch.empty(64)
-    with accesses.watch([]) as seen:
+    with memory_accesses.watch([]) as seen:
         jitted[(1,)](table, out, N=64)
     assert not seen.accesses
     assert torch.equal(out, held)
@@ -271,7 +271,7 @@ def test_bands_differ_between_fills_and_on_the_named_side_only():
 
 
 def test_nearest_memory():
-    live = accesses._live(
+    live = memory_accesses._live(
         [(1 << 20, (1 << 20) + 64, "a"), ((1 << 20) + 128, (1 << 20) + 192, "a"), (1 << 30, 1 << 31, "b")]
     )
     start = 1 << 20
@@ -283,12 +283,12 @@ def test_nearest_memory():
     assert live.nearest(start + 200) == ("a", SIDES[1], 8)
     assert live.nearest((1 << 30) - 8) == ("b", SIDES[0], 8)
     assert live.nearest(0) == ("", "far from any tensor", 0)
-    assert accesses._live([]).outside(torch.tensor([0, 8]).numpy(), 4).tolist() == [True, True]
+    assert memory_accesses._live([]).outside(torch.tensor([0, 8]).numpy(), 4).tolist() == [True, True]
 
 
 def test_no_interpreter_no_watch(monkeypatch):
     monkeypatch.delitem(sys.modules, "triton.runtime.interpreter", raising=False)
-    with accesses.watch([]) as seen:
+    with memory_accesses.watch([]) as seen:
         pass
     assert not seen.missing
-    assert not accesses.checks()
+    assert not memory_accesses.checks()

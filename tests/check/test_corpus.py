@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from corpus import corpus
 
-from retrograd.check.run import verify
+from retrograd.check.runner import verify
 
 MUTANTS = corpus("mutants")
 SECOND = corpus("mutants_second")

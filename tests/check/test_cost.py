@@ -8,9 +8,9 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check.compare import compare, profile
+from retrograd.check.op_runner import BUDGETS, Workbench
 from retrograd.check.spec import dtype_name
 from retrograd.check.tolerance import CONFIRM_RUNS
-from retrograd.check.workbench import BUDGETS, Workbench
 
 
 def _norm(x):

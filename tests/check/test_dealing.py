@@ -7,10 +7,10 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check.dealing import dealt, share
-from retrograd.check.run import Verifier
+from retrograd.check.case_sharding import dealt, share
+from retrograd.check.op_runner import BUDGETS, Workbench
+from retrograd.check.runner import Verifier
 from retrograd.check.stages import adjoint, contract, determinism, extremes, layouts, oracle, state
-from retrograd.check.workbench import BUDGETS, Workbench
 
 DTYPES = ("float32", "float16", "bfloat16")
 

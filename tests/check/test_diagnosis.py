@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from retrograd.check.diagnosis.elements import describe
-from retrograd.check.run import verify
+from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec, op, tensor
 
 M, N = 13, 10

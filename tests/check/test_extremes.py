@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from specimens import with_backward
 
 import retrograd as rg
+from retrograd.check import extreme_values
 from retrograd.check import inputs as make
-from retrograd.check import values
 from retrograd.check.rounding import Float64
 from retrograd.errors import SpecError
 
@@ -92,13 +92,13 @@ def test_inputs_with_a_range_are_left_in_it():
     assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 5
 
 
-@pytest.mark.parametrize("name", values.NAMES)
+@pytest.mark.parametrize("name", extreme_values.NAMES)
 @pytest.mark.parametrize("shape", [(), (5,), (3, 4), (2, 0), (2, 3, 4)])
 def test_values_keep_shape_and_dtype(name, shape):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        got = values.alter(torch.ones(shape, dtype=dtype), name)
+        got = extreme_values.alter(torch.ones(shape, dtype=dtype), name)
         assert (got.shape, got.dtype) == (shape, dtype)
-        assert bool(got.isfinite().all()) == (name not in values.CELLS or not got.numel())
+        assert bool(got.isfinite().all()) == (name not in extreme_values.CELLS or not got.numel())
 
 
 def test_peak_counts_partial_sums():

@@ -14,8 +14,8 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import kinks
+from retrograd.check.op_runner import BUDGETS, Workbench
 from retrograd.check.rounding import Float64
-from retrograd.check.workbench import BUDGETS, Workbench
 from retrograd.errors import SpecError
 
 _PATH = Path(__file__).resolve().parent.parent / "mutants" / "kinks.py"

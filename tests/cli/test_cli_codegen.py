@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from retrograd import config
 from retrograd.cli import main
 from retrograd.codegen.access import Access
-from retrograd.codegen.record import Codegen, Facts, Hazard, Kernel
+from retrograd.codegen.schema import Codegen, Facts, Hazard, Kernel
 from retrograd.report import load
 
 SPECIMENS = Path(__file__).resolve().parents[1] / "codegen" / "specimens.py"
@@ -137,7 +137,7 @@ def test_interpreter_is_told_with_the_mend():
 
 
 def test_another_record_is_refused(tmp_path):
-    from retrograd.graph.record import Unique
+    from retrograd.graph.schema import Unique
 
     path = tmp_path / "unique.json"
     path.write_text(Unique((), (), ()).to_json())

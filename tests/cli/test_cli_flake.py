@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from retrograd.cli import main
-from retrograd.flake import examine
-from retrograd.flake.record import Flake, FlakeReport, Margin, Rate, Reason, Run, Tail
+from retrograd.flake import examination
+from retrograd.flake.schema import Flake, FlakeReport, Margin, Rate, Reason, Run, Tail
 
 TESTS = """
 def passes(seed): return 0.01 * (seed % 7 + 1)
@@ -110,7 +110,7 @@ def test_all_that_a_report_may_hold_survives_json(monkeypatch: pytest.MonkeyPatc
     text = report.to_json()
     assert FlakeReport.from_json(text).to_json() == text
     assert FlakeReport.from_json(text).flakes[0].runs[1].message == "nan"
-    monkeypatch.setattr(examine, "run", lambda *args, **options: report)
+    monkeypatch.setattr(examination, "run", lambda *args, **options: report)
     shown = flake("x.py:f", "--no-history").stdout
     for said in (
         "3.3 % [0.1 % to 17 %, 95%]",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.record import Report
+from retrograd.core.schema import Report
 
 HEAD = """
 import ctypes, os, sys, time

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from retrograd import config
 from retrograd.check.spec import OpSpec
 from retrograd.cli import main
+from retrograd.core.schema import Case, Finding, Report, StageResult
 from retrograd.errors import UndecidedError, UsageError
-from retrograd.record import Case, Finding, Report, StageResult
 
 SPEC = "from retrograd.check.spec import op, tensor\nspec = op(lambda x: x, inputs={'x': tensor('N')}, name='same')\n"
 
@@ -25,16 +25,16 @@ def _report(verdict: str) -> Report:
 
 
 class Fake:
-    """Stands in for retrograd.check.run and remembers how it was called."""
+    """Stands in for retrograd.check.runner and remembers how it was called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.verdict = "proved"
         self.error: Exception | None = None
         self.spec: OpSpec | None = None
         self.options: dict[str, Any] = {}
-        module = types.ModuleType("retrograd.check.run")
+        module = types.ModuleType("retrograd.check.runner")
         module.verify = self.verify  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "retrograd.check.run", module)
+        monkeypatch.setitem(sys.modules, "retrograd.check.runner", module)
 
     def verify(self, spec: OpSpec, **options: Any) -> Report:
         self.spec, self.options = spec, options

@@ -18,7 +18,7 @@ import triton
 from retrograd import codegen
 from retrograd.catalog.launches import Options, launches
 from retrograd.codegen import compile as compiling
-from retrograd.codegen import pretending, running
+from retrograd.codegen import fake_gpu, loaded_kernels
 
 HERE = Path(__file__).resolve().parent
 SOME = ("sm_80", "sm_90", "gfx942")
@@ -72,7 +72,7 @@ def llvm_notes(assembly: str) -> dict[str, int]:
 def themselves(name: str, arch: str) -> dict[str, dict[str, int]]:
     """Kernel -> what its own compiler says."""
     target = codegen.target_named(arch)
-    with codegen.recording(arch) as found, pretending.gpu(target):
+    with codegen.recording(arch) as found, fake_gpu.gpu(target):
         getattr(specimens, name)()
     said = {}
     for launch in found:
@@ -115,9 +115,9 @@ def pretended_run() -> dict[str, object]:
                 for at, name in enumerate(names)
             ]
 
-    with compiling.driver(target), pretending.gpu(target), patch("torch.profiler.profile", Profile):
+    with compiling.driver(target), fake_gpu.gpu(target), patch("torch.profiler.profile", Profile):
         found = codegen.of_run("pretended", workload)
-        return json.loads(running.profiled(found, workload, copy_gb_per_s=10.0, repeats=2).to_json())
+        return json.loads(loaded_kernels.profiled(found, workload, copy_gb_per_s=10.0, repeats=2).to_json())
 
 
 def recorded(name: str) -> dict[str, list]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retrograd.codegen.access import Access
-from retrograd.codegen.record import Asked, Codegen, Facts, Kernel, Tuning
+from retrograd.codegen.schema import Asked, Codegen, Facts, Kernel, Tuning
 
 FACTS = Facts(
     kernel="norm_kernel",

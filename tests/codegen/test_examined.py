@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.codegen.record import Codegen, Facts, Kernel
-from retrograd.codegen.rules import faults
+from retrograd.codegen.gates import faults
+from retrograd.codegen.schema import Codegen, Facts, Kernel
 from retrograd.codegen.targets import targets
 
 SOURCE = (Path(__file__).parent / "specimens.py").read_text(encoding="utf-8").splitlines()

@@ -8,10 +8,10 @@ import pytest
 from subjects import ADD, FACTS, TUNING, kernel, record
 
 from retrograd.codegen.access import Access
-from retrograd.codegen.comparing import changes
+from retrograd.codegen.compare import changes
 from retrograd.codegen.hazards import hazards
 from retrograd.codegen.limits import Limits, violations
-from retrograd.codegen.record import Hazard, Kernel, Measured
+from retrograd.codegen.schema import Hazard, Kernel, Measured
 from retrograd.codegen.signatures import parse
 from retrograd.errors import UsageError
 

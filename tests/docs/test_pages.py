@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.check.run import verify
+from retrograd.check.runner import verify
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()

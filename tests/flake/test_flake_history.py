@@ -9,7 +9,7 @@ import pytest
 
 from retrograd.errors import UsageError
 from retrograd.flake import history
-from retrograd.flake.record import Flake, FlakeReport, Rate, Run
+from retrograd.flake.schema import Flake, FlakeReport, Rate, Run
 
 
 def report(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrograd.flake import run
-from retrograd.flake.record import Flake, FlakeReport
+from retrograd.flake.schema import Flake, FlakeReport
 
 SPECIMENS = Path(__file__).parent / "specimens"
 

@@ -45,7 +45,7 @@ def test_unused_it_brings_no_numpy_and_no_torch(pytester):
 
 
 @pytest.mark.parametrize(
-    "module", ["retrograd.flake", "retrograd.flake.examine", "retrograd.flake.inprocess", "retrograd.cli.flake"]
+    "module", ["retrograd.flake", "retrograd.flake.examination", "retrograd.flake.in_process", "retrograd.cli.flake"]
 )
 def test_import_brings_no_torch_and_no_pytest(module):
     code = (

@@ -11,7 +11,7 @@ from scipy import stats
 
 from retrograd.errors import UsageError, VerificationError
 from retrograd.flake import rates
-from retrograd.flake.inprocess import flake_rate
+from retrograd.flake.in_process import flake_rate
 
 # A test here may fail by chance with this probability, were its seed another.
 CHANCE = 1e-6

@@ -154,7 +154,7 @@ def test_the_self_test_notices_another_fsdp2(net, monkeypatch, change):
 
 
 def test_the_table_of_versions():
-    from retrograd.fsdp.private import VERSIONS, version
+    from retrograd.compat.fsdp2 import VERSIONS, version
 
     assert list(VERSIONS) == ["2.11", "2.12", "2.13", "2.15"]
     assert len(version().returns) in (6, 7)
@@ -225,7 +225,7 @@ def test_a_handle_stays_as_it_is_in_backward(net, what):
 @pytest.mark.parametrize(("mb", "straight"), [(1e-6, 3), (25.0, 1)], ids=["alone", "together"])
 def test_a_group_alone_is_reduced_by_the_call_that_fsdp2_makes(net, monkeypatch, mb, straight):
     """The first layer's input needs no gradient, so it goes last and alone, whatever the bucket."""
-    from retrograd.fsdp.private.versions import replaced
+    from retrograd.compat.fsdp2.versions import replaced
 
     handle = bucket(net, bucket_mb=mb)
     theirs, calls = replaced["theirs"], []

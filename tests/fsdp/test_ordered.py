@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from retrograd import fsdp
 from retrograd.errors import NonFiniteGradientError, RetrogradError, UsageError
-from retrograd.fsdp.ordered import _param_groups
+from retrograd.fsdp.ordered_reduce import _param_groups
 
 OPS = {"SUM": None, "AVG": None, "PREMUL": 0.3}
 

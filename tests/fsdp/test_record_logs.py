@@ -17,13 +17,13 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from retrograd.cli import main
+from retrograd.core.rank_store import Exchange
 from retrograd.errors import RanksDifferError, UsageError
 from retrograd.fsdp import Collective, Log, assert_same_order, diff, record_collectives
-from retrograd.fsdp.checking import judged
-from retrograd.fsdp.comparing import first_difference
-from retrograd.fsdp.exchanging import Exchange
-from retrograd.fsdp.stepping import Journal
-from retrograd.fsdp.verifying import Verifier
+from retrograd.fsdp.check_command import judged
+from retrograd.fsdp.log_diff import first_difference
+from retrograd.fsdp.rank_verification import Verifier
+from retrograd.fsdp.step_patterns import Journal
 from retrograd.fsdp.watchdog import Watchdog
 
 pytest_plugins = ["pytester"]
@@ -320,20 +320,20 @@ def test_one_recording_at_a_time():
 
 @needs_distributed
 def test_an_unknown_torch_is_refused(monkeypatch):
-    from retrograd.fsdp import dispatch
+    from retrograd.compat import c10d
 
-    known = {name: value for name, value in dispatch._OPERATORS.items() if name != "allreduce_"}
-    monkeypatch.setattr(dispatch, "_OPERATORS", known)
+    known = {name: value for name, value in c10d._OPERATORS.items() if name != "allreduce_"}
+    monkeypatch.setattr(c10d, "_OPERATORS", known)
     with pytest.raises(UsageError, match=r"has operators of c10d that are not known here: allreduce_"):
         record_collectives().start()
-    monkeypatch.setattr(dispatch, "_OPERATORS", known | {"allreduce_": ("all-reduce", "tensor_list")})
+    monkeypatch.setattr(c10d, "_OPERATORS", known | {"allreduce_": ("all-reduce", "tensor_list")})
     with pytest.raises(UsageError, match=r"calls c10d::allreduce_ without tensor_list"):
         record_collectives().start()
 
 
 def test_nothing_but_the_recorder_loads_torch():
     code = (
-        "import sys, retrograd.fsdp as f; f.diff, f.Log, f.assert_same_order; import retrograd.fsdp.verifying, "
+        "import sys, retrograd.fsdp as f; f.diff, f.Log, f.assert_same_order; import retrograd.fsdp.rank_verification, "
         "retrograd.fsdp.watchdog, retrograd.cli.fsdp_check, retrograd.cli.fsdp_diff; print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

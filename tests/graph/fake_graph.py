@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrograd.graph.record import Cause, Crossing, Diff, Follow, Level, Node, Reached, Side, Step, Unique
+from retrograd.graph.schema import Cause, Crossing, Diff, Follow, Level, Node, Reached, Side, Step, Unique
 
 EVIL = "add.7</script><script>alert(1)</script>[bold]x[/bold]"
 A = Side("a.txt", "step", "hlo", 12, 2, 1, 1, 3, "aaaa")

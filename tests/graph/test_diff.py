@@ -12,7 +12,7 @@ from random_graphs import EDITS, edited, random_module, text
 
 from retrograd import graph
 from retrograd.errors import GraphError, UsageError
-from retrograd.graph.record import Diff
+from retrograd.graph.schema import Diff
 
 DATA = Path(__file__).parent / "data"
 XLA, JAX, FX = (str(DATA / kind) for kind in ("xla", "jax", "fx"))

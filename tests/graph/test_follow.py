@@ -14,7 +14,7 @@ from retrograd.errors import UsageError
 from retrograd.graph import follow
 from retrograd.graph.ir import Graph
 from retrograd.graph.readers.hlo import parse
-from retrograd.graph.record import Follow
+from retrograd.graph.schema import Follow
 
 DATA = Path(__file__).parent / "data"
 

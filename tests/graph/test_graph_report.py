@@ -13,7 +13,7 @@ import fake_graph as fake
 import pytest
 
 from retrograd.errors import UsageError
-from retrograd.graph.record import Diff, Follow, Unique
+from retrograd.graph.schema import Diff, Follow, Unique
 from retrograd.report import check_paths, graph, graph_html, load, write
 
 RECORDS = [fake.diff(fake.STRAY, fake.CONSTANT), fake.diff(), fake.unique(), fake.follow(), fake.follow(dead=True)]

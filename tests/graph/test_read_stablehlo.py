@@ -91,11 +91,11 @@ def test_what_is_wrong_is_said_with_its_line(text: str, line: int, words: str) -
 
 @needs_jaxlib
 def test_a_parser_that_dies_is_an_error_and_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    from retrograd import children
+    from retrograd.core import subprocesses
 
-    real = children.start
+    real = subprocesses.start
     program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    monkeypatch.setattr(children, "start", lambda command, changes: real([command[0], "-c", program], changes))
+    monkeypatch.setattr(subprocesses, "start", lambda command, changes: real([command[0], "-c", program], changes))
     with pytest.raises(
         GraphError, match=r"^dump, line 1: jaxlib's parser did not survive this text .killed by SIGSEGV"
     ):

@@ -12,7 +12,7 @@ from fake_torch_xla import hlo
 from retrograd.cli import main
 from retrograd.cli.graph_watch import split
 from retrograd.errors import UsageError
-from retrograd.graph.watching.record import WatchReport
+from retrograd.graph.watching.schema import WatchReport
 
 PROGRAM = """
 import sys, torch
@@ -74,7 +74,7 @@ def test_a_module_an_inline_program_and_one_that_uses_no_framework(tmp_path, mon
     ("words", "said"),
     [
         ((), "there is no program"),
-        (("torchrun", "train.py"), "torchrun ... -m retrograd.graph.watching.main"),
+        (("torchrun", "train.py"), "torchrun ... -m retrograd.graph.watching.run"),
         (("python",), "nothing to run"),
         (("no/python", "x.py"), "cannot be started"),
     ],

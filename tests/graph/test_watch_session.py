@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from fake_torch_xla import hlo
 
-from retrograd import announced
-from retrograd.announced import Order
+from retrograd.core import order_registry
+from retrograd.core.order_registry import Order
 from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.watching.events import Compiled, Ran
-from retrograd.graph.watching.record import WatchReport
+from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import GraphChangedWarning, Session
 
 
@@ -112,12 +112,12 @@ def test_a_text_that_cannot_be_read_is_compared_as_text_and_says_so():
 
 
 def test_a_comparison_that_fails_does_not_end_the_run_and_is_told(monkeypatch):
-    from retrograd.graph.watching import texts
+    from retrograd.graph.watching import graph_text
 
     def fail(*args, **kwargs):
         raise KeyError("p3")
 
-    monkeypatch.setattr(texts, "compare", fail)
+    monkeypatch.setattr(graph_text, "compare", fail)
     said = []
     report = stray_run(expect=2, say=said.append).report()
     assert report.unexpected[0].causes == ()
@@ -233,14 +233,14 @@ def test_orders_are_of_their_owner():
         pass
 
     one, other = Model(), Model()
-    before = set(announced.current())
-    announced.announce(one, PLAN)
-    announced.announce(other, PLAN)
-    announced.announce(one, replace(PLAN, key="bb"))
-    mine = {place: order.key for place, order in announced.current().items() if place not in before}
+    before = set(order_registry.current())
+    order_registry.announce(one, PLAN)
+    order_registry.announce(other, PLAN)
+    order_registry.announce(one, replace(PLAN, key="bb"))
+    mine = {place: order.key for place, order in order_registry.current().items() if place not in before}
     assert list(mine.values()) == ["bb", "aa"]
-    announced.withdraw(one)
-    announced.withdraw(Model())
+    order_registry.withdraw(one)
+    order_registry.withdraw(Model())
     del other
     gc.collect()
-    assert [order.key for place, order in announced.current().items() if place in mine] == [""]
+    assert [order.key for place, order in order_registry.current().items() if place in mine] == [""]

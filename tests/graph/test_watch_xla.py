@@ -15,8 +15,8 @@ from fake_torch_xla import hlo, installed
 
 import retrograd.graph as graph
 from retrograd.errors import GraphChangedError, GraphError, RanksDifferError, UsageError, VerificationError
-from retrograd.graph.watching import live
-from retrograd.graph.watching.exchange import Folder, packed
+from retrograd.graph.watching import live_tensors
+from retrograd.graph.watching.rank_exchange import Folder, packed
 
 STEADY = [("f32[8]{0}", 4, "train.py:30"), ("f32[]", 90, "train.py:33")]
 STRAY = [*STEADY, ("f32[8]{0}", 5, "train.py:41")]
@@ -218,12 +218,12 @@ def test_ranks_with_other_live_tensors_stop_before_the_cut(world, tmp_path):
     other = Folder(tmp_path, 1, 2)
     with graph.watch("xla", expect=9, ranks=Folder(tmp_path, 0, 2), ranks_timeout=0.2) as w:
         world.pend("a", hlo(), STEADY)
-        key = live.digest(live.read(world.report(0, "CPU:0")))
+        key = live_tensors.digest(live_tensors.read(world.report(0, "CPU:0")))
         other.post("step-0/graph-0/key-1", f"live {key}".encode())
         other.post("step-0/graph-1/key-1", b"nothing")
         torch_xla.sync()
         w.step()
-        stray = live.read(world.report(0, "CPU:0"))[:1] * 2
+        stray = live_tensors.read(world.report(0, "CPU:0"))[:1] * 2
         other.post("step-1/graph-0/text-1", packed("\n".join(map(str, stray))))
         other.post("step-1/graph-0/key-1", b"live 0123456789")
         said = r"step 1: rank 0 .*rank 1 is about to run the live graph 01234567.*only rank 0 has f32\[\] of 90 nodes, made at train\.py:33; only rank 1 has f32\[8\] of 4 nodes"
@@ -249,8 +249,8 @@ def test_the_report_is_read_whatever_stands_between():
         "Tensor: id=1, shape=(f32[2]{0}, s64[]), device=TPU:0, ir_nodes=3\nIR {\n  %0 = f32[] x::y(), scope=a (b:1)\n}\n\n\n"
         "Tensor: id=2, shape=bf16[4,8]{1,0}, device=TPU:0, ir_nodes=17\nPython Frames:\n  f (/u/a b (c)/t.py:12)\n\nIR {\n}\n"
     )
-    found = live.read(text)
+    found = live_tensors.read(text)
     assert [str(t) for t in found] == ["(f32[2], s64[]) of 3 nodes", "bf16[4,8] of 17 nodes, made at t.py:12"]
-    assert live.digest(found) == live.digest(reversed(found))
-    assert live.digest(found) != live.digest(found[:1])
-    assert live.read("") == ()
+    assert live_tensors.digest(found) == live_tensors.digest(reversed(found))
+    assert live_tensors.digest(found) != live_tensors.digest(found[:1])
+    assert live_tensors.read("") == ()

@@ -9,7 +9,7 @@ import fake_report as fake
 import pytest
 
 from retrograd.errors import UsageError
-from retrograd.flake.record import FlakeReport
+from retrograd.flake.schema import FlakeReport
 from retrograd.report import check_paths, write
 from retrograd.report.github import to_github
 from retrograd.report.junit import to_junit

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import fake_report as fake
 import pytest
 
+from retrograd.core.schema import Report
 from retrograd.errors import MissingExtraError
-from retrograd.record import Report
-from retrograd.report import charts, html, words, write
+from retrograd.report import charts, html, wording, write
 
 
 class _Page(HTMLParser):
@@ -123,13 +123,13 @@ def test_odd_shapes_are_drawn(shape: tuple[int, ...]) -> None:
 
 def test_breakdown_is_left_out_where_nothing_is_known() -> None:
     found = fake.finding()
-    assert [round(share) for _, _, share in words.shares(found)] == [90, 10, 0]
-    assert words.shares(replace(found, terms=())) == []
-    assert words.shares(replace(found, terms=(("sigma", float("inf")),))) == []
+    assert [round(share) for _, _, share in wording.shares(found)] == [90, 10, 0]
+    assert wording.shares(replace(found, terms=())) == []
+    assert wording.shares(replace(found, terms=(("sigma", float("inf")),))) == []
 
 
 def test_before_and_after_show_what_differs() -> None:
-    rows = {name: (before, after) for name, before, after in words.before_after(fake.finding())}
+    rows = {name: (before, after) for name, before, after in wording.before_after(fake.finding())}
     assert rows == {
         "M...": ("16", "2x3"),
         "N": ("48", "7"),
@@ -137,4 +137,4 @@ def test_before_and_after_show_what_differs() -> None:
         "elements wrong": ("700 of 768", "3 of 42"),
         "error": ("1210x attainable", "940x attainable"),
     }
-    assert words.before_after(replace(fake.finding(), first=None)) == []
+    assert wording.before_after(replace(fake.finding(), first=None)) == []

@@ -13,9 +13,9 @@ import pytest
 from fake_report import report
 
 from retrograd import graph, trace
-from retrograd.flake.record import Flake, FlakeReport, Rate
+from retrograd.flake.schema import Flake, FlakeReport, Rate
 from retrograd.trace import Op, Stats, Trace
-from retrograd.trace.bisecting.record import Bisection, Culprit
+from retrograd.trace.bisecting.schema import Bisection, Culprit
 
 DUMPS = Path(__file__).resolve().parent.parent / "graph" / "data" / "xla"
 

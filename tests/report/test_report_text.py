@@ -4,15 +4,15 @@ import fake_report as fake
 import pytest
 from rich.console import Console
 
-from retrograd.record import Report
-from retrograd.report import words
+from retrograd.core.schema import Report
+from retrograd.report import wording
 from retrograd.report.text import render, to_text
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 200])
 def test_what_where_case_and_repro_are_never_wrapped(width: int) -> None:
     lines = to_text(fake.report(), width).splitlines()
-    for text in (fake.WHAT, fake.WHERE, words.case(fake.CASE), fake.REPRO):
+    for text in (fake.WHAT, fake.WHERE, wording.case(fake.CASE), fake.REPRO):
         assert any(line.endswith(text) for line in lines), text
 
 

@@ -66,10 +66,10 @@ def test_a_listing_is_read_back_with_them_and_one_without_them_too() -> None:
 def test_each_number_is_in_its_bucket(numbers: list[float], zeros: int) -> None:
     import torch
 
-    from retrograd.trace.statistics import host
+    from retrograd.trace.statistics import cpu
 
     x = torch.tensor([*numbers, *[0.0] * zeros])
-    exponents = host.measure(x, histogram=True)[8]
+    exponents = cpu.measure(x, histogram=True)[8]
     assert exponents is not None
     limits, counts = buckets(exponents, zeros)
     assert all(a < b for a, b in pairwise(limits))

@@ -4,8 +4,8 @@ from pathlib import Path
 import fake_report as fake
 import pytest
 
+from retrograd.core.schema import Report
 from retrograd.errors import UsageError
-from retrograd.record import Report
 from retrograd.report import check_paths, write
 
 

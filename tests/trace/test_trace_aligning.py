@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from retrograd.trace.diffing import aligning
-from retrograd.trace.diffing.aligning import align
+from retrograd.core import alignment
+from retrograd.core.alignment import align
 
 
 def _longest(a: list[int], b: list[int]) -> int:
@@ -37,7 +37,7 @@ def test_pairs_are_equal_and_never_cross() -> None:
 def test_without_anchors_the_script_is_the_shortest() -> None:
     for seed in range(500):
         a, b = _pairs_of(seed)
-        assert len(aligning._shortest(a, b, (0, len(a), 0, len(b)))) == _longest(a, b)
+        assert len(alignment._shortest(a, b, (0, len(a), 0, len(b)))) == _longest(a, b)
 
 
 def test_one_insertion_in_a_long_list_leaves_all_else_paired() -> None:
@@ -54,7 +54,7 @@ def test_lists_with_nothing_in_common() -> None:
 
 
 def test_far_more_edits_than_are_searched_still_give_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aligning, "MOST_EDITS", 3)
+    monkeypatch.setattr(alignment, "MOST_EDITS", 3)
     a, b = [1, 1, 2, 2, 2, 3] * 9, [2, 1, 3, 3, 2] * 9
     found = align(a, b)
     assert found

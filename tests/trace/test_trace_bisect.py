@@ -11,8 +11,8 @@ from torch import nn
 
 from retrograd import trace
 from retrograd.errors import UndecidedError, UsageError
-from retrograd.trace.bisecting.record import Bisection
-from retrograd.trace.bisecting.reducing import minimise
+from retrograd.trace.bisecting.ddmin import minimise
+from retrograd.trace.bisecting.schema import Bisection
 
 # Delta debugging, by itself.
 

@@ -9,8 +9,8 @@ from diffed import op, value
 from retrograd.errors import UsageError
 from retrograd.report.trace_diff import to_html
 from retrograd.trace import Trace, diff
-from retrograd.trace.diffing import bounds
-from retrograd.trace.diffing.record import TraceDiff
+from retrograd.trace.diffing import error_bounds
+from retrograd.trace.diffing.schema import TraceDiff
 
 NAMES = [f"aten.{name}.default" for name in ("mm", "relu", "mm", "gelu", "add", "sum")]
 
@@ -209,12 +209,12 @@ def test_json_holds_everything() -> None:
 
 def test_the_error_of_a_product_grows_with_the_root_of_its_length() -> None:
     """A sum of K products, in float32: u sqrt(K) times the partial sums, sqrt(K) here, and the stored result's u."""
-    u = bounds.UNIT["float32"]
+    u = error_bounds.UNIT["float32"]
     for length in (64, 4096):
         left, right = (value(n, shape=s, rms=1.0) for n, s in ((0, (8, length)), (1, (length, 8))))
         made = op(0, "aten.mm.default", [left, right], [value(2, shape=(8, 8), rms=length**0.5)])
-        assert bounds.reduction(made) == length
-        (error,) = bounds.errors(made, made, [0.0, 0.0])
+        assert error_bounds.reduction(made) == length
+        (error,) = error_bounds.errors(made, made, [0.0, 0.0])
         assert error == pytest.approx(u * (length**2 + length) ** 0.5)
-        (carried,) = bounds.errors(made, made, [0.01, 0.0])
+        (carried,) = error_bounds.errors(made, made, [0.01, 0.0])
         assert carried == pytest.approx(0.01 * length**0.5)

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from retrograd import report
 from retrograd.cli import main
 from retrograd.trace import Trace, save
-from retrograd.trace.bisecting.record import Bisection, Culprit
-from retrograd.trace.diffing.record import TraceDiff
+from retrograd.trace.bisecting.schema import Bisection, Culprit
+from retrograd.trace.diffing.schema import TraceDiff
 
 NAMES = ("aten.mm.default", "aten.gelu.default", "aten.sum.default")
 

@@ -16,7 +16,7 @@ from torch import nn
 from retrograd import trace
 from retrograd.errors import UsageError
 from retrograd.trace import Trace, diff
-from retrograd.trace.diffing.record import TraceDiff
+from retrograd.trace.diffing.schema import TraceDiff
 
 LINES = (Path(__file__).parent / "diffed.py").read_text().splitlines()
 

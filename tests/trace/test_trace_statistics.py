@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from retrograd.trace.statistics import gather, host, plain
+from retrograd.trace.statistics import collector, cpu, torch_ops
 from retrograd.trace.statistics.digest import BLOCK, UNIT
 
 
@@ -56,14 +56,14 @@ of_the_interpreter = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWar
 EMPTY = {"none": torch.empty(0, 3)}
 
 
-def exact(row: host.Row) -> tuple[object, ...]:
+def exact(row: cpu.Row) -> tuple[object, ...]:
     """All but the root mean square, whose last bits depend on the order of additions."""
     return row[:2] + row[3:]
 
 
 @pytest.mark.parametrize("x", (TENSORS | EMPTY).values(), ids=TENSORS | EMPTY)
 def test_torch_operations_count_what_numpy_counts(x, device):
-    first, second = host.measure(x, histogram=True), plain.measure(x.to(device), histogram=True)
+    first, second = cpu.measure(x, histogram=True), torch_ops.measure(x.to(device), histogram=True)
     assert exact(first) == exact(second)
     assert first[2] == pytest.approx(second[2])
 
@@ -71,30 +71,30 @@ def test_torch_operations_count_what_numpy_counts(x, device):
 @of_the_interpreter
 @pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
 def test_the_kernel_counts_what_numpy_counts(x, device):
-    from retrograd.trace.statistics import gather
+    from retrograd.trace.statistics import collector
     from retrograd.trace.statistics.triton import kernel
 
-    rows: list[host.Row] = []
-    buffers = gather._Buffers(torch.device(device), kernel, histogram=True)
+    rows: list[cpu.Row] = []
+    buffers = collector._Buffers(torch.device(device), kernel, histogram=True)
     for _ in range(2):  # the second time in rows that were used before
-        buffers.request(host.as_real(x).to(device), rows.append)
+        buffers.request(cpu.as_real(x).to(device), rows.append)
         buffers.collect()
     for row in rows:
-        assert exact(row) == exact(host.measure(x, histogram=True))
-        assert row[2] == pytest.approx(host.measure(x)[2])
+        assert exact(row) == exact(cpu.measure(x, histogram=True))
+        assert row[2] == pytest.approx(cpu.measure(x)[2])
     assert rows[0] == rows[1]
 
 
 def counted(x: torch.Tensor) -> dict[tuple[int, bool], int]:
     """Elements by exponent and sign, one at a time."""
-    numbers = (v for v in host.as_real(x).double().reshape(-1).tolist() if v and math.isfinite(v))
+    numbers = (v for v in cpu.as_real(x).double().reshape(-1).tolist() if v and math.isfinite(v))
     return Counter((min(max(math.frexp(v)[1] - 1, -127), 127), v < 0) for v in numbers)
 
 
 @pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
 def test_exponents_are_those_of_each_element(x):
-    found = host.measure(x, histogram=True)[8]
-    if not host.as_real(x).is_floating_point():
+    found = cpu.measure(x, histogram=True)[8]
+    if not cpu.as_real(x).is_floating_point():
         assert found is None
         return
     sides = ((found.positive, False), (found.negative, True))
@@ -107,31 +107,31 @@ def test_exponents_are_those_of_each_element(x):
 def test_exponents_of_a_tensor_that_is_counted_in_pieces(dtype):
     x = torch.randn(70_001, generator=torch.Generator().manual_seed(2)).to(dtype)
     x[:3] = 0
-    assert host.measure(x, histogram=True)[8] == plain.measure(x, histogram=True)[8]
+    assert cpu.measure(x, histogram=True)[8] == torch_ops.measure(x, histogram=True)[8]
 
 
 def test_exponents_are_counted_where_they_are_wanted():
-    assert host.measure(numbers(torch.float32))[8] is plain.measure(numbers(torch.float32))[8] is None
+    assert cpu.measure(numbers(torch.float32))[8] is torch_ops.measure(numbers(torch.float32))[8] is None
 
 
 @of_the_interpreter
 def test_many_tensors_at_once_count_what_each_counts_alone(device):
-    from retrograd.trace.statistics import gather
+    from retrograd.trace.statistics import collector
     from retrograd.trace.statistics.triton import kernel
 
-    xs = [host.as_real(x).to(device) for x in TENSORS.values()]
+    xs = [cpu.as_real(x).to(device) for x in TENSORS.values()]
     xs += [torch.arange(70_000.0, device=device)[:n] for n in (1, 16, 20_000, 70_000)]
     xs += [torch.arange(70.0, device=device)[1:]]  # its address is no multiple of 16
-    alone: list[host.Row] = []
-    together: dict[int, host.Row] = {}
-    buffers = gather._Buffers(torch.device(device), kernel, histogram=True)
+    alone: list[cpu.Row] = []
+    together: dict[int, cpu.Row] = {}
+    buffers = collector._Buffers(torch.device(device), kernel, histogram=True)
     for x in xs:
         buffers.request(x, alone.append)
     buffers.collect()
     xs = [x.contiguous() for x in xs]
     buffers.request_table(*kernel.grouped(xs), together.update)
     buffers.fold()  # a step ends, another begins
-    again: dict[int, host.Row] = {}
+    again: dict[int, cpu.Row] = {}
     buffers.request_table(*kernel.grouped(xs[:1]), again.update)
     buffers.collect()
     assert [together[at] for at in range(len(xs))] == alone
@@ -141,18 +141,18 @@ def test_many_tensors_at_once_count_what_each_counts_alone(device):
 @of_the_interpreter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
 def test_a_program_takes_several_tiles(dtype, device, monkeypatch):
-    from retrograd.trace.statistics import gather
+    from retrograd.trace.statistics import collector
     from retrograd.trace.statistics.triton import kernel
 
     x = torch.randn(70_002, generator=torch.Generator().manual_seed(3)).mul(50).to(dtype)
-    rows: list[host.Row] = []
-    buffers = gather._Buffers(torch.device(device), kernel, histogram=True)
+    rows: list[cpu.Row] = []
+    buffers = collector._Buffers(torch.device(device), kernel, histogram=True)
     buffers.request(x.to(device), lambda _: None)  # makes room for the usual number of programs
     monkeypatch.setattr(kernel, "PROGRAMS", 2)
     for part in (x, x[:-2]):  # the second has no part of a unit at its end
         buffers.request(part.to(device), rows.append)
     buffers.collect()
-    assert [exact(row) for row in rows] == [exact(host.measure(part, histogram=True)) for part in (x, x[:-2])]
+    assert [exact(row) for row in rows] == [exact(cpu.measure(part, histogram=True)) for part in (x, x[:-2])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
@@ -165,9 +165,9 @@ def test_a_digest_tells_permutations_signs_and_single_bits(dtype, count):
     flipped[-1] = -flipped[-1]
     twice[0], twice[1] = -twice[0], -twice[1]
     tensors = [x, swapped, flipped, twice, longer, -x, x.flip(0)]
-    digests = [host.measure(t)[7] for t in tensors]
+    digests = [cpu.measure(t)[7] for t in tensors]
     assert len(set(digests)) == len({tuple(t.tolist()) for t in tensors}) >= 5  # of two elements some are the same
-    assert host.measure(x.clone())[7] == digests[0]
+    assert cpu.measure(x.clone())[7] == digests[0]
     assert all(0 <= d < 1 << 64 for d in digests)
 
 
@@ -176,19 +176,19 @@ def test_a_digest_tells_rows_that_changed_places(dtype):
     width = BLOCK * UNIT // dtype.itemsize  # a row is a block
     rows = torch.eye(6, width).to(dtype)  # all sums of rows are alike
     orders = [[0, 1, 2, 3, 4, 5], [1, 0, 2, 3, 4, 5], [0, 2, 1, 3, 4, 5], [5, 1, 2, 3, 4, 0], [1, 2, 0, 4, 5, 3]]
-    assert len({host.measure(rows[order])[7] for order in orders}) == len(orders)
+    assert len({cpu.measure(rows[order])[7] for order in orders}) == len(orders)
 
 
 def test_no_digest_is_shared_by_many_small_tensors():
-    seen = {host.measure(torch.tensor([a, b], dtype=torch.float32))[7] for a in range(60) for b in range(60)}
+    seen = {cpu.measure(torch.tensor([a, b], dtype=torch.float32))[7] for a in range(60) for b in range(60)}
     assert len(seen) == 3600
 
 
 @pytest.mark.parametrize("kernel", [SimpleNamespace(FEW_BYTES=4096), None], ids=["kernel", "none"])
 def test_as_much_waits_as_the_smallest_gpu_has_room_for(kernel, monkeypatch):
     memories = [1 << 37, 1 << 34]
-    monkeypatch.setattr(gather, "_kernel", lambda: kernel)
+    monkeypatch.setattr(collector, "_kernel", lambda: kernel)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memories))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(total_memory=memories[at]))
-    assert gather.tables() == ("cuda", 4096 if kernel else 0, 1 << 26)
+    assert collector.tables() == ("cuda", 4096 if kernel else 0, 1 << 26)

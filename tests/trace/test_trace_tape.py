@@ -19,8 +19,8 @@ from transformer import Transformer, line, train
 from retrograd import trace
 from retrograd.errors import NativeBuildError, UsageError
 from retrograd.trace import tape
-from retrograd.trace.statistics import host
-from retrograd.trace.statistics.gather import Gather
+from retrograd.trace.statistics import cpu
+from retrograd.trace.statistics.collector import Gather
 from retrograd.trace.tape import engine
 
 # Under a dispatch mode in Python autograd keeps gradients in another way, and the mode is told of views that no
@@ -88,7 +88,7 @@ def late(monkeypatch):
     rows: list[Any] = []
 
     def request_all(_: Gather, tensors: list[Any]) -> None:
-        rows.extend((take, host.measure(tensor)) for tensor, take in tensors)
+        rows.extend((take, cpu.measure(tensor)) for tensor, take in tensors)
 
     def collect(_: Gather) -> None:
         while rows:

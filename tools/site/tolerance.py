@@ -18,8 +18,8 @@ import torch.nn.functional as F
 
 import retrograd as rg
 from retrograd.check import tolerance
+from retrograd.check.op_runner import BUDGETS, Workbench
 from retrograd.check.spec import OpSpec
-from retrograd.check.workbench import BUDGETS, Workbench
 from retrograd.ops import ms_deform_attn, rms_norm
 
 ASSETS = Path(__file__).resolve().parent.parent.parent / "docs" / "assets"

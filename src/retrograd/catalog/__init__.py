@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.check.spec import OpSpec
+from retrograd.core.loading import guard, is_path, load, near
 from retrograd.errors import SpecError, UsageError
-from retrograd.loading import guard, is_path, load, near
 
 __all__ = ["SHIPPED", "msda_names", "norm_names", "resolve"]
 

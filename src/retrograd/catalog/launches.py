@@ -16,10 +16,10 @@ from retrograd import codegen
 from retrograd.catalog import SHIPPED, msda_names, resolve
 from retrograd.check.spec import OpSpec, TensorSpec, dtype_name
 from retrograd.codegen import compile as compiling
-from retrograd.codegen import pretending, signatures
+from retrograd.codegen import fake_gpu, signatures
 from retrograd.codegen.targets import Target
+from retrograd.core.loading import guard, is_path, load, near
 from retrograd.errors import MissingExtraError, RetrogradError, UsageError
-from retrograd.loading import guard, is_path, load, near
 
 _FORMS = "a shipped name (rms_norm), 'path/file.py:name' or 'package.module:name'"
 # Sizes of shipped ops as they are trained with; a spec's own sweep for `verify` is of small ones.
@@ -57,7 +57,7 @@ def launches(target: str, options: Options, architecture: str) -> Callable[[Targ
     """
     _need_torch()
     gpu = codegen.target_named(architecture)
-    with compiling.driver(gpu), pretending.gpu(gpu):
+    with compiling.driver(gpu), fake_gpu.gpu(gpu):
         found = resolve(target) if target in SHIPPED else _find(target)
     if isinstance(found, OpSpec):
         function, inputs, params = _of_spec(found, target, options)
@@ -118,10 +118,10 @@ def _find(target: str) -> Any:
 
 def _without_executing(work: Callable[[], object], gpu: Target) -> None:
     """Launchers are told of a GPU; ops of ours, where they are used, plan for it by themselves."""
-    from retrograd.ops._triton import launch
+    from retrograd.ops.runtime.triton import launch
 
     arch = gpu.arch if isinstance(gpu.arch, int) else 0
-    with launch.dry(gpu.num_sms, hip=not gpu.nvidia, arch=arch), pretending.gpu(gpu, knowing="retrograd.ops"):
+    with launch.dry(gpu.num_sms, hip=not gpu.nvidia, arch=arch), fake_gpu.gpu(gpu, knowing="retrograd.ops"):
         work()
 
 

@@ -9,8 +9,8 @@ from retrograd.bench import registry
 from retrograd.bench.general.ops import OPS, Drawn, Op
 from retrograd.check import inputs
 from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.core.schema import Case
 from retrograd.errors import SpecError, UsageError
-from retrograd.record import Case
 
 # Elements of the largest tensor where the user names no shape: 16 MiB of float32.
 _ELEMENTS = 2**22

@@ -9,8 +9,8 @@ import torch
 
 from retrograd.check.compare import compare
 from retrograd.check.inputs import differentiable
+from retrograd.check.op_runner import BUDGETS, Workbench, out_names
 from retrograd.check.spec import op
-from retrograd.check.workbench import BUDGETS, Workbench, out_names
 from retrograd.errors import UsageError, VerificationError
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from retrograd.check import values
+from retrograd.check import extreme_values
 from retrograd.check.layouts import lay_out, repeat_values
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.core.schema import Case, Size
 from retrograd.errors import SpecError, UsageError
-from retrograd.record import Case, Size
 
 # Base sizes by order of the names: no two equal, none a power of two, so that swapped or padded sizes show.
 _BASE = (7, 48, 5, 12, 3, 9)
@@ -82,7 +82,7 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
                 draw = int(value)
             elif colon and not eq:
                 layouts[name] = layout
-            elif at and extreme in (*values.NAMES, *values.ENDS, values.KINK):
+            elif at and extreme in (*extreme_values.NAMES, *extreme_values.ENDS, extreme_values.KINK):
                 held[holder] = extreme
             else:
                 raise ValueError(word)
@@ -90,7 +90,7 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
             raise UsageError(
                 f"`--case` has {word!r}, which does not fit {spec.name}; sizes are {list(sizes)}, "
                 f"parameters { {k: list(v) for k, v in spec.params.items()} }, layouts look like x:transposed, "
-                f"values like x@nan ({', '.join(values.NAMES)})"
+                f"values like x@nan ({', '.join(extreme_values.NAMES)})"
             ) from None
     return case.but(sizes=sizes, params=params, layouts=layouts, draw=draw, values=held)
 
@@ -110,11 +110,11 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     extreme = dict(case.values).get(name)
     if dtype == torch.bool:
         drawn = torch.rand(shape, generator=gen) < 0.5
-        return torch.full_like(drawn, extreme == "highest") if extreme in values.ENDS else drawn
+        return torch.full_like(drawn, extreme == "highest") if extreme in extreme_values.ENDS else drawn
     high = case.size(spec.high) if isinstance(spec.high, str) else spec.high
     if not dtype.is_floating_point:
         low, top = int(spec.low or 0), math.prod(high) if isinstance(high, tuple) else int(high or 0)
-        if extreme in values.ENDS:
+        if extreme in extreme_values.ENDS:
             return torch.full(shape, low if extreme == "lowest" else max(top, 1) - 1, dtype=dtype)
         return torch.randint(low, max(top, 1), shape, generator=gen).to(dtype)
     if high is not None:
@@ -159,8 +159,8 @@ def draw(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
     for name, value in (spec.tensor_specs or _given(spec, case, seed)).items():
         if isinstance(value, TensorSpec):
             value = _values(name, value, case, derive(seed, "input", name, case.draw))
-        if isinstance(value, torch.Tensor) and dict(case.values).get(name) in values.NAMES:
-            value = values.alter(value, dict(case.values)[name])
+        if isinstance(value, torch.Tensor) and dict(case.values).get(name) in extreme_values.NAMES:
+            value = extreme_values.alter(value, dict(case.values)[name])
         out[name] = value
     return out
 

@@ -21,11 +21,11 @@ from retrograd.check import tolerance
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 from retrograd.check.spec import TensorSpec
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 if TYPE_CHECKING:
-    from retrograd.check.truth import Results
-    from retrograd.check.workbench import Workbench
+    from retrograd.check.op_runner import Workbench
+    from retrograd.check.oracle import Results
 
 Decisions = list[tuple[str, torch.Tensor]]  # operators and what they decided
 

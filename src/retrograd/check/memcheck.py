@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrograd import children
-from retrograd.check.isolated import Request
-from retrograd.record import Case, Finding, Report, StageResult, verdict_of
+from retrograd.check.isolation import Request
+from retrograd.core import subprocesses
+from retrograd.core.schema import Case, Finding, Report, StageResult, verdict_of
 
 TOOL = "compute-sanitizer"
 _STAGE = "bounds"
@@ -132,13 +132,13 @@ def _faults(device: str, request: Request, timeout: float) -> tuple[list[Fault],
 def _run(words: list[str], timeout: float) -> tuple[str, str]:
     """How a process ended, and the end of what it printed."""
     # With the cache an access beyond a tensor stays inside the block that was asked of the driver.
-    child = children.start(words, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
-    tail = children.Tail(child)
+    child = subprocesses.start(words, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    tail = subprocesses.Tail(child)
     try:
-        ended = children.death(child.wait(timeout))
+        ended = subprocesses.death(child.wait(timeout))
     except subprocess.TimeoutExpired:
         ended = f"no end within {timeout:g} s"
     finally:
-        children.end(child)
+        subprocesses.end(child)
         tail.close()
     return ended, tail.text()

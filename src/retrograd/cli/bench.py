@@ -142,7 +142,7 @@ def _measured(ops: tuple[str, ...], what: dict[str, Any]) -> list[Measured]:
 def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the registry; specs of a person's own are added to it."""
     from retrograd.bench import families, registry
-    from retrograd.loading import near
+    from retrograd.core.loading import near
 
     if not ops:
         raise UsageError(f"name an op: {', '.join([*families.GROUPS, *registry.ops()])}, or file.py:spec; see --list")
@@ -172,8 +172,8 @@ def _narrowed(names: tuple[str, ...], only: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _add_providers(users: tuple[str, ...], ops: tuple[str, ...]) -> None:
-    from retrograd import loading
     from retrograd.bench import registry
+    from retrograd.core import loading
 
     form = "NAME=FILE.py:FUNCTION, NAME=package.module:FUNCTION, or FILE.py"
     for text in users:

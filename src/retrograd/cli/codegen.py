@@ -16,7 +16,7 @@ from retrograd.errors import RetrogradError, UsageError
 
 if TYPE_CHECKING:
     from retrograd.codegen.limits import Limits
-    from retrograd.codegen.record import Codegen
+    from retrograd.codegen.schema import Codegen
 
 
 def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -80,9 +80,9 @@ def command(
 
     Exit code: 0 limits kept, 1 a limit is not kept or a kernel does not compile, 2 wrong usage, 3 nothing is launched.
     """
-    from retrograd.codegen.comparing import changes
+    from retrograd.codegen.compare import changes
     from retrograd.codegen.limits import Limits, violations
-    from retrograd.codegen.record import Codegen
+    from retrograd.codegen.schema import Codegen
     from retrograd.report import check_paths, write
 
     check_paths(*outputs, of=Codegen)
@@ -133,7 +133,7 @@ def _of(target: str, options: dict[str, Any]) -> Codegen:
 
 
 def _saved(path: str, architectures: tuple[str, ...], only: tuple[str, ...]) -> Codegen:
-    from retrograd.codegen.record import Codegen
+    from retrograd.codegen.schema import Codegen
     from retrograd.report import load
 
     found = load(path)
@@ -163,7 +163,7 @@ def _compiled(target: str, options: dict[str, Any], progress: Any) -> Codegen:
 
 
 def _ran(target: str, options: dict[str, Any]) -> Codegen:
-    from retrograd.codegen.running import need_gpu, of_run, profiled
+    from retrograd.codegen.loaded_kernels import need_gpu, of_run, profiled
 
     need_gpu("--profile" if options["profile"] else "--run")
     from retrograd.catalog.launches import Options, runs

@@ -13,7 +13,7 @@ from retrograd.cli._progress import live
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
-    from retrograd.flake.record import FlakeReport
+    from retrograd.flake.schema import FlakeReport
 
 
 def _threads(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def command(
     if show_history:
         _print_history(path, targets, as_json)
         return
-    from retrograd.flake.record import FlakeReport
+    from retrograd.flake.schema import FlakeReport
     from retrograd.report import check_paths, write
 
     check_paths(*outputs, of=FlakeReport)
@@ -95,7 +95,7 @@ def _run(
     targets: tuple[str, ...], first: int | None, path: Path | None, quiet: bool, plan: dict[str, object]
 ) -> FlakeReport:
     from retrograd.flake import history
-    from retrograd.flake.examine import run
+    from retrograd.flake.examination import run
 
     _need_pytest(targets)
     if first is None:

@@ -29,7 +29,7 @@ def command(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_
     Exit code: 0 same order; 1 ranks or steps differ, gradients were not reduced, a rank hangs or failed; 2 wrong usage,
     or the program failed and nothing was found.
     """
-    from retrograd.fsdp.checking import check
+    from retrograd.fsdp.check_command import check
 
     found = check(program, dict(options), logs)
     click.echo(found.to_json() if as_json else found.text())

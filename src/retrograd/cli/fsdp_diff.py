@@ -20,8 +20,8 @@ def command(ctx: click.Context, one: Path, other: Path, as_json: bool) -> None:
 
     Exit code: 0 same order, 1 different, 2 wrong usage or a file that is no log.
     """
-    from retrograd.fsdp.comparing import diff
-    from retrograd.fsdp.record import Log
+    from retrograd.fsdp.log_diff import diff
+    from retrograd.fsdp.schema import Log
 
     logs = Log.load(one), Log.load(other)
     names = None if logs[0].rank != logs[1].rank else (str(one), str(other))

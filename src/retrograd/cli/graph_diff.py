@@ -23,7 +23,7 @@ def command(
     Exit code: 0 same computation, 1 different, 2 wrong usage.
     """
     from retrograd import graph
-    from retrograd.graph.record import Diff
+    from retrograd.graph.schema import Diff
     from retrograd.report import check_paths
 
     check_paths(*outputs, of=Diff)

@@ -22,7 +22,7 @@ def command(file: str, value: str, as_json: bool, form: str, everything: bool, o
     Exit code: 0, whether something depends on it or not; 2 wrong usage.
     """
     from retrograd.graph import follow
-    from retrograd.graph.record import Follow
+    from retrograd.graph.schema import Follow
     from retrograd.report import check_paths
 
     check_paths(*outputs, of=Follow)

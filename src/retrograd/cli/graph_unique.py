@@ -19,7 +19,7 @@ def command(files: tuple[str, ...], as_json: bool, form: str, everything: bool, 
     Exit code: 0, however many there are; 2 wrong usage.
     """
     from retrograd import graph
-    from retrograd.graph.record import Unique
+    from retrograd.graph.schema import Unique
     from retrograd.report import check_paths
 
     check_paths(*outputs, of=Unique)

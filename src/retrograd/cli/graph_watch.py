@@ -15,7 +15,7 @@ import click
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
-    from retrograd.graph.watching.record import WatchReport
+    from retrograd.graph.watching.schema import WatchReport
 
 _WITH_VALUE = ("-X", "-W")
 
@@ -51,7 +51,7 @@ def command(
     """Run a Python program and watch the graphs that its steps compile, without a change of its source.
 
     Steps are calls of an optimizer of torch, or cuts of torch_xla. With torchrun, put it inside:
-    torchrun -m retrograd.graph.watching.main '{"expect": 2}' train.py
+    torchrun -m retrograd.graph.watching.run '{"expect": 2}' train.py
 
     Exit code: the program's own if it failed; else 0, 1 if a graph is one too many, 3 if no framework was imported; 2
     wrong usage.
@@ -94,13 +94,13 @@ def _replay(paths: Sequence[str], options: dict[str, object]) -> WatchReport:
 
 
 def _run(program: Sequence[str], options: dict[str, object]) -> tuple[list[WatchReport], int]:
-    from retrograd.graph.watching.record import WatchReport
+    from retrograd.graph.watching.schema import WatchReport
 
     python, flags, rest = split(program)
     with tempfile.TemporaryDirectory(prefix="retrograd-graph-") as folder:
         report = Path(folder) / "report.json"
         said = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()} | {"report": str(report)}
-        command = [python, *flags, "-m", "retrograd.graph.watching.main", json.dumps(said), *rest]
+        command = [python, *flags, "-m", "retrograd.graph.watching.run", json.dumps(said), *rest]
         try:
             code = subprocess.run(command, check=False).returncode
         except OSError as error:
@@ -127,7 +127,7 @@ def split(program: Sequence[str]) -> tuple[str, list[str], list[str]]:
     if not Path(first).name.startswith("python"):
         raise UsageError(
             f"the program is {first!r}, expected `python ...` or a script; a launcher starts the watcher itself: "
-            f"{first} ... -m retrograd.graph.watching.main '{{}}' train.py"
+            f"{first} ... -m retrograd.graph.watching.run '{{}}' train.py"
         )
     at = 1
     while at < len(program) and program[at].startswith("-") and program[at] not in ("-m", "-c"):

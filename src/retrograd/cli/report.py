@@ -35,9 +35,9 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
         return
     from rich.console import Console
 
-    from retrograd.codegen.record import Codegen
-    from retrograd.flake.record import FlakeReport
-    from retrograd.record import Report
+    from retrograd.codegen.schema import Codegen
+    from retrograd.core.schema import Report
+    from retrograd.flake.schema import FlakeReport
     from retrograd.report import Compared, codegen, flake, graph, trace_diff
     from retrograd.report import text as plain
     from retrograd.report import trace as traces
@@ -58,8 +58,8 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
 
 
 def _events(report: object, folder: Path, step: int) -> None:
+    from retrograd.core.schema import Report
     from retrograd.errors import UsageError
-    from retrograd.record import Report
     from retrograd.report.tensorboard import to_tensorboard
 
     if not isinstance(report, Report):

@@ -12,7 +12,7 @@ import click
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
-    from retrograd.record import Finding, Report
+    from retrograd.core.schema import Finding, Report
 
 
 @click.command()
@@ -43,7 +43,7 @@ def command(ctx: click.Context, finding: str, output: Path | None, run: bool) ->
 
 
 def _finding(name: str, number: str) -> tuple[Report, Finding]:
-    from retrograd.record import Report
+    from retrograd.core.schema import Report
     from retrograd.report import load
 
     report = load(name)

@@ -41,7 +41,7 @@ def command(
     """
     from retrograd.report import check_paths
     from retrograd.trace import bisect_precision
-    from retrograd.trace.bisecting.record import Bisection
+    from retrograd.trace.bisecting.schema import Bisection
 
     check_paths(*outputs, of=Bisection)
     step, model, reference = _resolve(target)
@@ -59,7 +59,7 @@ def _resolve(target: str) -> tuple[Any, Any, Any]:
         UsageError: there is no such module, file or name, or it gives something else.
         SpecError: the module or the function raises.
     """
-    from retrograd.loading import guard, is_path, load, near
+    from retrograd.core.loading import guard, is_path, load, near
 
     place, _, name = target.rpartition(":")
     if not place or not name:

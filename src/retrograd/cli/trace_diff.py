@@ -36,8 +36,8 @@ def command(
     Exit code: 0 same, 1 different, 2 wrong usage.
     """
     from retrograd.report import check_paths
-    from retrograd.trace.diffing.entry import diff
-    from retrograd.trace.diffing.record import TraceDiff
+    from retrograd.trace.diffing.api import diff
+    from retrograd.trace.diffing.schema import TraceDiff
 
     check_paths(*outputs, of=TraceDiff)
     found = diff(a, b, None if bitwise is None else "bitwise" if bitwise else "attainable")

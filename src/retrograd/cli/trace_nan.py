@@ -21,7 +21,7 @@ def command(ctx: click.Context, file: Path, partial: bool, as_json: bool, output
     """
     from retrograd.report import check_paths
     from retrograd.trace import load
-    from retrograd.trace.provenance import Provenance, provenance
+    from retrograd.trace.nan_provenance import Provenance, provenance
 
     check_paths(*outputs, of=Provenance)
     found = provenance(load(file, partial=partial))

@@ -61,7 +61,7 @@ def command(
 
     Exit code: the program's own if it failed; with --nan 1 if there is a NaN or Inf; 2 wrong usage.
     """
-    from retrograd.trace.program import run
+    from retrograd.core.run_program import run
 
     options = dict(level=level, steps=steps, compiled=compiled, breakpoint_on="bad" if pdb else None, engine=engine)
     recorder, code = run(program, output, options)
@@ -69,7 +69,7 @@ def command(
     click.echo(f"retrograd: {len(recorder.trace.ops)} operators, {steps_told}, are in {recorder.path}", err=True)
     if nan:
         from retrograd.cli._trace import say
-        from retrograd.trace.provenance import provenance
+        from retrograd.trace.nan_provenance import provenance
 
         found = provenance(recorder.trace)
         say(found, False, ())

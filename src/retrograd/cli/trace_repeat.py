@@ -52,8 +52,8 @@ def command(
     """
     from retrograd.cli.trace_diff import say
     from retrograd.report import check_paths
-    from retrograd.trace.diffing.entry import diff
-    from retrograd.trace.diffing.record import TraceDiff
+    from retrograd.trace.diffing.api import diff
+    from retrograd.trace.diffing.schema import TraceDiff
 
     check_paths(*outputs, of=TraceDiff)
     with tempfile.TemporaryDirectory(prefix="retrograd-trace-") as temporary:

@@ -36,7 +36,7 @@ def command(
     """
     from retrograd.report import check_paths
     from retrograd.trace import load
-    from retrograd.trace.listing import Listing, listing
+    from retrograd.trace.filters import Listing, listing
 
     check_paths(*outputs, of=Listing)
     trace = load(file, partial=partial)

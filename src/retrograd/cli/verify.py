@@ -15,8 +15,8 @@ from retrograd.cli._progress import Progress, live
 from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 
 if TYPE_CHECKING:
-    from retrograd.check.isolated import Limits
-    from retrograd.record import Report
+    from retrograd.check.isolation import Limits
+    from retrograd.core.schema import Report
 
 
 def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def command(
 
     Exit code: 0 proved, 1 finding, 2 wrong usage, 3 cannot decide.
     """
-    from retrograd.check.isolated import limits
+    from retrograd.check.isolation import limits
     from retrograd.check.spec import dtype_name
     from retrograd.report import check_paths, write
 
@@ -129,7 +129,7 @@ def _verify(target: str, device: str, options: dict[str, Any]) -> Report:
     with contextlib.redirect_stdout(sys.stderr):
         place = _device(device)
         from retrograd.catalog import resolve
-        from retrograd.check.run import verify
+        from retrograd.check.runner import verify
 
         return verify(resolve(target), device=place, **options)
 
@@ -144,7 +144,7 @@ def _isolated(
     jobs: int,
     memcheck: bool,
 ) -> Report:
-    from retrograd.check.isolated import Request, verify_isolated
+    from retrograd.check.isolation import Request, verify_isolated
 
     always = (target, "--level", options["level"], "--seed", str(options["seed"]), "--device", device)
     given = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
@@ -160,8 +160,8 @@ def _isolated(
 
 
 def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]) -> None:
-    """Be the child of `retrograd.check.isolated`: write down what begins and ends."""
-    from retrograd.children import Lines
+    """Be the child of `retrograd.check.isolation`: write down what begins and ends."""
+    from retrograd.core.subprocesses import Lines
 
     lines = Lines(job["events"])
     found: dict[str, list[str]] = {dtype: list(ids) for dtype, ids in job["failed"].items()}
@@ -172,7 +172,7 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
         elif what == "case":
             lines.say(what, about.dtype, about.text())
         elif what == "finding":
-            from retrograd.check.explaining import found as line
+            from retrograd.check.finding_summary import found as line
 
             lines.say(what, about.stage, line(about))
         elif what == "stage":
@@ -188,7 +188,7 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
     except RetrogradError as error:
         lines.say("error", str(error), error.exit_code)
     else:
-        from retrograd.check.run import GPU_LOST
+        from retrograd.check.runner import GPU_LOST
 
         lines.say("lost" if any(stage.reason.startswith(GPU_LOST) for stage in report.stages) else "end")
 

@@ -2,11 +2,11 @@
 
 from retrograd.codegen.access import Access
 from retrograd.codegen.compile import Launch, distinct, record, recording
-from retrograd.codegen.facts import cross_compile, facts_of, facts_of_all
+from retrograd.codegen.gates import WIDE, faults, narrow_loads
+from retrograd.codegen.kernel_facts import cross_compile, facts_of, facts_of_all
 from retrograd.codegen.listing import cross_compiled
-from retrograd.codegen.record import Codegen, Facts
-from retrograd.codegen.rules import WIDE, faults, narrow_loads
-from retrograd.codegen.running import captured, of_run
+from retrograd.codegen.loaded_kernels import captured, of_run
+from retrograd.codegen.schema import Codegen, Facts
 from retrograd.codegen.targets import Target, target_named, targets
 
 __all__ = [

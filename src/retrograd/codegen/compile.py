@@ -17,7 +17,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.codegen import tuning
-from retrograd.codegen.record import Tuning
+from retrograd.codegen.schema import Tuning
 from retrograd.codegen.targets import Target, target_named
 from retrograd.errors import MissingExtraError, RetrogradError
 
@@ -95,7 +95,8 @@ def recording(target: str) -> Iterator[list[Launch]]:
     """Record what is launched inside instead of launching it; the list fills as launchers run.
 
     Tensors may be on the CPU; their values are not read. An autotuned kernel is recorded with every configuration.
-    Launchers that look for a GPU themselves must be told that there is none (`retrograd.ops._triton.launch.dry`).
+    Launchers that look for a GPU themselves must be told that there is none
+    (`retrograd.ops.runtime.triton.launch.dry`).
 
     Args:
         target: name of the target, see `targets`.

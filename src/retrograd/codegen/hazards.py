@@ -9,7 +9,7 @@ import ast
 import textwrap
 from collections.abc import Iterable
 
-from retrograd.codegen.record import Asked, Facts, Hazard, Tuning
+from retrograd.codegen.schema import Asked, Facts, Hazard, Tuning
 from retrograd.codegen.targets import target_named
 
 _ACCUMULATING = ("add", "xor")  # a maximum or an exchange is the same the second time

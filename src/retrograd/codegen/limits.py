@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from retrograd.codegen.record import Change, Facts, Kernel, Violation
+from retrograd.codegen.schema import Change, Facts, Kernel, Violation
 
 
 @dataclass(frozen=True)

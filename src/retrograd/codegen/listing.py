@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from retrograd.codegen.compile import Launch, distinct, recording, require_triton
-from retrograd.codegen.facts import attempts
 from retrograd.codegen.hazards import hazards
-from retrograd.codegen.record import Codegen, Facts, Kernel
+from retrograd.codegen.kernel_facts import attempts
+from retrograd.codegen.schema import Codegen, Facts, Kernel
 from retrograd.codegen.targets import Target, target_named
 from retrograd.errors import UndecidedError
 

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from retrograd.codegen.compile import require_triton
+from retrograd.core.loading import near
 from retrograd.errors import UsageError
-from retrograd.loading import near
 
 _FORM = "'x_ptr=*bf16, N=i32:16, eps=fp32, BLOCK=1024, num_warps=8'"
 _TYPE = re.compile(r"(\*?)(bf16|fp16|fp32|fp64|fp8e5|fp8e4nv|i1|i8|i16|i32|i64|u8|u16|u32|u64|f16|f32|f64)(?::(\d+))?")

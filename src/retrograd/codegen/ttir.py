@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.codegen.access import names_at
-from retrograd.codegen.record import Asked
+from retrograd.codegen.schema import Asked
 
 _ATOMIC = re.compile(
     r"tt\.atomic_(?:rmw (?P<op>\w+)|(?P<cas>cas)),? (?P<order>\w+), (?P<scope>\w+),.*?!tt\.ptr<(?P<dtype>\w+)"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from retrograd.codegen.record import Tuning
+from retrograd.codegen.schema import Tuning
 
 _USUAL = (("num_ctas", 1), ("maxnreg", None), ("ir_override", None))
 # The innermost autotuned launch last; None for one of the runs that are compared.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrograd.flake.examine import run as run
-    from retrograd.flake.inprocess import flake_rate as flake_rate
-    from retrograd.flake.record import Flake as Flake
-    from retrograd.flake.record import FlakeReport as FlakeReport
+    from retrograd.flake.examination import run as run
+    from retrograd.flake.in_process import flake_rate as flake_rate
+    from retrograd.flake.schema import Flake as Flake
+    from retrograd.flake.schema import FlakeReport as FlakeReport
 
 __all__ = ["Flake", "FlakeReport", "flake_rate", "run"]
-_HOMES = {"Flake": "record", "FlakeReport": "record", "flake_rate": "inprocess", "run": "examine"}
+_HOMES = {"Flake": "schema", "FlakeReport": "schema", "flake_rate": "in_process", "run": "examination"}
 
 
 def __getattr__(name: str) -> Any:

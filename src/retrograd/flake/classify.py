@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from retrograd.flake.rates import rate
-from retrograd.flake.record import Kind, Rate, Run
+from retrograd.flake.schema import Kind, Rate, Run
 
 # What runs of one seed, alone in three processes and several times in each, look like.
 Pattern = Literal["unknown", "steady", "later", "process", "runs"]

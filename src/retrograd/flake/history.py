@@ -15,7 +15,7 @@ from pathlib import Path
 
 from retrograd.errors import UsageError
 from retrograd.flake import classify, rates
-from retrograd.flake.record import FlakeReport, Rate
+from retrograd.flake.schema import FlakeReport, Rate
 
 # Beside pytest's own cache: a folder that may be deleted, and that git does not see.
 DEFAULT = Path(".retrograd") / "flake.sqlite3"

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retrograd.flake.record import Margin
+from retrograd.flake.schema import Margin
 
 _ROOM = str(Path(__file__).resolve().parents[1])
 # Frames in these packages are not the test's line.

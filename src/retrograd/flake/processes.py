@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from retrograd import children, config
+from retrograd import config
+from retrograd.core import subprocesses
 from retrograd.errors import UsageError
 from retrograd.flake.plan import Batch
-from retrograd.flake.record import Run, run_from
+from retrograd.flake.schema import Run, run_from
 
 # Imports and collection of a large suite take long where a single test does not.
 STARTUP = 120.0
@@ -92,7 +93,7 @@ class _Process:
         self.started: int | None = None  # the trial that it is in
         self.runs: dict[int, dict[str, Any]] = {}
         self.silent = 0.0
-        self._tail: children.Tail | None = None
+        self._tail: subprocesses.Tail | None = None
 
     def log(self) -> str:
         """The end of what the process printed; where it died or hung, the innermost frames."""
@@ -107,11 +108,11 @@ class _Process:
             job["arguments"] = _arguments(self._batch)
             (Path(folder) / "job").write_text(json.dumps(job), encoding="utf-8")
             child = self._start(str(Path(folder) / "job"), str(results))
-            self._tail = children.Tail(child)
+            self._tail = subprocesses.Tail(child)
             try:
                 ended = self._follow(child, results, out)
             finally:
-                children.end(child)
+                subprocesses.end(child)
                 self._tail.close()
             if ended == "problem":
                 # What pytest says of it is printed, and only now read for certain.
@@ -123,14 +124,14 @@ class _Process:
         changes = self._batch.setting.variables()
         if self._batch.hash_seed is not None:
             changes = config.hash_seed(self._batch.hash_seed) | changes
-        return children.start([sys.executable, "-m", "retrograd.flake.worker", job, results], changes)
+        return subprocesses.start([sys.executable, "-m", "retrograd.flake.worker", job, results], changes)
 
     def _follow(self, child: subprocess.Popen[bytes], results: Path, out: Outcome) -> str:
         heard = time.monotonic()
         with results.open(encoding="utf-8") as lines:
             while True:
                 code = child.poll()
-                for words in children.whole_lines(lines):
+                for words in subprocesses.whole_lines(lines):
                     heard = time.monotonic()
                     if self._hear(words, out):
                         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,14 +139,14 @@ class _Process:
                         return str(words[0])
                 self.silent = time.monotonic() - heard
                 if code is not None:
-                    return children.death(code)
+                    return subprocesses.death(code)
                 # The child prints where it hangs when its time is up; let it.
                 limit = self._timeout + 1 if self.started is not None else max(self._timeout, STARTUP)
                 if self.silent > limit:
                     return "hung"
                 if self._stop.is_set():
                     return "stopped"
-                children.sleep()
+                subprocesses.sleep()
 
     def _hear(self, words: list[Any], out: Outcome) -> bool:
         """Take a line in; whether it was the last."""

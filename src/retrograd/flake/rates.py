@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from retrograd.errors import MissingExtraError, UsageError, VerificationError
-from retrograd.flake.record import Flake, Rate, Tail
+from retrograd.flake.schema import Flake, Rate, Tail
 
 LEVEL = 0.95
 # The tail is fitted to the upper half of the margins, and to no fewer than this many: with fewer the interval is

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from retrograd.flake.classify import by_seed, focus, main_runs, margin, mixed, pattern, poisoned, replayed
-from retrograd.flake.record import Kind, Margin, Reason, Run, Tail
+from retrograd.flake.schema import Kind, Margin, Reason, Run, Tail
 
 # A kink hits few elements far, and leaves the others where they are in every run.
 _FEW = 0.02

@@ -21,13 +21,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from retrograd.children import Lines
+from retrograd.core.loading import is_path, load
+from retrograd.core.schema import plain
+from retrograd.core.subprocesses import Lines
 from retrograd.errors import RetrogradError
-from retrograd.flake.calls import call, returned, takes_seed
+from retrograd.flake.callables import call, returned, takes_seed
 from retrograd.flake.margins import Recorder
 from retrograd.flake.seeding import seed_all, seed_imports
-from retrograd.loading import is_path, load
-from retrograd.record import plain
 
 LONGEST_MESSAGE = 2000
 
@@ -150,7 +150,7 @@ def main(job_path: str, results_path: str) -> None:
     if not target["is_test"]:
         call_target(trials, target["argument"])
         return
-    from retrograd.flake.driver import run_tests
+    from retrograd.flake.pytest_driver import run_tests
 
     run_tests(trials)
 

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from retrograd.fsdp.bucketing import Buckets as Buckets
     from retrograd.fsdp.bucketing import bucket_gradients as bucket_gradients
     from retrograd.fsdp.buckets import BucketPlan as BucketPlan
-    from retrograd.fsdp.checking import assert_same_order as assert_same_order
-    from retrograd.fsdp.comparing import diff as diff
-    from retrograd.fsdp.ordered import FixedOrder as FixedOrder
-    from retrograd.fsdp.ordered import FixedOrderReduceScatter as FixedOrderReduceScatter
-    from retrograd.fsdp.ordered import fixed_order as fixed_order
-    from retrograd.fsdp.ordered import ordered_reduce_scatter as ordered_reduce_scatter
-    from retrograd.fsdp.record import Collective as Collective
-    from retrograd.fsdp.record import Log as Log
-    from retrograd.fsdp.recording import CollectiveLog as CollectiveLog
-    from retrograd.fsdp.recording import StepChangedWarning as StepChangedWarning
-    from retrograd.fsdp.recording import record_collectives as record_collectives
+    from retrograd.fsdp.check_command import assert_same_order as assert_same_order
+    from retrograd.fsdp.log_diff import diff as diff
+    from retrograd.fsdp.ordered_reduce import FixedOrder as FixedOrder
+    from retrograd.fsdp.ordered_reduce import FixedOrderReduceScatter as FixedOrderReduceScatter
+    from retrograd.fsdp.ordered_reduce import fixed_order as fixed_order
+    from retrograd.fsdp.ordered_reduce import ordered_reduce_scatter as ordered_reduce_scatter
+    from retrograd.fsdp.recorder import CollectiveLog as CollectiveLog
+    from retrograd.fsdp.recorder import StepChangedWarning as StepChangedWarning
+    from retrograd.fsdp.recorder import record_collectives as record_collectives
+    from retrograd.fsdp.schema import Collective as Collective
+    from retrograd.fsdp.schema import Log as Log
     from retrograd.fsdp.sharding import ShardPlan as ShardPlan
     from retrograd.fsdp.sharding import plan_by_size as plan_by_size
     from retrograd.fsdp.sharding import shard_by_size as shard_by_size
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 _HOMES = {
     "BucketPlan": "buckets",
     "Buckets": "bucketing",
-    "Collective": "record",
-    "CollectiveLog": "recording",
-    "FixedOrder": "ordered",
-    "FixedOrderReduceScatter": "ordered",
-    "Log": "record",
+    "Collective": "schema",
+    "CollectiveLog": "recorder",
+    "FixedOrder": "ordered_reduce",
+    "FixedOrderReduceScatter": "ordered_reduce",
+    "Log": "schema",
     "ShardPlan": "sharding",
-    "StepChangedWarning": "recording",
-    "assert_same_order": "checking",
+    "StepChangedWarning": "recorder",
+    "assert_same_order": "check_command",
     "bucket_gradients": "bucketing",
-    "diff": "comparing",
-    "fixed_order": "ordered",
+    "diff": "log_diff",
+    "fixed_order": "ordered_reduce",
     "naming": "attribution",
-    "ordered_reduce_scatter": "ordered",
+    "ordered_reduce_scatter": "ordered_reduce",
     "plan_by_size": "sharding",
-    "record_collectives": "recording",
+    "record_collectives": "recorder",
     "shard_by_size": "sharding",
 }
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from retrograd.compat.c10d import aside
+from retrograd.core.rank_store import Exchange, of_default_group
 from retrograd.errors import RanksDifferError
 from retrograd.fsdp.buckets import digest
-from retrograd.fsdp.dispatch import aside
-from retrograd.fsdp.exchanging import Exchange, of_default_group
 
 # Groups are made once and kept: a second one of the same ranks, made after the first was destroyed, finds the first
 # one's entries in the store and hangs (gloo, PyTorch 2.13).

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from retrograd.fsdp.dispatch import unknown_torch
-from retrograd.sharded import leftovers
+from retrograd.compat.c10d import unknown_torch
+from retrograd.compat.fsdp2_state import leftovers
 
 _DEEP = 400  # frames looked at: a deep model calls 3 a level
 _MODULE, _DISTRIBUTED, _SELF = "module", "distributed", "self"

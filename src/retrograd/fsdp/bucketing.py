@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from retrograd.announced import Order, announce, withdraw
+from retrograd.compat import fsdp2
+from retrograd.core.order_registry import Order, announce, withdraw
 from retrograd.errors import BucketError, UsageError
-from retrograd.fsdp import private
 from retrograd.fsdp.agreement import Agreement
+from retrograd.fsdp.bucket_reducer import Backward, Launch, sequence_hash
 from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher
-from retrograd.fsdp.planning import Model, plans_differ
-from retrograd.fsdp.reducing import Backward, Launch, sequence_hash
+from retrograd.fsdp.model_plan import Model, plans_differ
 
 _KEPT = 100  # backwards whose launches the log keeps
 _KEEP = "make buckets once, on every rank; to make them anew, save() the plan and give it as plan="
@@ -63,7 +63,7 @@ class Buckets:
         self._log: deque[tuple[Launch, ...]] = deque(maxlen=_KEPT)
         self._peak: tuple[int, int, str | None] = (0, 0, None)
         self._hook()
-        self._agreement: Agreement = Agreement(private.ranks_of(list(self._model.groups.values())), settings.timeout)
+        self._agreement: Agreement = Agreement(fsdp2.ranks_of(list(self._model.groups.values())), settings.timeout)
 
     @property
     def log(self) -> list[tuple[Launch, ...]]:
@@ -118,7 +118,7 @@ class Buckets:
         """
         if self._removed:
             raise UsageError("resume() was called after remove(); call bucket_gradients again, with plan=handle.plan")
-        if private.in_backward():
+        if fsdp2.in_backward():
             raise UsageError("resume() was called inside backward; call it between steps")
         if self._step_hook is None:
             self._hook()
@@ -126,36 +126,36 @@ class Buckets:
     def _unhook(self, what: str) -> None:
         if self._step_hook is None:
             return
-        if private.in_backward():
+        if fsdp2.in_backward():
             raise UsageError(f"{what}() was called inside backward; call it between steps")
         self._abandon()
         self._step_hook.remove()
         self._step_hook = None
         for state in self._model.states:
-            for name in (private.BACKWARD_BEGINS, private.BACKWARD_ENDS, private.FORWARD_BEGINS, private.RESET):
-                private.unshadow(state, name)
+            for name in (fsdp2.BACKWARD_BEGINS, fsdp2.BACKWARD_ENDS, fsdp2.FORWARD_BEGINS, fsdp2.RESET):
+                fsdp2.unshadow(state, name)
         for group in self._model.groups.values():
-            private.unshadow(group, private.INPUTS_WATCHED)
-        private.give_back(list(self._model.groups.values()))
+            fsdp2.unshadow(group, fsdp2.INPUTS_WATCHED)
+        fsdp2.give_back(list(self._model.groups.values()))
         withdraw(self._model.root)
 
     def _hook(self) -> None:
-        private.take_over(list(self._model.groups.values()), self._arrive)
+        fsdp2.take_over(list(self._model.groups.values()), self._arrive)
         # On the root only, where FSDP2's own hook leaves a compiled graph anyway. A root whose backward failed believes
         # that it is being checkpointed and does not ask who starts a step; this hook comes first.
-        hook = private.uncompiled(self._step)
+        hook = fsdp2.uncompiled(self._step)
         self._step_hook = self._model.root.register_forward_pre_hook(hook, prepend=True)
         if self._agreed and self.plan is not None:
             self._announce(self.plan)
         for state in self._model.states:
-            private.shadow(state, private.BACKWARD_BEGINS, lambda before, state=state: self._begins(before, state))
-            private.shadow(state, private.BACKWARD_ENDS, self._ends)
-            private.shadow(state, private.FORWARD_BEGINS, self._forward)
-        if private.version().resets:
-            private.shadow(self._model.states[0], private.RESET, self._reset)
+            fsdp2.shadow(state, fsdp2.BACKWARD_BEGINS, lambda before, state=state: self._begins(before, state))
+            fsdp2.shadow(state, fsdp2.BACKWARD_ENDS, self._ends)
+            fsdp2.shadow(state, fsdp2.FORWARD_BEGINS, self._forward)
+        if fsdp2.version().resets:
+            fsdp2.shadow(self._model.states[0], fsdp2.RESET, self._reset)
         if self.plan is None:
             for name, group in self._model.groups.items():
-                private.shadow(group, private.INPUTS_WATCHED, lambda before, name=name: self._watch(before, name))
+                fsdp2.shadow(group, fsdp2.INPUTS_WATCHED, lambda before, name=name: self._watch(before, name))
 
     def _watch(self, before: Callable[..., Any], name: str) -> Callable[..., Any]:
         def watched(args: Any, kwargs: Any) -> Any:
@@ -170,9 +170,9 @@ class Buckets:
 
     def _step(self, *_: Any) -> None:
         """A forward begins: the last backward must have ended."""
-        if not private.in_backward():
+        if not fsdp2.in_backward():
             _refuse_compiled_autograd()
-            if self._open is not None or private.failed(self._model.states[0]):
+            if self._open is not None or fsdp2.failed(self._model.states[0]):
                 self._recover()
 
     def _forward(self, before: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ class Buckets:
 
         def root_pre_forward(*args: Any, **kwargs: Any) -> Any:
             # Each part calls it in each forward; only where forward is called on a part alone is there anything to do.
-            if self._open is not None or private.failed(root):
+            if self._open is not None or fsdp2.failed(root):
                 self._step()
             return before(*args, **kwargs)
 
@@ -188,7 +188,7 @@ class Buckets:
 
     def _begins(self, before: Callable[..., Any], state: Any) -> Callable[..., Any]:
         def backward_begins() -> Any:
-            if not private.begun(state):
+            if not fsdp2.begun(state):
                 with torch.no_grad():
                     self._begin()
             return before()
@@ -198,7 +198,7 @@ class Buckets:
     def _ends(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def backward_ends() -> None:
             try:
-                private.look_again(list(self._model.groups.values()))
+                fsdp2.look_again(list(self._model.groups.values()))
                 before()
                 with torch.no_grad():
                     self._end()
@@ -212,13 +212,13 @@ class Buckets:
         def reset_iter_state() -> None:
             self._abandon()
             before()
-            private.drop_gradients(list(self._model.groups.values()))
+            fsdp2.drop_gradients(list(self._model.groups.values()))
 
         return reset_iter_state
 
     def _begin(self) -> None:
         _refuse_compiled_autograd()
-        if private.manual(self._model.states[0]):
+        if fsdp2.manual(self._model.states[0]):
             raise UsageError("bucket_gradients ends backward itself; call set_manual_backward_finalization(False)")
         self._abandon()
         plan, settings = self._agree_on_plan(), self._settings
@@ -245,7 +245,7 @@ class Buckets:
         self.plan, self._agreed = plan, True
         self._announce(plan)
         for group in self._model.groups.values():
-            private.unshadow(group, private.INPUTS_WATCHED)
+            fsdp2.unshadow(group, fsdp2.INPUTS_WATCHED)
         return plan
 
     def _announce(self, plan: BucketPlan) -> None:
@@ -292,7 +292,7 @@ class Buckets:
 
     def _recover(self) -> None:
         """A forward begins, and the last backward never ended."""
-        if not private.version().resets:
+        if not fsdp2.version().resets:
             raise BucketError(
                 f"the last backward ended in an exception, and FSDP2 of PyTorch {torch.__version__} cannot be reset; "
                 "start again from a checkpoint, or use PyTorch 2.13, which can"
@@ -302,7 +302,7 @@ class Buckets:
             "zero_grad() as well: others may have been reduced",
             stacklevel=2,
         )
-        private.forget(self._model.states[0], list(self._model.groups.values()))
+        fsdp2.forget(self._model.states[0], list(self._model.groups.values()))
 
 
 def bucket_gradients(
@@ -363,23 +363,23 @@ def bucket_gradients(
     if isinstance(plan, (str, Path)):
         plan = BucketPlan.load(plan)
     _refuse_compiled_autograd()
-    private.self_test()
-    groups = private.groups_of(private.states_of(model))
+    fsdp2.self_test()
+    groups = fsdp2.groups_of(fsdp2.states_of(model))
     if not groups:
         raise UsageError("`model` has no sharded parameters; call fully_shard on its blocks and on itself first")
-    if settings.comm is not None and (other := private.custom_comms(groups)):
+    if settings.comm is not None and (other := fsdp2.custom_comms(groups)):
         raise UsageError(f'reduce="ordered" would replace {other}; remove set_custom_reduce_scatter or say "native"')
     return Buckets(model, settings, plan)
 
 
 def _ordered() -> Any:
-    from retrograd.fsdp.ordered import FixedOrderReduceScatter
+    from retrograd.fsdp.ordered_reduce import FixedOrderReduceScatter
 
     return FixedOrderReduceScatter()
 
 
 def _refuse_compiled_autograd() -> None:
-    if private.compiled_autograd():
+    if fsdp2.compiled_autograd():
         raise UsageError(
             "compiled autograd is on, under which FSDP2 silently stops reducing gradients after the first step; switch "
             "it off (torch._dynamo.config.compiled_autograd = False) and compile the blocks, not the backward"

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from retrograd.fsdp.verifying import Verifier, packed, unpacked
+from retrograd.fsdp.rank_verification import Verifier, packed, unpacked
 
 _BEAT = 1.0  # seconds between two signs of life, or a quarter of the timeout
 _OURS = ("/retrograd/fsdp/", "/torch/", "/threading.py")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from retrograd.graph.readers import from_fx as from_fx
     from retrograd.graph.readers import parse as parse
     from retrograd.graph.readers import read as read
-    from retrograd.graph.record import Diff, Follow, Unique
+    from retrograd.graph.schema import Diff, Follow, Unique
     from retrograd.graph.sources import Source
     from retrograd.graph.watching.gradients import check_gradients as check_gradients
     from retrograd.graph.watching.session import GraphChangedWarning as GraphChangedWarning
@@ -114,7 +114,7 @@ def follow(source: Source, value: str, limit: int | None = 400) -> Follow:
         GraphError: the file is damaged or no graph.
         UsageError: there is no such value; the message names what is spelled nearly so.
     """
-    from retrograd.graph.following import follow as walk
+    from retrograd.graph.dataflow import follow as walk
     from retrograd.graph.sources import one
 
     return walk(one(source), value, limit)

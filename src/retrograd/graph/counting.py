@@ -9,7 +9,7 @@ from retrograd.graph import keys
 from retrograd.graph.canonical import Form, forms
 from retrograd.graph.diffing.compare import side
 from retrograd.graph.ir import Graph
-from retrograd.graph.record import Level, Side, Unique
+from retrograd.graph.schema import Level, Side, Unique
 
 _LEVELS: tuple[tuple[str, Callable[[Graph, dict[str, Form]], str]], ...] = (
     ("text", lambda graph, of: graph.digest or keys.names_key(graph)),

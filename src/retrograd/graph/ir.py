@@ -136,6 +136,6 @@ class Graph:
 
     def where(self, instruction: Instruction) -> Place:
         """The source line of an instruction, from its metadata."""
-        from retrograd.graph.places import place
+        from retrograd.graph.source_lines import place
 
         return place(self, instruction)

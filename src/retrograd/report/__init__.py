@@ -10,20 +10,20 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from retrograd.codegen.record import SCHEMA as CODEGEN_SCHEMA
-from retrograd.codegen.record import Codegen
+from retrograd.codegen.schema import SCHEMA as CODEGEN_SCHEMA
+from retrograd.codegen.schema import Codegen
+from retrograd.core.schema import Report
 from retrograd.errors import UsageError
-from retrograd.flake.record import SCHEMA as FLAKE_SCHEMA
-from retrograd.flake.record import FlakeReport
-from retrograd.graph.record import DIFF_SCHEMA, FOLLOW_SCHEMA, UNIQUE_SCHEMA, Diff, Follow, Unique
-from retrograd.record import Report
-from retrograd.trace.bisecting.record import BISECT_SCHEMA, Bisection
-from retrograd.trace.diffing.record import DIFF_SCHEMA as TRACE_DIFF_SCHEMA
-from retrograd.trace.diffing.record import TraceDiff
-from retrograd.trace.listing import SCHEMA as LISTING_SCHEMA
-from retrograd.trace.listing import Listing
-from retrograd.trace.provenance import SCHEMA as PROVENANCE_SCHEMA
-from retrograd.trace.provenance import Provenance
+from retrograd.flake.schema import SCHEMA as FLAKE_SCHEMA
+from retrograd.flake.schema import FlakeReport
+from retrograd.graph.schema import DIFF_SCHEMA, FOLLOW_SCHEMA, UNIQUE_SCHEMA, Diff, Follow, Unique
+from retrograd.trace.bisecting.schema import BISECT_SCHEMA, Bisection
+from retrograd.trace.diffing.schema import DIFF_SCHEMA as TRACE_DIFF_SCHEMA
+from retrograd.trace.diffing.schema import TraceDiff
+from retrograd.trace.filters import SCHEMA as LISTING_SCHEMA
+from retrograd.trace.filters import Listing
+from retrograd.trace.nan_provenance import SCHEMA as PROVENANCE_SCHEMA
+from retrograd.trace.nan_provenance import Provenance
 
 __all__ = ["check_paths", "load", "read", "write"]
 

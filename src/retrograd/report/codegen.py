@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrograd.codegen.record import Codegen, Facts, Hazard, Kernel, Violation, widths
-from retrograd.report import words
+from retrograd.codegen.schema import Codegen, Facts, Hazard, Kernel, Violation, widths
+from retrograd.report import wording
 from retrograd.report.github import command
 
 _MOST_CONFIGURATIONS = 3  # named one by one
@@ -188,10 +188,13 @@ def _merged(found: list[tuple[str, Hazard]], targets: int) -> Iterable[tuple[str
 def verdict(record: Codegen) -> str:
     """How much there is, and whether limits are kept."""
     hazards = sum(len(section.hazards) for section in sections(record))
-    kernels = words.count(len(sections(record)), "kernel")
-    said = [f"{kernels} for {words.count(len(record.architectures), 'architecture')}", words.count(hazards, "hazard")]
+    kernels = wording.count(len(sections(record)), "kernel")
+    said = [
+        f"{kernels} for {wording.count(len(record.architectures), 'architecture')}",
+        wording.count(hazards, "hazard"),
+    ]
     if record.violations:
-        said.append(words.count(len(violated(record)), "violation"))
+        said.append(wording.count(len(violated(record)), "violation"))
     else:
         said.append("all limits kept" if record.limits else "no limits set")
     return ", ".join(said)
@@ -297,7 +300,7 @@ def said(at: str, hazard: Hazard) -> str:
 
 def again(section: Section) -> str:
     """That hazards were told before."""
-    return f"{words.count(section.again, 'hazard')} as above"
+    return f"{wording.count(section.again, 'hazard')} as above"
 
 
 def _accesses(section: Section, console: Console) -> None:

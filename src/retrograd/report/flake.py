@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrograd.flake.record import KINDS, Flake, FlakeReport, Rate, Tail
-from retrograd.report import words
+from retrograd.flake.schema import KINDS, Flake, FlakeReport, Rate, Tail
+from retrograd.report import wording
 
 VERDICTS = {"steady": "NO FLAKE SEEN", "flaky": "FLAKY", "broken": "FAILS EVERY TIME", "undecided": "CANNOT DECIDE"}
 # Of a failure's message: comparisons print whole arrays after the line that counts.
@@ -98,7 +98,7 @@ def render(report: FlakeReport, console: Console) -> None:
         _line(console)
     _line(
         console,
-        f"{len(report.flakes)} test{'s' if len(report.flakes) != 1 else ''} in {words.duration(report.seconds)}",
+        f"{len(report.flakes)} test{'s' if len(report.flakes) != 1 else ''} in {wording.duration(report.seconds)}",
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from retrograd.record import Report
-from retrograd.report import words
+from retrograd.core.schema import Report
+from retrograd.report import wording
 
 
 def to_github(report: Report) -> str:
@@ -16,7 +16,7 @@ def to_github(report: Report) -> str:
         if stage.status == "undecided":
             lines.append(command("warning", f"{report.target}: {stage.id}", stage.reason))
     done = sum(stage.status in ("passed", "failed") for stage in report.stages)
-    said = f"{words.verdict(report.verdict)}: {done} of {len(report.stages)} stages ran to their end"
+    said = f"{wording.verdict(report.verdict)}: {done} of {len(report.stages)} stages ran to their end"
     lines.append(command("notice", f"retrograd verify {report.target}", said))
     return "\n".join(lines) + "\n"
 

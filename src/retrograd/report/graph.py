@@ -9,10 +9,10 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.text import Text
 
-from retrograd.graph.record import Cause, Diff, Follow, Side, Unique
-from retrograd.report import words
+from retrograd.graph.schema import Cause, Diff, Follow, Side, Unique
+from retrograd.report import wording
+from retrograd.report.dataflow import follow_lines
 from retrograd.report.github import command
-from retrograd.report.trail import follow_lines
 
 GraphRecord: TypeAlias = Diff | Unique | Follow
 
@@ -62,7 +62,7 @@ def lines(record: GraphRecord, everything: bool) -> Iterable[tuple[str, str]]:
 def verdict(diff: Diff) -> str:
     """Same or different, in a few words."""
     if diff.causes:
-        return f"different: {words.count(len(diff.causes), 'cause')}"
+        return f"different: {wording.count(len(diff.causes), 'cause')}"
     kinds = list(dict.fromkeys(_HARMLESS.get(note.kind, note.kind.replace("_", " ")) for note in diff.notes))
     return f"same computation; only {_listed(kinds)} differ" if kinds else "same computation"
 
@@ -93,8 +93,8 @@ def _cause_lines(number: str, cause: Cause, everything: bool) -> Iterable[tuple[
     yield f"{number}{cause.what}{places(cause)}", "bold"
     for label, text in (
         ("at", cause.where),
-        ("in A", words.some(cause.a, None if everything else _MOST_NAMES)),
-        ("in B", words.some(cause.b, None if everything else _MOST_NAMES)),
+        ("in A", wording.some(cause.a, None if everything else _MOST_NAMES)),
+        ("in B", wording.some(cause.b, None if everything else _MOST_NAMES)),
         ("do", cause.advice),
     ):
         if text:
@@ -109,20 +109,20 @@ def places(cause: Cause) -> str:
 def facts(side: Side) -> str:
     """How large a graph is."""
     said = [
-        words.count(side.instructions, "instruction"),
-        words.count(side.parameters, "parameter"),
-        words.count(side.outputs, "output"),
-        words.count(side.collectives, "collective"),
+        wording.count(side.instructions, "instruction"),
+        wording.count(side.parameters, "parameter"),
+        wording.count(side.outputs, "output"),
+        wording.count(side.collectives, "collective"),
     ]
     return ", ".join([*said, *([f"{side.dead} dead"] if side.dead else [])])
 
 
 def counts(diff: Diff) -> str:
     """What is the same, and what differs because something below it does."""
-    said = f"{words.count(diff.matched, 'value')} match"
+    said = f"{wording.count(diff.matched, 'value')} match"
     if diff.consequences:
         said += f", {diff.consequences} differ only because something below them does"
-    return f"{said}{f'; {words.duration(diff.seconds)}' if diff.seconds else ''}"
+    return f"{said}{f'; {wording.duration(diff.seconds)}' if diff.seconds else ''}"
 
 
 # Unique.
@@ -135,7 +135,7 @@ def unique_lines(unique: Unique) -> Iterable[tuple[str, str]]:
     for level in unique.levels:
         if level.name == "dead code":
             real = level.unique
-    yield f"{words.count(real, 'different computation')} in {words.count(total, 'graph')}", "bold"
+    yield f"{wording.count(real, 'different computation')} in {wording.count(total, 'graph')}", "bold"
     for level in unique.levels:
         yield f"  {level.unique:>4}  {LEVELS.get(level.name, level.name)}", ""
     known = [key for key in unique.recorded if key]
@@ -209,7 +209,7 @@ def print_rows(console: Console, rows: Sequence[Sequence[str]], numbers: int) ->
 
 def to_github(record: GraphRecord) -> str:
     """One annotation a cause, at its line where that is the user's, then a notice with the verdict."""
-    from retrograd.graph.places import is_library
+    from retrograd.graph.source_lines import is_library
 
     found: list[str] = []
     title = "retrograd graph"

@@ -6,8 +6,8 @@ from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
-from retrograd.graph.record import Diff, Follow, Unique
-from retrograd.report import graph, trail
+from retrograd.graph.schema import Diff, Follow, Unique
+from retrograd.report import dataflow, graph
 from retrograd.report.html import island, template
 
 _SCRIPT = Path(__file__).parent / "templates" / "graph_diff.js"
@@ -38,12 +38,12 @@ def _list(record: Unique | Follow) -> str:
     from markupsafe import Markup
 
     following = isinstance(record, Follow)
-    above = [text for text, _ in (trail.head_lines(record) if following else graph.unique_lines(record)) if text]
+    above = [text for text, _ in (dataflow.head_lines(record) if following else graph.unique_lines(record)) if text]
     return template("graph_list.html.j2").render(
         head=above[0],
         above=above[1:],
         tone="undecided" if following and record.dead else "proved",
         rows=[] if following else graph.unique_rows(record),
-        trail=list(trail.trail(record)) if following else [],
+        trail=list(dataflow.trail(record)) if following else [],
         record=Markup(island(record)),
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from retrograd.core.schema import Profile, Report, StageResult
 from retrograd.errors import MissingExtraError
-from retrograd.flake.record import FlakeReport
-from retrograd.record import Profile, Report, StageResult
-from retrograd.report import charts, flake, words
+from retrograd.flake.schema import FlakeReport
+from retrograd.report import charts, flake, wording
 
 # Enough to see the pattern; the embedded record has all of them.
 _MOST_PROFILES = 12
@@ -48,7 +48,7 @@ def render(report: Report) -> str:
     chosen = profiles(report)
     return template("report.html.j2").render(
         report=report,
-        words=words,
+        words=wording,
         figures=[_figure(stage, profile, Markup) for stage, profile in chosen[:_MOST_PROFILES]],
         left_out=max(len(chosen) - _MOST_PROFILES, 0),
         notes=[*report.notes, *(f"{s.id}: {note}" for s in report.stages for note in s.notes)],
@@ -70,7 +70,7 @@ def render_flake(report: FlakeReport) -> str:
         chart = charts.margins([(run.outcome, m.worst) for run in found.runs for m in run.margins])
         figures.append(Markup(_svg(chart)) if chart else "")
     return template("flake.html.j2").render(
-        report=report, flake=flake, words=words, figures=figures, record=Markup(island(report))
+        report=report, flake=flake, words=wording, figures=figures, record=Markup(island(report))
     )
 
 

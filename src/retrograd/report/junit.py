@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as Xml
 
-from retrograd.record import Finding, Report, StageResult
-from retrograd.report import words
+from retrograd.core.schema import Finding, Report, StageResult
+from retrograd.report import wording
 
 # XML 1.0 has no way to write these, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -52,12 +52,12 @@ def _case(report: Report, stage: StageResult) -> Xml.Element:
 
 
 def _details(finding: Finding) -> str:
-    lines = [words.evidence(finding)]
+    lines = [wording.evidence(finding)]
     labelled = (
         ("looks like", finding.looks_like),
         ("which", finding.elements),
         ("where", finding.where),
-        ("case", words.case(finding.case)),
+        ("case", wording.case(finding.case)),
         ("repro", finding.repro),
     )
     return "\n".join([*filter(None, lines), *(f"{label}: {text}" for label, text in labelled if text)])

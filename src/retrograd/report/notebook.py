@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.flake.record import Flake, FlakeReport
-from retrograd.graph.record import Diff, Follow, Unique
-from retrograd.record import Report
-from retrograd.report import flake, graph, trace, trail, words
+from retrograd.core.schema import Report
+from retrograd.flake.schema import Flake, FlakeReport
+from retrograd.graph.schema import Diff, Follow, Unique
+from retrograd.report import dataflow, flake, graph, trace, wording
 from retrograd.report.html import template
-from retrograd.trace.bisecting import words as bisecting
-from retrograd.trace.bisecting.record import Bisection
-from retrograd.trace.diffing import words as diffing
-from retrograd.trace.diffing.record import TraceDiff
-from retrograd.trace.provenance import Provenance
+from retrograd.trace.bisecting import messages as bisecting
+from retrograd.trace.bisecting.schema import Bisection
+from retrograd.trace.diffing import messages as diffing
+from retrograd.trace.diffing.schema import TraceDiff
+from retrograd.trace.nan_provenance import Provenance
 
 Record = Report | FlakeReport | Flake | Diff | Unique | Follow | Provenance | TraceDiff | Bisection
 
@@ -43,7 +43,9 @@ def render(record: Record) -> str:
 
 def _fragment(tone: str, word: str, head: str, **parts: Any) -> str:
     empty: dict[str, Any] = dict(above=[], findings=[], lists=[], report=None, more="")
-    text: str = template("notebook.html.j2").render(tone=tone, word=word, head=head, words=words, **{**empty, **parts})
+    text: str = template("notebook.html.j2").render(
+        tone=tone, word=word, head=head, words=wording, **{**empty, **parts}
+    )
     return text
 
 
@@ -51,9 +53,9 @@ def _verification(report: Report) -> str:
     facts = [report.device, ", ".join(report.dtypes), f"level {report.level}", f"seed {report.seed}"]
     return _fragment(
         report.verdict,
-        words.verdict(report.verdict),
+        wording.verdict(report.verdict),
         report.target,
-        above=[" \u00b7 ".join([*facts, words.duration(report.seconds)])],
+        above=[" \u00b7 ".join([*facts, wording.duration(report.seconds)])],
         findings=report.findings[:_MOST],
         report=report,
         more=_left_out(len(report.findings), "findings"),
@@ -108,7 +110,7 @@ def _tone(exit_code: int) -> str:
 
 def _listing(record: Unique | Follow) -> str:
     following = isinstance(record, Follow)
-    lines = [text for text, _ in (trail.head_lines(record) if following else graph.unique_lines(record)) if text]
+    lines = [text for text, _ in (dataflow.head_lines(record) if following else graph.unique_lines(record)) if text]
     tone = "undecided" if following and record.dead else "proved"
     return _fragment(tone, "", lines[0], above=lines[1:])
 

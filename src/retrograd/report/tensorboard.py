@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 
+from retrograd.core.schema import Profile, Report, StageResult
 from retrograd.errors import UsageError
-from retrograd.record import Profile, Report, StageResult
 from retrograd.report.events import Events, seconds
 
 

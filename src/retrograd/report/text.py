@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrograd.record import Finding, Report, StageResult
-from retrograd.report import words
+from retrograd.core.schema import Finding, Report, StageResult
+from retrograd.report import wording
 
 # From this width on, the power of a stage has a column of its own.
 _WIDE = 110
@@ -62,20 +62,20 @@ def _stages(report: Report, width: int) -> Table:
         table.add_column(overflow="fold")
     for stage in report.stages:
         style = _STATUS_STYLE.get(stage.status, "")
-        cells = [Text(words.MARKS.get(stage.status, stage.status), style=style), Text(stage.id, style=style)]
+        cells = [Text(wording.MARKS.get(stage.status, stage.status), style=style), Text(stage.id, style=style)]
         aside = _aside(stage)
         cells.append(Text(stage.title if wide or not aside else f"{stage.title}\n  {aside}"))
         ran = stage.status != "skipped"
         cells.append(Text(_count(stage.cases, "case") if ran else ""))
         cells.append(Text(_count(stage.runs, "run") if ran else ""))
-        cells.append(Text(words.duration(stage.seconds) if ran else ""))
+        cells.append(Text(wording.duration(stage.seconds) if ran else ""))
         table.add_row(*cells, *([Text(aside)] if wide else []))
     return table
 
 
 def _aside(stage: StageResult) -> str:
     """Why a stage has no result, or what its result is worth."""
-    return "; ".join(part for part in (stage.reason, words.power(stage)) if part)
+    return "; ".join(part for part in (stage.reason, wording.power(stage)) if part)
 
 
 def _count(value: int, noun: str) -> str:
@@ -87,11 +87,11 @@ def _finding(finding: Finding, place: int, total: int, console: Console) -> None
     _line(console, f"Finding {place} of {total} [{finding.stage}, {finding.kind}]", "bold red")
     rows = [
         ("what", finding.what),
-        ("", words.evidence(finding)),
+        ("", wording.evidence(finding)),
         ("like", finding.looks_like),
         ("which", finding.elements),
         ("where", finding.where),
-        ("case", words.case(finding.case)),
+        ("case", wording.case(finding.case)),
         ("repro", finding.repro),
     ]
     for label, value in rows:
@@ -114,5 +114,5 @@ def _verdict(report: Report, console: Console) -> None:
     parts = [f"{done} of {len(report.stages)} stages ran to their end"]
     if found:
         parts.insert(0, f"{found} finding{'s' if found > 1 else ''}")
-    text = f"{words.verdict(report.verdict)} in {words.duration(report.seconds)} ({', '.join(parts)})"
+    text = f"{wording.verdict(report.verdict)} in {wording.duration(report.seconds)} ({', '.join(parts)})"
     _line(console, text, _VERDICT_STYLE.get(report.verdict, "bold"))

@@ -9,11 +9,11 @@ from typing import TypeAlias
 from rich.console import Console
 
 from retrograd.report.graph import print_line, print_rows
-from retrograd.report.words import count
-from retrograd.trace.listing import Listing
-from retrograd.trace.provenance import Provenance
-from retrograd.trace.reasons import magnitudes, spread
-from retrograd.trace.record import Op, Stats
+from retrograd.report.wording import count
+from retrograd.trace.filters import Listing
+from retrograd.trace.nan_provenance import Provenance
+from retrograd.trace.nan_reasons import magnitudes, spread
+from retrograd.trace.schema import Op, Stats
 
 TraceRecord: TypeAlias = Provenance | Listing
 _KINDS = {"nan": "NaN", "inf": "Inf", "": ""}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from retrograd.trace.reasons import NORMAL
-from retrograd.trace.record import Exponents, Stats
+from retrograd.trace.nan_reasons import NORMAL
+from retrograd.trace.schema import Exponents, Stats
 
 _HEIGHT = 20
 _LEAST = 16  # powers of two that are shown at least, so that a bar does not fill the picture

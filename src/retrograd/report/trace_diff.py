@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from retrograd.report.html import island, template
-from retrograd.trace.bisecting import words as bisecting
-from retrograd.trace.bisecting.record import Bisection
-from retrograd.trace.diffing import words as diffing
-from retrograd.trace.diffing.record import TraceDiff
+from retrograd.trace.bisecting import messages as bisecting
+from retrograd.trace.bisecting.schema import Bisection
+from retrograd.trace.diffing import messages as diffing
+from retrograd.trace.diffing.schema import TraceDiff
 
 Compared = TraceDiff | Bisection
 

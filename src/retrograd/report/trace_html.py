@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from retrograd.report import trace, trace_bars
 from retrograd.report.html import island, template
-from retrograd.trace.listing import Listing
-from retrograd.trace.provenance import Provenance
-from retrograd.trace.reasons import magnitudes
+from retrograd.trace.filters import Listing
+from retrograd.trace.nan_provenance import Provenance
+from retrograd.trace.nan_reasons import magnitudes
 
 _MOST_ROWS = 3000  # of a table; a browser takes seconds for more. The embedded record has what was listed.
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from retrograd.report.events import Events, seconds
-from retrograd.trace.listing import Listing
-from retrograd.trace.reasons import base
-from retrograd.trace.record import Exponents, Op, Stats
+from retrograd.trace.filters import Listing
+from retrograd.trace.nan_reasons import base
+from retrograd.trace.schema import Exponents, Op, Stats
 
 
 def to_tensorboard(record: Listing, folder: str | os.PathLike[str]) -> None:

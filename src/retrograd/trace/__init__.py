@@ -6,23 +6,23 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from retrograd.trace.listing import Listing, listing
-from retrograd.trace.provenance import Provenance, provenance
-from retrograd.trace.record import Exponents, Op, Stats, Trace
+from retrograd.trace.filters import Listing, listing
+from retrograd.trace.nan_provenance import Provenance, provenance
+from retrograd.trace.schema import Exponents, Op, Stats, Trace
 from retrograd.trace.store import load, save
 
 if TYPE_CHECKING:
     from retrograd.trace.bisecting.precision import bisect_precision as bisect_precision
-    from retrograd.trace.diffing.entry import diff as diff
-    from retrograd.trace.diffing.entry import twice as twice
-    from retrograd.trace.recording import Recorder
-    from retrograd.trace.stopping import Stop
+    from retrograd.trace.diffing.api import diff as diff
+    from retrograd.trace.diffing.api import twice as twice
+    from retrograd.trace.nan_breakpoint import Stop
+    from retrograd.trace.recorder import Recorder
 
 # Loaded when they are first used: recording needs no comparison, and reading a file needs no torch.
 _HOMES = {
     "bisect_precision": "bisecting.precision",
-    "diff": "diffing.entry",
-    "twice": "diffing.entry",
+    "diff": "diffing.api",
+    "twice": "diffing.api",
 }
 
 __all__ = [
@@ -62,7 +62,6 @@ def _loaded(name: str) -> Any:
         raise MissingExtraError(error.name, "torch", f"retrograd.trace.{name}") from None
 
 
-# The module `retrograd.trace.record` holds what a trace is; from here on the name means the function.
 def record(
     model: Any = None,
     *,
@@ -108,7 +107,7 @@ def record(
     from retrograd.errors import MissingExtraError
 
     try:
-        from retrograd.trace.recording import Recorder
+        from retrograd.trace.recorder import Recorder
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "numpy"):
             raise

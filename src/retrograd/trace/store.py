@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import TraceError, UsageError
-from retrograd.trace.record import PHASES, SCHEMA, Exponents, Op, Stats, Trace, exponents_of
+from retrograd.trace.schema import PHASES, SCHEMA, Exponents, Op, Stats, Trace, exponents_of
 
 FORMAT = "retrograd.trace"
 SUFFIXES = (".trace", ".jsonl.gz")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from retrograd.ops.msda import native
+from retrograd.ops.msda import cpu
 
-no_native = "tensors are on the GPU" if torch.cuda.is_available() else native.why_not()
+no_native = "tensors are on the GPU" if torch.cuda.is_available() else cpu.why_not()
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(no_native is not None, reason=str(no_native)))
 
 # Tests in float64 whose names do not say so.

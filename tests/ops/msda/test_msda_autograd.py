@@ -244,7 +244,7 @@ def test_wrong_arguments(change: dict[str, Any], error: type[Exception], message
 
 def test_a_tensor_that_promises_too_many_pixels_reads_nothing(impl: str, device: str) -> None:
     """What a GPU would be given unchecked: a level beyond S counts as empty."""
-    from retrograd.ops.msda.implementations import choose, functions
+    from retrograd.ops.msda.dispatch import choose, functions
     from retrograd.ops.msda.shapes import Levels
     from retrograd.ops.msda.spec import MsdaSpec
 

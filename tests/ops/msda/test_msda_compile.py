@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from retrograd.nn import MSDeformAttn
 from retrograd.ops import ms_deform_attn, ms_deform_attn_fused
-from retrograd.ops.msda.implementations import functions
+from retrograd.ops.msda.dispatch import functions
 from retrograd.ops.types import Impl
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles

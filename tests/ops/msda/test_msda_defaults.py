@@ -11,8 +11,8 @@ from msda_cases import INPUTS, LEVELS, arguments, make_inputs, run
 
 from retrograd.ops import ms_deform_attn_fused
 from retrograd.ops.msda import ms_deform_attn_reference
-from retrograd.ops.msda.implementations import functions
-from retrograd.ops.msda.native import launch
+from retrograd.ops.msda.cpu import launch
+from retrograd.ops.msda.dispatch import functions
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.types import Impl

@@ -14,9 +14,9 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.ops import ms_deform_attn, ms_deform_attn_fused
-from retrograd.ops.msda import fused_autograd, implementations
+from retrograd.ops.msda import dispatch, fused_autograd
+from retrograd.ops.msda.dispatch import functions
 from retrograd.ops.msda.fused_autograd import locations_of
-from retrograd.ops.msda.implementations import functions
 from retrograd.ops.msda.shapes import Levels
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.types import Impl
@@ -358,7 +358,7 @@ def test_the_kernel_needs_no_locations(device: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(out, want)
     with pytest.raises(AssertionError, match="locations were made"):
         ms_deform_attn_fused(value, SMALL[0], *rest, points_per_level=SMALL[1], impl="torch")
-    assert implementations._by_sizes().fused_forward is triton.msda_fwd_fused
+    assert dispatch._by_sizes().fused_forward is triton.msda_fwd_fused
 
 
 def test_strides_and_sizes_in_a_tensor(device: str) -> None:

@@ -19,18 +19,18 @@ from msda_cases import INPUTS, Case, arguments, assert_within_budget, make_input
 
 from retrograd.errors import NativeBuildError
 from retrograd.ops import ms_deform_attn
-from retrograd.ops._native import build
-from retrograd.ops.msda import eager, implementations, native
-from retrograd.ops.msda.native import launch
+from retrograd.ops.msda import cpu, dispatch, torch_impl
+from retrograd.ops.msda.cpu import launch
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.runtime.cpp import build
 from retrograd.ops.types import Impl
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 HALVES = DTYPES[2:]
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+pytestmark = pytest.mark.skipif(cpu.why_not() is not None, reason=str(cpu.why_not()))
 
 
 def both_ways(module: Any, case: Case, spec: MsdaSpec | None = None) -> list[torch.Tensor]:
@@ -91,7 +91,7 @@ def test_threads_do_not_change_bits(
     found = []
     for count in (1, 2, 3, 5):
         threads(count)
-        found.append(both_ways(native, case))
+        found.append(both_ways(cpu, case))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
@@ -103,7 +103,7 @@ def test_a_split_forward_uses_its_threads(threads: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(launch, "_SERIAL_ELEMENTS", 0)
     monkeypatch.setattr(launch, "_Call", lambda **fields: made.append(fields) or stock(**fields))
     threads(5)
-    both_ways(native, make_inputs(device="cpu", batch=1, heads=2))
+    both_ways(cpu, make_inputs(device="cpu", batch=1, heads=2))
     assert [(call["threads"], call["parts"]) for call in made] == [(5, 3), (2, 1)]
 
 
@@ -112,17 +112,17 @@ def test_16_bit_rows_are_read_and_rounded_as_torch_does(dtype: torch.dtype) -> N
     """Every pattern of 16 bits, times weights that make ties and numbers beside them, overflow and subnormals."""
     every = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
     weights = torch.tensor([1.0, 1 + 2.0**-11, 1 + 2.0**-8, 1 + 2.0**-9 + 2.0**-20, 0.99997, 1e-3, 1e30])
-    out = both_ways(native, at_the_centre(every, weights))[0]
+    out = both_ways(cpu, at_the_centre(every, weights))[0]
     assert_same(out[0, :, 0], (every.float() * weights[:, None]).to(dtype))
     # A sum that float32 holds exactly: its one rounding is that to 16 bits.
-    grad_value = both_ways(native, at_the_centre(every, torch.tensor([1.0, 2.0**-9])))[1]
+    grad_value = both_ways(cpu, at_the_centre(every, torch.tensor([1.0, 2.0**-9])))[1]
     assert_same(grad_value[0, 0, 0], (every.float() * (1 + 2.0**-9)).to(dtype))
 
 
 def test_grad_value_is_rounded_once() -> None:
     """In bfloat16 a sum of ones stops at 256."""
     case = at_the_centre(torch.ones(3, dtype=torch.bfloat16), torch.ones(300))
-    assert (both_ways(native, case)[1] == 300).all()
+    assert (both_ways(cpu, case)[1] == 300).all()
 
 
 @pytest.mark.parametrize("queries", [2, 64])
@@ -130,7 +130,7 @@ def test_grad_value_is_rounded_once() -> None:
 def test_slices_and_expanded_tensors(dtype: torch.dtype, queries: int) -> None:
     """Heads cut out of a wider projection, pixels first, one image for all; nothing of what lies between is read."""
     case = make_inputs(dtype=dtype, device="cpu", queries=queries)
-    want = both_ways(native, case)
+    want = both_ways(cpu, case)
     for name in ("value", "grad_out"):
         dense = case[name]
         wide = torch.cat([dense, torch.full_like(dense, math.nan)], dim=-1)[..., : dense.shape[-1]]
@@ -138,12 +138,12 @@ def test_slices_and_expanded_tensors(dtype: torch.dtype, queries: int) -> None:
         apart = dense.repeat_interleave(2, -1)[..., ::2]
         for laid in (wide, first, apart):
             assert not laid.is_contiguous()
-            got = both_ways(native, case | {name: laid})
+            got = both_ways(cpu, case | {name: laid})
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), name
     one = case["grad_out"][:1, :1].expand_as(case["grad_out"])
     for a, b in zip(
-        both_ways(native, case | {"grad_out": one}),
-        both_ways(native, case | {"grad_out": one.contiguous()}),
+        both_ways(cpu, case | {"grad_out": one}),
+        both_ways(cpu, case | {"grad_out": one.contiguous()}),
         strict=True,
     ):
         assert torch.equal(a, b)
@@ -151,11 +151,11 @@ def test_slices_and_expanded_tensors(dtype: torch.dtype, queries: int) -> None:
 
 def test_views_that_torch_negates() -> None:
     case = make_inputs(device="cpu")
-    want = both_ways(native, case)
+    want = both_ways(cpu, case)
     for name in (*INPUTS, "grad_out"):
         negative = torch.complex(torch.zeros_like(case[name]), -case[name]).conj().imag
         assert negative.is_neg()
-        got = both_ways(native, case | {name: negative})
+        got = both_ways(cpu, case | {name: negative})
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), name
 
 
@@ -163,7 +163,7 @@ def test_views_that_torch_negates() -> None:
 def test_without_elements_results_are_zeros_of_the_right_kind(size: str) -> None:
     case = make_inputs(dtype=torch.bfloat16, beside=torch.float32, device="cpu", **{size: 0})
     like = (case["grad_out"], case["value"], *flat(case["sampling_locations"], case["attention_weights"]))
-    for got, tensor in zip(both_ways(native, case), like, strict=True):
+    for got, tensor in zip(both_ways(cpu, case), like, strict=True):
         assert (got.shape, got.dtype) == (tensor.shape, tensor.dtype)
         assert not got.any()
 
@@ -179,7 +179,7 @@ def test_nan_goes_where_it_goes_in_torch(dtype: torch.dtype, border: bool) -> No
     case["attention_weights"][0, 0, 0, 0, 0] = math.inf
     case["sampling_locations"][0, 0, 0, 0, 0] = -99.0
     spec = MsdaSpec((3,) * 4, border=border)
-    for got, want in zip(both_ways(native, case, spec), both_ways(eager, case, spec), strict=True):
+    for got, want in zip(both_ways(cpu, case, spec), both_ways(torch_impl, case, spec), strict=True):
         assert torch.equal(got.isnan(), want.isnan())
         assert got.isnan().any()
         assert not got.isnan().all()
@@ -214,7 +214,7 @@ def test_denormals_survive_loading_and_running() -> None:
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if nothing could be compiled; what was found out before is forgotten, and afterwards again."""
-    forget = (native.why_not, build.load, implementations.resolve)
+    forget = (cpu.why_not, build.load, dispatch.resolve)
     monkeypatch.setenv("CXX", "no-such-compiler")
     for function in forget:
         function.cache_clear()
@@ -225,15 +225,15 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_it_is_the_choice_for_the_cpu() -> None:
     for dtype in DTYPES:
-        assert implementations.choose(None, dtype, CPU) is Impl.NATIVE
+        assert dispatch.choose(None, dtype, CPU) is Impl.NATIVE
     case = make_inputs(device="cpu")
     want, got = run(case, impl="native"), run(case)
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 def test_without_a_compiler_torch_is_the_choice_and_native_says_why(no_compiler: None) -> None:
-    assert not native.available()
-    assert implementations.choose(None, torch.float32, CPU) is Impl.TORCH
+    assert not cpu.available()
+    assert dispatch.choose(None, torch.float32, CPU) is Impl.TORCH
     case = make_inputs(device="cpu")
     assert torch.equal(ms_deform_attn(*arguments(case)), ms_deform_attn(*arguments(case), impl="torch"))
     with pytest.raises(
@@ -241,23 +241,23 @@ def test_without_a_compiler_torch_is_the_choice_and_native_says_why(no_compiler:
     ):
         ms_deform_attn(*arguments(case), impl="native")
     with pytest.raises(NativeBuildError, match="no-such-compiler"):
-        both_ways(native, case)
+        both_ways(cpu, case)
 
 
 def test_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`value` is on cuda:0, expected cpu for impl='native'"):
-        implementations.choose("native", torch.float32, torch.device("cuda:0"))
+        dispatch.choose("native", torch.float32, torch.device("cuda:0"))
 
 
 def test_a_dtype_without_a_number_is_refused() -> None:
     case = make_inputs(device="cpu")
     case["value"], case["grad_out"] = case["value"].to(torch.complex64), case["grad_out"].to(torch.complex64)
     with pytest.raises(TypeError, match=r"impl='native' got torch.complex64, expected torch.float64, torch.float32"):
-        both_ways(native, case)
+        both_ways(cpu, case)
 
 
 def test_importing_compiles_nothing(tmp_path: Path) -> None:
-    code = "import retrograd.ops, retrograd.ops.msda.native"
+    code = "import retrograd.ops, retrograd.ops.msda.cpu"
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert not list(tmp_path.rglob("*.so"))

@@ -14,10 +14,10 @@ import torch
 from msda_cases import Case, arguments, assert_within_budget, make_inputs, run, truth
 
 from retrograd.ops import ms_deform_attn
-from retrograd.ops._triton.gpu import Backend, Gpu
 from retrograd.ops.msda import plan as plans
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.runtime.triton.gpu import Backend, Gpu
 
 pytest.importorskip("triton")
 
@@ -155,7 +155,7 @@ def test_float64_is_refused(device: str) -> None:
 
 
 def test_none_takes_triton_on_a_gpu_only() -> None:
-    from retrograd.ops.msda.implementations import choose
+    from retrograd.ops.msda.dispatch import choose
     from retrograd.ops.types import Impl
 
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")

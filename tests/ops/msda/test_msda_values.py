@@ -21,7 +21,7 @@ from msda_cases import (
 from torch.testing import assert_close
 
 from retrograd.ops import ms_deform_attn
-from retrograd.ops.msda import eager
+from retrograd.ops.msda import torch_impl
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -94,7 +94,7 @@ def test_16_bit_results_lie_on_the_floor(dtype: torch.dtype, mode: dict[str, Any
 def test_blocks_of_queries_make_no_difference(impl: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_inputs(device=device)
     whole = run(case, impl=impl)
-    monkeypatch.setattr(eager, "_BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(torch_impl, "_BLOCK_ELEMENTS", 1000)
     parts = run(case, impl=impl)
     for name in ("out", "sampling_locations", "attention_weights"):
         assert torch.equal(parts[name], whole[name]), name

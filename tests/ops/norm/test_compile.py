@@ -12,7 +12,7 @@ from norm_cases import INPUTS, make_inputs
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from retrograd import ops
-from retrograd.ops.norm import contract
+from retrograd.ops.norm import custom_op
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 
@@ -193,4 +193,4 @@ def test_second_derivative_of_the_operator_is_refused(device: str) -> None:
 
 
 def test_operators_are_named_after_the_library() -> None:
-    assert contract._LIBRARY.ns == "retrograd"
+    assert custom_op._LIBRARY.ns == "retrograd"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from norm_cases import make_inputs, run
 
-from retrograd.ops.norm.implementations import functions
+from retrograd.ops.norm.dispatch import functions
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
 

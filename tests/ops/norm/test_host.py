@@ -26,11 +26,11 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd import ops
 from retrograd.errors import NativeBuildError, UsageError
-from retrograd.ops._cuda.driver import _Config
-from retrograd.ops._native import extension
-from retrograd.ops.norm import contract, eager, host, implementations
+from retrograd.ops.norm import custom_op, dispatch, host, torch_impl
 from retrograd.ops.norm.host import library, recipes
 from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.runtime.cpp import extension
+from retrograd.ops.runtime.cuda.driver import _Config
 from retrograd.ops.types import Impl
 
 launch = pytest.importorskip("retrograd.ops.norm.triton.launch")
@@ -100,7 +100,7 @@ class Driver:
     def norm_fwd(self, x: Any, weight: Any, bias: Any, residual: Any, spec: NormSpec, **options: Any) -> Any:
         """eager.norm_fwd, held as a launch of triton/launch.py is."""
         self.forwards += 1
-        outs = eager.norm_fwd(x, weight, bias, residual, spec, **options)
+        outs = torch_impl.norm_fwd(x, weight, bias, residual, spec, **options)
         own_s = options["store_s"] and (residual is not None or options["s_dtype"] != x.dtype)
         outs = (outs[0], outs[1] if own_s else None, *outs[2:])
         inputs = (x, residual, weight, bias)
@@ -109,7 +109,9 @@ class Driver:
 
         def kernel(addresses: list[Any]) -> None:
             x, residual, weight, bias, *places = [t and t(a) for t, a in zip(like, addresses, strict=True)]
-            for place, made in zip(places, eager.norm_fwd(x, weight, bias, residual, spec, **options), strict=True):
+            for place, made in zip(
+                places, torch_impl.norm_fwd(x, weight, bias, residual, spec, **options), strict=True
+            ):
                 if place is not None:
                     place.copy_(made)
 
@@ -123,7 +125,7 @@ class Driver:
         """eager.norm_bwd, held; its kernel leaves the sums in the first part, its finalizer adds up the parts."""
         self.backwards += 1
         into = (options.pop("into_weight", None), options.pop("into_bias", None))
-        outs = eager.norm_bwd(grad_out, s, weight, mean, rstd, grad_s, spec, **options)
+        outs = torch_impl.norm_bwd(grad_out, s, weight, mean, rstd, grad_s, spec, **options)
         heads, n, parts = options["heads"], s.shape[1], 3
         names = ("x_dtype", "residual_dtype", "weight_dtype", "bias_dtype")
         dtypes = [options[name] for name in names]
@@ -135,7 +137,7 @@ class Driver:
 
         def kernel(addresses: list[Any]) -> None:
             *given, x, residual, weight_sums, bias_sums = [t and t(a) for t, a in zip(like, addresses, strict=True)]
-            made = eager.norm_bwd(*given, spec, **exact)
+            made = torch_impl.norm_bwd(*given, spec, **exact)
             for place, result in zip((x, residual), made[:2], strict=True):
                 if place is not None:
                     place.copy_(result)
@@ -188,10 +190,10 @@ def _like(t: Any) -> Callable[[int], torch.Tensor] | None:
 @pytest.fixture
 def driver(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Norms with impl="triton" take the C++ path on CPU tensors."""
-    made, ordinary = Driver(), implementations.functions
+    made, ordinary = Driver(), dispatch.functions
     double = (made.norm_fwd, made.norm_bwd)
-    monkeypatch.setattr(implementations, "functions", lambda impl: double if impl is Impl.TRITON else ordinary(impl))
-    implementations.resolve.cache_clear()
+    monkeypatch.setattr(dispatch, "functions", lambda impl: double if impl is Impl.TRITON else ordinary(impl))
+    dispatch.resolve.cache_clear()
     held = dict(launch._FORWARD), dict(launch._BACKWARD)
     launch._FORWARD.clear()
     launch._BACKWARD.clear()
@@ -203,7 +205,7 @@ def driver(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     yield made
     module.clear()
     recipes.disconnect()
-    implementations.resolve.cache_clear()
+    dispatch.resolve.cache_clear()
     for dictionary, before in zip((launch._FORWARD, launch._BACKWARD), held, strict=True):
         dictionary.clear()
         dictionary.update(before)
@@ -579,7 +581,7 @@ def test_left_to_python(call: Callable[[torch.Tensor], Any], driver: Driver) -> 
 def test_left_to_python_where_somebody_watches(mode: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(SHAPE)
     ops.rms_norm(x, impl="triton")
-    monkeypatch.setattr(contract, "norm", lambda tensors, *_: (tensors[0], None))
+    monkeypatch.setattr(custom_op, "norm", lambda tensors, *_: (tensors[0], None))
     with mode() as level:
         watched = forward_ad.make_dual(x, torch.ones_like(x)) if mode is forward_ad.dual_level else x
         try:
@@ -657,7 +659,7 @@ def test_errors_of_the_python_backward_keep_their_type(driver: Driver) -> None:
         raise KeyError("lost")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eager, "norm_bwd", broken)
+        patch.setattr(torch_impl, "norm_bwd", broken)
         with pytest.raises(KeyError, match="lost"):
             run(case, "rms_norm", impl="triton")
 

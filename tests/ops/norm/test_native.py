@@ -16,18 +16,18 @@ import pytest
 import torch
 
 from retrograd.errors import NativeBuildError
-from retrograd.ops._native import build
-from retrograd.ops.norm import native
-from retrograd.ops.norm.native import norm_bwd, norm_fwd
+from retrograd.ops.norm import cpu
+from retrograd.ops.norm.cpu import norm_bwd, norm_fwd
 from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.runtime.cpp import build
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SOURCE = Path(native.__file__).with_name("norm.cpp")
+SOURCE = Path(cpu.__file__).with_name("norm.cpp")
 # Correct rounding has ratio 1. The rest is room for float32 statistics of 16-bit rows (y, grad_x) and for sums of
 # rows in float32 (grad_weight, grad_bias).
 ROOM = {"y": 1.1, "grad_x": 1.1, "grad_residual": 1.1, "grad_weight": 1.25, "grad_bias": 1.25}
 
-needs_compiler = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+needs_compiler = pytest.mark.skipif(cpu.why_not() is not None, reason=str(cpu.why_not()))
 pytestmark = needs_compiler
 
 
@@ -272,7 +272,7 @@ def test_float64_is_refused():
 
 def test_denormals_survive_loading_and_running():
     code = (
-        "import torch; from retrograd.ops.norm.native import *; from retrograd.ops.norm.spec import NormSpec; "
+        "import torch; from retrograd.ops.norm.cpu import *; from retrograd.ops.norm.spec import NormSpec; "
         "norm_fwd(torch.ones(64, 1024), None, None, None, NormSpec(False, 0.), out_dtype=torch.float32, "
         "s_dtype=torch.float32); print((torch.full((99999,), 1e-40) * 1 > 0).all().item(), 1e-310 * 1 > 0)"
     )
@@ -315,7 +315,7 @@ def test_cache_keeps_one_library_per_source_and_flags(tiny, tmp_path):
 
 def test_processes_may_build_at_once(tiny):
     code = (
-        f"from pathlib import Path; from retrograd.ops._native import build; "
+        f"from pathlib import Path; from retrograd.ops.runtime.cpp import build; "
         f"print(build.load(Path({str(tiny)!r})).answer())"
     )
     command = [sys.executable, "-c", code]
@@ -331,13 +331,13 @@ def test_no_compiler_says_so(tiny, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler -v")
     with pytest.raises(NativeBuildError, match="CXX is 'no-such-compiler -v', which is not a program on PATH"):
         load_again(tiny)
-    native.why_not.cache_clear()
+    cpu.why_not.cache_clear()
     build.load.cache_clear()
     try:
-        assert not native.available()
-        assert "no-such-compiler" in native.why_not()
+        assert not cpu.available()
+        assert "no-such-compiler" in cpu.why_not()
     finally:
-        native.why_not.cache_clear()
+        cpu.why_not.cache_clear()
 
 
 def test_broken_compiler_and_broken_source_say_so(tiny, monkeypatch):

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from retrograd.ops._triton.gpu import Backend, Gpu
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
     FORWARD_TILE_LIMIT,
@@ -16,6 +15,7 @@ from retrograd.ops.norm.plan import (
     plan_backward,
     plan_forward,
 )
+from retrograd.ops.runtime.triton.gpu import Backend, Gpu
 
 H200 = Gpu(Backend.CUDA, 132)
 # A few multiprocessors only (a partition of a GPU), an AMD GPU, the interpreter.

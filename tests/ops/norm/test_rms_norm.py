@@ -70,15 +70,15 @@ def test_triton_on_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_native_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from retrograd.ops.norm import implementations, native
+    from retrograd.ops.norm import cpu, dispatch
 
-    implementations.resolve.cache_clear()
-    monkeypatch.setattr(native, "why_not", lambda: "there is no compiler")
-    monkeypatch.setattr(native, "available", lambda: False)
+    dispatch.resolve.cache_clear()
+    monkeypatch.setattr(cpu, "why_not", lambda: "there is no compiler")
+    monkeypatch.setattr(cpu, "available", lambda: False)
     with pytest.raises(RuntimeError, match=r"impl='native' cannot run here: there is no compiler; use impl='torch'"):
         rms_norm(X, impl="native")
-    assert implementations.choose(None, X.dtype, X.device).value == "torch"
-    implementations.resolve.cache_clear()
+    assert dispatch.choose(None, X.dtype, X.device).value == "torch"
+    dispatch.resolve.cache_clear()
 
 
 def test_atomic_sums_are_refused_in_deterministic_mode(impl: str, device: str) -> None:

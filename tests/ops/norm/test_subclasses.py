@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 
 from retrograd import ops
-from retrograd.ops.norm import contract, functional, native
+from retrograd.ops.norm import cpu, custom_op, functional
 
 collectives = pytest.importorskip("torch.distributed._functional_collectives")
 # Without a process group nothing is under way, but the address is as null as with one.
@@ -150,13 +150,13 @@ def test_selective_checkpointing_sees_the_norm(
     case = make_inputs((2, 3, 16), device=device)
     want = run(case, norm, prenorm=True, impl=impl)
     forwards = []
-    functions = contract.functions
+    functions = custom_op.functions
 
     def counted(chosen: Any) -> Any:
         forwards.append(chosen)
         return functions(chosen)
 
-    monkeypatch.setattr(contract, "functions", counted)
+    monkeypatch.setattr(custom_op, "functions", counted)
 
     def choose(_ctx: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         return policy if op is torch.ops.retrograd.norm_fwd.default else CheckpointPolicy.PREFER_RECOMPUTE
@@ -185,7 +185,7 @@ def test_main_grad_is_added_under_a_mode(norm: str, impl: str, device: str) -> N
     assert torch.equal(weight.main_grad, want["weight"])
 
 
-@pytest.mark.skipif(not native.available(), reason="no native code here")
+@pytest.mark.skipif(not cpu.available(), reason="no native code here")
 def test_native_code_refuses_a_null_address(norm: str) -> None:
     case = make_inputs((6, 16))
     y = getattr(ops, norm)(case["x"].requires_grad_(), impl="native")

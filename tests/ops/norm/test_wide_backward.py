@@ -9,13 +9,13 @@ import torch
 from norm_cases import Case, check, make_inputs, run, truth
 from wide_cases import SHARED_LIMIT, gpu_test, narrow_loads, needs_nvrtc
 
-from retrograd.ops._cuda import nvrtc
 from retrograd.ops.norm.cuda import norm_bwd_wide
 from retrograd.ops.norm.cuda.backward import SOURCE, BackwardKind, options_of, shared_bytes
 from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.functional import rms_norm_bwd
 from retrograd.ops.norm.plan import plan_clusters
 from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.runtime.cuda import nvrtc
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # One CTA with all pieces but one or two; two; four; eight; both numbers of threads.

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from retrograd.codegen import nvidia
-from retrograd.codegen.facts import disassemble
-from retrograd.ops._cuda import nvrtc
+from retrograd.codegen.kernel_facts import disassemble
+from retrograd.ops.runtime.cuda import nvrtc
 
 SHARED_LIMIT = 227 * 1024  # of a multiprocessor of sm_90
 _WIDE = re.compile(r"LDG(STS)?\.\S*128")

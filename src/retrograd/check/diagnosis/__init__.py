@@ -7,12 +7,12 @@ from dataclasses import replace
 from retrograd.check import tolerance
 from retrograd.check.compare import compare
 from retrograd.check.diagnosis.elements import describe
-from retrograd.check.diagnosis.suspects import Evidence, suspects
+from retrograd.check.diagnosis.known_mistakes import Evidence, suspects
+from retrograd.check.op_runner import Workbench
+from retrograd.check.oracle import NotApplicable, OpRaised
 from retrograd.check.spec import TensorSpec
-from retrograd.check.truth import NotApplicable, OpRaised
-from retrograd.check.workbench import Workbench
+from retrograd.core.schema import Finding
 from retrograd.errors import RetrogradError
-from retrograd.record import Finding
 
 
 def diagnose(bench: Workbench, finding: Finding) -> Finding:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from retrograd.check.compare import Sketch
+from retrograd.check.op_runner import Workbench
 from retrograd.check.spec import OpSpec
-from retrograd.check.workbench import Workbench
-from retrograd.record import Case, Finding
+from retrograd.core.schema import Case, Finding
 
 
 @dataclass

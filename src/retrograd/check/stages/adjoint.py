@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from retrograd.check import differences, kinks, tolerance
+from retrograd.check import finite_differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
+from retrograd.check.op_runner import Workbench
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import Workbench
-from retrograd.record import Case, Finding
+from retrograd.core.schema import Case, Finding
 
 _ID = "adjoint"
 # Relative steps: at 1/16 a 16-bit forward still says something, below 2^-13 a float32 one is noise, and two more show
@@ -85,8 +85,8 @@ class Line:
             return self.known
         spacing = _CLOSE * tolerance.UNIT[self.case.dtype]
         values, slopes = [], []
-        for k in range(differences.POINTS):
-            inputs = self.inputs((k - differences.POINTS // 2) * spacing)
+        for k in range(finite_differences.POINTS):
+            inputs = self.inputs((k - finite_differences.POINTS // 2) * spacing)
             graph = self.bench.open(self.case, inputs=inputs)
             gs = [g.clone() for g in graph.grad_outs]  # the backward may overwrite them
             trial = graph.backward()
@@ -95,13 +95,13 @@ class Line:
             values.append(total - self.claimed(inputs))
             found = ((trial.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
             slopes.append(sum(float((g.double() * d).sum()) for g, d in found if g is not None))
-        self.known = differences.noise(values), differences.noise(slopes)
+        self.known = finite_differences.noise(values), finite_differences.noise(slopes)
         return self.known
 
     def judge(self) -> tuple[float, float]:
         """What the gradient leaves unexplained, and what it may leave."""
         forward, backward = self.noises()
-        found = differences.extrapolate(self.unexplained, _STEPS, forward)
+        found = finite_differences.extrapolate(self.unexplained, _STEPS, forward)
         lines = (self, *self.others)
         rounding = sum(tolerance.stored(self.case.dtype, line.grad.double() * line.direction) for line in lines)
         return found.value, tolerance.SAFETY * found.error + tolerance.NOISE * backward + rounding
@@ -141,7 +141,7 @@ def _locate(line: Line) -> Line | None:
         if not ratio > 1:
             return None if open_ends else line
         left, line = part, half
-    low, high = differences.sides(line.one_sided, _STEPS, line.noises()[0])
+    low, high = finite_differences.sides(line.one_sided, _STEPS, line.noises()[0])
     return None if low <= 0 <= high else line
 
 

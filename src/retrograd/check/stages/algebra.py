@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.check.sameness import noisy
+from retrograd.check.op_runner import Trial, Workbench
+from retrograd.check.repeatability import noisy
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import Trial, Workbench
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 _ID = "algebra"
 

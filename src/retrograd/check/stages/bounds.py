@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from retrograd.check import accesses
-from retrograd.check.guards import HUGE, NAN, PLAIN, SIDES, Bands, Guard
+from retrograd.check import memory_accesses
+from retrograd.check.guard_bands import HUGE, NAN, PLAIN, SIDES, Bands, Guard
+from retrograd.check.op_runner import OpRaised, Trial, Workbench
 from retrograd.check.stages import shapes
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import OpRaised, Trial, Workbench
-from retrograd.record import Case, Finding
+from retrograd.core.schema import Case, Finding
 
 _ID = "bounds"
 _SHAPES = {"quick": 0, "full": 6}  # of the shapes stage, beside the ordinary case
@@ -43,7 +43,7 @@ class _Guarded:
     trial: Trial | None = None
     error: OpRaised | None = None
     written: list[tuple[str, Guard, list[int]]] = field(default_factory=list)
-    seen: list[accesses.Watch] = field(default_factory=list)
+    seen: list[memory_accesses.Watch] = field(default_factory=list)
 
 
 def _run(bench: Workbench, case: Case, bands: Bands) -> _Guarded:
@@ -55,7 +55,7 @@ def _run(bench: Workbench, case: Case, bands: Bands) -> _Guarded:
     graph: Any = None
 
     def part(phase: str) -> Any:
-        with bands, accesses.watch(bands.guards) as seen:
+        with bands, memory_accesses.watch(bands.guards) as seen:
             done.seen.append(seen)
             return bench.open(case, inputs=inputs, grad_outs=gs) if phase == "forward" else graph.backward()
 
@@ -182,7 +182,9 @@ def _refusal(bench: Workbench, case: Case, out: Outcome, error: OpRaised | None)
 
 def check(bench: Workbench, case: Case) -> Outcome:
     """Two runs inside guard bands, with NaN and with huge values; more to say where, once there is a finding."""
-    out = Outcome(power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * accesses.checks()}")
+    out = Outcome(
+        power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * memory_accesses.checks()}"
+    )
     runs = {fill: _run(bench, case, Bands(fill)) for fill in (NAN, HUGE)}
     found: dict[Any, Finding] = {}
     for done in runs.values():

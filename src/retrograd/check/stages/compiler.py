@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from retrograd.check.op_runner import OpRaised, Trial, Workbench
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import OpRaised, Trial, Workbench
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 _ID = "compiler"
 _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "higher_order")

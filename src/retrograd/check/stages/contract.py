@@ -7,10 +7,10 @@ import itertools
 import torch
 
 from retrograd.check import inputs as make
-from retrograd.check.dealing import share
+from retrograd.check.case_sharding import share
+from retrograd.check.op_runner import OpRaised, Trial, Workbench, same_bits
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import OpRaised, Trial, Workbench, same_bits
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 _ID = "contract"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from retrograd.check.dealing import share
+from retrograd.check.case_sharding import share
+from retrograd.check.op_runner import Workbench
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import Workbench
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 _ID = "determinism"
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from retrograd.check import tolerance, values
+from retrograd.check import extreme_values, tolerance
+from retrograd.check.case_sharding import share
 from retrograd.check.compare import compare
-from retrograd.check.dealing import share
+from retrograd.check.op_runner import OpRaised, Trial, Workbench
 from retrograd.check.spec import FLOATS, OpSpec, TensorSpec
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import OpRaised, Trial, Workbench
-from retrograd.record import Case, Finding
+from retrograd.core.schema import Case, Finding
 
 _ID = "extremes"
 _QUICK = 5  # of the extremes in values.NAMES, which are in the order of how much each finds
@@ -71,7 +71,7 @@ def _not_finite(bench: Workbench, case: Case, name: str, extreme: str, out: Outc
         out.notes.append(f"refuses {extreme} in {name}: {str(error).splitlines()[0]}")
         return
     truth, plain = bench.truth(case), bench.truth(case.but(values=()))
-    at = list(values.cell(trial.inputs[name].shape))
+    at = list(extreme_values.cell(trial.inputs[name].shape))
     for label, got in trial.tensors.items():
         want, before, eager = truth.want.get(label), plain.want.get(label), truth.eager.get(label)
         if got is None or want is None or before is None:
@@ -107,7 +107,7 @@ def _excused(bench: Workbench, case: Case, trial: Trial, out: Outcome) -> dict[s
             continue
         beyond = want.abs() > torch.finfo(got.dtype).max / 2
         masks[label] = beyond if eager is None else beyond | ~eager.isfinite()
-        if case.values[0][1] in values.ENDS:  # a mean of nothing: which number stands for it is a convention
+        if case.values[0][1] in extreme_values.ENDS:  # a mean of nothing: which number stands for it is a convention
             masks[label] = masks[label] | want.isnan()
         if compare(got, want, truth.floor[label]).wrong and tolerance.lost(truth.tol[label], want):
             masks[label] = torch.ones_like(beyond)
@@ -144,7 +144,7 @@ def check(bench: Workbench, case: Case) -> Outcome:
     _, notes = _shared(bench)
     out.notes += notes
     for name, extreme in case.values:
-        if extreme in values.CELLS:
+        if extreme in extreme_values.CELLS:
             _not_finite(bench, case, name, extreme, out)
         else:
             _finite(bench, case, out)
@@ -169,7 +169,7 @@ def cases(bench: Workbench) -> list[Case]:
     """Every extreme of every such input; at level quick the ones that find most. Whole numbers in the first dtype."""
     wanted, _ = _shared(bench)
     first = bench.dtype == bench.spec.dtypes[0]
-    wanted += [(name, end) for name in _whole(bench.spec) for end in values.ENDS] if first else []
+    wanted += [(name, end) for name in _whole(bench.spec) for end in extreme_values.ENDS] if first else []
     return [bench.base.but(values=(held,)) for held in wanted]
 
 
@@ -179,15 +179,18 @@ def _shared(bench: Workbench) -> tuple[list[tuple[str, str]], list[str]]:
     Where a NaN goes is asked in one of the dtypes; of finite extremes the dtypes after the first take a share each:
     only their range is another.
     """
-    names = values.NAMES[:_QUICK] if bench.level == "quick" else values.NAMES
+    names = extreme_values.NAMES[:_QUICK] if bench.level == "quick" else extreme_values.NAMES
     others = [d for d in bench.dtypes if d != bench.spec.dtypes[0]]
     if bench.dtype in others:
         names = tuple(n for n in names if n in _OTHER_DTYPES)
     every = [(name, extreme) for name in _wanted(bench.spec) for extreme in names]
     finite, said = share(
-        bench, [e for e in every if e[1] not in values.CELLS], "finite extremes of all dtypes but the first", others
+        bench,
+        [e for e in every if e[1] not in extreme_values.CELLS],
+        "finite extremes of all dtypes but the first",
+        others,
     )
-    cells, also = share(bench, [e for e in every if e[1] in values.CELLS], "cells that are not finite")
+    cells, also = share(bench, [e for e in every if e[1] in extreme_values.CELLS], "cells that are not finite")
     return [e for e in every if e in finite or e in cells], [note for note in (said, also) if note]
 
 

@@ -10,10 +10,10 @@ import math
 
 import torch
 
-from retrograd.check import kinks, tolerance, values
+from retrograd.check import extreme_values, kinks, tolerance
+from retrograd.check.op_runner import Workbench
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import Workbench
-from retrograd.record import Case, Finding
+from retrograd.core.schema import Case, Finding
 
 _ID = "kinks"
 _SHORT = 1 / 32  # of the size of values: segments that hold one kink at most, to count how dense they are
@@ -28,7 +28,7 @@ def check(bench: Workbench, case: Case) -> Outcome:
     if not bench.truth(plain).switches:
         return out
     for name in held:
-        _at_kinks_of(bench, case.but(values=((name, values.KINK),)), plain, name, out)
+        _at_kinks_of(bench, case.but(values=((name, extreme_values.KINK),)), plain, name, out)
     return out
 
 
@@ -125,7 +125,7 @@ def cases(bench: Workbench) -> list[Case]:
     if bench.dtype != bench.spec.dtypes[0]:
         return []
     names = bench.differentiable(bench.inputs(bench.base))
-    return [bench.base.but(values=((name, values.KINK),)) for name in names]
+    return [bench.base.but(values=((name, extreme_values.KINK),)) for name in names]
 
 
 STAGE = Stage(

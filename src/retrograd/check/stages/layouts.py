@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from retrograd.check.layouts import applicable
+from retrograd.check.op_runner import Workbench
 from retrograd.check.stages._base import Stage
 from retrograd.check.stages.oracle import judged
-from retrograd.check.workbench import Workbench
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 _ID = "layouts"
 

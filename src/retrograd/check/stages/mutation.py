@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from retrograd.check import inputs as make
-from retrograd.check.sameness import apart
+from retrograd.check.op_runner import OpRaised, Workbench, same_bits
+from retrograd.check.repeatability import apart
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import OpRaised, Workbench, same_bits
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 _ID = "mutation"
 

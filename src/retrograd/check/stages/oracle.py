@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from retrograd.check import tolerance
+from retrograd.check.case_sharding import share
 from retrograd.check.compare import compare
-from retrograd.check.dealing import share
 from retrograd.check.inputs import param_cases, torch_dtype
+from retrograd.check.op_runner import Workbench
 from retrograd.check.seeds import derive
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import Workbench
-from retrograd.record import Case
+from retrograd.core.schema import Case
 
 _ID = "oracle"
 

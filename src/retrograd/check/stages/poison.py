@@ -12,10 +12,10 @@ import torch.utils.deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check.inputs import allows
-from retrograd.check.sameness import another
+from retrograd.check.op_runner import OpRaised, Workbench
+from retrograd.check.repeatability import another
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import OpRaised, Workbench
-from retrograd.record import Case, Size
+from retrograd.core.schema import Case, Size
 
 _ID = "poison"
 _RUNS = 5  # at most: plain, NaN, huge, and two in deterministic mode

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from retrograd.check import inputs as make
-from retrograd.check.dealing import share
-from retrograd.check.sameness import another, apart
+from retrograd.check.case_sharding import share
+from retrograd.check.op_runner import Graph, NotApplicable, OpRaised, Trial, Workbench
+from retrograd.check.repeatability import another, apart
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.check.workbench import Graph, NotApplicable, OpRaised, Trial, Workbench
-from retrograd.record import Case, Finding
+from retrograd.core.schema import Case, Finding
 
 _ID = "state"
 _CYCLES = 100_000_000  # 50 ms on a GPU: longer than Python takes for a forward and a backward

@@ -20,6 +20,6 @@ def _own() -> Path | None:
 if (_found := _own()) is not None:
     runpy.run_path(str(_found), run_name="sitecustomize")
 
-from retrograd.fsdp import checking  # noqa: E402 (the user's may change sys.path)
+from retrograd.fsdp import check_command  # noqa: E402 (the user's may change sys.path)
 
-checking.begin()
+check_command.begin()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from retrograd.graph.canonical import Collective
-from retrograd.graph.diffing.align import ascending
-from retrograd.graph.diffing.view import Half, View, plural, shapes
-from retrograd.graph.record import Cause
+from retrograd.graph.diffing.sequence_alignment import ascending
+from retrograd.graph.diffing.side_by_side import Half, View, plural, shapes
+from retrograd.graph.schema import Cause
 
 _ORDER = "put collectives in an order that does not depend on when gradients arrive; ranks that disagree will hang"
 _BUCKET = "another bucket size, or buckets that fill in another order: make the plan once, from the order of parameters"

@@ -6,16 +6,16 @@ import re
 import time
 from dataclasses import replace
 
+from retrograd.core.gc_pause import no_collection
 from retrograd.graph import keys
 from retrograd.graph.canonical import Form, forms
-from retrograd.graph.collection import no_collection
-from retrograd.graph.diffing import carried, collectives, labels, orders, regions
-from retrograd.graph.diffing.ids import Table
+from retrograd.graph.diffing import carried_gradients, collectives, regions, relabeled, reordered
 from retrograd.graph.diffing.matching import Matching, match
-from retrograd.graph.diffing.picture import pictures
-from retrograd.graph.diffing.view import Claimed, Half, View
+from retrograd.graph.diffing.neighbourhood import pictures
+from retrograd.graph.diffing.side_by_side import Claimed, Half, View
+from retrograd.graph.diffing.value_numbering import Table
 from retrograd.graph.ir import Graph
-from retrograd.graph.record import HARMLESS, Cause, Diff, Side
+from retrograd.graph.schema import HARMLESS, Cause, Diff, Side
 
 # What explains the rest comes first. A gradient that was carried over brings its parameters, its collective and its
 # outputs; an output brings the instructions that make it; a parameter of another shape, all shapes behind it.
@@ -174,12 +174,12 @@ class _Comparison:
         return view, self.causes(view)
 
     def causes(self, view: View) -> tuple[list[Cause], int]:
-        relabelled, consequences = labels.changed(view)
-        moved, remark = orders.parameters(view)
+        relabelled, consequences = relabeled.changed(view)
+        moved, remark = reordered.parameters(view)
         claimed = Claimed()
-        found = carried.changed(view, claimed)
-        found += [*regions.changed(view, claimed), *relabelled, *orders.operands(view), *collectives.changed(view)]
-        found += [*orders.outputs(view), *moved]
+        found = carried_gradients.changed(view, claimed)
+        found += [*regions.changed(view, claimed), *relabelled, *reordered.operands(view), *collectives.changed(view)]
+        found += [*reordered.outputs(view), *moved]
         found = _without_doubles(found)
         if remark and found:
             found = [

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from retrograd.graph.canonical import Form, Label
-from retrograd.graph.diffing.align import common
+from retrograd.graph.diffing.sequence_alignment import common
 
 
 class Matching:

@@ -9,9 +9,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from retrograd.graph.diffing.matching import is_nothing
-from retrograd.graph.diffing.view import Claimed, Half, View, plural, shapes
+from retrograd.graph.diffing.side_by_side import Claimed, Half, View, plural, shapes
 from retrograd.graph.ir import Graph
-from retrograd.graph.record import Cause
+from retrograd.graph.schema import Cause
 
 # What torch_xla calls its modules.
 _LAZY = ("IrToHlo", "SyncTensorsGraph")

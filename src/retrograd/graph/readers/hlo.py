@@ -11,8 +11,8 @@ import re
 from itertools import product
 from math import prod
 
+from retrograd.core.gc_pause import no_collection
 from retrograd.errors import GraphError
-from retrograd.graph.collection import no_collection
 from retrograd.graph.ir import Computation, Graph, Instruction
 from retrograd.graph.readers import scan
 

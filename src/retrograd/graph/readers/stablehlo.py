@@ -14,7 +14,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from retrograd import children
+from retrograd.core import subprocesses
 from retrograd.errors import GraphError, MissingExtraError
 from retrograd.graph.ir import Graph
 from retrograd.graph.readers import scan
@@ -32,18 +32,20 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
     _check(text, source, first)
     with tempfile.TemporaryDirectory(prefix="retrograd-") as folder:
         Path(folder, "module.mlir").write_text(text, encoding="utf-8", errors="replace", newline="")
-        child = children.start([sys.executable, "-m", "retrograd.graph.readers.mlir", folder, source, str(first)], {})
-        output = children.Tail(child)
+        child = subprocesses.start(
+            [sys.executable, "-m", "retrograd.graph.readers.mlir", folder, source, str(first)], {}
+        )
+        output = subprocesses.Tail(child)
         try:
             child.wait(timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise scan.error(source or "StableHLO text", first, f"jaxlib took more than {_TIMEOUT_S} s") from None
         finally:
-            children.end(child)
+            subprocesses.end(child)
             output.close()
         result = Path(folder, "result")
         if child.returncode or not result.exists():
-            ended = f"jaxlib's parser did not survive this text ({children.death(child.returncode)})"
+            ended = f"jaxlib's parser did not survive this text ({subprocesses.death(child.returncode)})"
             raise scan.error(source or "StableHLO text", first, ended, output.text().rpartition("\n")[2])
         graph, message = pickle.loads(result.read_bytes())
     if graph is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from retrograd.compat.fsdp2_state import parameter_groups
 from retrograd.errors import UsageError, VerificationError
-from retrograd.sharded import parameter_groups
 
 _MOST = 8  # parameters named one by one
 

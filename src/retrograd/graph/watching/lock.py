@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from retrograd.core.schema import parsed, plain
 from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.ir import Graph
-from retrograd.graph.record import Cause
-from retrograd.graph.watching import texts
-from retrograd.graph.watching.record import cause
+from retrograd.graph.schema import Cause
+from retrograd.graph.watching import graph_text
+from retrograd.graph.watching.schema import cause
 from retrograd.graph.watching.session import Session, sizes
-from retrograd.record import parsed, plain
 
 LOCK_SCHEMA = "retrograd.graph.lock/1"
 CHECK_SCHEMA = "retrograd.graph.lock.check/1"
@@ -98,7 +98,7 @@ class Check:
 
 def of_text(text: str, format: str, name: str, keep: bool = True) -> Locked:
     """What the lock keeps of a graph; `keep` its text too."""
-    found = texts.known(text, format, name)
+    found = graph_text.known(text, format, name)
     made = Locked(found.key, found.level, format, text=_pack(text) if keep else "")
     return replace(made, **sizes(found.graph)) if found.graph is not None else made
 
@@ -112,7 +112,7 @@ def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked
     """
     made: dict[str, Locked] = {}
     for path in paths:
-        for text, graph in texts.of_file(path):
+        for text, graph in graph_text.of_file(path):
             name = Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else "")
             if name in made:
                 raise UsageError(f"two of the files are called {name!r}, but a lock file tells graphs by this name")
@@ -194,12 +194,12 @@ def _changed(name: str, before: Locked, now: Locked) -> Changed:
     sides = [_graph(side, name) for side in (before, now)]
     if sides[0] is None or sides[1] is None:
         return Changed(name, "changed", note="the key differs; without the texts of both it cannot be said why")
-    causes = texts.compare(sides[0], sides[1]).causes
+    causes = graph_text.compare(sides[0], sides[1]).causes
     return Changed(name, "changed", causes, "" if causes else "the key differs, the computation does not: lock again")
 
 
 def _graph(locked: Locked, name: str) -> Graph | None:
-    return texts.known(_unpack(locked.text), locked.format, name).graph if locked.text else None
+    return graph_text.known(_unpack(locked.text), locked.format, name).graph if locked.text else None
 
 
 def _pack(text: str) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from retrograd.errors import UsageError
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import strict_key
-from retrograd.graph.watching import texts
+from retrograd.graph.watching import graph_text
 from retrograd.graph.watching.events import Compiled, Event, Ran
-from retrograd.graph.watching.record import WatchReport
+from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import Session
 
 
@@ -33,7 +33,7 @@ def replay(paths: Sequence[str | Path], session: Session) -> WatchReport:
     session.backends = ("files",)
     seen: set[str] = set()
     for path in paths:
-        for text, graph in texts.of_file(path):
+        for text, graph in graph_text.of_file(path):
             key = graph.key or strict_key(graph)
             events: list[Event] = [Ran(key)]
             if key not in seen:

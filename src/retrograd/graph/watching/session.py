@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from retrograd.announced import Order
+from retrograd.core.order_registry import Order
 from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.ir import Graph
-from retrograd.graph.record import Diff
-from retrograd.graph.watching import orders, texts, words
+from retrograd.graph.schema import Diff
+from retrograd.graph.watching import graph_text, messages, order_changes
 from retrograd.graph.watching.events import Compiled, Event, Ran
-from retrograd.graph.watching.record import Planned, Step, Watched, WatchReport
+from retrograd.graph.watching.schema import Planned, Step, Watched, WatchReport
 
 ON_EXTRA = ("explain", "raise", "warn")
 _WARMUP = 2  # steps: the first has no optimizer state yet, the second has
@@ -81,7 +81,7 @@ class Session:
         if row.compiled or (row.ran and (last is None or last.ran != row.ran)):
             self.rows.append(row)
         warm = self.warmup is not None and self.now < self.warmup
-        plans = orders.changes(self.plans, held or {}, self.now, warm)
+        plans = order_changes.changes(self.plans, held or {}, self.now, warm)
         self.plans += plans
         self.now += 1
         self._judge([g for g in new if not g.expected], [p for p in plans if not p.expected])
@@ -94,7 +94,7 @@ class Session:
         number = len(self.entries)
         family = event.family or event.role
         source = f"{event.role} graph {number}"
-        found = texts.known(event.text, event.format, source)
+        found = graph_text.known(event.text, event.format, source)
         key = found.key or event.digest
         before = self._before(family, found.level, key)
         same = next(
@@ -128,7 +128,7 @@ class Session:
         if entry.graph is None or before.graph is None:
             return
         try:
-            diff = texts.compare(before.graph, entry.graph)
+            diff = graph_text.compare(before.graph, entry.graph)
         except Exception as error:  # a run of days must not end because its watcher does not understand a graph
             failed = f"the comparison with graph {before.watched.number} failed: {type(error).__name__} {error}"
             entry.watched = replace(entry.watched, notes=(*entry.watched.notes, failed))
@@ -142,8 +142,8 @@ class Session:
         # In full at the first one; those that follow are told in a line, and stand in the report.
         brief = self.on_extra == "explain" and any(not g.expected for g in known[: extra[0].number if extra else 0])
         # An order that changed may be why graphs did.
-        said = [words.reordered(one) for one in changed]
-        text = "\n".join([*said, *(words.unexpected(g, known, self._limit(g), brief) for g in extra)])
+        said = [messages.reordered(one) for one in changed]
+        text = "\n".join([*said, *(messages.unexpected(g, known, self._limit(g), brief) for g in extra)])
         if self.on_extra == "raise":
             raise GraphChangedError(text)
         if self.on_extra == "warn":
@@ -169,7 +169,7 @@ class Session:
                     f"`{name}` is {number}: {title} cannot be compared; {_first_note(self.entries[number])}"
                 )
             graphs.append(graph)
-        return texts.compare(*graphs, pictured=True)
+        return graph_text.compare(*graphs, pictured=True)
 
     def report(self) -> WatchReport:
         """What was seen so far."""

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from retrograd import announced, config
+from retrograd import config
+from retrograd.core import order_registry
 from retrograd.errors import RanksDifferError, UsageError
-from retrograd.graph.record import Diff
-from retrograd.graph.watching import backends, buckets, exchange, files, lock
+from retrograd.graph.schema import Diff
+from retrograd.graph.watching import backends, files, lock, rank_exchange, xla_buckets
 from retrograd.graph.watching.events import Backend, Compiled, Event
-from retrograd.graph.watching.ranks import Comparison
-from retrograd.graph.watching.record import WatchReport
+from retrograd.graph.watching.rank_agreement import Comparison
+from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import Session
 
 _active: list[Watch] = []
@@ -28,7 +29,7 @@ class Watch:
         session: Session,
         made: Sequence[Backend],
         save: str | Path | None,
-        ranks: exchange.Exchange | None,
+        ranks: rank_exchange.Exchange | None,
         ranks_timeout: float,
         locked: str | Path | None,
     ) -> None:
@@ -82,7 +83,7 @@ class Watch:
             self.session.on_extra = "explain"  # an exception is on its way, ours would hide it
         try:
             if any(isinstance(event, Compiled) for event in events):
-                self.session.step(events, announced.current())
+                self.session.step(events, order_registry.current())
         finally:
             if self._save is not None:
                 files.save(self.session, self._save)
@@ -101,7 +102,7 @@ class Watch:
         if not self._running:
             raise UsageError("step() was called outside of `with retrograd.graph.watch(...) as w:`")
         events = [event for backend in self.backends for event in self._drained(backend)]
-        held = announced.current()
+        held = order_registry.current()
         if self._ranks is not None:
             self._ranks.end_of_step([order for order in held.values() if order.key])
         self.session.step(events, held)
@@ -138,7 +139,7 @@ def watch(
     on_extra: str = "explain",
     save: str | Path | None = None,
     lock: str | Path | None = None,
-    ranks: str | Path | exchange.Exchange | None = None,
+    ranks: str | Path | rank_exchange.Exchange | None = None,
     ranks_timeout: float = 300.0,
     threshold: int = 0,
     gc_before_cut: bool = False,
@@ -188,7 +189,7 @@ def watch(
     chosen = backends.names(backend)
     _check_options(options, chosen)
     made = [backends.make(name, **options) for name in chosen]
-    return Watch(session, made, save, exchange.find(ranks, config.rank()), ranks_timeout, lock)
+    return Watch(session, made, save, rank_exchange.find(ranks, config.rank()), ranks_timeout, lock)
 
 
 def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
@@ -200,7 +201,7 @@ def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
             f"`{given[0]}` is for the backend 'xla', but {', '.join(map(repr, chosen))} is watched; leave it out"
         )
     model = options["model"]
-    if model is not None and not buckets.modules(model):
+    if model is not None and not xla_buckets.modules(model):
         raise UsageError(
             f"`model` is {type(model).__name__} and has no module with reduce_scatter_op, expected one with parts in "
             "torch_xla's XlaFullyShardedDataParallel; leave it out for other models"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch.autograd import forward_ad
 
-from retrograd.ops import subclasses
-from retrograd.ops.msda import checks, contract
+from retrograd.ops import tensor_subclasses
+from retrograd.ops.msda import custom_op, validation
 from retrograd.ops.msda.autograd import MsdaFunction
-from retrograd.ops.msda.implementations import resolve
+from retrograd.ops.msda.dispatch import resolve
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.types import Impl
@@ -82,11 +82,11 @@ def ms_deform_attn(
 
     Source: Zhu et al., Deformable DETR, 2021.
     """
-    value, locations, weights = map(subclasses.finished, (value, sampling_locations, attention_weights))
-    levels = checks.check_levels(spatial_shapes, value)
-    points = checks.check_tensors(value, locations, weights, levels, points_per_level)
-    border = checks.check_padding(padding_mode)
-    spec = MsdaSpec(points, border, bool(align_corners), checks.check_deterministic(deterministic))
+    value, locations, weights = map(tensor_subclasses.finished, (value, sampling_locations, attention_weights))
+    levels = validation.check_levels(spatial_shapes, value)
+    points = validation.check_tensors(value, locations, weights, levels, points_per_level)
+    border = validation.check_padding(padding_mode)
+    spec = MsdaSpec(points, border, bool(align_corners), validation.check_deterministic(deterministic))
     return run(value, levels, locations, weights, spec, impl)
 
 
@@ -99,10 +99,10 @@ def run(
     impl: str | Impl | None,
 ) -> torch.Tensor:
     """`ms_deform_attn` of checked arguments."""
-    through_operators = subclasses.without_memory(value, locations, weights)
-    if through_operators or torch.compiler.is_compiling() or subclasses.watched():
-        return contract.attend(value, levels, locations, weights, spec, impl)
-    value, locations, weights = subclasses.as_stored(value, locations, weights)  # type: ignore[assignment]
+    through_operators = tensor_subclasses.without_memory(value, locations, weights)
+    if through_operators or torch.compiler.is_compiling() or tensor_subclasses.watched():
+        return custom_op.attend(value, levels, locations, weights, spec, impl)
+    value, locations, weights = tensor_subclasses.as_stored(value, locations, weights)  # type: ignore[assignment]
     call = resolve(spec, impl, value.dtype, value.device)
     needed = value.requires_grad or locations.requires_grad or weights.requires_grad
     if (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0:

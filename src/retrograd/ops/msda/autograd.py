@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from retrograd.ops import subclasses
-from retrograd.ops.msda.implementations import MsdaCall
+from retrograd.ops import tensor_subclasses
+from retrograd.ops.msda.dispatch import MsdaCall
 from retrograd.ops.msda.reference import attend
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
@@ -42,7 +42,7 @@ class MsdaFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
         """Gradients of value, locations and weights, where they are needed."""
-        (grad_out,) = subclasses.as_stored(subclasses.finished(grad_out))  # type: ignore[assignment]
+        (grad_out,) = tensor_subclasses.as_stored(tensor_subclasses.finished(grad_out))  # type: ignore[assignment]
         value, locations, weights, shapes = ctx.saved_tensors
         levels, needed = Levels(ctx.sizes, shapes), ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from retrograd.ops import subclasses
-from retrograd.ops.msda import checks
+from retrograd.ops import tensor_subclasses
+from retrograd.ops.msda import validation
 from retrograd.ops.msda.api import SpatialShapes, run
+from retrograd.ops.msda.dispatch import resolve
 from retrograd.ops.msda.fused_autograd import MsdaFusedFunction, attend_fused, sampled
-from retrograd.ops.msda.implementations import resolve
 from retrograd.ops.msda.shapes import Levels
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.types import Impl
@@ -74,11 +74,11 @@ def ms_deform_attn_fused(
     Source: Zhu et al., Deformable DETR, 2021; points per level: Lv et al., RT-DETRv2, 2024.
     """
     tensors = (value, reference_points, sampling_offsets, attention_logits)
-    value, references, offsets, logits = map(subclasses.finished, tensors)
-    levels = checks.check_levels(spatial_shapes, value)
+    value, references, offsets, logits = map(tensor_subclasses.finished, tensors)
+    levels = validation.check_levels(spatial_shapes, value)
     points = _check(value, references, offsets, logits, levels, points_per_level)
-    border = checks.check_padding(padding_mode)
-    spec = MsdaSpec(points, border, bool(align_corners), checks.check_deterministic(deterministic))
+    border = validation.check_padding(padding_mode)
+    spec = MsdaSpec(points, border, bool(align_corners), validation.check_deterministic(deterministic))
     return _run(value, levels, references, offsets, logits, spec, impl)
 
 
@@ -93,11 +93,11 @@ def _run(
 ) -> torch.Tensor:
     """`ms_deform_attn_fused` of checked arguments."""
     inputs = (value, references, offsets, logits)
-    if subclasses.without_memory(*inputs) or torch.compiler.is_compiling() or subclasses.watched():
+    if tensor_subclasses.without_memory(*inputs) or torch.compiler.is_compiling() or tensor_subclasses.watched():
         # Who sees operators sees those that make locations and weights, and then the one of `ms_deform_attn`.
         return run(value, levels, *sampled(inputs, levels, spec.points), spec, impl)
     call = resolve(spec, impl, value.dtype, value.device)
-    inputs = subclasses.as_stored(*inputs)
+    inputs = tensor_subclasses.as_stored(*inputs)
     needed = any(t.requires_grad for t in inputs)
     if (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return MsdaFusedFunction.apply(*inputs, levels.shapes, levels.sizes, call)
@@ -117,21 +117,25 @@ def _check(
         ("sampling_offsets", offsets),
         ("attention_logits", logits),
     ):
-        checks.check_beside_value(name, tensor, value)
+        validation.check_beside_value(name, tensor, value)
     batch, _, heads, _ = value.shape
     count = levels.count()
     queries = offsets.shape[1] if offsets.dim() > 1 else 0
-    points = checks.check_points(points_per_level, levels)
+    points = validation.check_points(points_per_level, levels)
     if points is None:
         each = offsets.shape[4] if offsets.dim() == 6 else "P"
-        checks.check_shape("sampling_offsets", offsets, (batch, queries, heads, count, each, 2), "[B, Q, H, L, P, 2]")
+        validation.check_shape(
+            "sampling_offsets", offsets, (batch, queries, heads, count, each, 2), "[B, Q, H, L, P, 2]"
+        )
         points = (each,) * count
     else:
         wanted = (batch, queries, heads, sum(points), 2)
-        checks.check_shape("sampling_offsets", offsets, wanted, "[B, Q, H, sum(points_per_level), 2]")
-    checks.check_shape("attention_logits", logits, (batch, queries, heads, sum(points)), "[B, Q, H, points of all L]")
+        validation.check_shape("sampling_offsets", offsets, wanted, "[B, Q, H, sum(points_per_level), 2]")
+    validation.check_shape(
+        "attention_logits", logits, (batch, queries, heads, sum(points)), "[B, Q, H, points of all L]"
+    )
     last = references.shape[-1] if references.dim() == 4 and references.shape[-1] in (2, 4) else "2 or 4"
-    checks.check_shape("reference_points", references, (batch, queries, count, last), "[B, Q, L, 2 or 4]")
+    validation.check_shape("reference_points", references, (batch, queries, count, last), "[B, Q, L, 2 or 4]")
     if last == "2 or 4":
         raise ValueError(
             f"`reference_points` has shape {tuple(references.shape)}, expected [B, Q, L, 2] for points or "

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from retrograd.ops import subclasses
+from retrograd.ops import tensor_subclasses
 from retrograd.ops.msda.autograd import differentiated
-from retrograd.ops.msda.implementations import MsdaCall
+from retrograd.ops.msda.dispatch import MsdaCall
 from retrograd.ops.msda.reference import attend
 from retrograd.ops.msda.shapes import Levels, flat, inner_dtype, level_of, tensor_of
 
@@ -43,7 +43,7 @@ class MsdaFusedFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
         """Gradients of value, reference points, offsets and logits, where they are needed."""
-        (grad_out,) = subclasses.as_stored(subclasses.finished(grad_out))  # type: ignore[assignment]
+        (grad_out,) = tensor_subclasses.as_stored(tensor_subclasses.finished(grad_out))  # type: ignore[assignment]
         *saved, shapes = ctx.saved_tensors
         value, reference_points, offsets, logits = saved
         inputs, levels = (value, reference_points, offsets, logits), Levels(ctx.sizes, shapes)

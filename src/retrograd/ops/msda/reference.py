@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from retrograd.ops.msda import checks
+from retrograd.ops.msda import validation
 from retrograd.ops.msda.shapes import Levels, Table, flat, inner_dtype, table
 from retrograd.ops.msda.spec import MsdaSpec
 
@@ -41,9 +41,9 @@ def ms_deform_attn_reference(
     B * Q * H * K * C numbers, several times.
     """
     arguments = (value, sampling_locations, attention_weights)
-    levels = checks.check_levels(spatial_shapes, value)
-    points = checks.check_tensors(*arguments, levels, points_per_level)
-    spec = MsdaSpec(points, checks.check_padding(padding_mode), align_corners)
+    levels = validation.check_levels(spatial_shapes, value)
+    points = validation.check_tensors(*arguments, levels, points_per_level)
+    spec = MsdaSpec(points, validation.check_padding(padding_mode), align_corners)
     return attend(value, levels, *flat(sampling_locations, attention_weights), spec, coordinates_in)
 
 

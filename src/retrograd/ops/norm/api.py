@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from retrograd.ops import subclasses
-from retrograd.ops.norm import checks, contract, host
+from retrograd.ops import tensor_subclasses
+from retrograd.ops.norm import custom_op, host, validation
 from retrograd.ops.norm.autograd import NormFunction
-from retrograd.ops.norm.implementations import Options, resolve
+from retrograd.ops.norm.dispatch import Options, resolve
 from retrograd.ops.norm.shapes import Tensors, two_dimensional
-from retrograd.ops.subclasses import PLAIN
+from retrograd.ops.tensor_subclasses import PLAIN
 from retrograd.ops.types import Impl
 
 
@@ -158,11 +158,11 @@ def _norm(
 
         if dtensor.is_needed(tensors):
             return dtensor.run_locally(_norm, tensors, options, prenorm, accumulate)
-        x, weight, bias, residual = tensors = tuple(map(subclasses.finished, tensors))
-        through_operators = subclasses.without_memory(*tensors)
-    checks.check_tensors(x, weight, bias, residual)
-    x, weight, bias, residual = tensors = subclasses.as_stored(x, weight, bias, residual)
-    options = checks.check_options(options, x.dtype, weight is not None)
+        x, weight, bias, residual = tensors = tuple(map(tensor_subclasses.finished, tensors))
+        through_operators = tensor_subclasses.without_memory(*tensors)
+    validation.check_tensors(x, weight, bias, residual)
+    x, weight, bias, residual = tensors = tensor_subclasses.as_stored(x, weight, bias, residual)
+    options = validation.check_options(options, x.dtype, weight is not None)
     own_s = residual is not None or options.residual_dtype not in (None, x.dtype)
     s_dtype = options.residual_dtype or (x if residual is None else residual).dtype
     if residual is None and not prenorm and s_dtype == torch.float32:
@@ -184,15 +184,15 @@ def _run(
 ) -> tuple[torch.Tensor, Any]:
     x, weight, bias, residual = tensors
     if parameters is not None:
-        checks.check_main_grad("weight", weight)
-        checks.check_main_grad("bias", bias)
-    if through_operators or torch.compiler.is_compiling() or (parameters is None and subclasses.watched()):
+        validation.check_main_grad("weight", weight)
+        validation.check_main_grad("bias", bias)
+    if through_operators or torch.compiler.is_compiling() or (parameters is None and tensor_subclasses.watched()):
         if parameters is not None:
             raise RuntimeError(
                 "accumulate_main_grad=True adds to main_grad while the backward runs, which torch.compile cannot "
                 "trace; pass accumulate_main_grad=False, or keep this call out with torch.compiler.disable"
             )
-        return contract.norm(tensors, options, s_dtype, return_s)
+        return custom_op.norm(tensors, options, s_dtype, return_s)
     call = resolve(options, x.dtype, s_dtype, x.device)
     if (torch.is_grad_enabled() and _any_requires_grad(tensors)) or forward_ad._current_level >= 0:
         out = NormFunction.apply(x, weight, bias, residual, call, return_s, parameters)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from retrograd.ops import subclasses
-from retrograd.ops.norm.implementations import NormCall
+from retrograd.ops import tensor_subclasses
+from retrograd.ops.norm.dispatch import NormCall
 from retrograd.ops.norm.shapes import Tensors, heads_of, in_shape, inner_dtype, rows_of, two_dimensional, vector_of
 from retrograd.ops.norm.spec import NormSpec
 
@@ -63,9 +63,9 @@ class NormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: torch.Tensor | None, grad_s: torch.Tensor | None = None) -> tuple[Any, ...]:
         """Gradients of x, weight, bias and residual."""
-        if not (type(grad_y) in subclasses.PLAIN and type(grad_s) in subclasses.PLAIN):
-            grad_y, grad_s = subclasses.finished(grad_y), subclasses.finished(grad_s)
-        grad_y, grad_s = subclasses.as_stored(grad_y, grad_s)
+        if not (type(grad_y) in tensor_subclasses.PLAIN and type(grad_s) in tensor_subclasses.PLAIN):
+            grad_y, grad_s = tensor_subclasses.finished(grad_y), tensor_subclasses.finished(grad_s)
+        grad_y, grad_s = tensor_subclasses.as_stored(grad_y, grad_s)
         if not torch.is_grad_enabled():
             return (*gradients(ctx, ctx.backward_function, grad_y, grad_s), None, None, None)
         # create_graph=True: the gradients are handed out behind a node that says why it cannot go on.

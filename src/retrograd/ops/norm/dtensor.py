@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from retrograd.ops.subclasses import finished
+from retrograd.ops.tensor_subclasses import finished
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from retrograd.ops import subclasses
-from retrograd.ops.norm import checks
-from retrograd.ops.norm.implementations import NormCall, Options, resolve
+from retrograd.ops import tensor_subclasses
+from retrograd.ops.norm import validation
+from retrograd.ops.norm.dispatch import NormCall, Options, resolve
 from retrograd.ops.norm.shapes import heads_of, in_shape, rows_of, two_dimensional
 from retrograd.ops.types import Impl
 
@@ -146,10 +146,10 @@ def layer_norm_bwd(
 
 
 def _forward(tensors: tuple[Any, Any, Any, Any], options: Options, store_stats: bool) -> tuple[Any, ...]:
-    tensors = tuple(map(subclasses.finished, tensors))
-    checks.check_tensors(*tensors)
-    x, weight, _, residual = tensors = subclasses.as_stored(*tensors)
-    options = checks.check_options(options, x.dtype, weight is not None)
+    tensors = tuple(map(tensor_subclasses.finished, tensors))
+    validation.check_tensors(*tensors)
+    x, weight, _, residual = tensors = tensor_subclasses.as_stored(*tensors)
+    options = validation.check_options(options, x.dtype, weight is not None)
     s_dtype = options.residual_dtype or (x if residual is None else residual).dtype
     call = resolve(options, x.dtype, s_dtype, x.device)
     with torch.no_grad():
@@ -168,17 +168,17 @@ def _forward(tensors: tuple[Any, Any, Any, Any], options: Options, store_stats: 
 def _backward(
     tensors: tuple[Any, ...], options: Options, wanted: tuple[bool, torch.dtype | None, bool, torch.dtype | None]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    tensors = tuple(map(subclasses.finished, tensors))
+    tensors = tuple(map(tensor_subclasses.finished, tensors))
     grad_out, s, weight, mean, rstd, grad_s = tensors
-    checks.check_tensors(s, weight, None, None, name="s")
-    checks.check_shape_and_device("grad_out", grad_out, s)
+    validation.check_tensors(s, weight, None, None, name="s")
+    validation.check_shape_and_device("grad_out", grad_out, s)
     if grad_s is not None:
-        checks.check_shape_and_device("grad_s", grad_s, s)
+        validation.check_shape_and_device("grad_s", grad_s, s)
     for name, statistic in (("mean", mean), ("rstd", rstd)):
         if statistic is not None:
-            checks.check_statistic(name, statistic, s)
-    grad_out, s, weight, mean, rstd, grad_s = subclasses.as_stored(grad_out, s, weight, mean, rstd, grad_s)
-    options = checks.check_options(options, s.dtype, weight is not None)
+            validation.check_statistic(name, statistic, s)
+    grad_out, s, weight, mean, rstd, grad_s = tensor_subclasses.as_stored(grad_out, s, weight, mean, rstd, grad_s)
+    options = validation.check_options(options, s.dtype, weight is not None)
     need_x, x_dtype, need_weight, bias_dtype = wanted
     call: NormCall = resolve(options, s.dtype, s.dtype, s.device)
     flat, vector, _, flat_grad_s = two_dimensional(s, weight, None, grad_s)

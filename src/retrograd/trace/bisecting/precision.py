@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from retrograd.errors import UsageError
-from retrograd.trace.bisecting.raising import PRECISIONS, Candidate, Raising
-from retrograd.trace.bisecting.record import Bisection, Culprit
-from retrograd.trace.bisecting.reducing import minimise
-from retrograd.trace.bisecting.replaying import Replay
+from retrograd.trace.bisecting.ddmin import minimise
+from retrograd.trace.bisecting.replay import Replay
+from retrograd.trace.bisecting.schema import Bisection, Culprit
+from retrograd.trace.bisecting.upcasting import PRECISIONS, Candidate, Raising
 
 BY = ("module", "operator")
 _PART = 10.0  # of the error, where no tolerance is given

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 
-from retrograd.trace.record import Op, Stats
+from retrograd.trace.schema import Op, Stats
 
 # What a run on another device or in another dtype changes in the arguments, and addresses.
 _INCIDENTAL = re.compile(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.trace.record import Exponents
+from retrograd.trace.schema import Exponents
 
 BUCKETS = 512
 OUTSIDE = 255

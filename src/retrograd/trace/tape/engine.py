@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from retrograd.after_import import AfterImport
+from retrograd.core.import_hook import AfterImport
 from retrograd.errors import RetrogradError
-from retrograd.trace import launches
-from retrograd.trace.compiling import Compiled
-from retrograd.trace.observing import Observer, Pending, made_of_others
-from retrograd.trace.operators import Operator
-from retrograd.trace.places import Line
-from retrograd.trace.record import PHASES
-from retrograd.trace.statistics.gather import tables
-from retrograd.trace.statistics.host import Row
-from retrograd.trace.values import Value
+from retrograd.trace import kernel_launches
+from retrograd.trace.compiled_regions import Compiled
+from retrograd.trace.observer import Observer, Pending, made_of_others
+from retrograd.trace.operator_schemas import Operator
+from retrograd.trace.schema import PHASES
+from retrograd.trace.source_lines import Line
+from retrograd.trace.statistics.collector import tables
+from retrograd.trace.statistics.cpu import Row
+from retrograd.trace.value_ids import Value
 
 _SILENT, _MEMORY, _ALIASES, _ASYNCHRONOUS = 1, 2, 4, 8
 _VIEWS = ("", "ordered", "permuted", "expanded")
@@ -155,7 +155,7 @@ class TapeObserver(Observer):
             self._tape.kernel(name)
             return self._quietly(run)
         event = self._tape.Event()
-        self._tape.launching(self._operator(launches.kernel(name)), tensors, event)
+        self._tape.launching(self._operator(kernel_launches.kernel(name)), tensors, event)
         out = self._quietly(run)
         self._fresh += self._tape.launched(tensors, event)
         event.kernels = [name]

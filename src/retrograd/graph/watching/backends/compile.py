@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from retrograd.errors import GraphError, UsageError
-from retrograd.graph.places import is_library
+from retrograd.graph.source_lines import is_library
 from retrograd.graph.watching.events import Compiled, Event
 
 _LOGGER = "torch.__trace"

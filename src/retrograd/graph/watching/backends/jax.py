@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import GraphError, UsageError
-from retrograd.graph.watching import misses
+from retrograd.graph.watching import jax_cache_misses
 from retrograd.graph.watching.events import Compiled, Event
 
 _OPTIONS = {"jax_explain_cache_misses": True, "jax_dump_ir_to": None}
@@ -45,7 +45,7 @@ class Jax:
         self._ear = _Ear(self._hear)
         self._before: dict[str, Any] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._misses: list[misses.Miss] = []
+        self._misses: list[jax_cache_misses.Miss] = []
         self._spent: dict[str, list[float]] = {}
         self._running: dict[str, float] = {}
         self._listening = False
@@ -117,7 +117,7 @@ class Jax:
         return [Compiled("module", "stablehlo", text, name, name, seconds=spent, reason=why)]
 
     def _hear(self, message: str) -> None:
-        if miss := misses.read(message):
+        if miss := jax_cache_misses.read(message):
             self._misses.append(miss)
 
     def _listen(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.errors import GraphError, UsageError, VerificationError
-from retrograd.graph.watching import buckets, live, saved
+from retrograd.graph.watching import live_tensors, xla_buckets, xla_save_file
 from retrograd.graph.watching.events import Compiled, Event, Ran
 
 _CUTS = (("torch_xla", "sync"), ("torch_xla.torch_xla", "sync"), ("torch_xla.core.xla_model", "mark_step"))
@@ -46,14 +46,14 @@ class Xla:
         self.threshold, self.collect, self.model, self.texts = threshold, gc_before_cut, model, texts
         self._wrapped: list[tuple[Any, str, Any]] = []
         self._events: list[Event] = []
-        self._alive: dict[str, tuple[int, tuple[live.Live, ...]]] = {}  # by digest: the cut that saw it first
-        self._last: tuple[int, tuple[live.Live, ...]] | None = None
+        self._alive: dict[str, tuple[int, tuple[live_tensors.Live, ...]]] = {}  # by digest: the cut that saw it first
+        self._last: tuple[int, tuple[live_tensors.Live, ...]] | None = None
         self._tell: Callable[[Compiled], Any] = lambda compiled: None
         self.after: Callable[[], Any] | None = None  # called after each cut
         self._seen: set[str] = set()
         self._cuts = 0
         self._here = threading.local()  # each device may have a thread of its own
-        self._files: dict[str, saved.Follower] = {}
+        self._files: dict[str, xla_save_file.Follower] = {}
         self._following: Path | None = None
 
     def version(self) -> str:
@@ -99,17 +99,17 @@ class Xla:
     def _follow(self) -> None:
         chosen = config.saved_graphs()
         # torch_xla remembers the first name that it reads: a later watch of the same process reads the same file.
-        self._following = Path(chosen) if chosen else saved.own()
+        self._following = Path(chosen) if chosen else xla_save_file.own()
         self._follower()
 
-    def _follower(self) -> saved.Follower | None:
+    def _follower(self) -> xla_save_file.Follower | None:
         """The file of the device that this thread computes on: torch_xla appends its ordinal to the name."""
         if self._following is None:
             return None
         ordinal = str(self._core._xla_get_default_device()).rpartition(":")[2]
         if ordinal not in self._files:
-            mine = self._following == saved.own()
-            self._files[ordinal] = saved.Follower(Path(f"{self._following}.{ordinal}"), mine)
+            mine = self._following == xla_save_file.own()
+            self._files[ordinal] = xla_save_file.Follower(Path(f"{self._following}.{ordinal}"), mine)
         return self._files[ordinal]
 
     def _wrap(self, module: Any, name: str) -> None:
@@ -133,7 +133,7 @@ class Xla:
             file = self._follower()
             alive = self._look()
             compiled, spent = self._counts()
-            with config.saving_graphs(saved.own()) if file and file.mine else nullcontext():
+            with config.saving_graphs(xla_save_file.own()) if file and file.mine else nullcontext():
                 result = original(*args, **kwargs)
             self._ran(file, alive, *(b - a for a, b in zip((compiled, spent), self._counts(), strict=True)))
         finally:
@@ -143,7 +143,7 @@ class Xla:
         return result
 
     def _check_buckets(self) -> None:
-        left = buckets.left(self.model) if self.model is not None else ()
+        left = xla_buckets.left(self.model) if self.model is not None else ()
         if left:
             raise VerificationError(
                 f"{sum(n for _, n in left)} gradients are left in reduce-scatter buckets at the cut, the first in that "
@@ -152,11 +152,11 @@ class Xla:
                 "reduce_scatter_bucket_size_mb=0"
             )
 
-    def _look(self) -> tuple[live.Live, ...]:
+    def _look(self) -> tuple[live_tensors.Live, ...]:
         """What is alive; told before the cut, since ranks whose live tensors differ hang in it."""
         device = str(self._core._xla_get_default_device())
-        alive = live.read(self._core._xla_tensors_report(self.threshold, device))
-        key = live.digest(alive)
+        alive = live_tensors.read(self._core._xla_tensors_report(self.threshold, device))
+        key = live_tensors.digest(alive)
         if key not in self._alive:
             self._alive[key] = (self._cuts, alive)
         self._tell(Compiled("live", "live", "\n".join(map(str, alive)), family="live", digest=key))
@@ -167,11 +167,13 @@ class Xla:
         metric = self._core._xla_metric_data("CompileTime")
         return int(self._core._xla_counter_value("UncachedCompile") or 0), float(metric[1]) / 1e9 if metric else 0.0
 
-    def _ran(self, file: saved.Follower | None, alive: tuple[live.Live, ...], compilations: int, spent: float) -> None:
-        notes = live.difference(self._last[1], alive, self._last[0]) if self._last else ()
+    def _ran(
+        self, file: xla_save_file.Follower | None, alive: tuple[live_tensors.Live, ...], compilations: int, spent: float
+    ) -> None:
+        notes = live_tensors.difference(self._last[1], alive, self._last[0]) if self._last else ()
         blocks = file.read() if file else []
         block = blocks[-1] if blocks else None
-        key = block.key if block else live.digest(alive)
+        key = block.key if block else live_tensors.digest(alive)
         if compilations or key not in self._seen:
             if file and not block:
                 notes = (*notes, _TOO_LATE)
@@ -179,7 +181,7 @@ class Xla:
             reason = "" if compilations else "torch_xla had compiled it before the watch began"
             cost = spent if compilations else None
             self._events.append(
-                Compiled("step", "hlo", text, name, "step", key, cost, reason, notes, digest=live.digest(alive))
+                Compiled("step", "hlo", text, name, "step", key, cost, reason, notes, digest=live_tensors.digest(alive))
             )
             self._seen.add(key)
         self._events.append(Ran(key))

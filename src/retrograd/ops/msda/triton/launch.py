@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from retrograd.ops._triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 from retrograd.ops.msda.plan import (
     SORTED_AT_ONCE,
     OrderedPlan,
@@ -23,10 +22,11 @@ from retrograd.ops.msda.plan import (
 from retrograd.ops.msda.shapes import Levels, tensor_of
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.msda.triton.backward import msda_bwd_kernel
+from retrograd.ops.msda.triton.backward_ordered import msda_bwd_kernel_cells, msda_bwd_kernel_ordered
 from retrograd.ops.msda.triton.forward import msda_fwd_kernel
 from retrograd.ops.msda.triton.fused import msda_fwd_kernel_fused
-from retrograd.ops.msda.triton.ordered import msda_bwd_kernel_cells, msda_bwd_kernel_ordered
 from retrograd.ops.msda.triton.sampling import MAX_SIZES
+from retrograd.ops.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 
 # Launches that have been compiled, by all that they depend on.
 _FORWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}

@@ -18,7 +18,7 @@ import torch
 from retrograd import config
 from retrograd.errors import NativeBuildError
 from retrograd.ops.norm.host import library, recipes
-from retrograd.ops.subclasses import PLAIN
+from retrograd.ops.tensor_subclasses import PLAIN
 
 __all__ = ["build", "entry", "off", "on", "why_not"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from retrograd.ops import subclasses
+from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm.autograd import ONCE_ONLY, gradients
-from retrograd.ops.norm.implementations import choose, functions
+from retrograd.ops.norm.dispatch import choose, functions
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
 
@@ -174,6 +174,6 @@ def by_python(
         spec=NormSpec(centered, eps, offset, True, None if parts < 0 else parts),
         saved_tensors=saved,
     )
-    grad_y, grad_s = map(subclasses.finished, grads)
+    grad_y, grad_s = map(tensor_subclasses.finished, grads)
     with torch.no_grad():
         return gradients(ctx, backward, grad_y, grad_s)

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from retrograd.ops._triton.gpu import Backend
-from retrograd.ops._triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
     FORWARD_TRITON_LIMIT,
@@ -32,8 +30,10 @@ from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel_dx_looped,
     norm_bwd_kernel_finalize,
 )
+from retrograd.ops.norm.triton.backward_sliced import norm_bwd_kernel_slices
 from retrograd.ops.norm.triton.forward import norm_fwd_kernel, norm_fwd_kernel_looped
-from retrograd.ops.norm.triton.slices import norm_bwd_kernel_slices
+from retrograd.ops.runtime.triton.gpu import Backend
+from retrograd.ops.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 
 # Launches of the TILE kernels that have been compiled, by all that they depend on.
 _FORWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}

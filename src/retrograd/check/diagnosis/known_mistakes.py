@@ -1,0 +1,342 @@
+"""Known mistakes as numbers: what a tensor would be if a backward had made one of them.
+
+Most are not formulas of some op but changes of the reference, so that they fit any: a gradient that does not come back
+through one of its operators, or comes back too large; a part of grad_out that is never added; another value of a
+parameter; memory read with the strides of another layout. Gradients are linear in what comes back through an operator
+and in grad_out, so two runs tell how many times it counts, and a least-squares fit which parts of grad_out are lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from retrograd.check import tolerance
+from retrograd.check.compare import compare
+from retrograd.check.diagnosis.elements import describe
+from retrograd.check.op_runner import Workbench
+from retrograd.check.oracle import Truth
+from retrograd.check.rounding import Float64
+from retrograd.core.schema import Case
+
+_MOST_OPERATORS = 60  # of a reference that are looked at; each costs a run of it
+_MOST_PARTS = 64  # of an axis of grad_out, likewise
+_MOST_TIMES = 4  # that a part of a sum may count to be believed
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class Suspect(NamedTuple):
+    """A mistake in words, and the tensor that it would give."""
+
+    text: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One wrong tensor of a case; `got` and `want` are float64."""
+
+    bench: Workbench
+    case: Case
+    name: str
+    got: torch.Tensor
+    want: torch.Tensor
+    truth: Truth
+
+    def shows(self, suspect: Suspect) -> bool:
+        """Whether the op gave the suspect's numbers, every one of them."""
+        tensor = suspect.tensor
+        # Lost memory may hold anything, and NaN equals NaN: what is finite and not 0 has to speak.
+        says = int((tensor.isfinite() & (tensor != 0)).sum())
+        if tensor.shape != self.got.shape or (2 * says < tensor.numel() and bool((tensor != 0).any())):
+            return False
+        tol = tolerance.alike(self.truth.tol[self.name], self.want, tensor, self.bench.dtype)
+        return not compare(self.got, tensor, tol).wrong
+
+    def reference(self, change: Callable[..., Any] | None = None, *, case: Case | None = None) -> torch.Tensor | None:
+        """The tensor by the reference in float64, with `change` in its place or at another case."""
+        case = case or self.case
+        return self._result(self.bench.changed(case, self.grad_outs(), change), case)
+
+    def with_grad_outs(self, grad_outs: list[torch.Tensor]) -> torch.Tensor | None:
+        """The tensor by the reference for another grad_out."""
+        return self._result(self.bench.changed(self.case, grad_outs), self.case)
+
+    def grad_outs(self) -> list[torch.Tensor]:
+        """grad_out of the case without its layout, per output."""
+        return self.bench.grad_outs(self.bench.numbers(self.case))
+
+    def times(self, part: torch.Tensor) -> float | None:
+        """How many times `part`, a summand of the right tensor, counts in what the op gave; None if it is 0."""
+        size = float(part.square().sum())
+        rest = self.want - part
+        return float(((self.got - rest) * part).nan_to_num(0.0, 0.0, 0.0).sum()) / size if size else None
+
+    def _result(self, bench: Workbench, case: Case) -> torch.Tensor | None:
+        try:
+            found = bench.reference_run(case, torch.float64, Float64()).get(self.name)
+        except Exception:  # a changed reference may be nonsense; then it is not what happened
+            return None
+        return None if found is None else found.detach()
+
+
+def suspects(evidence: Evidence) -> Iterator[Suspect]:
+    """All that is tried, the simplest first."""
+    sources = (
+        _scaled,
+        _other_tensors,
+        _moved,
+        _times_an_input,
+        _parameters,
+        _other_inputs,
+        _layouts,
+        _roots,
+        _operators,
+    )
+    for source in (*sources, _parts):
+        yield from source(evidence)
+
+
+def _sizes(case: Case) -> Iterator[tuple[str, float]]:
+    """Numbers that stand for something at a case, with what they stand for."""
+    flat = {name: math.prod(size) if isinstance(size, tuple) else size for name, size in case.sizes}
+    for name, n in flat.items():
+        padded = 1 << max(n - 1, 0).bit_length()
+        yield f"{name} ({n})", n
+        yield f"1/{name} (1/{n})", 1 / n if n else math.inf
+        if n > 1:
+            yield f"{name}/({name}-1)", n / (n - 1)
+            yield f"({name}-1)/{name}", (n - 1) / n
+            yield f"sqrt(({name}-1)/{name})", math.sqrt((n - 1) / n)
+        if padded != n:
+            yield f"{name} over the block it is padded to ({n}/{padded})", n / padded
+            yield f"the block that {name} is padded to over {name} ({padded}/{n})", padded / n
+
+
+def _factor(value: float, case: Case) -> str:
+    """A factor in words."""
+    known = [("0", 0.0), ("-1", -1.0), ("2", 2.0), ("1/2", 0.5), ("3", 3.0), *_sizes(case)]
+    named = [text for text, number in known if math.isclose(value, number, rel_tol=1e-3, abs_tol=1e-6)]
+    return named[0] if named else f"{value:.4g}"
+
+
+def _scaled(e: Evidence) -> Iterator[Suspect]:
+    what = "gradient" if e.name.startswith("grad ") else "value"
+    yield Suspect(f"zero everywhere: the {what} is never written, or cut off", torch.zeros_like(e.want))
+    if (times := e.times(e.want)) is not None:
+        text = "the right one with the other sign" if _factor(times, e.case) == "-1" else ""
+        yield Suspect(text or f"{_factor(times, e.case)} times the right one", times * e.want)
+    yield Suspect("the right one without its signs", e.want.abs())
+
+
+def _other_tensors(e: Evidence) -> Iterator[Suspect]:
+    for name, tensor in e.truth.want.items():
+        alike = name.startswith("grad ") == e.name.startswith("grad ")
+        if name != e.name and alike and tensor is not None:
+            yield Suspect(f"{name} instead of {e.name}: results that changed places", tensor)
+    for i, grad_out in enumerate(e.bench.grad_outs(e.case)):
+        yield Suspect(f"grad_out{i if i else ''} itself, passed through", grad_out.double())
+    for name, tensor in _tensors(e).items():
+        yield Suspect(f"the input {name} itself", tensor.double())
+
+
+def _tensors(e: Evidence) -> dict[str, torch.Tensor]:
+    made = e.bench.inputs(e.bench.numbers(e.case))
+    return {n: t for n, t in made.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
+
+
+def _moved(e: Evidence) -> Iterator[Suspect]:
+    for axis, n in enumerate(e.want.shape):
+        for by in (1, -1) if n > 1 else ():
+            yield Suspect(f"moved by {by:+d} along axis {axis}: a neighbour's place", e.want.roll(by, axis))
+        yield Suspect(f"in reverse order along axis {axis}", e.want.flip(axis))
+    for a, b in itertools.combinations(range(e.want.ndim), 2):
+        if e.want.shape[a] == e.want.shape[b]:
+            yield Suspect(f"axes {a} and {b} changed places", e.want.transpose(a, b))
+        yield Suspect(f"stored with axes {a} and {b} changed places", e.want.transpose(a, b).reshape(e.want.shape))
+
+
+def _times_an_input(e: Evidence) -> Iterator[Suspect]:
+    for name, tensor in _tensors(e).items():
+        try:
+            wide = tensor.double().broadcast_to(e.want.shape)
+        except RuntimeError:
+            continue
+        yield Suspect(f"{name} is multiplied in once too often", e.want * wide)
+        yield Suspect(f"{name} is forgotten as a factor", e.want / wide)
+
+
+def _parameters(e: Evidence) -> Iterator[Suspect]:
+    for name, value in e.case.params:
+        others = [v for v in e.bench.spec.params.get(name, ()) if v != value]
+        others += [type(value)(0)] if isinstance(value, (int, float)) and value and 0 not in others else []
+        for other in others:
+            tensor = e.reference(case=e.case.but(params=dict(e.case.params) | {name: other}))
+            if tensor is not None:
+                yield Suspect(f"computed with {name} = {other!r} instead of {value!r}", tensor)
+
+
+def _other_inputs(e: Evidence) -> Iterator[Suspect]:
+    """Gradients of the op at ones or squares instead of an input, or for a grad_out of ones."""
+    reference = e.bench.spec.reference
+    assert reference is not None
+    if not e.name.startswith("grad "):
+        return
+    tensor = e.with_grad_outs([torch.ones_like(g) for g in e.grad_outs()])
+    if tensor is not None:
+        yield Suspect("grad_out is taken for ones", tensor)
+    names = list(e.bench.inputs(e.bench.numbers(e.case)))
+    changes = (
+        ("ones instead of", torch.ones_like),
+        ("the square of", torch.square),
+        ("1 added to", lambda t: t + 1),
+        ("1 taken off", lambda t: t - 1),
+    )
+    for name in _tensors(e):
+        place = names.index(name)
+        for how, change in changes:
+            if e.name == f"grad {name}":
+                continue  # it would be cut off, or differentiated
+
+            def changed(*args: Any, place: int = place, change: Any = change, **params: Any) -> Any:
+                return reference(*args[:place], change(args[place].detach()), *args[place + 1 :], **params)
+
+            if (tensor := e.reference(changed)) is not None:
+                yield Suspect(f"computed with {how} {name}", tensor)
+
+
+def _roots(e: Evidence) -> Iterator[Suspect]:
+    """With several outputs: one that adds nothing to the gradient, or too much."""
+    given = e.grad_outs()
+    if len(given) < 2 or not e.name.startswith("grad "):
+        return
+    for i in range(len(given)):
+        rest = e.with_grad_outs([torch.zeros_like(g) if j == i else g for j, g in enumerate(given)])
+        rest = torch.zeros_like(e.want) if rest is None else rest
+        part = e.want - rest
+        if (times := e.times(part)) is not None:
+            factor = _factor(times, e.case)
+            how = "is not added" if factor == "0" else f"counts {factor} times"
+            yield Suspect(f"the part of the gradient that belongs to output {i} {how}", rest + times * part)
+
+
+def _layouts(e: Evidence) -> Iterator[Suspect]:
+    """grad_out read with strides that are not its own."""
+    laid = e.bench.grad_outs(e.case)
+    first = next(iter(_laid_inputs(e)), None)
+    ways = [("as if it were contiguous", [torch.empty(g.shape, device="meta").stride() for g in laid])]
+    if first is not None and all(g.shape == first.shape for g in laid):
+        ways.append(("with the strides of the first input", [first.stride()] * len(laid)))
+    for how, strides in ways:
+        read = [_read(g, s) for g, s in zip(laid, strides, strict=True)]
+        if any(not torch.equal(a, b) for a, b in zip(read, laid, strict=True)):
+            tensor = e.with_grad_outs(read)
+            if tensor is not None:
+                yield Suspect(f"grad_out is read {how}", tensor)
+
+
+def _laid_inputs(e: Evidence) -> Iterator[torch.Tensor]:
+    return (t for t in e.bench.inputs(e.case).values() if isinstance(t, torch.Tensor))
+
+
+def _read(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """What lies at other strides in the tensor's memory; zeros beyond its end."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    place = torch.full(tensor.shape, tensor.storage_offset(), dtype=torch.int64, device=tensor.device)
+    for axis, stride in enumerate(strides):
+        steps = torch.arange(tensor.shape[axis], device=tensor.device) * stride
+        place += steps.view([-1] + [1] * (tensor.ndim - axis - 1))
+    if not tensor.numel() or not size:
+        return torch.zeros_like(tensor)
+    memory = tensor.as_strided((size,), (1,), 0)
+    return torch.where(place < size, memory[place.clamp(max=size - 1)], 0)
+
+
+class _Constant(TorchFunctionMode):
+    """Makes a constant of the result of one of the operators that run in it, and says which it was."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.seen, self.text = number, 0, ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not isinstance(out, torch.Tensor) or not out.requires_grad or func is torch.Tensor.requires_grad_:
+            return out
+        self.seen += 1
+        if self.seen - 1 != self.number:
+            return out
+        name = getattr(func, "__name__", str(func)).strip("_")
+        self.text = f"{name} ({_caller()})"
+        return out.detach()
+
+
+def _caller() -> str:
+    """file:line of the innermost frame that is neither torch's nor this file's."""
+    frame = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename.startswith(_TORCH) or frame.f_code.co_filename == __file__):
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "reference"
+
+
+def _operators(e: Evidence) -> Iterator[Suspect]:
+    """What comes back through one operator of the reference, taken 0, -1, 2 or any number of times."""
+    reference = e.bench.spec.reference
+    assert reference is not None
+    if not e.name.startswith("grad "):
+        return
+    for number in range(_MOST_OPERATORS):
+        mode = _Constant(number)
+
+        def changed(*args: Any, mode: _Constant = mode, **params: Any) -> Any:
+            with mode:
+                return reference(*args, **params)
+
+        without = e.reference(changed)
+        if not mode.text:
+            return
+        part = e.want - (torch.zeros_like(e.want) if without is None else without)
+        if (times := e.times(part)) is None:
+            continue
+        rest = e.want - part
+        factor = _factor(times, e.case)
+        lost = f"what comes back through {mode.text} is missing"
+        text = lost if factor == "0" else f"what comes back through {mode.text} counts {factor} times"
+        yield Suspect(text, rest + (0.0 if factor == "0" else times) * part)
+
+
+def _parts(e: Evidence) -> Iterator[Suspect]:
+    """Slices of grad_out that count 0, 2 or another whole number of times in a sum over them."""
+    given = [g.double() for g in e.grad_outs()]
+    if not e.name.startswith("grad ") or len(given) != 1 or not bool(e.got.isfinite().all()):
+        return
+    (grad_out,) = given
+    for axis, n in enumerate(grad_out.shape):
+        if not 1 < n <= _MOST_PARTS or e.want.numel() < n:
+            continue
+        parts = []
+        for i in range(n):
+            only = torch.zeros_like(grad_out)
+            only.select(axis, i).copy_(grad_out.select(axis, i))
+            tensor = e.with_grad_outs([only])
+            parts.append(torch.zeros_like(e.want).flatten() if tensor is None else tensor.detach().flatten())
+        columns = torch.stack(parts, 1)  # [elements, n]
+        times = torch.linalg.lstsq(columns, e.got.flatten()[:, None]).solution[:, 0].round()
+        odd = [i for i in range(n) if times[i] != 1]
+        if odd and len({float(times[i]) for i in odd}) == 1 and abs(float(times[odd[0]])) <= _MOST_TIMES:
+            count = int(times[odd[0]])
+            how = {0: "is lost", 2: "is added twice", -1: "is subtracted"}.get(count, f"counts {count} times")
+            where = _places(odd, n, f"axis {axis} of grad_out")
+            yield Suspect(f"what belongs to {where} {how}", (columns @ times).view(e.want.shape))
+
+
+def _places(odd: list[int], n: int, name: str) -> str:
+    return describe(torch.tensor([i in odd for i in range(n)]), [name]).replace("every element", f"all of {name}")

@@ -1,0 +1,75 @@
+"""From the findings of a stage in one dtype to what is told: the worst of each fault, where it fails, what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from retrograd.check import shrink
+from retrograd.check.diagnosis import diagnose
+from retrograd.check.op_runner import Workbench
+from retrograd.check.stages import Outcome
+from retrograd.core.schema import Case, Finding, Sighting
+
+Attempt = Callable[[Case], Outcome | None]
+
+
+def found(finding: Finding) -> str:
+    """A line for whoever waits: what was found and at which case, before anything is known of why."""
+    at = f"{finding.case.dtype} {finding.case.text()}".strip()
+    return f"found: {finding.what.splitlines()[0]} (at {at})"
+
+
+def explain(
+    bench: Workbench, findings: list[Finding], tried: dict[Case, bool], attempt: Attempt, shrinks: bool
+) -> list[Finding]:
+    """One finding per tensor and kind, the worst, at its smallest failing case, with where it fails.
+
+    Args:
+        bench: of the dtype.
+        findings: what a stage found in it.
+        tried: the cases that it ran, and whether they failed.
+        attempt: runs a case; None if it means nothing for the op.
+        shrinks: whether smaller cases are to be tried.
+    """
+    worst: dict[tuple[str, ...], Finding] = {}
+    for f in findings:
+        key = _fault(f)
+        if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
+            worst[key] = f
+    kept = list(worst.values())[:4]
+    small, often = kept[0].case, ""
+    if shrinks and len(bench.spec.size_names):
+        first = kept[0]
+
+        def fails(case: Case) -> bool:
+            # The same fault, and as plain: a tiny case that is out by a hair would explain nothing.
+            outcome = attempt(case)
+            found = [f for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
+            return any((f.excess or 0) >= min(100.0, first.excess or 0) for f in found)
+
+        again = shrink.Again(fails, first.case)
+        often = again.text()
+        if again.failures:  # what does not come again in 30 runs cannot be shrunk
+            small, more = shrink.shrink(bench.spec, first.case, again)
+            tried = {**tried, **more}
+    text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
+    text += f"; {often}" if often else ""
+    last = attempt(small) if small != kept[0].case else None
+    shrunk = [f for f in last.findings if _fault(f) == _fault(kept[0])] if last else []
+    first = shrunk[0] if shrunk else kept[0]
+    if first.case != kept[0].case:
+        of = kept[0]
+        first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
+    same = [f for f in kept[1:] if _fault(f) != _fault(first)]
+    # The ordinary case tells more than the smallest, where one element may be all there is.
+    seen = {_fault(f): diagnose(bench, f) for f in kept}
+    shown = [replace(f, where=text) for f in (first, *same)]
+    return [
+        replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get(_fault(f))) else f for f in shown
+    ]
+
+
+def _fault(finding: Finding) -> tuple[str, ...]:
+    """What makes two findings of a stage one: kind and tensor, of an exception also its type and where it came from."""
+    return finding.kind, finding.tensor, finding.what.partition(":")[0] if finding.kind == "raises" else ""

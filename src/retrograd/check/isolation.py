@@ -1,0 +1,268 @@
+"""`verify` in a process of its own, so that an op may crash, hang, leak or print without end, and is told so.
+
+Imports no torch: the child does, and says in a file how far it is. A stage that takes the process down is a finding,
+and a new process takes the stages that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrograd.core import subprocesses
+from retrograd.core.schema import Case, Finding, Report, StageResult, verdict_of
+from retrograd.errors import RetrogradError, UsageError
+
+Progress = Callable[[str, str], None]
+
+# Imports of torch and of the user's module, before the first stage; a cold disk takes half a minute.
+STARTUP = 120.0
+# An op that ends the process in so many stages in a row will do so in the others.
+_ENOUGH = 3
+_SHARE = 0.8  # of the memory that is free at the start
+
+
+@dataclass
+class _Child:
+    """What one process said until it ended."""
+
+    stages: list[StageResult]
+    header: Report | None = None
+    running: str = ""
+    title: str = ""
+    case: str = ""
+    dtype: str = ""
+    failed: dict[str, list[str]] | None = None
+    ended: str = ""  # "end", "error", "lost" (the GPU), "hung", "memory" or how it died
+    error: tuple[str, int] = ("", 2)
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to verify, as the options of the command line; all strings.
+
+    Attributes:
+        always: target, level, seed and device: what a repro line repeats.
+        chosen: --only, --dtype and --case, if given.
+        skip: stages to leave out.
+        share: (i, n): every n-th dtype from number i on.
+    """
+
+    always: tuple[str, ...]
+    chosen: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    share: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a process: seconds that a case may take, bytes that it may hold (0: any)."""
+
+    timeout: float
+    memory: int
+
+
+def limits(timeout: float = 300.0, memory: float | None = None) -> Limits:
+    """Limits from seconds and gigabytes; memory None is most of what is free.
+
+    Raises:
+        UsageError: one is not positive.
+    """
+    for name, value in (("timeout", timeout), ("memory", memory)):
+        if value is not None and value <= 0:
+            raise UsageError(f"`--{name}` is {value:g}, expected a number above 0")
+    return Limits(timeout, int(memory * 1e9) if memory is not None else int(_SHARE * subprocesses.available()))
+
+
+def verify_isolated(request: Request, bounds: Limits, progress: Progress | None = None, jobs: int = 1) -> Report:
+    """What `retrograd verify` finds; `progress` is called with a stage id and a line of text as stages start and end.
+
+    With `jobs` the dtypes are dealt out to that many processes.
+
+    Raises:
+        UsageError: `jobs` is not positive.
+        RetrogradError: the command refused its arguments, or the process ended before the first stage; with the
+            message and the exit code.
+    """
+    if jobs < 1:
+        raise UsageError(f"`--jobs` is {jobs}, expected 1 or more")
+    start = time.perf_counter()
+    shares = [replace(request, share=(i, jobs)) for i in range(jobs)]
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = list(pool.map(lambda share: _verify_share(share, bounds, progress), shares))
+    return replace(_merged(parts), seconds=round(time.perf_counter() - start, 3))
+
+
+def _merged(parts: Sequence[Report]) -> Report:
+    """One report of those of several dtypes; a share without a dtype has no stages."""
+    found = [part for part in parts if part.dtypes]
+    columns: dict[str, list[StageResult]] = {}
+    for part in found:
+        for stage in part.stages:
+            columns.setdefault(stage.id, []).append(stage)
+    stages = tuple(_joined(results) for results in columns.values())
+    return replace(
+        found[0],
+        dtypes=tuple(dtype for part in found for dtype in part.dtypes),
+        stages=stages,
+        verdict=verdict_of(stages),
+        notes=tuple(dict.fromkeys(note for part in found for note in part.notes)),
+    )
+
+
+def _joined(results: Sequence[StageResult]) -> StageResult:
+    """One result of those of several dtypes: the worst status, everything that was found."""
+    worst = next(r for status in ("failed", "undecided", "passed", "skipped") for r in results if r.status == status)
+    if len(results) == 1:
+        return worst
+    texts = dict.fromkeys(r.power_text.removeprefix("relative error ") for r in results if r.power_text)
+    text = ", ".join(texts)
+    return replace(
+        worst,
+        reason="; ".join(dict.fromkeys(r.reason for r in results if r.reason)),
+        cases=sum(r.cases for r in results),
+        runs=sum(r.runs for r in results),
+        seconds=max(r.seconds for r in results),
+        power=max((r.power for r in results if r.power is not None), default=None),
+        power_text=f"relative error {text}" if any(r.power for r in results) else text,
+        notes=tuple(dict.fromkeys(note for r in results for note in r.notes)),
+        findings=tuple(f for r in results for f in r.findings),
+        profiles=tuple(p for r in results for p in r.profiles),
+    )
+
+
+def _verify_share(request: Request, bounds: Limits, progress: Progress | None) -> Report:
+    header, in_a_row = None, 0
+    done: list[StageResult] = []
+    failed: dict[str, list[str]] = {}
+    while in_a_row < _ENOUGH:
+        left_out = [*request.skip, *(stage.id for stage in done)]
+        words = [*request.always, *request.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
+        child = _run(words, {"failed": failed, "share": request.share}, bounds, progress)
+        done += child.stages
+        header, failed = header or child.header, child.failed or failed
+        if child.ended == "end":
+            break
+        if child.ended == "lost":  # a new process gets a GPU that answers
+            in_a_row = 1 if len(child.stages) > 1 else in_a_row + 1
+            continue
+        if child.ended == "error" or not child.running or header is None:
+            raise _refused(child)
+        in_a_row = 1 if child.stages else in_a_row + 1
+        done.append(_lost(child, request, bounds))
+        if progress:
+            progress(child.running, f"failed ({child.ended})")
+    stopped = ("stages that are left were not tried: three in a row ended the process",) if in_a_row == _ENOUGH else ()
+    assert header is not None
+    return replace(
+        header,
+        stages=tuple(done),
+        verdict=verdict_of(done),
+        notes=(*header.notes, *stopped),
+    )
+
+
+def _refused(child: _Child) -> RetrogradError:
+    if child.ended == "error":
+        error = RetrogradError(child.error[0])
+        error.exit_code = child.error[1]  # type: ignore[misc]
+        return error
+    how = "did not answer" if child.ended == "hung" else f"ended ({child.ended})"
+    return RetrogradError(f"the process {how} before the first stage, while the op was imported\n{child.log}".strip())
+
+
+def _lost(child: _Child, request: Request, bounds: Limits) -> StageResult:
+    """The result of the stage that the process was in."""
+    kind = {"hung": "hang", "memory": "memory"}.get(child.ended, "crash")
+    said = {
+        "hang": f"no answer for {bounds.timeout:g} s: the op hangs, or needs a longer --timeout",
+        "memory": f"the process came to hold {bounds.memory / 1e9:.1f} GB: the op leaks, or needs more --memory",
+        "crash": f"the op took the process down ({child.ended})",
+    }[kind]
+    at = f"{child.dtype} {child.case}".strip()
+    again = ["retrograd", "verify", *request.always, "--only", child.running]
+    again += ["--dtype", child.dtype] if child.dtype else []
+    again += ["--case", child.case] if child.case else []
+    found = Finding(
+        stage=child.running,
+        kind=kind,
+        what="\n".join(filter(None, [said, child.log])),
+        case=Case(child.dtype),
+        where=f"at {at}" if at else "before its first case",
+        repro=shlex.join(again),
+    )
+    return StageResult(child.running, child.title, "failed", findings=(found,))
+
+
+def _run(arguments: Sequence[str], job: dict[str, Any], bounds: Limits, progress: Progress | None) -> _Child:
+    child = _Child([])
+    with tempfile.TemporaryDirectory(prefix="retrograd-verify-") as folder:
+        events = Path(folder) / "events"
+        events.touch()
+        command = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
+        command += ["--child", json.dumps({"events": str(events)} | job)]
+        process = subprocesses.start(command, {})
+        tail = subprocesses.Tail(process)
+        try:
+            child.ended = _follow(process, events, child, bounds, progress)
+        finally:
+            subprocesses.end(process, dump=child.ended == "hung")
+            tail.close()
+        child.log = tail.text()
+    return child
+
+
+def _follow(
+    process: subprocess.Popen[bytes], events: Path, child: _Child, bounds: Limits, progress: Progress | None
+) -> str:
+    heard = time.monotonic()
+    with events.open(encoding="utf-8") as lines:
+        while True:
+            code = process.poll()
+            for words in subprocesses.whole_lines(lines):
+                heard = time.monotonic()
+                _hear(words, child, progress)
+                if words[0] in ("end", "error", "lost"):
+                    return str(words[0])
+            if code is not None:
+                return subprocesses.death(code)
+            if time.monotonic() - heard > (bounds.timeout if child.running else max(bounds.timeout, STARTUP)):
+                return "hung"
+            if bounds.memory and subprocesses.resident(process) > bounds.memory:
+                return "memory"
+            subprocesses.sleep()
+
+
+def _hear(words: list[Any], child: _Child, progress: Progress | None) -> None:
+    kind, *rest = words
+    if kind == "begin":
+        child.header = Report.from_json(rest[0])
+    elif kind == "start":
+        child.running, child.title = rest
+        child.case = child.dtype = ""
+        if progress:
+            progress(child.running, "running")
+    elif kind == "case":
+        child.dtype, child.case = rest
+    elif kind == "finding":
+        if progress:
+            progress(*rest)
+    elif kind == "stage":
+        (result,) = Report.from_json(rest[0]).stages
+        child.stages.append(result)
+        child.failed = rest[1]
+        child.running = ""
+        if progress:
+            progress(result.id, f"{result.status} ({result.seconds:.2f} s)")
+    elif kind == "error":
+        child.error = (rest[0], rest[1])

@@ -1,0 +1,375 @@
+"""`verify`: strings the stages together into a Report. No stage's own knowledge lives here."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import shlex
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from retrograd import config
+from retrograd.check import inputs as make
+from retrograd.check import stages
+from retrograd.check.case_sharding import dealt
+from retrograd.check.finding_summary import explain, found
+from retrograd.check.heap import set_aside
+from retrograd.check.op_runner import BUDGETS, NotApplicable, OpRaised, Workbench
+from retrograd.check.spec import OpSpec, dtype_name, op
+from retrograd.check.stages import Outcome, Stage
+from retrograd.compat import triton_interpreter
+from retrograd.compat.triton_interpreter.launch_cache import remembering
+from retrograd.core.schema import Case, Finding, Report, StageResult, verdict_of
+from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
+
+Progress = Callable[[str, str], None]
+# Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "finding" and the first one
+# of a stage in a dtype as it was made, "stage" and a report of that stage alone.
+Watch = Callable[[str, Any], None]
+
+_LOST = "the op lost the GPU"
+GPU_LOST = "the GPU no longer answers this process"
+
+
+class Verifier:
+    """One op under check: runs stages one at a time, which is what the pytest plugin needs.
+
+    Args and errors as in `verify`.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        level: str = "full",
+        seed: int = 0,
+        dtypes: Sequence[Any] | None = None,
+        device: str = "cpu",
+        case: str | None = None,
+        name: str | None = None,
+        failed: Mapping[str, Sequence[str]] | None = None,
+        watch: Watch | None = None,
+        progress: Progress | None = None,
+        share: tuple[int, int] = (0, 1),
+        **describe: Any,
+    ) -> None:
+        if describe and isinstance(target, OpSpec):
+            raise UsageError(f"{sorted(describe)} describe an op, but `target` is one already (from retrograd.op)")
+        self.spec = target if isinstance(target, OpSpec) else op(target, **describe)
+        if level not in BUDGETS:
+            raise UsageError(f"`level` is {level!r}, expected one of {', '.join(BUDGETS)}")
+        self.level, self.seed, self.device = level, seed, _device(device)
+        self.target = name or self.spec.name
+        names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
+        marked = {re.split("[:@]", w)[0] for w in (case or "").split() if ":" in w or "@" in w}
+        if odd := marked - {"grad_out"}:
+            known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
+            if odd - known:
+                raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
+        triton_interpreter.prepare_or_refuse()
+        every, names = names, names[share[0] :: share[1]]
+        self.launches: dict[Any, Any] = {}
+        given = None if case is None else {d: make.parse_case(self.spec, d, case) for d in names}
+        self.benches = {
+            d: Workbench(
+                self.spec, d, seed, self.device, BUDGETS[level], level, given and given[d], launches=self.launches,
+                dtypes=every,
+            )
+            for d in names
+        }  # fmt: skip
+        self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
+        self.watch, self.progress = watch, progress
+
+    def report(self, results: Sequence[StageResult], seconds: float) -> Report:
+        """The report of these results."""
+        notes = ("no reference: values were not compared with a truth",) if self.spec.reference is None else ()
+        return Report(
+            target=self.target, verdict=verdict_of(results), level=self.level, seed=self.seed,
+            dtypes=tuple(self.benches), device=_describe(self.device), stages=tuple(results),
+            seconds=round(seconds, 3), started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            environment=_environment(), notes=notes,
+        )  # fmt: skip
+
+    def repro(self, finding: Finding) -> str:
+        """The command that runs exactly this finding's stage, case and seed again."""
+        words = ["retrograd", "verify", self.target, "--only", finding.stage, "--dtype", finding.case.dtype]
+        words += ["--seed", str(self.seed), "--level", self.level, "--device", self.device]
+        words += ["--case", finding.case.text()]
+        return shlex.join(words)
+
+    def tell(self, finding: Finding) -> None:
+        """Say that there is a finding, before it is shrunk and explained."""
+        if self.watch:
+            self.watch("finding", finding)
+        if self.progress:
+            self.progress(finding.stage, found(finding))
+
+    def run_stage(self, stage: Stage) -> StageResult:
+        """Every case of a stage in every dtype, merged into one result."""
+        start = time.perf_counter()
+        before = sum(b.runs for b in self.benches.values())
+        result = StageResult(stage.id, stage.title, "skipped")
+        if stage.needs_reference and self.spec.reference is None:
+            return replace(result, reason="needs a reference; give `reference=` to retrograd.op")
+        if reason := stage.applies(self.spec):
+            return replace(result, reason=reason)
+        outcomes: list[Outcome] = []
+        count, reasons = 0, []
+        for dtype, bench in self.benches.items():
+            if blocked := self.failed[dtype] & set(stage.after):
+                reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
+                continue
+            with remembering(self.launches):
+                done, outcome = self._run_dtype(stage, bench)
+            count += done
+            outcomes.append(outcome)
+            if any(not f.partial for f in outcome.findings):
+                self.failed[dtype].add(stage.id)
+        return self._merge(stage, result, outcomes, reasons, count, time.perf_counter() - start, before)
+
+    def _merge(
+        self,
+        stage: Stage,
+        result: StageResult,
+        outcomes: list[Outcome],
+        reasons: list[str],
+        count: int,
+        seconds: float,
+        before: int,
+    ) -> StageResult:
+        findings = tuple(replace(f, repro=self.repro(f)) for o in outcomes for f in o.findings)
+        weakest = max((o for o in outcomes if count), key=lambda o: o.power or 0.0, default=None)
+        text = weakest.power_text if weakest else ""
+        if weakest and weakest.power:
+            text = "relative error " + ", ".join(o.power_text for o in outcomes if o.power)
+        status = "failed" if findings else "passed" if count else "skipped"
+        return replace(
+            result, status=status, reason="; ".join(reasons) or ("" if count else "no case applies"), cases=count,
+            runs=sum(b.runs for b in self.benches.values()) - before, seconds=round(seconds, 3),
+            power=weakest.power if weakest else None, power_text=text,
+            notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)), findings=findings,
+            profiles=tuple(p.draw() for o in outcomes for p in o.profiles),
+        )  # fmt: skip
+
+    def _run_dtype(self, stage: Stage, bench: Workbench) -> tuple[int, Outcome]:
+        merged = Outcome(power=0.0, power_text="")
+        tried: dict[Case, bool] = {}
+        powers: list[float] = []
+        bench.worst.clear()
+        try:
+            wanted, left_out = dealt(stage, bench, bench.cases(stage.cases(bench)))
+        except (OpRaised, NotApplicable) as error:
+            return self._no_base(stage, bench, error)
+        merged.notes += [left_out] * bool(left_out)
+        for case in wanted:
+            if self.watch:
+                self.watch("case", case)
+            bench.remarks.clear()
+            outcome = self._try(stage, bench, case)
+            if outcome is None:
+                if case == bench.base:
+                    return self._no_base(stage, bench, NotApplicable("the reference raises on the ordinary case"))
+                merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
+                continue
+            if outcome.findings and not merged.findings:
+                self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
+            tried[case] = tried.get(case, False) or bool(outcome.findings)
+            merged.findings += outcome.findings
+            merged.notes += [*outcome.notes, *bench.remarks]
+            powers += [] if outcome.power is None else [outcome.power]
+            merged.power_text = merged.power_text or outcome.power_text
+            merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
+            if outcome.findings and lost(self.device):
+                # Whatever runs now raises the same, and would be told of cases that are right.
+                found = outcome.findings[-1]
+                what = f"{found.what}\nafterwards the GPU answers no call: {lost(self.device)}"
+                return len(tried), Outcome(
+                    [replace(found, kind="crash", what=what, where="the first case that does it")]
+                )
+        merged.power = max(powers, default=None)
+        if merged.power:
+            merged.power_text = f"{bench.dtype} {merged.power:.1e}"
+        if merged.findings:
+            shrinks = stage.shrinks and bench.override is None
+            merged.findings = explain(bench, merged.findings, tried, lambda c: self._try(stage, bench, c), shrinks)
+        return len(tried), merged
+
+    def _no_base(self, stage: Stage, bench: Workbench, error: Exception) -> tuple[int, Outcome]:
+        if isinstance(error, OpRaised) or lost(self.device):
+            found = bench.finding(
+                stage.id, "raises", str(error), bench.override or bench.base, where="the ordinary case"
+            )
+            self.tell(found)
+            return 1, Outcome([found])
+        at = (bench.override or bench.base).text() or "the given inputs"
+        raise SpecError(
+            f"{self.target}: {error} at {at} in {bench.dtype}; "
+            "mend the reference, or say which sizes and dtypes it takes (`sizes=`, `dtypes=`)"
+        )
+
+    def _try(self, stage: Stage, bench: Workbench, case: Case) -> Outcome | None:
+        """The outcome of one case; None if the case means nothing for the op."""
+        try:
+            outcome = stage.check(bench, case)
+            if torch.device(self.device).type == "cuda":
+                torch.cuda.synchronize(
+                    self.device
+                )  # an access that is illegal is this case's fault, not the next one's
+            return outcome
+        except NotApplicable:
+            # The reference may raise because of what the op has done to the GPU.
+            return (
+                Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="") if lost(self.device) else None
+            )
+        except OpRaised as error:
+            if bench.spec.reference is None and case != bench.base:
+                return None  # nobody says that the op must accept it
+            return Outcome([bench.finding(stage.id, "raises", str(error), case)], power_text="")
+        except Exception:
+            if not lost(self.device):
+                raise
+            # A kernel that reads or writes where it must not is told by whoever looks at a result, which may be us.
+            return Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="")
+
+
+def _worst_profiles(profiles: list[Any]) -> list[Any]:
+    """The worst profile of each tensor: enough to draw."""
+    best: dict[str, Any] = {}
+    for p in profiles:
+        if p.tensor not in best or p.worst > best[p.tensor].worst:
+            best[p.tensor] = p
+    return sorted(best.values(), key=lambda p: -p.worst)
+
+
+def _device(device: str) -> str:
+    try:
+        kind = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"`device` is {device!r}, expected cpu, cuda or cuda:0") from None
+    if kind.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"`device` is {device!r}, but torch sees no GPU; use cpu")
+    return device
+
+
+def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
+    """The stages to run; UsageError for an unknown id."""
+    every = stages.load()
+    ids = [s.id for s in every]
+    for label, wanted in (("only", only), ("skip", skip)):
+        if odd := [w for w in wanted if w not in ids]:
+            raise UsageError(f"`{label}` names {odd}, expected stages among {', '.join(ids)}")
+    return [s for s in every if (not only or s.id in only) and s.id not in skip]
+
+
+def verify(
+    target: Any, *, level: str = "full", seed: int = 0, only: Sequence[str] = (), skip: Sequence[str] = (),
+    dtypes: Sequence[Any] | None = None, device: str = "cpu", case: str | None = None, name: str | None = None,
+    progress: Progress | None = None, failed: Mapping[str, Sequence[str]] | None = None, watch: Watch | None = None,
+    share: tuple[int, int] = (0, 1), **describe: Any,
+) -> Report:  # fmt: skip
+    """Prove the backward pass of an op right, or say what is wrong, where and how to see it again.
+
+    Args:
+        target: what `retrograd.op` returned; or a callable, with the arguments of `retrograd.op` beside it.
+        level: "quick" (a second or two) or "full".
+        seed: of all data; the same seed gives the same report, races apart.
+        only, skip: stage ids.
+        dtypes: instead of those of the spec.
+        device: "cpu", "cuda" or "cuda:1". On "cpu" Triton kernels need the interpreter (TRITON_INTERPRET=1).
+        case: one case as `Case.text` writes it, instead of the cases of each stage.
+        name: how repro lines call the target.
+        progress: called with a stage id and a line of text as each stage starts and ends, and when it finds something.
+        failed: ids of stages that an earlier process found wrong, by dtype; what they make meaningless is skipped.
+        watch: told of everything that begins and ends (`Watch`), for who has to know where a process was when it died.
+        share: (i, n): every n-th dtype from number i on, for processes that share the work; none may be left.
+
+    Returns:
+        A Report; true if proved.
+
+    Raises:
+        UsageError: an argument is wrong.
+        SpecError: the description does not work (the reference raises on ordinary inputs, the op returns nothing).
+
+    UndecidedError is not raised but reported as a verdict.
+
+    Numerics: truth in float64 by the reference; tolerance from random rounding (`check.tolerance`).
+    """
+    start = time.perf_counter()
+    chosen = choose(only, skip)
+    verifier = Verifier(
+        target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed, watch=watch,
+        progress=progress, share=share, **describe,
+    )  # fmt: skip
+    if watch:
+        watch("begin", verifier.report([], 0.0))
+    with set_aside():
+        results = _run(verifier, chosen if verifier.benches else ())
+    return verifier.report(results, time.perf_counter() - start)
+
+
+def _run(verifier: Verifier, chosen: Sequence[Stage]) -> list[StageResult]:
+    """The results of these stages, one after another; the others are left out once the GPU is lost."""
+    watch, progress = verifier.watch, verifier.progress
+    results: list[StageResult] = []
+    for stage in chosen:
+        if progress:
+            progress(stage.id, "running")
+        if watch:
+            watch("start", stage)
+        try:
+            result = verifier.run_stage(stage)
+        except UndecidedError as error:
+            result = StageResult(stage.id, stage.title, "undecided", reason=str(error))
+        except RetrogradError:
+            raise
+        except Exception as error:  # what the op raises is a finding already: this is a fault of the checker's own
+            result = StageResult(stage.id, stage.title, "undecided", reason=_broken(error))
+        results.append(result)
+        if watch:
+            watch("stage", verifier.report([result], result.seconds))
+        if progress:
+            progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
+        if result.findings and (reason := lost(verifier.device)):
+            results += _left_out(chosen[len(results) :], reason)
+            break
+    return results
+
+
+def _broken(error: Exception) -> str:
+    """Why a stage ended with an exception, in a line, with the place."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"the check itself failed, not the op: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+
+
+def _left_out(stages: Sequence[Stage], reason: str) -> list[StageResult]:
+    return [StageResult(s.id, s.title, "skipped", reason=f"{GPU_LOST}: {reason}") for s in stages]
+
+
+def lost(device: str) -> str:
+    """Why a GPU answers no call of this process any more, as after an illegal memory access; "" if it does."""
+    if torch.device(device).type != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _describe(device: str) -> str:
+    if device.startswith("cuda"):
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return "cpu (Triton interpreter)" if config.interpreting() else "cpu"
+
+
+@cache
+def _environment() -> dict[str, str]:
+    from retrograd import env
+
+    return env.collect()

@@ -1,0 +1,47 @@
+"""What machine code of a memory-bound kernel must not do. Each fault is a sentence."""
+
+from __future__ import annotations
+
+from retrograd.codegen.kernel_facts import Facts
+from retrograd.codegen.targets import target_named
+
+WIDE = 16  # bytes that one thread loads at once where memory is aligned
+
+
+def faults(facts: Facts, *, narrow: frozenset[str] = frozenset(), wide: bool = False) -> list[str]:
+    """What is wrong with a kernel.
+
+    Args:
+        facts: the compiled kernel.
+        narrow: variables whose loads need not be wide: one value a row, flags.
+        wide: Whether every other load has to move 16 bytes a thread; say so only where pointers, strides and sizes are
+            aligned and a thread has that much to load.
+    """
+    where = f"{facts.kernel} for {facts.target} at {facts.num_warps} warps"
+    found = []
+    if facts.spill_bytes:
+        found.append(f"{where} spills {facts.spill_bytes} bytes a thread at {facts.registers} registers")
+    limit = target_named(facts.target).shared_limit_bytes
+    if facts.shared_bytes > limit:
+        found.append(f"{where} needs {facts.shared_bytes} bytes of shared memory, the limit is {limit}")
+    if facts.uses_f64:
+        found.append(f"{where} computes in float64")
+    if loops := {kind: count for kind, count in facts.atomics.items() if "cas" in kind}:
+        found.append(f"{where} has compare-and-swap loops: {loops}")
+    if facts.early:
+        found.append(f"{where} touches memory {facts.early} times before it waits for the kernel ahead of it")
+    if wide:
+        if not facts.load_bytes and not facts.bulk_copies:
+            found.append(f"{where} has no load from global memory that was recognised")
+        if loads := narrow_loads(facts, narrow):
+            found.append(f"{where} has {'; '.join(loads)}")
+    return found
+
+
+def narrow_loads(facts: Facts, allowed: frozenset[str] = frozenset()) -> list[str]:
+    """The loads of less than 16 bytes but for those through `allowed` variables, each in words."""
+    return [
+        f"{access.count} loads of {access.bytes} bytes at {access.source} ({', '.join(access.names) or 'unknown'})"
+        for access in facts.accesses
+        if access.op == "load" and access.bytes < WIDE and not allowed.intersection(access.names)
+    ]

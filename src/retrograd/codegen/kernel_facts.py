@@ -1,0 +1,172 @@
+"""What the code of a kernel says, from the source's own atomics to the instructions of the machine.
+
+NVIDIA: `cuobjdump -res-usage` and `nvdisasm` of the cubin, both shipped with Triton, and the PTX. AMD: the text of the
+assembly and LLVM's intermediate code. Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+from retrograd.codegen import amd, arithmetic, nvidia, ttir
+from retrograd.codegen.compile import Launch, record
+from retrograd.codegen.schema import Facts
+from retrograd.codegen.targets import Target
+
+
+def cross_compile(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = (1,), **kwargs: Any) -> Facts:
+    """Compile the launch `kernel[grid](*args, **kwargs)` for a target and read its machine code.
+
+    Args:
+        kernel: a `@triton.jit` function.
+        *args: as in the launch: tensors (CPU ones do; their values are not read), numbers, None; a torch dtype stands
+            for an aligned tensor.
+        target: "sm_80", "sm_90", "sm_100", "gfx942" or "gfx950".
+        grid: as in the launch; it changes no code.
+        **kwargs: as in the launch, `num_warps` and `num_stages` included.
+
+    Raises:
+        UsageError: There is no such target.
+        MissingExtraError: Triton is not installed.
+        RetrogradError: This process interprets kernels.
+    """
+    return facts_of(record(kernel, *args, target=target, grid=grid, **kwargs))
+
+
+def facts_of(launch: Launch) -> Facts:
+    """Compile a recorded launch and read its machine code."""
+    return facts_of_compiled(launch.compile(), launch.kernel, launch.target, launch)
+
+
+class Signature(Protocol):
+    """What a kernel was compiled for, as a `Launch` has it."""
+
+    @property
+    def arguments(self) -> dict[str, str]: ...
+    @property
+    def constants(self) -> dict[str, Any]: ...
+    @property
+    def aligned(self) -> tuple[str, ...]: ...
+
+
+def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Signature) -> Facts:
+    """Read the machine code of a CompiledKernel of Triton's, wherever it was compiled."""
+    asm = compiled.asm
+    if target.nvidia:
+        found = nvidia.read(*disassemble(asm["cubin"])) | arithmetic.of_ptx(asm["ptx"])
+        found["spill_bytes"] = max(found["spill_bytes"] - arithmetic.local_bytes(asm["ptx"]), 0)
+        found["pdl"] = bool(getattr(compiled.metadata, "launch_pdl", False))
+        if not found["pdl"]:
+            found["ahead_of_wait"] = ()
+    else:
+        found = amd.read(asm["amdgcn"]) | arithmetic.of_llvm(asm["llir"])
+    return Facts(
+        kernel=name,
+        target=target.name,
+        arguments=signature.arguments,
+        constants=signature.constants,
+        aligned=signature.aligned,
+        num_warps=compiled.metadata.num_warps,
+        num_stages=compiled.metadata.num_stages,
+        shared_bytes=compiled.metadata.shared,
+        fp_fusion=getattr(compiled.metadata, "enable_fp_fusion", None),
+        **ttir.read(asm["ttir"]),
+        **found,
+    )
+
+
+def facts_of_all(launches: list[Launch], workers: int = 1) -> list[Facts]:
+    """`facts_of` each launch, in `workers` processes forked from this one."""
+    if workers <= 1:
+        return [facts_of(launch) for launch in launches]
+    with _forked(launches, workers) as pool:
+        return list(pool.map(_facts_at, range(len(launches))))
+
+
+def attempts(launches: list[Launch], workers: int) -> Iterator[tuple[int, Facts | str]]:
+    """(position, its facts or why it does not compile) in the order of completion, in processes of their own.
+
+    A compiler that dies takes its process with it and is told like any other failure; 0 workers are this process.
+    """
+    if workers == 0:
+        yield from ((position, _attempt(launch)) for position, launch in enumerate(launches))
+        return
+    left = set(range(len(launches)))
+    # All processes of a pool are forked at once.
+    with contextlib.suppress(BrokenProcessPool), _forked(launches, min(workers, len(launches))) as pool:
+        for done in as_completed([pool.submit(_attempt_at, position) for position in sorted(left)]):
+            position, result = done.result()
+            left.discard(position)
+            yield position, result
+    for position in sorted(left):  # one of them has killed its process
+        try:
+            with _forked(launches, 1) as pool:
+                yield pool.submit(_attempt_at, position).result()
+        except BrokenProcessPool:
+            yield position, "the compiler's process died; what it said is above"
+
+
+@contextlib.contextmanager
+def _forked(launches: list[Launch], workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that know these launches: kernels cannot be pickled, so they are told positions only."""
+    _PENDING[:] = launches
+    try:
+        with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+            yield pool
+    finally:
+        _PENDING.clear()
+
+
+_PENDING: list[Launch] = []
+
+
+def _facts_at(position: int) -> Facts:
+    return facts_of(_PENDING[position])
+
+
+def _attempt_at(position: int) -> tuple[int, Facts | str]:
+    return position, _attempt(_PENDING[position])
+
+
+def _attempt(launch: Launch) -> Facts | str:
+    try:
+        return facts_of(launch)
+    except Exception as error:  # compilers raise whatever they like
+        return reason(error)
+
+
+def reason(error: BaseException) -> str:
+    """Why a kernel does not compile, in a line: Triton quotes the source first and says what is wrong last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^\t")]
+    return lines[-1] if lines else type(error).__name__
+
+
+def disassemble(cubin: bytes) -> tuple[str, str]:
+    """(resource usage, machine code with source lines) of a cubin, as text."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _run(_tool("cuobjdump"), "-res-usage", file.name)
+        # Without data flow analysis: it has nothing to add here and takes as long as the rest on large kernels.
+        return usage, _run(_tool("nvdisasm"), "-c", "-gi", "-ndf", file.name)
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@cache
+def _tool(name: str) -> str:
+    """Path of a program that Triton's wheel brings."""
+    import triton
+
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)

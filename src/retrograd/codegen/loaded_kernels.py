@@ -1,0 +1,227 @@
+"""Kernels of this process as they ran on its GPU: the code that was loaded, and with a profiler how long each took."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from retrograd.codegen import tuning
+from retrograd.codegen.compile import place_of, require_triton
+from retrograd.codegen.hazards import hazards
+from retrograd.codegen.kernel_facts import facts_of_compiled
+from retrograd.codegen.listing import source_of
+from retrograd.codegen.schema import Codegen, Kernel, Measured, Tuning
+from retrograd.codegen.targets import target_named
+from retrograd.errors import UndecidedError, UsageError
+
+REPEATS = 20
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One launch that was executed: the kernel function, Triton's CompiledKernel, its grid, bytes of its tensors."""
+
+    fn: Any
+    compiled: Any
+    grid: tuple[int, ...]
+    bytes: int = 0
+    tuning: Tuning | None = field(default=None, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel as a profiler has it."""
+        return str(self.compiled.metadata.name)
+
+    @property
+    def code(self) -> str:
+        """Triton's hash of everything that went into the code."""
+        return str(self.compiled.hash)
+
+    @property
+    def target(self) -> str:
+        """ "sm_90", "gfx942"."""
+        arch = str(self.compiled.metadata.target.arch).partition(":")[0]
+        return f"sm_{arch}" if arch.isdecimal() else arch
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """As `Launch.arguments`."""
+        return {name: str(kind) for name, kind in self.compiled.src.signature.items() if kind != "constexpr"}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """As `Launch.constants`."""
+        names = list(self.compiled.src.signature)
+        return {names[path[0]]: value for path, value in self.compiled.src.constants.items() if len(path) == 1}
+
+    @property
+    def aligned(self) -> tuple[str, ...]:
+        """As `Launch.aligned`."""
+        names = list(self.compiled.src.signature)
+        attrs = self.compiled.src.attrs.items()
+        return tuple(names[path[0]] for path, found in attrs if ["tt.divisibility", 16] in found)
+
+
+@contextmanager
+def captured() -> Iterator[list[Ran]]:
+    """Note every kernel that this process launches inside; the list fills as they run.
+
+    Kernels run as they would; the runs by which `@triton.autotune` finds its configuration are not noted.
+
+    Raises:
+        MissingExtraError: Triton is not installed.
+        RetrogradError: this process interprets kernels.
+    """
+    triton = require_triton()
+    jit, hook = triton.runtime.jit.JITFunction, triton.knobs.runtime.launch_enter_hook
+    stock = jit.run
+    ran: list[Ran] = []
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled = stock(self, *args, **kwargs)
+        if hasattr(compiled, "asm") and not tuning.under_way():
+            grid = kwargs["grid"]
+            numbers = () if callable(grid) else tuple(grid)
+            ran.append(Ran(self, compiled, numbers, _bytes(args, kwargs.values()), tuning.current()))
+        return compiled
+
+    def seen(*_: Any) -> None:
+        """Launchers that keep compiled kernels launch them through Triton while somebody listens."""
+
+    jit.run = run
+    if hasattr(hook, "add"):
+        hook.add(seen)
+    try:
+        with tuning.chosen_configuration():
+            yield ran
+    finally:
+        jit.run = stock
+        if hasattr(hook, "remove"):
+            hook.remove(seen)
+
+
+def of_run(name: str, workload: Callable[[], object], *, only: Sequence[str] = ()) -> Codegen:
+    """Run a workload on this machine's GPU and read the code of the kernels that it launched.
+
+    Raises:
+        UsageError: there is no GPU, or one of an architecture that is not known here.
+        UndecidedError: no kernel is launched.
+    """
+    device = need_gpu("--run")
+    began = time.perf_counter()
+    with captured() as ran:
+        workload()
+    kernels = _kernels([one for one in ran if not only or any(word in one.name for word in only)])
+    if not kernels:
+        raise UndecidedError(f"{name} launched no Triton kernel{' of that name' if ran else ''} on {device}")
+    return Codegen(
+        target=name,
+        architectures=tuple(dict.fromkeys(kernel.target for kernel in kernels)),
+        kernels=kernels,
+        origin=f"run on {device}",
+        versions={"triton": require_triton().__version__},
+        seconds=time.perf_counter() - began,
+    )
+
+
+def profiled(found: Codegen, workload: Callable[[], object], copy_gb_per_s: float, repeats: int = REPEATS) -> Codegen:
+    """`found` with the device time of each kernel, the median over `repeats` runs of the workload.
+
+    Args:
+        found: what `of_run` said; the workload has been warmed up and tuned by it.
+        workload: the same.
+        copy_gb_per_s: bandwidth of a large device copy on this GPU; 0 if unknown.
+        repeats: number of runs.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with captured() as ran, profile(activities=[ProfilerActivity.CUDA]) as prof:
+        for _ in range(repeats):
+            workload()
+        torch.cuda.synchronize()
+    device = torch.autograd.DeviceType.CUDA
+    events = sorted((e for e in prof.events() if e.device_type == device), key=lambda e: e.time_range.start)
+    times, notes = assigned(ran, [(event.name, event.time_range.elapsed_us() / 1e3) for event in events])
+    kernels = []
+    sizes = {one.code: one.bytes for one in ran}
+    for kernel in found.kernels:
+        if ms := times.get(kernel.code):
+            kernel = replace(
+                kernel, measured=Measured(statistics.median(ms), len(ms), sizes[kernel.code], copy_gb_per_s)
+            )
+        kernels.append(kernel)
+    return replace(found, kernels=tuple(kernels), notes=(*found.notes, *notes))
+
+
+def assigned(ran: Sequence[Ran], events: Iterable[tuple[str, float]]) -> tuple[dict[str, list[float]], tuple[str, ...]]:
+    """Times of the profiler's (kernel name, ms) by code, given to launches of that name in their order.
+
+    A name with another number of events than launches is left out, and a note says so.
+    """
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for name, ms in events:
+        by_name[name].append(ms)
+    times: dict[str, list[float]] = defaultdict(list)
+    notes = []
+    for name in dict.fromkeys(one.name for one in ran):
+        launches = [one for one in ran if one.name == name]
+        found = by_name.get(name, [])
+        if len(found) != len(launches):
+            notes.append(f"{name} is not timed: {len(launches)} launches, but the profiler saw {len(found)}")
+            continue
+        for one, ms in zip(launches, found, strict=True):
+            times[one.code].append(ms)
+    return dict(times), tuple(notes)
+
+
+def _kernels(ran: Sequence[Ran]) -> tuple[Kernel, ...]:
+    """One entry for each code."""
+    groups: dict[str, list[Ran]] = defaultdict(list)
+    for one in ran:
+        groups[one.code].append(one)
+    kernels = []
+    for launches in groups.values():
+        one = launches[0]
+        facts = facts_of_compiled(one.compiled, one.name, target_named(one.target), one)
+        kernels.append(
+            Kernel(
+                name=one.name,
+                target=one.target,
+                place=place_of(one.fn),
+                launches=len(launches),
+                grid=one.grid,
+                facts=facts,
+                tuning=one.tuning,
+                hazards=hazards(facts, one.tuning, source_of(one.fn)),
+                code=one.code,
+            )
+        )
+    return tuple(kernels)
+
+
+def _bytes(*groups: Iterable[Any]) -> int:
+    """Bytes of all tensors among the arguments, each once."""
+    tensors = {a.data_ptr(): a.numel() * a.element_size() for g in groups for a in g if hasattr(a, "element_size")}
+    return sum(tensors.values())
+
+
+def need_gpu(option: str) -> str:
+    """Name of the GPU of this process.
+
+    Raises:
+        UsageError: there is none.
+    """
+    require_triton()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"`{option}` needs a GPU, and torch sees none here; leave it out to cross-compile, which needs none"
+        )
+    return torch.cuda.get_device_name()

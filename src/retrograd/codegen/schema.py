@@ -1,0 +1,340 @@
+"""What is said of compiled kernels, as plain data with its JSON. No torch, no triton, no renderer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from retrograd.codegen.access import Access
+from retrograd.codegen.targets import target_named
+from retrograd.core.schema import parsed, plain
+
+SCHEMA = "retrograd.codegen/1"
+
+Verdict = Literal["better", "worse", "changed"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An atomic operation as the kernel's source asks for it, whatever a GPU makes of it.
+
+    Attributes:
+        op: "add", "max", "exch", "cas" and so on.
+        dtype: Triton's name of the element type, "f32", "bf16", "i32".
+        order: "relaxed", "acquire", "release" or "acq_rel".
+        scope: "cta", "gpu" or "sys".
+        source: "norm.py:12", "" if unknown.
+        names: the variables that make up the address on that line, () if unknown.
+    """
+
+    op: str
+    dtype: str
+    order: str
+    scope: str
+    source: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def floating(self) -> bool:
+        """Whether numbers are floating, so that the order of additions shows in the last bits."""
+        return self.dtype.startswith(("f", "bf"))
+
+    def text(self) -> str:
+        """ "add f32, relaxed, gpu"."""
+        return f"{self.op} {self.dtype}, {self.order}, {self.scope}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One compiled kernel.
+
+    Attributes:
+        kernel: name of the kernel function.
+        target: name of the target.
+        arguments: argument -> type ("*bf16"), without constexprs.
+        constants: argument -> value, of constexprs and of arguments that are None or 1.
+        aligned: arguments known to be divisible by 16.
+        num_warps, num_stages: options of the launch.
+        registers: 32-bit registers of a thread; on AMD vector and accumulation registers together.
+        spill_bytes: stack of a thread without the arrays it declares; kernels without calls have one only for spilled
+            registers.
+        shared_bytes: shared memory of a program.
+        uses_f64: whether any instruction computes in float64.
+        bulk_copies: instructions that copy whole blocks to or from shared memory (TMA).
+        accesses: what touches global memory, one entry per kind, width and source line.
+        shared_accesses: loads and stores of shared memory, likewise.
+        asked: atomic operations of the source.
+        one_value: "file.py:12" of loads and stores of one value a program.
+        fences: memory fences in the machine code, by name -> number.
+        matrix: instructions of tensor cores (matrix cores), by name -> number.
+        approximations: arithmetic that is not correctly rounded, by name -> number.
+        fma: fused multiply-adds of float32, those of exact divisions and square roots included.
+        fp_fusion: whether the compiler may contract a * b + c to one rounding; None if unknown.
+        flushing: instructions that take subnormal float32 numbers for zero.
+        reduces: whether the source reduces or multiplies matrices, so that block sizes decide the order of additions.
+        pdl: whether it is launched while the kernel ahead of it ends (`launch_pdl`, programmatic dependent launch).
+        ahead_of_wait: then, what touches global memory ahead of the wait for that kernel (`gdc_wait`) in the machine
+            code, block copies as well (`op` "copy"); without a wait, all.
+    """
+
+    kernel: str
+    target: str
+    arguments: dict[str, str]
+    constants: dict[str, Any]
+    aligned: tuple[str, ...]
+    num_warps: int
+    num_stages: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    uses_f64: bool
+    bulk_copies: int
+    accesses: tuple[Access, ...]
+    shared_accesses: tuple[Access, ...] = ()
+    asked: tuple[Asked, ...] = ()
+    one_value: tuple[str, ...] = ()
+    fences: dict[str, int] = field(default_factory=dict[str, int])
+    matrix: dict[str, int] = field(default_factory=dict[str, int])
+    approximations: dict[str, int] = field(default_factory=dict[str, int])
+    fma: int = 0
+    fp_fusion: bool | None = None
+    flushing: int = 0
+    reduces: bool = False
+    pdl: bool = False
+    ahead_of_wait: tuple[Access, ...] = ()
+
+    @property
+    def load_bytes(self) -> dict[int, int]:
+        """Width in bytes -> number of global load instructions, asynchronous copies to shared memory included."""
+        return widths(self.accesses, "load")
+
+    @property
+    def store_bytes(self) -> dict[int, int]:
+        """Width in bytes -> number of global store instructions."""
+        return widths(self.accesses, "store")
+
+    @property
+    def atomics(self) -> dict[str, int]:
+        """Kind ("add.f32", "cas") -> number of atomic instructions."""
+        counts: Counter[str] = Counter()
+        for access in self.accesses:
+            if access.op == "atomic":
+                counts[access.kind] += access.count
+        return dict(sorted(counts.items()))
+
+    @property
+    def early(self) -> int:
+        """Number of instructions in `ahead_of_wait`."""
+        return sum(access.count for access in self.ahead_of_wait)
+
+    @property
+    def tf32(self) -> bool:
+        """Whether tensor cores round float32 operands to 10 bits of mantissa."""
+        return any("tf32" in name or "xf32" in name for name in self.matrix)
+
+    @property
+    def programs_per_sm(self) -> int:
+        """Programs of this kernel that fit one multiprocessor (AMD: compute unit) at once."""
+        target = target_named(self.target)
+        # Registers are handed out to warps in multiples of 8 a thread on all of these targets.
+        a_program = max(-(-self.registers // 8) * 8, 8) * target.warp_size * self.num_warps
+        shared = self.shared_bytes + target.reserved_bytes
+        by_shared = (target.shared_limit_bytes + target.reserved_bytes) // shared if self.shared_bytes else 32
+        return min(target.registers // a_program, target.max_warps // self.num_warps, by_shared, 32)
+
+    @property
+    def occupancy(self) -> float:
+        """Estimate of warps resident on a multiprocessor, as a share of the most there can be."""
+        return self.programs_per_sm * self.num_warps / target_named(self.target).max_warps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Facts:
+        """The inverse of `to_dict`."""
+        lists: dict[str, Any] = {name: tuple(data.get(name, ())) for name in ("aligned", "one_value")}
+        kinds = {"accesses": Access, "shared_accesses": Access, "ahead_of_wait": Access, "asked": Asked}
+        for name, kind in kinds.items():
+            lists[name] = tuple(kind(**(entry | {"names": tuple(entry["names"])})) for entry in data.get(name, ()))
+        return cls(**(data | lists))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `@triton.autotune` adds to a launch.
+
+    Attributes:
+        configs: number of configurations that are timed.
+        choice: this one: its constants and options.
+        reset_to_zero, restore_value: arguments that are put back before each timed run.
+        hooks: whether the author gave hooks of their own, of which nothing is known.
+    """
+
+    configs: int
+    choice: dict[str, Any]
+    reset_to_zero: tuple[str, ...] = ()
+    restore_value: tuple[str, ...] = ()
+    hooks: bool = False
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """What makes results of a kernel differ from run to run, or wrong, or its atomics slow, or cannot be launched.
+
+    Attributes:
+        kind: "float_atomics", "lock_order", "tuning_accumulates", "tuning_in_place", "tuned_choice", "fenced_atomics",
+            "early_access", "cas_loop" or "too_much_shared".
+        what: in a sentence.
+        advice: what to do about it.
+        source: "norm.py:12", "" if it belongs to no line.
+    """
+
+    kind: str
+    what: str
+    advice: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A kernel on a GPU.
+
+    Attributes:
+        ms: median device time of one launch in milliseconds.
+        launches: how many were timed.
+        bytes: size of its tensor arguments together, each counted once.
+        copy_gb_per_s: what a large device copy reaches on this GPU; 0 if unknown.
+    """
+
+    ms: float
+    launches: int
+    bytes: int
+    copy_gb_per_s: float = 0.0
+
+    @property
+    def gb_per_s(self) -> float:
+        """Bytes of the arguments a second."""
+        return self.bytes / self.ms / 1e6 if self.ms else 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Of the bandwidth of a copy; None if that is unknown."""
+        return self.gb_per_s / self.copy_gb_per_s if self.copy_gb_per_s else None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel for one architecture.
+
+    `place` is "path/file.py:12" where it is defined; `error` says why it does not compile, and then there are no
+    `facts`. `code` is Triton's hash of what was run, "" if nothing was.
+    """
+
+    name: str
+    target: str
+    place: str = ""
+    launches: int = 1
+    grid: tuple[int, ...] = ()
+    facts: Facts | None = None
+    error: str = ""
+    tuning: Tuning | None = None
+    hazards: tuple[Hazard, ...] = ()
+    measured: Measured | None = None
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A limit that one kernel does not keep, in a sentence; of an autotuned one with its configuration."""
+
+    kernel: str
+    target: str
+    what: str
+    place: str = ""
+    configuration: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What differs between two versions of a kernel for one architecture."""
+
+    kernel: str
+    target: str
+    fact: str
+    verdict: Verdict
+    what: str
+
+
+@dataclass(frozen=True)
+class Codegen:
+    """Everything that one call says.
+
+    `origin` says where the code comes from: "cross-compiled", or "run on NVIDIA H200". `against` is what it was
+    compared with, "" if with nothing; `forbid_worse` makes what got worse a violation. `notes` say what was left out.
+    """
+
+    target: str
+    architectures: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    origin: str = "cross-compiled"
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+    limits: dict[str, Any] = field(default_factory=dict[str, Any])
+    violations: tuple[Violation, ...] = ()
+    against: str = ""
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    schema: str = SCHEMA
+
+    @property
+    def exit_code(self) -> int:
+        """0 all limits kept, 1 not."""
+        return 1 if self.violations else 0
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Codegen:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, SCHEMA, "record of generated code", _codegen)
+
+
+def widths(accesses: tuple[Access, ...], op: str) -> dict[int, int]:
+    """Width in bytes -> number of instructions, widest first."""
+    counts: Counter[int] = Counter()
+    for access in accesses:
+        if access.op == op:
+            counts[access.bytes] += access.count
+    return dict(sorted(counts.items(), reverse=True))
+
+
+def _kernel(data: dict[str, Any]) -> Kernel:
+    facts, tuning, measured = data["facts"], data["tuning"], data["measured"]
+    if tuning is not None:
+        lists = {name: tuple(tuning[name]) for name in ("reset_to_zero", "restore_value")}
+        tuning = Tuning(**(tuning | lists))
+    made: dict[str, Any] = {
+        "grid": tuple(data["grid"]),
+        "facts": None if facts is None else Facts.from_dict(facts),
+        "tuning": tuning,
+        "hazards": tuple(Hazard(**entry) for entry in data["hazards"]),
+        "measured": None if measured is None else Measured(**measured),
+    }
+    return Kernel(**(data | made))
+
+
+def _codegen(data: dict[str, Any]) -> Codegen:
+    made: dict[str, Any] = {
+        "architectures": tuple(data["architectures"]),
+        "kernels": tuple(map(_kernel, data["kernels"])),
+        "violations": tuple(Violation(**entry) for entry in data["violations"]),
+        "changes": tuple(Change(**entry) for entry in data["changes"]),
+        "notes": tuple(data["notes"]),
+    }
+    return Codegen(**(data | made))

@@ -1,0 +1,213 @@
+"""Calls of FSDP2's `foreach_reduce`: taken over, held back, made for several groups at once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from retrograd.compat.fsdp2.versions import HOME, module, original, replaced, version
+from retrograd.errors import UsageError
+
+_OWNER = "_retrograd_reduce"  # on each FSDPParam that has buckets: who takes its gradients
+# Arguments that calls have to share to be one: these by identity, those by value.
+_SAME = (
+    "reduce_scatter_group",
+    "reduce_scatter_stream",
+    "all_reduce_group",
+    "all_reduce_stream",
+    "all_reduce_hook",
+    "prepare_reduce_scatter_inputs",
+)
+_EQUAL = ("device", "gradient_divide_factor", "force_sum_reduction_for_comms", "all_reduce_grads")
+
+
+class Call:
+    """One call of `foreach_reduce` that was held back, or that is made up for a group without gradients.
+
+    Args:
+        arguments: by name.
+        stream: on which its gradients were made.
+        event: after them on that stream; None where waiting for the whole stream is as good.
+    """
+
+    def __init__(self, arguments: dict[str, Any], stream: Any, event: Any = None) -> None:
+        self.arguments = arguments
+        self.params: list[Any] = list(arguments["fsdp_params"])
+        self.grads: list[torch.Tensor] = list(arguments["unsharded_grads"])
+        self.stream: Any = stream
+        self.event: Any = event
+        self.partial: Any = arguments["partial_reduce_output"]
+
+    @classmethod
+    def of(cls, group: Any) -> Call:
+        """The call that FSDP2 would make for a group, with no gradients yet.
+
+        Raises:
+            UsageError: the group holds sums that are not all-reduced yet, which 2.15 lays out anew for each call.
+        """
+        facts = version()
+        pending = group._partial_reduce_output
+        if pending is not None and "orig_dtype" not in facts.arguments:
+            raise UsageError(
+                f"{group._module_fqn} has sums that wait for set_requires_all_reduce(True), and brought no gradient "
+                "now; reduce it without all-reduce only in backwards in which it is used"
+            )
+        sharded = hasattr(group.mesh_info, "shard_process_group")
+        replicated = hasattr(group.mesh_info, "replicate_process_group")
+        hook_stream = None if replicated else group._all_reduce_hook_stream
+        return cls(
+            {
+                "fsdp_params": [],
+                "unsharded_grads": [],
+                "reduce_scatter_group": group._reduce_scatter_process_group if sharded else None,
+                "reduce_scatter_stream": group.comm_ctx.reduce_scatter_stream,
+                "reduce_scatter_comm": group._reduce_scatter_comm,
+                "orig_dtype": getattr(group, "_orig_dtype", None),
+                "reduce_dtype": group._reduce_dtype,
+                "device": group.device,
+                "gradient_divide_factor": group.gradient_divide_factor,
+                "all_reduce_group": group._all_reduce_process_group if replicated else None,
+                "all_reduce_stream": hook_stream or group.comm_ctx.all_reduce_stream,
+                "all_reduce_grads": group.all_reduce_grads,
+                "partial_reduce_output": pending,
+                "all_reduce_hook": group._all_reduce_hook,
+                "force_sum_reduction_for_comms": group.force_sum_reduction_for_comms,
+                "prepare_reduce_scatter_inputs": getattr(group, "_prepare_reduce_scatter_inputs", None),
+            },
+            device_handle(group.device).current_stream(),
+        )
+
+    @property
+    def reduce_dtype(self) -> torch.dtype | None:
+        """The dtype on the wire; None for that of the gradients."""
+        return self.arguments["reduce_dtype"]
+
+    @property
+    def alone(self) -> bool:
+        """Sums that are not all-reduced yet belong to one group: they cannot be computed with another's."""
+        given = self.arguments
+        return given["all_reduce_group"] is not None and (not given["all_reduce_grads"] or self.partial is not None)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Calls of equal kind can be one."""
+        given = self.arguments
+        dtype = self.reduce_dtype or (self.grads[0].dtype if self.grads else None)
+        same = [id(given.get(name)) for name in _SAME]
+        values = [given.get(name) for name in _EQUAL]
+        return (_kind_of(given["reduce_scatter_comm"]), dtype, given.get("orig_dtype"), *same, *values)
+
+    def placeholder(self, event: Any) -> tuple[Any, ...]:
+        """What FSDP2 is told while gradients are held: an event that has nothing to wait for, and no buffer.
+
+        On 2.11 it waits for the events without looking whether there are any, so they must be real.
+        """
+        told = {
+            "reduce_scatter_input": None,
+            "reduce_scatter_event": event,
+            "post_reduce_stream": self.arguments["reduce_scatter_stream"],
+            "post_reduce_event": event,
+            "all_reduce_input": None,
+            "all_reduce_event": None,
+            "partial_reduce_output": self.partial,
+        }
+        return tuple(told[name] for name in version().returns)
+
+    def make(self, params: list[Any], grads: list[torch.Tensor]) -> dict[str, Any]:
+        """Reduce these gradients now; what FSDP2's function returns, by name. `grads` is emptied."""
+        facts = version()
+        given = self.arguments | {
+            "fsdp_params": params,
+            "unsharded_grads": grads,
+            "partial_reduce_output": self.partial,
+        }
+        if given["reduce_dtype"] is None and "orig_dtype" not in facts.arguments:
+            given["reduce_dtype"] = grads[0].dtype  # 2.15 wants a name for what None meant before
+        answer = original()(**{name: given[name] for name in facts.arguments})
+        return dict(zip(facts.returns, answer, strict=True))
+
+
+def _kind_of(comm: Any) -> Any:
+    """What two reduce-scatters must share for one to stand in for the other."""
+    if type(comm).__module__ == f"{HOME}._fsdp_collectives":
+        return type(comm)  # their only state is the process group, which is part of a call's kind anyway
+    if type(comm).__module__ == "retrograd.fsdp.ordered_reduce":
+        return (type(comm), comm.wire_dtype, comm.check_finite)
+    return getattr(comm, "bucket_key", id(comm))  # anyone's: it may know its module
+
+
+def device_handle(device: torch.device) -> Any:
+    """The module of streams and events: torch.cuda, or torch.cpu, where both do nothing."""
+    return torch.get_device_module(device)
+
+
+def arguments_of(given: tuple[Any, ...]) -> dict[str, Any]:
+    """FSDP2's arguments by name."""
+    return dict(zip(version().arguments, given, strict=True))
+
+
+def with_comm(given: tuple[Any, ...], comm: Any) -> tuple[Any, ...]:
+    """FSDP2's arguments with another reduce-scatter."""
+    at = version().arguments.index("reduce_scatter_comm")
+    return (*given[:at], comm, *given[at + 1 :])
+
+
+def wire_dtype(given: tuple[Any, ...]) -> torch.dtype:
+    """The dtype in which gradients of FSDP2's arguments are sent."""
+    return given[replaced["facts"].reduce_dtype_at] or given[1][0].dtype
+
+
+def reduce_as_given(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, Any]:
+    """Let FSDP2 reduce one group: what it is to be told, and the reduction's stream, if it is named, and last event.
+
+    The answer goes back to FSDP2 as it is, which then keeps buffers and waits for them as ever.
+    """
+    answer, facts = replaced["theirs"](*given), replaced["facts"]
+    # 2.11 and 2.12 name no stream, and wait for each group's event by themselves.
+    return answer, facts.stream_at and answer[facts.stream_at], answer[facts.event_at]
+
+
+def take_over(groups: Sequence[Any], owner: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """From now on `owner` is called, with all arguments by place, where FSDP2 would reduce gradients of these groups.
+
+    Raises:
+        UsageError: their gradients are in buckets already.
+    """
+    params = [param for group in groups for param in group.fsdp_params]
+    if any(hasattr(param, _OWNER) for param in params):
+        raise UsageError("the model has buckets already; remove() the first handle to make others")
+    theirs = original()
+    if "ours" not in replaced:
+        signature = inspect.signature(theirs)
+        count = len(signature.parameters)
+
+        def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
+            mine = args[0] if args else kwargs["fsdp_params"]
+            taker = getattr(mine[0], _OWNER, None) if mine else None
+            if taker is None:
+                return theirs(*args, **kwargs)
+            if kwargs or len(args) != count:
+                given = signature.bind(*args, **kwargs)
+                given.apply_defaults()
+                args = tuple(given.arguments.values())
+            return taker(args)
+
+        replaced.update(ours=foreach_reduce, theirs=theirs, facts=version(), users=0)
+        module("_fsdp_param_group").foreach_reduce = foreach_reduce
+    replaced["users"] += 1
+    for param in params:
+        setattr(param, _OWNER, owner)
+
+
+def give_back(groups: Sequence[Any]) -> None:
+    """FSDP2 reduces these groups itself again."""
+    for group in groups:
+        for param in group.fsdp_params:
+            param.__dict__.pop(_OWNER, None)
+    replaced["users"] -= 1
+    if not replaced["users"]:
+        module("_fsdp_param_group").foreach_reduce = original()
+        replaced.clear()

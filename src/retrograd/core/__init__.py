@@ -1,0 +1,1 @@
+"""What several rooms need and no framework is needed for: records, alignment, processes, stores. No torch."""

@@ -1,0 +1,332 @@
+"""One backward pass: gradients that are held, buckets that leave, and what must not be left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from retrograd.compat import fsdp2
+from retrograd.compat.fsdp2 import Call
+from retrograd.errors import BucketError
+from retrograd.fsdp.agreement import Agreement
+from retrograd.fsdp.attribution import naming
+from retrograd.fsdp.buckets import Launcher, digest
+from retrograd.fsdp.in_flight import Flight
+from retrograd.fsdp.model_plan import Model, word
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One reduction of gradients.
+
+    Attributes:
+        bucket: its number in the plan.
+        repeat: whether these gradients came after others of the same groups in the same backward.
+        groups: what was reduced.
+        without: parameters of these groups that had no gradient.
+        numel: elements on the wire.
+        dtype: on the wire.
+    """
+
+    bucket: int
+    repeat: bool
+    groups: tuple[str, ...]
+    without: tuple[str, ...]
+    numel: int
+    dtype: str
+
+
+class Backward:
+    """Gradients of one backward pass.
+
+    A group that has a bucket for itself, and whose turn it is when it arrives, is reduced by the very call that FSDP2
+    makes: nothing is held, copied or waited for that FSDP2 would not.
+
+    Args:
+        model: whose they are.
+        launcher: keeps to the plan.
+        expected: parameters that want gradients, by group.
+        missing: "error", "zeros" or "skip".
+        agreement: asks other ranks before each bucket; None in a backward in which nobody asks.
+
+    Attributes:
+        launches: what has been reduced, in order.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        launcher: Launcher,
+        expected: dict[str, list[Any]],
+        missing: str,
+        agreement: Agreement | None,
+    ) -> None:
+        self.launcher: Launcher = launcher
+        self.launches: list[Launch] = []
+        self.expected: dict[str, list[Any]] = expected
+        self._model: Model = model
+        self._missing: str = missing
+        self._agreement: Agreement | None = agreement
+        self._held: dict[str, Call] = {}
+        self._again: dict[str, Call] = {}
+        self._got: set[int] = set()
+        self._whole: set[str] = set()  # groups of which every parameter got its gradient
+        self._seen: set[str] = set()
+        self._bucketed: set[str] = set()  # groups whose reduction FSDP2 does not know of
+        self._flight: Flight = Flight(model.handle)
+        self._start: tuple[Any, Any] | None = None  # the stream on which gradients are made, an event on it
+
+    def arrive(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """FSDP2 would reduce a group: hold its gradients, reduce what is complete; what FSDP2 is told.
+
+        Args:
+            given: the arguments of FSDP2's call, first parameters and their gradients.
+        """
+        params, grads = given[0], given[1]
+        name = self._model.home(params[0])
+        if self._model.comm is not None:
+            given = fsdp2.with_comm(given, self._model.comm)
+        if params == self.expected.get(name):
+            self._whole.add(name)
+            if _one_dtype(grads) and self.launcher.passes(name):
+                return self._straight(name, given)
+        with torch.no_grad():
+            call, event = self._call(given)
+            if name not in self._whole and self._missing == "zeros":
+                call.params, call.grads = self._with_zeros(name, call.params, call.grads)
+            size = sum(grad.nbytes for grad in call.grads)
+            self._take(name, call)
+            for index in self.launcher.arrive(name, size):
+                self._launch(index, self._held)
+        return call.placeholder(event)
+
+    def finish(self) -> None:
+        """Backward is over: reduce the rest, wait for everything, see that nothing is left.
+
+        Raises:
+            BucketError: gradients are missing or left over.
+        """
+        if self.expected and (self._seen or self._missing == "zeros"):
+            self._deal_with_missing()
+            for index in self.launcher.finish():
+                self._launch(index, self._held)
+            for index, names in self.launcher.repeated():
+                self._launch(index, self._again, names)
+        self._require("the end of backward", self.launches)
+        self._flight.land()
+        for name in self._bucketed:
+            fsdp2.wait_for_offload(self._model.groups[name])
+        self._require_empty()
+
+    def drop(self) -> None:
+        """Forget gradients of a backward that failed, when nothing reads them any more."""
+        self._flight.land()
+        self._held.clear()
+        self._again.clear()
+
+    def _call(self, given: tuple[Any, ...]) -> tuple[Call, Any]:
+        """A call to be held, and an event that FSDP2 can wait for.
+
+        One event of the backward's first call serves them all; a call on another stream has its own, for those who use
+        its gradients.
+        """
+        stream = self._model.handle.current_stream()
+        if self._start is None:
+            self._start = stream, stream.record_event()
+        usual, event = self._start
+        own = None if stream == usual else stream.record_event()
+        return Call(fsdp2.arguments_of(given), stream, own), event
+
+    def _straight(self, name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Let FSDP2 reduce a group that has a bucket for itself."""
+        self._seen.add(name)
+        index = self.launcher.next - 1
+        launch = self._describe(index, False, (name,), given[0], fsdp2.wire_dtype(given))
+        if self._agreement is not None:
+            self._require(self._due(index), [launch])
+        self._make_room()
+        try:
+            with naming(self._model.modules[name]):
+                answer, stream, event = fsdp2.reduce_as_given(given)
+        except RuntimeError as error:
+            self._explain(error, index)
+            raise
+        self._flight.follow(stream, event)
+        self.launches.append(launch)
+        return answer
+
+    def _take(self, name: str, call: Call) -> None:
+        if name not in self._whole:
+            self._got.update(id(param) for param in call.params)
+        if name not in self._seen:
+            self._seen.add(name)
+            self._held[name] = call
+        elif name not in self._again:
+            self._again[name] = call
+        else:
+            _add(self._again[name], call)
+
+    def _with_zeros(self, name: str, params: list[Any], grads: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Parameters that want gradients, and these, zeros where there were none."""
+        group = self._model.groups[name]
+        have = {id(param): grad for param, grad in zip(params, grads, strict=True)}
+        wanted = {id(param) for param in fsdp2.trainable(group)} | have.keys()
+        dtype = grads[0].dtype if grads else None
+        every = [param for param in group.fsdp_params if id(param) in wanted]
+        filled = [
+            have[id(param)] if id(param) in have else fsdp2.no_gradient(param, group, dtype or fsdp2.grad_dtype(param))
+            for param in every
+        ]
+        return every, filled
+
+    def _launch(self, index: int, held: dict[str, Call], names: Iterable[str] = ()) -> None:
+        """Reduce what is held of a bucket: one collective, unless settings that ranks share cut it."""
+        wanted = names or self.launcher.plan.buckets[index].groups
+        calls = [(name, held.pop(name)) for name in wanted if name in held]
+        runs = [list(run) for _, run in groupby(calls, key=lambda it: (*it[1].kind, it[0] if it[1].alone else ""))]
+        repeat = held is self._again
+        launches = [self._launch_of(index, repeat, run) for run in runs]
+        if self._agreement is not None:
+            self._require(self._due(index, repeat), launches)
+        for run, launch in zip(runs, launches, strict=True):
+            try:
+                self._reduce(run, repeat)
+            except RuntimeError as error:
+                self._explain(error, index, repeat)
+                raise
+            self.launches.append(launch)
+
+    def _due(self, index: int, repeat: bool = False) -> str:
+        groups = ", ".join(self.launcher.plan.buckets[index].groups)
+        return f"the reduction {'again ' if repeat else ''}of bucket {index} [{groups}]"
+
+    def _explain(self, error: RuntimeError, index: int, repeat: bool = False) -> None:
+        """What the backend says of a rank that is gone names no module."""
+        error.add_note(f"retrograd.fsdp: it happened in {self._due(index, repeat)}")
+
+    def _launch_of(self, index: int, repeat: bool, run: list[tuple[str, Call]]) -> Launch:
+        names, params = tuple(name for name, _ in run), [param for _, call in run for param in call.params]
+        first = run[0][1]
+        return self._describe(index, repeat, names, params, first.reduce_dtype or first.grads[0].dtype)
+
+    def _describe(self, index: int, repeat: bool, names: tuple[str, ...], params: list[Any], dtype: Any) -> Launch:
+        """What a reduction is; kept from step to step as long as the same parameters have gradients."""
+        whole = not repeat and self._whole.issuperset(names)
+        known = self._model.launches.get((index, names)) if whole else None
+        if known is not None and known[1] is dtype and known[0] == params:
+            return known[2]
+        have = set(map(id, params))
+        lacking = [p for name in names if not repeat for p in self.expected.get(name, ()) if id(p) not in have]
+        groups = [self._model.groups[self._model.home(param)] for param in params]
+        numel = sum(map(fsdp2.wire_numel, params, groups))
+        launch = Launch(index, repeat, names, tuple(self._model.named(param) for param in lacking), numel, word(dtype))
+        if whole:
+            self._model.launches[index, names] = params, dtype, launch
+        return launch
+
+    def _reduce(self, run: list[tuple[str, Call]], repeat: bool) -> None:
+        name, first = run[0]
+        group, alone = self._model.groups[name], first.alone
+        if alone:  # sums of an earlier reduction of this backward, if there was one
+            first.partial = group._partial_reduce_output
+        self._bucketed.update(name for name, _ in run)
+        params = [param for _, call in run for param in call.params]
+        grads = [grad for _, call in run for grad in call.grads]
+        for _, call in run:
+            call.grads.clear()  # so that memory is free after copy-in
+        if first.reduce_dtype is not None and not _one_dtype(grads):
+            # Copy-in casts to this dtype anyway, but takes gradients of one dtype only (2.13).
+            grads = [grad.to(first.reduce_dtype) for grad in grads]
+        stream = self._flight.join([call for _, call in run], grads)
+        self._make_room()
+        with naming([module for name, _ in run for module in self._model.modules[name]]):
+            result = first.make(params, grads)
+        if alone:
+            first.partial = group._partial_reduce_output = result["partial_reduce_output"]
+        self._flight.add(result)
+        if repeat:
+            # Added to the shards of the first round on the reduction's stream, while autograd may go on.
+            stream.wait_event(result["post_reduce_event"])
+
+    def _make_room(self) -> None:
+        """As many inputs in flight as FSDP2 would have, its own counted."""
+        if self._flight.inputs:
+            root = self._model.states[0]
+            self._flight.make_room(fsdp2.buffers_in_flight(root) - fsdp2.inputs_kept(root))
+
+    def _require(self, due: str, launches: Iterable[Launch]) -> None:
+        if self._agreement is not None:
+            self._agreement.require(due, [astuple(one) for one in launches], lambda: in_words(launches), None)
+
+    def _deal_with_missing(self) -> None:
+        """Make gradients that did not come, refuse to go on without them, or leave them out."""
+        if self._missing == "zeros":
+            for name in self.launcher.missing():
+                call = self._model.call(name)
+                call.params, call.grads = self._with_zeros(name, [], [])
+                self._take(name, call)
+        if self._missing != "error":
+            return
+        lacking = []
+        for name, params in self.expected.items():
+            if name in self._whole:
+                continue
+            if without := [self._model.named(param) for param in params if id(param) not in self._got]:
+                lacking.append(f"{name} ({', '.join(without)})")
+        if self._agreement is not None:
+            text = "; ".join(lacking)
+            self._agreement.require("the end of backward, without gradients", lacking, lambda: text or "none", None)
+        if lacking:
+            raise BucketError(
+                f"no gradients came for {len(lacking)} of {len(self.expected)} groups: {'; '.join(lacking)}; use these "
+                'parameters in every forward, freeze them, or say missing="zeros" to reduce zeros for them or '
+                'missing="skip" if all ranks always leave out the same'
+            )
+
+    def _require_empty(self) -> None:
+        held = [*self._held, *self._again]
+        groups = [self._model.groups[name] for name in self.expected]
+        late = [self._model.named(param) for group in groups for param in fsdp2.leftovers(group)]
+        if not held and not late:
+            return
+        fsdp2.drop_gradients(groups)
+        mend = "this is an error of retrograd, please report it" if held else "use parameters in their module's forward"
+        raise BucketError(
+            f"gradients of {', '.join(held or late)} were left when backward ended, and would have been added to the "
+            f"next step's; they are dropped; {mend}"
+        )
+
+
+def _one_dtype(grads: list[Any]) -> bool:
+    """FSDP2 copies in gradients of one dtype only (2.13)."""
+    return len({grad.dtype for grad in grads}) == 1
+
+
+def _add(sums: Call, call: Call) -> None:
+    at = {id(param): i for i, param in enumerate(sums.params)}
+    for param, grad in zip(call.params, call.grads, strict=True):
+        if id(param) not in at:
+            sums.params.append(param)
+            sums.grads.append(grad)
+            continue
+        i = at[id(param)]
+        sums.grads[i] = sums.grads[i].to(sums.reduce_dtype or grad.dtype) + grad
+
+
+def sequence_hash(launches: tuple[Launch, ...]) -> str:
+    return digest([astuple(one) for one in launches])
+
+
+def in_words(launches: Iterable[Launch]) -> str:
+    return (
+        "; ".join(
+            f"[{', '.join(one.groups)}] of {one.numel} {one.dtype}"
+            + (f" without {', '.join(one.without)}" if one.without else "")
+            for one in launches
+        )
+        or "nothing"
+    )

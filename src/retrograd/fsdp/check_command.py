@@ -1,0 +1,187 @@
+"""`retrograd fsdp check`: a job whose processes record themselves, and the comparison of what they recorded.
+
+The processes are told by an environment variable, through a `sitecustomize` of ours that Python imports at its start
+and that imports the user's own one after it. This module loads torch only inside them, after the program did.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import retrograd
+from retrograd import config
+from retrograd.core.import_hook import AfterImport
+from retrograd.errors import UsageError, VerificationError
+from retrograd.fsdp.log_diff import LogDiff, diff
+from retrograd.fsdp.schema import Log
+
+_SITE = Path(__file__).parent / "_site"
+_STOPPED = 70  # exit code of a process that the watchdog ended
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A job that was checked.
+
+    Attributes:
+        code: exit code of the program.
+        logs: of the ranks that left one.
+        diffs: comparisons of rank 0, or the first that left a log, with the others.
+        problems: what ranks found while they ran, each once.
+    """
+
+    code: int
+    logs: tuple[Log, ...]
+    diffs: tuple[LogDiff, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 same order everywhere, 1 a difference or another finding, 2 the program failed or recorded nothing."""
+        if self.problems or any(not d.same for d in self.diffs):
+            return 1
+        return 2 if self.code or not any(log.total for log in self.logs) else 0
+
+    def text(self) -> str:
+        """For people."""
+        lines = [f"problem: {text}" for text in self.problems]
+        # What a rank found while it ran says it better, and of a job that was stopped the last step is not whole.
+        if not self.problems:
+            lines += [f"ranks differ: {d.words()}" for d in self.diffs if not d.same]
+        if not self.logs:
+            lines.append("no process recorded anything: is it started by torchrun, and does it import torch?")
+        for log in self.logs:
+            counts = ", ".join(f"{p.count} x {len(p.entries)} collectives" for p in log.patterns)
+            lines.append(f"rank {log.rank}: {log.total} steps ({counts or 'none'}), hash {log.hash}")
+            lines += [f"  note: {note}" for note in log.notes]
+        if not self.exit_code:
+            lines.append(f"same order over {len(self.logs)} ranks")
+        elif self.code:
+            lines.append(f"the program ended with exit code {self.code}")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """As JSON: problems, differences, and of each rank its steps."""
+        ranks = [
+            {"rank": log.rank, "steps": log.total, "patterns": len(log.patterns), "hash": log.hash, "notes": log.notes}
+            for log in self.logs
+        ]
+        found = [json.loads(d.to_json()) for d in self.diffs if not d.same]
+        said = {"code": self.code, "problems": list(self.problems), "differences": found, "ranks": ranks}
+        return json.dumps(said | {"exit_code": self.exit_code}, indent=1)
+
+
+def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = None) -> Checked:
+    """Run a job and compare its ranks.
+
+    Args:
+        command: torchrun and its arguments, or a script of one process.
+        options: "steps", after which the program ends; "timeout", "strict" and "nonfinite" of record_collectives.
+        keep: a folder for the logs, rank-0.json and so on.
+
+    Raises:
+        UsageError: the command cannot be started.
+    """
+    if not command:
+        raise UsageError("there is no program; expected `retrograd fsdp check [options] -- torchrun ... train.py`")
+    with tempfile.TemporaryDirectory(prefix="retrograd-fsdp-") as temporary:
+        folder = keep if keep is not None else Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("rank-*.json"):
+            old.unlink()
+        package = Path(retrograd.__file__).parent.parent
+        changes = config.request_fsdp_check(json.dumps(options | {"folder": str(folder.resolve())}), _SITE, package)
+        try:
+            code = subprocess.run(list(command), env=config.child_environment(changes), check=False).returncode
+        except OSError as error:
+            raise UsageError(f"{command[0]!r} cannot be started: {error.strerror or error}") from None
+        logs = [Log.load(path) for path in folder.glob("rank-*.json")]
+    return judged(code, sorted(logs, key=lambda log: log.rank))
+
+
+def judged(code: int, logs: Sequence[Log]) -> Checked:
+    """The result of a job from its exit code and logs."""
+    diffs = tuple(diff(logs[0], other) for other in logs[1:])
+    found = [text for log in logs for text in log.problems]
+    gone = sorted(set(range(logs[0].size if logs else 0)) - {log.rank for log in logs})
+    if code and gone:
+        names = ", ".join(map(str, gone))
+        found.insert(
+            0, f"rank {names} left no log: killed, or ended without Python's exit; the others say what was due"
+        )
+    problems = tuple(dict.fromkeys(found))
+    return Checked(code, tuple(logs), diffs, problems)
+
+
+def assert_same_order(*logs: Any) -> None:
+    """Assert that ranks issued the same collectives in the same order, and that no step of a rank differs.
+
+    Args:
+        logs: of the ranks: what `record_collectives` gave, or its `log()`, or files that it saved.
+
+    Raises:
+        VerificationError: with the first difference.
+        UsageError: there is no log.
+    """
+    read = [one.log() if hasattr(one, "log") else one if isinstance(one, Log) else Log.load(one) for one in logs]
+    if not read:
+        raise UsageError("assert_same_order was given no log; expected those of all ranks, or the one of this rank")
+    found = judged(0, sorted(read, key=lambda log: log.rank))
+    texts = [*found.problems, *(d.words() for d in found.diffs if not d.same)]
+    if texts:
+        raise VerificationError("\n".join(texts))
+
+
+def begin() -> None:
+    """In a process of the job: record from the moment at which torch has been imported. Called by `sitecustomize`."""
+    given, rank = config.fsdp_check(), config.rank()
+    if given is None or rank is None:
+        return  # torchrun itself, and what else Python runs
+    options = json.loads(given)
+    sys.meta_path.insert(0, AfterImport(("torch",), lambda name: _record(options, rank[0])))
+
+
+def _record(options: dict[str, Any], rank: int) -> None:
+    from retrograd.fsdp.recorder import record_collectives
+
+    path = Path(options["folder"]) / f"rank-{rank}.json"
+    last = options["steps"]
+    log = record_collectives(
+        steps="optimizer", on_change="record", timeout=options["timeout"], strict=options["strict"],
+        nonfinite=options["nonfinite"],
+    ).start()  # fmt: skip
+    hook = sys.excepthook
+
+    def excepthook(kind: Any, error: BaseException, trace: Any) -> None:
+        log.failed(error)
+        log.save(path)
+        hook(kind, error, trace)
+
+    def stalled(text: str) -> None:
+        sys.stderr.write(f"retrograd.fsdp: {text}\n")
+        log.save(path)
+
+    def stepped(total: int) -> None:
+        if last is not None and total >= last:
+            raise SystemExit(0)
+
+    def terminated(number: int, frame: Any) -> None:
+        log.save(path)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    sys.excepthook, log.on_stall, log.on_step = excepthook, stalled, stepped
+    log.on_stalled = lambda: os._exit(_STOPPED)  # the thread that hangs would never return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # torchrun ends the other ranks when one fails
+        signal.signal(signal.SIGTERM, terminated)
+    atexit.register(log.save, path)

@@ -1,0 +1,131 @@
+"""Where two sequences of collectives part, in words: two ranks, two steps, two logs. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from retrograd.fsdp.schema import POINT_TO_POINT, Collective, Log
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two sequences part.
+
+    Attributes:
+        index: place in the sequence, from 0.
+        first: the collective there, None where the sequence has ended.
+        second: the one of the other.
+        kind: "order" (the same collectives in another order), "missing" (the second lacks some), "extra" or "other".
+    """
+
+    index: int
+    first: Collective | None
+    second: Collective | None
+    kind: str
+
+    def text(self, one: str, other: str) -> str:
+        """The sentence, with the names of both sides."""
+        if self.first is None or self.second is None:
+            does, who, rest = (self.first, one, other) if self.first is not None else (self.second, other, one)
+            assert does is not None
+            return f"{who} {does.does} ({does.details}) where {rest} does nothing more"
+        words = f"{other} {self.second.does} where {one} {self.first.does}"
+        if self.first.does == self.second.does:
+            words += f", but {other}: {self.second.details}; {one}: {self.first.details}"
+        else:
+            words += f" ({self.second.details})"
+        return words + {"order": "; both issue the same collectives, in another order"}.get(self.kind, "")
+
+
+def first_difference(one: Sequence[Collective], other: Sequence[Collective]) -> Difference | None:
+    """Where two sequences part; None if they are equal."""
+    shorter = min(len(one), len(other))
+    at = next((i for i in range(shorter) if one[i].identity != other[i].identity), shorter)
+    if at == len(one) == len(other):
+        return None
+    here, there = (Counter(c.identity for c in s[at:]) for s in (one, other))
+    lacking, more = here - there, there - here
+    kind = "other" if lacking and more else "missing" if lacking else "extra" if more else "order"
+    return Difference(at, _at(one, at), _at(other, at), kind)
+
+
+def _at(sequence: Sequence[Collective], index: int) -> Collective | None:
+    return sequence[index] if index < len(sequence) else None
+
+
+def shared(sequence: Sequence[Collective], rank: int, other: int) -> list[Collective]:
+    """What two ranks must have in common: collectives of groups with both; between other ranks order is free."""
+    both = {rank, other}
+    return [c for c in sequence if c.kind not in POINT_TO_POINT and both.issubset(c.ranks)]
+
+
+@dataclass(frozen=True)
+class LogDiff:
+    """The comparison of two logs.
+
+    Attributes:
+        names: what the logs are called.
+        steps: how many steps were compared.
+        place: the step in which they part, "" if they are equal.
+        text: what differs, in words.
+        difference: the first differing collectives, None if equal or not kept.
+    """
+
+    names: tuple[str, str]
+    steps: int
+    place: str = ""
+    text: str = ""
+    difference: Difference | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether every compared step is the same."""
+        return not self.place
+
+    @property
+    def exit_code(self) -> int:
+        """0 the same, 1 different."""
+        return 0 if self.same else 1
+
+    def to_json(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self) | {"same": self.same}, indent=1)
+
+    def words(self) -> str:
+        """For people."""
+        if self.same:
+            return f"same order: {self.names[0]} and {self.names[1]}, {self.steps} steps"
+        return f"{self.place}: {self.text}"
+
+
+def diff(one: Log, other: Log, names: tuple[str, str] | None = None) -> LogDiff:
+    """Compare two logs step by step: of two ranks their shared groups, of one rank in two runs everything.
+
+    Args:
+        one: a log.
+        other: another; of the same rank, or of another rank of the same run.
+        names: what to call them in sentences; "rank 0" and "rank 1" by default.
+    """
+    called = names or (f"rank {one.rank}", f"rank {other.rank}")
+    across = one.rank != other.rank
+    compared = 0
+    first, second = dict(one.parts()), dict(other.parts())
+    # Steps that only one log still keeps are left out: both forget the oldest first.
+    for place in first if set(first) >= set(second) else second:
+        sides = [log.get(place) for log in (first, second)]
+        if sides[0] is None or sides[1] is None:
+            continue
+        if across:
+            sides = [shared(side or (), one.rank, other.rank) for side in sides]
+        found = first_difference(sides[0] or (), sides[1] or ())
+        if found is not None:
+            where = f"{place}, collective {found.index}"
+            return LogDiff(called, compared, where, found.text(*called), found)
+        compared += place.startswith("step") and "not ended" not in place
+    if one.total != other.total:
+        text = f"{called[0]} made {one.total} steps, {called[1]} {other.total}"
+        return LogDiff(called, compared, f"step {min(one.total, other.total)}", text)
+    return LogDiff(called, compared)

@@ -1,0 +1,199 @@
+"""Do all ranks issue the same collectives? At the end of steps by hashes, or before each one. Loads no torch.
+
+A hash is 8 bytes a group, rolling over the whole run: a difference between two comparisons is found at the next.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from retrograd.core.rank_store import Exchange
+from retrograd.errors import RanksDifferError, VerificationError
+from retrograd.fsdp.log_diff import Difference, first_difference, shared
+from retrograd.fsdp.schema import POINT_TO_POINT, Collective, collective_of
+from retrograd.fsdp.step_patterns import Journal
+
+_FAILED = "failed"
+_LOOK = 0.25  # seconds between two looks for ranks that failed
+
+
+class Verifier:
+    """Compares this rank with the others.
+
+    Args:
+        exchange: how ranks tell each other.
+        journal: what this rank did.
+        seconds: how long to wait for the others.
+    """
+
+    def __init__(self, exchange: Exchange, journal: Journal, seconds: float) -> None:
+        self.exchange, self.journal, self.seconds = exchange, journal, seconds
+        self.others = [r for r in range(exchange.size) if r != exchange.rank]
+        self.count = 0
+        self.bad = ""  # what this rank gave that is not finite
+        self._sequence: dict[tuple[int, ...], int] = {}
+
+    def check(self) -> None:
+        """Compare what was issued so far with all ranks.
+
+        Raises:
+            RanksDifferError: a rank issued other collectives, or says nothing in time.
+            VerificationError: a rank gave NaN or Inf to a reduction.
+        """
+        name = f"check/{self.count}"
+        mine = {_key(ranks): digest.hex() for ranks, digest in self.journal.groups.items()}
+        said = {"step": self.journal.total, "bad": self.bad, "groups": mine}
+        self.exchange.post(name, json.dumps(said))
+        answers = {r: json.loads(text) for r, text in self._gather(name, self.others, "the end of the step").items()}
+        for rank, answer in answers.items():
+            if answer["step"] != self.journal.total:
+                raise RanksDifferError(f"rank {rank} ends step {answer['step']} where {self._me} ends {said['step']}")
+        differing = [r for r, a in answers.items() if self._differs(a["groups"], r)]
+        if differing:
+            self._explain(differing[0])
+        self._finite({self.exchange.rank: self.bad} | {r: a["bad"] for r, a in answers.items()})
+        if self.count:
+            # Everybody has answered, so everybody has read what came before.
+            self.exchange.forget(f"check/{self.count - 1}")
+        self.count += 1
+        self.journal.agreed()
+
+    @property
+    def _me(self) -> str:
+        return f"rank {self.exchange.rank}"
+
+    def _differs(self, theirs: dict[str, str], rank: int) -> bool:
+        for ranks, digest in self.journal.groups.items():
+            if rank in ranks and theirs.get(_key(ranks)) != digest.hex():
+                return True
+        known = {_key(ranks) for ranks in self.journal.groups}
+        return any(_both(key, rank, self.exchange.rank) for key in set(theirs) - known)
+
+    def _explain(self, rank: int) -> None:
+        """Get the log of another rank and say where it parts."""
+        name = f"why/{self.count}"
+        self.exchange.post(name, packed(self.journal))
+        answer = self.exchange.gather(name, [rank], self.seconds)
+        if rank not in answer:
+            raise RanksDifferError(f"step {self.journal.total}: rank {rank} issued other collectives than {self._me}")
+        raise RanksDifferError(self.sentence(rank, unpacked(answer[rank])))
+
+    def sentence(self, rank: int, theirs: Sequence[tuple[int, Collective]]) -> str:
+        """Where this rank and another part; "" if they do not, as far as is kept."""
+        me = self.exchange.rank
+        steps: dict[int, tuple[list[int], list[Collective]]] = {}
+        mine = [(step, self.journal.entries[n]) for step, n in self.journal.since]
+        for who, pairs in ((me, mine), (rank, theirs)):
+            common = [pair for pair in pairs if shared([pair[1]], me, rank)]
+            steps[who] = [s for s, _ in common], [c for _, c in common]
+        low, high = sorted((me, rank))
+        found = first_difference(steps[low][1], steps[high][1])
+        if found is None:
+            return ""
+        numbers = steps[low][0] if found.first is not None else steps[high][0]
+        words = found.text(f"rank {low}", f"rank {high}")
+        step = numbers[found.index]
+        return f"step {step}, collective {found.index - numbers.index(step)}: {words}; {_ADVICE}"
+
+    def _finite(self, bad: dict[int, str]) -> None:
+        if found := [f"rank {rank} gives NaN or Inf to {what}" for rank, what in sorted(bad.items()) if what]:
+            raise VerificationError("; ".join(found) + "; the reduced gradients of all ranks are spoiled")
+
+    def before(self, one: Collective) -> None:
+        """Compare one collective with the ranks of its group before it starts.
+
+        Raises:
+            RanksDifferError: a rank is about to issue another one, or none in time.
+        """
+        if one.kind not in POINT_TO_POINT:
+            self._agree(one.ranks, one)
+
+    def end_of_step(self) -> None:
+        """A rank that issues less than the others says so here.
+
+        Raises:
+            RanksDifferError: a rank is about to issue a collective more.
+        """
+        for ranks in sorted({tuple(range(self.exchange.size)), *self.journal.groups}):
+            self._agree(ranks, None)
+
+    def _agree(self, ranks: tuple[int, ...], one: Collective | None) -> None:
+        number = self._sequence.get(ranks, 0)
+        self._sequence[ranks] = number + 1
+        name, me = f"each/{_key(ranks)}/{number}", self.exchange.rank
+        self.exchange.post(name, json.dumps(None if one is None else asdict(one)))
+        others = [r for r in ranks if r != me]
+        due = one.name if one is not None else "the end of the step"
+        for rank, text in self._gather(name, others, due).items():
+            data = json.loads(text)
+            theirs = None if data is None else collective_of(data)
+            low, high = sorted(((me, one), (rank, theirs)), key=lambda pair: pair[0])
+            found = first_difference(*([c] if c is not None else [] for _, c in (low, high)))
+            if found is not None:
+                words = Difference(found.index, found.first, found.second, "other")
+                said = words.text(f"rank {low[0]}", f"rank {high[0]}")
+                raise RanksDifferError(f"{self.journal.place()}: {said}; it was not started; {_ADVICE}")
+        if number:
+            self.exchange.forget(f"each/{_key(ranks)}/{number - 1}")
+
+    def _gather(self, name: str, ranks: Sequence[int], due: str) -> dict[int, str]:
+        answers = self.exchange.gather(name, ranks, self.seconds, self._somebody_failed())
+        missing = [r for r in ranks if r not in answers]
+        if missing:
+            raise RanksDifferError(f"{self.journal.place()}: {self._me} is at {due}, {self._absent(missing[0])}")
+        return answers
+
+    def _absent(self, rank: int) -> str:
+        failed = self.exchange.look(_FAILED, rank)
+        if failed is not None:
+            return f"rank {rank} {failed}"
+        return f"rank {rank} said nothing for {self.seconds:g} s: it hangs, died, or waits in another collective"
+
+    def _somebody_failed(self) -> Callable[[], bool]:
+        last = time.monotonic()
+
+        def failed() -> bool:
+            nonlocal last
+            if time.monotonic() - last < _LOOK:
+                return False
+            last = time.monotonic()
+            return bool(self.failures())
+
+        return failed
+
+    def failures(self) -> dict[int, str]:
+        """What other ranks said when they ended with an error."""
+        said = ((rank, self.exchange.look(_FAILED, rank)) for rank in self.others)
+        return {rank: text for rank, text in said if text is not None}
+
+    def fail(self, text: str) -> None:
+        """Tell the others that this rank ends with an error."""
+        self.exchange.post(_FAILED, text)
+
+
+_ADVICE = "issue collectives in the same order on every rank (module order, sets, data-dependent branches)"
+
+
+def _key(ranks: tuple[int, ...]) -> str:
+    return ",".join(map(str, ranks))
+
+
+def _both(key: str, one: int, other: int) -> bool:
+    return {str(one), str(other)} <= set(key.split(","))
+
+
+def packed(journal: Journal) -> str:
+    """What a rank did since the ranks agreed, as JSON."""
+    numbers = sorted({n for _, n in journal.since})
+    table = {n: asdict(journal.entries[n]) for n in numbers}
+    return json.dumps({"table": table, "since": list(journal.since)})
+
+
+def unpacked(text: str) -> list[tuple[int, Collective]]:
+    """Pairs of step and collective."""
+    data = json.loads(text)
+    table = {int(n): collective_of(one) for n, one in data["table"].items()}
+    return [(step, table[n]) for step, n in data["since"]]

@@ -1,0 +1,340 @@
+"""Records and verifies the collectives of a run whose code stays as it is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from retrograd.compat import c10d
+from retrograd.core.rank_store import of_default_group
+from retrograd.errors import RanksDifferError, UsageError, VerificationError
+from retrograd.fsdp.attribution import Attribution
+from retrograd.fsdp.rank_verification import Verifier
+from retrograd.fsdp.schema import COMPARED, REDUCTIONS, VARYING, Collective, Log, Step
+from retrograd.fsdp.step_patterns import Journal
+from retrograd.fsdp.watchdog import Watchdog
+
+ON_CHANGE = ("warn", "raise", "record")
+STEPS = ("auto", "optimizer", "manual")
+_WAIT = 300.0  # seconds to wait for other ranks without `timeout`: compiling a first step may take minutes
+_WARNINGS = 3  # changed steps that are told one by one
+
+
+class StepChangedWarning(UserWarning):
+    """A step issued other collectives than the steps before it."""
+
+
+class CollectiveLog:
+    """What `record_collectives` gives: begins with `with`, or with `start()` until `stop()`."""
+
+    _active: CollectiveLog | None = None
+
+    def __init__(self, model: Any, options: dict[str, Any]) -> None:
+        self.model, self.options = model, options
+        self.problems: list[str] = []
+        self.journal = Journal(0, 1)
+        self._said_changes = 0
+        self._verifier: Verifier | None = None
+        self._watchdog: Watchdog | None = None
+        self._ended = False  # an optimizer has ended the step; whether the program says so too is not known yet
+        self._verified = False  # by an optimizer, in this step
+        self._manual = options["steps"] == "manual"
+        self._undo: list[Callable[[], Any]] = []
+        self._lock = threading.RLock()
+        self.on_stall: Callable[[str], None] = _print
+        self.on_stalled: Callable[[], None] = lambda: None
+        self.on_step: Callable[[int], None] = lambda total: None
+
+    def start(self) -> CollectiveLog:
+        """Begin to record.
+
+        Raises:
+            UsageError: another log records already, or this torch is unknown.
+        """
+        if CollectiveLog._active is not None:
+            raise UsageError(
+                "collectives are recorded already; stop() the first log, or leave its `with`, before another"
+            )
+        self._attribution = Attribution(self.model)
+        self._undo = [c10d.install(self._before)]
+        self._undo.append(register_optimizer_step_pre_hook(self._before_optimizer).remove)
+        self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
+        CollectiveLog._active = self
+        if self.options["timeout"] is not None:
+            self._watchdog = Watchdog(self._ranks, self.options["timeout"], self._stalled, lambda: self.on_stalled())
+            self._watchdog.start()
+        return self
+
+    def stop(self) -> None:
+        """End recording and leave torch as it was; a second call does nothing."""
+        if CollectiveLog._active is not self:
+            return
+        if self._ended:
+            self._close()
+        for undo in reversed(self._undo):
+            undo()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        CollectiveLog._active = None
+
+    def __enter__(self) -> CollectiveLog:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.failed(error)
+        self.stop()
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the other ranks that this one ends with an error, and the error which collective was the last."""
+        self._ended = False  # the others do not wait for this rank's last step
+        ours = isinstance(error, (RanksDifferError, VerificationError))
+        last = self.journal.last
+        where = f"after {last.name} ({self.journal.place()})" if last is not None else "before any collective"
+        said = [f"retrograd.fsdp: rank {self.journal.rank} ended {where}"]
+        line = (str(error).splitlines() or [""])[0][:200]
+        try:
+            ranks = self._ranks()
+            if ranks is not None:
+                said += [] if ours else [f"rank {rank} {text}" for rank, text in ranks.failures().items()]
+                ranks.fail(f"raised {type(error).__name__}: {line}, {where}")
+        except RuntimeError:  # the store is gone with the rank that held it
+            said.append("the store of the job does not answer: the process that held it has ended")
+        if ours:
+            self.problems.append(str(error))
+        else:
+            self.problems.append("; ".join([f"rank {self.journal.rank} raised {type(error).__name__}: {line}", *said]))
+            error.add_note("; ".join(said))
+
+    def step(self) -> None:
+        """End a step: with gradient accumulation after each micro-batch or after each update, as you like.
+
+        Raises:
+            RanksDifferError: ranks issued different collectives.
+            VerificationError: gradients were not reduced or not finite; or the step changed and on_change="raise".
+        """
+        self._ended = False
+        self._manual = True
+        self._close()
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps so far, the last 10,000."""
+        return list(self.journal.steps)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is worth knowing and nothing wrong."""
+        return self.journal.notes
+
+    @property
+    def last(self) -> Collective | None:
+        """The collective that was issued last."""
+        return self.journal.last
+
+    def collectives(self, step: int = -1) -> list[Collective]:
+        """The collectives of a step, by default of the last one that ended.
+
+        Raises:
+            UsageError: there is no such step, or it is not kept.
+        """
+        rows = self.steps
+        row = rows[-1] if step == -1 and rows else next((r for r in rows if r.number == step), None)
+        if row is None or row.pattern < 0:
+            raise UsageError(
+                f"`step` is {step}, which is not kept; {len(rows)} steps are, up to {self.journal.total - 1}"
+            )
+        return self.log().collectives(self.log().patterns[row.pattern].entries)
+
+    def hash(self) -> str:
+        """Of everything since recording began, 16 hex digits."""
+        return self.journal.digest.hex()
+
+    def log(self) -> Log:
+        """The whole as a record."""
+        with self._lock:
+            log = self.journal.log()
+        log.problems = list(self.problems)
+        log.versions = {"torch": torch.__version__}
+        return log
+
+    def save(self, path: str | Path) -> None:
+        """Write the log as JSON, schema retrograd.fsdp.log/1."""
+        self.log().save(path)
+
+    def _ranks(self) -> Verifier | None:
+        """The verifier, once there is a process group with more than one rank."""
+        if self._verifier is None and dist.is_available() and dist.is_initialized():
+            with self._lock:
+                self.journal.rank, self.journal.size = dist.get_rank(), dist.get_world_size()
+                exchange = of_default_group() if self._verifier is None else None
+                if exchange is not None:
+                    self._verifier = Verifier(exchange, self.journal, self.options["timeout"] or _WAIT)
+        return self._verifier
+
+    def _before(self, call: c10d.Call) -> None:
+        varying = call.kind in ("all-to-all", "send", "recv")
+        numel = VARYING if varying else sum(t.numel() for t in call.tensors)
+        by, modules, phase, op = self._attribution.of(sys._getframe(1), call.kind, numel, call.group)
+        if self._ended and phase != "optimizer" and (phase in COMPARED or by == "fsdp"):
+            self._ended = False
+            self._close()
+        dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
+        ranks = tuple(sorted(dist.get_process_group_ranks(call.group)))
+        one = Collective(call.kind, phase, modules, numel, dtype, op, ranks, by, call.root)
+        with self._lock:
+            self.journal.add(one)
+        if self._watchdog is not None:
+            self._watchdog.progress()
+        verifier = self._ranks()
+        if verifier is None:
+            return
+        looked = self.options["nonfinite"] and one.kind in REDUCTIONS and phase == "backward"
+        if looked and not verifier.bad and not _finite(call.tensors):
+            verifier.bad = f"{one.name} ({self.journal.place()})"
+        if self.options["strict"]:
+            verifier.before(one)
+
+    def _before_optimizer(self, *_: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return  # an optimizer inside backward, one for each parameter: no end of a step
+        if self._ended:
+            self._ended = False
+            self._close()
+        self._attribution.between_steps()
+        self._reduced()
+        self._compare()
+        self._verified = True
+        self._attribution.optimizing = True
+
+    def _after_optimizer(self, *_: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return
+        self._attribution.optimizing = False
+        if self.options["steps"] == "optimizer":
+            self._close()
+            self.on_step(self.journal.total)
+        elif not self._manual:
+            self._ended = True
+
+    def _reduced(self) -> None:
+        """Before an optimizer: FSDP keeps no gradient that it did not reduce."""
+        if names := self._attribution.unreduced():
+            reductions = sum(self.journal.entries[n].kind == "reduce-scatter" for n in self.journal.current)
+            raise VerificationError(
+                f"step {self.journal.total}: the gradients of {', '.join(names)} were never reduced over the ranks "
+                f"({reductions} reduce-scatters in this step) and the optimizer is about to go on without them: under "
+                "compiled autograd compile the forward alone; with gradient accumulation call "
+                "set_requires_gradient_sync(True) before the last backward"
+            )
+
+    def _compare(self) -> None:
+        every, now = self.options["verify_every"], self.journal.total
+        verifier = self._ranks()
+        if verifier is None or not (now < self.options["first"] or (every is not None and now % every == 0)):
+            return
+        if self.options["strict"]:
+            verifier.end_of_step()
+        verifier.check()
+
+    def _close(self) -> None:
+        if not self._verified:
+            self._compare()
+        self._verified = False
+        with self._lock:
+            number = self.journal.total
+            said = self.journal.end_step()
+        if self._watchdog is not None:
+            self._watchdog.progress()
+        if said:
+            self._changed(f"step {number} differs from the steps before it, {said}")
+
+    def _changed(self, text: str) -> None:
+        self._said_changes += 1
+        if self._said_changes <= _WARNINGS:
+            self.problems.append(text)
+        elif self._said_changes == _WARNINGS + 1:
+            text = "further steps differ; they are recorded and no longer told"
+            self.problems.append(text)
+        else:
+            return
+        if self.options["on_change"] == "raise":
+            raise VerificationError(text)
+        if self.options["on_change"] == "warn":
+            warnings.warn(f"retrograd.fsdp: {text}", StepChangedWarning, stacklevel=4)
+
+    def _stalled(self, text: str) -> None:
+        self.problems.append(text)
+        self.on_stall(text)
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(f"retrograd.fsdp: {text}\n")
+    sys.stderr.flush()
+
+
+def _finite(tensors: Sequence[Any]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
+
+
+def record_collectives(
+    model: Any = None, *, verify_every: int | None = 1, first: int = 3, strict: bool = False,
+    timeout: float | None = None, on_change: str = "warn", steps: str = "auto", nonfinite: bool = False,
+) -> CollectiveLog:  # fmt: skip
+    """Record the collectives of a run with the modules they are for, and compare steps and ranks.
+
+        with retrograd.fsdp.record_collectives() as log:
+            for batch in batches:
+                train_step(batch)  # FSDP2, DDP, buckets, torch.compile: as it is
+        log.save(f"order-{rank}.json")
+
+    FSDP2 matches reduce-scatters by their position alone: blocks of equal size that run in another order on one rank
+    give wrong gradients without an error. Here the ranks compare hashes before an optimizer uses the gradients.
+
+    Args:
+        model: names are those of its modules; None asks FSDP, DDP or the outermost module at work.
+        verify_every: ranks are compared before every Nth update; None compares the first steps alone. The hash rolls
+            over the steps in between, so a difference is found late, not never.
+        first: that many steps at the beginning are always compared.
+        strict: compare before each collective too, which finds a difference before it hangs or spoils anything.
+        timeout: seconds after which a rank that issues nothing is reported with the collective that is due, and how
+            long ranks wait for each other (without it 300 s, and no report).
+        on_change: what a step is that differs from those before it on this rank: "warn", "raise" or "record".
+        steps: what ends a step: "optimizer" (its step()), "manual" (`log.step()`), "auto" (`log.step()` if the
+            program calls it, else the optimizer).
+        nonfinite: look for NaN and Inf in what this rank gives to gradient reductions, and name the rank; reads every
+            gradient once more, and on a GPU waits for it.
+
+    Returns:
+        The log: a context manager with `step()`, `steps`, `hash()`, `collectives()`, `save(path)`, `problems`, `notes`.
+
+    Raises:
+        UsageError: an argument makes no sense.
+    """
+    for name, value, most in (("verify_every", verify_every, 1), ("first", first, 0)):
+        allowed = value is None and name == "verify_every"
+        if not allowed and (not isinstance(value, int) or isinstance(value, bool) or value < most):
+            raise UsageError(f"`{name}` is {value!r}, expected a number of steps, {most} or more")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0):
+        raise UsageError(f"`timeout` is {timeout!r}, expected seconds, more than 0, or None")
+    for name, value, legal in (("on_change", on_change, ON_CHANGE), ("steps", steps, STEPS)):
+        if value not in legal:
+            raise UsageError(f"`{name}` is {value!r}, expected one of {', '.join(map(repr, legal))}")
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise UsageError(f"`model` is {type(model).__name__}, expected a torch.nn.Module or None")
+    options = {
+        "verify_every": verify_every, "first": first, "strict": strict, "timeout": timeout, "on_change": on_change,
+        "steps": steps, "nonfinite": nonfinite,
+    }  # fmt: skip
+    return CollectiveLog(model, options)

@@ -1,0 +1,143 @@
+"""The steps of one rank as they come: sequences, patterns, and whether a step differs from those before. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from retrograd.fsdp.log_diff import first_difference
+from retrograd.fsdp.schema import COMPARED, REDUCTIONS, Collective, Log, Pattern, Step, chained
+
+_STEPS = 10_000  # rows kept; 1 kB each at most, so 10 MB
+_PATTERNS = 256  # a healthy run has one to four; a random order has as many as steps
+_OPEN = 100_000  # collectives kept of a step that nobody ends
+
+
+class Journal:
+    """Takes collectives and ends of steps.
+
+    Steps are compared with steps of their kind: those that reduce gradients with each other, those that only
+    accumulate with each other, and so on. So micro-batches that alternate are no change.
+
+    Args:
+        rank: which rank this is.
+        size: how many there are.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.table: dict[Collective, int] = {}
+        self.entries: list[Collective] = []
+        self.patterns: dict[str, tuple[int, Pattern]] = {}
+        self.steps: deque[Step] = deque(maxlen=_STEPS)
+        self.setup: list[int] = []
+        self.current: list[int] = []
+        self.issued = 0  # in the open step, also those that are not kept
+        self.digest = bytes(8)
+        self.total = 0
+        self.notes: list[str] = []
+        self.since: list[tuple[int, int]] = []  # (step, number) since ranks agreed
+        self.groups: dict[tuple[int, ...], bytes] = {}  # rolling hash of what each group did
+        self._latest: dict[tuple[bool, bool], list[int]] = {}
+        self._known: dict[tuple[bool, bool], set[bytes]] = {}
+        self._begun = False
+        self._last: Collective | None = None
+
+    def add(self, one: Collective) -> None:
+        """A collective that is about to be issued."""
+        number = self.table.setdefault(one, len(self.table))
+        if number == len(self.entries):
+            self.entries.append(one)
+        if not self._begun and (one.phase in COMPARED or one.by == "fsdp"):
+            self._begun = True
+            # Groups, meshes and first broadcasts belong to no step.
+            self.setup, self.current, self.issued = self.current, [], 0
+        self.issued += 1
+        if len(self.current) < _OPEN:
+            self.current.append(number)
+            self.since.append((self.total, number))
+            del self.since[:-_OPEN]
+        elif self.issued == _OPEN + 1:
+            self.notes.append(f"step {self.total} has more than {_OPEN} collectives; the rest is hashed, not kept")
+        self.digest = chained(self.digest, one)
+        self.groups[one.ranks] = chained(self.groups.get(one.ranks, bytes(8)), one)
+
+    def end_step(self) -> str:
+        """Close the step; what differs from the steps of its kind, "" if nothing."""
+        numbers, self.current = self.current, []
+        of_step = bytes(8)
+        for number in numbers:
+            of_step = chained(of_step, self.entries[number])
+        key = of_step.hex()
+        if key not in self.patterns and len(self.patterns) < _PATTERNS:
+            self.patterns[key] = len(self.patterns), Pattern(key, self.total, 0, numbers)
+        number, pattern = self.patterns.get(key, (-1, None))
+        if pattern is not None:
+            pattern.count += 1
+        self.steps.append(Step(self.total, key, number, self.issued))
+        said = self._change(numbers)
+        self.total, self.issued = self.total + 1, 0
+        return said
+
+    def agreed(self) -> None:
+        """The ranks were compared: what came so far need not be kept for them."""
+        self._last = self.last
+        self.since.clear()
+
+    def _change(self, numbers: list[int]) -> str:
+        mine = [n for n in numbers if self.entries[n].phase in COMPARED]
+        if not mine:
+            return ""
+        of = [self.entries[n] for n in mine]
+        kind = (
+            any(c.kind == "all-gather" and c.phase == "forward" for c in of),
+            any(c.kind in REDUCTIONS and c.phase == "backward" for c in of),
+        )
+        digest = bytes(8)
+        for one in of:
+            digest = chained(digest, one)
+        known = self._known.setdefault(kind, set())
+        before = self._latest.get(kind)
+        self._latest[kind] = mine
+        if digest in known:
+            return ""
+        if len(known) < _PATTERNS:
+            known.add(digest)
+        if before is None:
+            return ""
+        was = [self.entries[n] for n in before]
+        if (note := _rebuilt(was, of)) is not None:
+            self.notes.append(f"step {self.total}: {note}")
+            return ""
+        found = first_difference(was, of)
+        return "" if found is None else f"collective {found.index}: {found.text('an earlier step', 'this step')}"
+
+    @property
+    def last(self) -> Collective | None:
+        """The collective that was issued last; None before the first."""
+        return self.entries[self.since[-1][1]] if self.since else self._last
+
+    def place(self) -> str:
+        """Where the run is, for messages."""
+        return f"collective {max(self.issued - 1, 0)} of step {self.total}"
+
+    def log(self) -> Log:
+        """What is kept, as a record."""
+        patterns = [pattern for _, pattern in self.patterns.values()]
+        return Log(
+            self.rank, self.size, list(self.entries), patterns, list(self.steps), self.total, self.digest.hex(),
+            list(self.setup), list(self.current), list(self.notes),
+        )  # fmt: skip
+
+
+def _rebuilt(was: list[Collective], now: list[Collective]) -> str | None:
+    """DDP builds its buckets anew after the first backward: other all-reduces of the same gradients."""
+    rest = [[c for c in side if c.by != "ddp"] for side in (was, now)]
+    sums = [[c for c in side if c.by == "ddp" and c.kind == "all-reduce"] for side in (was, now)]
+    if not all(sums) or first_difference(*rest) is not None:
+        return None
+    sizes = [sum(c.numel for c in side) for side in sums]
+    if sizes[0] != sizes[1]:
+        return None
+    if [c.numel for c in sums[0]] == [c.numel for c in sums[1]]:
+        return "DDP synchronised its buckets, which it does once, when it rebuilds them"
+    return f"DDP rebuilt its buckets, {len(sums[0])} -> {len(sums[1])} all-reduces, as it does after its first backward"

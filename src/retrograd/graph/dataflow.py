@@ -1,0 +1,387 @@
+"""Where one value of a graph goes: through tuples, barriers, called computations and collectives, to the outputs.
+
+A value in a tuple is followed by its element, a value in a called computation back to the call that it came through: a
+computation that is called from several places does not mix their values up. That is a reachability problem over states
+(way in, instruction, element); every computation is walked once for each way in, and after `_WAYS` of them once for all
+others together, so that the work stays linear in the size of the graph.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from retrograd.graph.ir import PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
+from retrograd.graph.ordinals import collective, numbered
+from retrograd.graph.schema import Crossing, Follow, Reached, Step
+from retrograd.graph.tokens import adds_token, tokens
+from retrograd.graph.value_names import Target, elements, find, name_of
+
+Path = tuple[int, ...]
+
+# Ways into one computation that are told apart: a scanned layer has a handful, a helper such as `closed_call` may have
+# hundreds, and each is a walk through the whole computation.
+_WAYS = 8
+
+_MOVES = frozenset({"bitcast", "copy", "reshape"})
+_CALLS = frozenset({"async-start", "call", "fusion"})
+
+
+def follow(graph: Graph, value: str, limit: int | None = 400) -> Follow:
+    """Follow one parameter or instruction to every place that depends on it.
+
+    Args:
+        graph: the graph.
+        value: a name, with or without %, `computation/name` outside the entry; `p24` or `parameter 24`; `output 3` for
+            what makes this output; with `[1]` behind it one element of a tuple.
+        limit: how many steps to keep, the nearest first; None for all. Outputs and collectives are always complete.
+
+    Raises:
+        UsageError: there is no such value; the message names what is spelled nearly so.
+    """
+    target = find(graph, value)
+    walk = _Walk(graph)
+    walk.run(target)
+    return walk.record(target, value, limit)
+
+
+@dataclass(slots=True)
+class _Way:
+    """One way into a computation: who comes back to whom when its root is reached."""
+
+    computation: Computation
+    # (way, place of the call, role) -> state
+    callers: dict[tuple[int, int, str], int] = field(default_factory=dict[tuple[int, int, str], int])
+    roots: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True)
+class _State:
+    way: int
+    place: int
+    path: Path
+    parent: int
+    how: str
+    exact: bool
+    operands: list[int]
+    outputs: list[int] = field(default_factory=list[int])
+    goes_on: bool = False
+
+
+class _Walk:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.users: dict[str, list[list[tuple[int, int]]]] = {}
+        self.tokens: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
+        self.ways: list[_Way] = []
+        self.known_ways: dict[tuple[object, ...], int] = {}
+        self.ways_into: dict[str, int] = {}
+        self.states: list[_State] = []
+        self.known: dict[tuple[int, int, Path], int] = {}
+        # Operands of collectives, by way, place and number: the state of the result; does the value itself come in?
+        self.crossed: dict[tuple[int, int, int], tuple[int, bool]] = {}
+        # Exact ones first, so that a value counts as unchanged wherever there is a way on which it is.
+        self.exact: deque[int] = deque()
+        self.computed: deque[int] = deque()
+        self.merged: set[str] = set()
+
+    def run(self, target: Target) -> None:
+        way = self.way((target.computation.name, "start"), target.computation)
+        if target.computation is not self.graph.main:
+            self.callers_of(target.computation, way)
+        self.arrive(way, target.place, target.path, -1, 0, "start", True)
+        while self.exact or self.computed:
+            self.spread(self.exact.popleft() if self.exact else self.computed.popleft())
+
+    # Ways into computations.
+
+    def way(self, key: tuple[object, ...], computation: Computation) -> int:
+        found = self.known_ways.get(key)
+        if found is None:
+            found = self.known_ways[key] = len(self.ways)
+            self.ways.append(_Way(computation))
+            if computation.name not in self.users:
+                self.users[computation.name] = _users(computation)
+                self.tokens[computation.name] = tokens(computation)
+        return found
+
+    def callers_of(self, computation: Computation, way: int) -> None:
+        """A value inside a called computation leaves it to every call of it, and so on up to the entry."""
+        calls = _calls(self.graph)
+        pending = [(computation, way)]
+        while pending:
+            inner, inner_way = pending.pop()
+            for outer, place, role in calls.get(inner.name, ()):
+                new = (outer.name, "start") not in self.known_ways
+                outer_way = self.way((outer.name, "start"), outer)
+                self.ways[inner_way].callers.setdefault((outer_way, place, role), -1)
+                if new and outer is not self.graph.main:
+                    pending.append((outer, outer_way))
+
+    def enter(self, state: int, user: int, role: str, name: str, parameter: int, path: Path) -> None:
+        """Into a called computation, as one of its parameters."""
+        at = self.states[state]
+        computation = self.graph.computations[name]
+        if parameter >= len(computation.parameters):
+            self.arrive(at.way, user, (), state, parameter, "used", False)
+            return
+        # The elements that a loop carries share one way: they come back to the same loop.
+        key: tuple[object, ...] = (name, at.way, user) if role in ("body", "condition") else (name, parameter, path)
+        if key not in self.known_ways:
+            self.ways_into[name] = self.ways_into.get(name, 0) + 1
+            if self.ways_into[name] > _WAYS:
+                self.merged.add(name)
+                key = (name,)
+        way = self.way(key, computation)
+        at.goes_on = True
+        caller = (at.way, user, role)
+        if caller not in self.ways[way].callers:
+            self.ways[way].callers[caller] = state
+            for root in tuple(self.ways[way].roots):
+                self.come_back(caller, state, root)
+        self.arrive(way, computation.parameters[parameter], path, state, parameter, "packaging", at.exact)
+
+    def come_back(self, caller: tuple[int, int, str], entered: int, root: int) -> None:
+        """From the root of a called computation to the result of the call."""
+        way, place, role = caller
+        at = self.states[root]
+        at.goes_on = True
+        first = entered < 0 or next(iter(self.ways[at.way].callers)) == caller
+        parent = root if first else entered
+        exact = at.exact and (entered < 0 or self.states[entered].exact)
+        ins = self.ways[way].computation.instructions[place]
+        if role == "condition":
+            # How often the loop runs decides all of its result.
+            self.arrive(way, place, (), parent, -1, "used", False)
+            return
+        path = (1, *at.path) if ins.opcode == "async-start" else at.path
+        self.arrive(way, place, path, parent, -1, "packaging", exact)
+        if role == "body":
+            result = self.known[way, place, path]
+            self.loop(result, place, ins, path)
+
+    def loop(self, state: int, place: int, ins: Instruction, path: Path) -> None:
+        for role, name in ins.called:
+            self.enter(state, place, role, name, 0, path)
+
+    # States.
+
+    def arrive(self, way: int, place: int, path: Path, parent: int, operand: int, how: str, exact: bool) -> None:
+        if parent >= 0:
+            self.states[parent].goes_on = True
+        key = (way, place, path)
+        found = self.known.get(key)
+        if operand >= 0 and parent >= 0 and collective(self.ways[way].computation.instructions[place]):
+            into = len(self.states) if found is None else found
+            self.crossed.setdefault((way, place, operand), (into, self.states[parent].exact))
+        if found is not None:
+            known = self.states[found]
+            if operand >= 0 and known.parent == parent and operand not in known.operands:
+                known.operands.append(operand)
+            return
+        self.known[key] = len(self.states)
+        (self.exact if exact else self.computed).append(len(self.states))
+        operands = [operand] if parent >= 0 and operand >= 0 else []
+        self.states.append(_State(way, place, path, parent, how, exact, operands))
+
+    def spread(self, state: int) -> None:
+        at = self.states[state]
+        way = self.ways[at.way]
+        if at.how == "order":
+            return
+        for user, operand in self.users[way.computation.name][at.place]:
+            self.use(state, way.computation, user, operand)
+        if at.place == way.computation.root:
+            self.leave(state, way)
+
+    def leave(self, state: int, way: _Way) -> None:
+        at = self.states[state]
+        if way.computation is self.graph.main:
+            shape = way.computation.instructions[at.place].shape
+            at.outputs += [at.path[0]] if at.path else range(len(elements(shape)))
+            return
+        way.roots.append(state)
+        for caller, entered in tuple(way.callers.items()):
+            self.come_back(caller, entered, state)
+
+    def use(self, state: int, computation: Computation, user: int, k: int) -> None:
+        at, ins = self.states[state], computation.instructions[user]
+        opcode, path = ins.opcode, at.path
+        if opcode == "tuple":
+            if user == computation.root and computation is self.graph.main:
+                at.outputs.append(k)
+            else:
+                self.arrive(at.way, user, (k, *path), state, k, "packaging", at.exact)
+        elif opcode == "get-tuple-element":
+            if not path or ins.attrs == str(path[0]):
+                self.arrive(at.way, user, path[1:], state, k, "packaging", at.exact)
+        elif opcode == "opt-barrier":
+            inner = (k, *path) if len(ins.operands) > 1 else path
+            self.arrive(at.way, user, inner, state, k, "packaging", at.exact)
+        elif opcode in _MOVES:
+            self.arrive(at.way, user, path, state, k, "moved", at.exact)
+        elif ins.called and _enters(opcode):
+            self.call(state, user, ins, k)
+        elif opcode.endswith(("-start", "-done", "-update")):
+            self.asynchronous(state, user, ins, k)
+        elif opcode in PER_OPERAND and len(ins.operands) > 1:
+            self.arrive(at.way, user, (k,), state, k, "used", False)
+        else:
+            gathers, chain = self.tokens[computation.name]
+            if adds_token(computation, chain, ins, k):
+                self.arrive(at.way, user, path, state, k, "moved", at.exact)
+            else:
+                only = user in gathers and all(u in chain for u, _ in self.users[computation.name][user])
+                self.arrive(at.way, user, (), state, k, "order" if only else "used", False)
+
+    def call(self, state: int, user: int, ins: Instruction, k: int) -> None:
+        at = self.states[state]
+        if ins.opcode == "conditional":
+            if k == 0:
+                self.arrive(at.way, user, (), state, 0, "used", False)
+            elif k <= len(ins.called):
+                self.enter(state, user, *ins.called[k - 1], 0, at.path)
+            return
+        for role, name in ins.called:
+            self.enter(state, user, role, name, k, at.path)
+
+    def asynchronous(self, state: int, user: int, ins: Instruction, k: int) -> None:
+        """The tuple of a start holds what it was given and the result to be; its done takes the result out."""
+        at = self.states[state]
+        base, _, part = ins.opcode.rpartition("-")
+        if part == "start" and base == "copy":
+            self.arrive(at.way, user, (0, *at.path), state, k, "moved", at.exact)
+        elif part == "start":
+            self.arrive(at.way, user, _started(ins, base, k), state, k, "used", False)
+        elif part == "update" or not at.path or base == "all-reduce":
+            self.arrive(at.way, user, at.path, state, k, "packaging", at.exact)
+        elif at.path[0] == (0 if base == "copy" else 1):
+            self.arrive(at.way, user, at.path[1:], state, k, "packaging", at.exact)
+
+    # The record.
+
+    def record(self, target: Target, asked: str, limit: int | None) -> Follow:
+        kept = self.states if limit is None else self.states[: max(limit, 1)]
+        crossings = self.crossings()
+        ordinals = {crossing.id: crossing.ordinal for crossing in crossings}
+        notes = [*target.notes]
+        if self.merged:
+            names = ", ".join(sorted(self.merged))
+            notes.append(f"{names}: called in more than {_WAYS} ways, which are told apart only up to there")
+        ins = target.instruction
+        return Follow(
+            self.graph.title,
+            asked,
+            name_of(self.graph, target.computation, ins),
+            ins.opcode,
+            target.shape,
+            str(self.graph.where(ins)),
+            tuple(self.step(state, ordinals) for state in kept),
+            len(self.states),
+            self.reached(),
+            len(_outputs(self.graph)),
+            crossings,
+            self.named(s for s in self.states if self.is_end(s)),
+            self.named(s for s in self.states if _has_effect(self.instruction(s))),
+            tuple(notes),
+        )
+
+    def instruction(self, state: _State) -> Instruction:
+        return self.ways[state.way].computation.instructions[state.place]
+
+    def id(self, state: _State) -> str:
+        return name_of(self.graph, self.ways[state.way].computation, self.instruction(state))
+
+    def named(self, states: object) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.id(state) for state in states))  # type: ignore[attr-defined]
+
+    def is_end(self, state: _State) -> bool:
+        return not (state.goes_on or state.outputs or state.how == "order" or _has_effect(self.instruction(state)))
+
+    def step(self, state: _State, ordinals: dict[str, int]) -> Step:
+        ins, name = self.instruction(state), self.id(state)
+        return Step(
+            name,
+            ins.opcode,
+            ins.shape,
+            str(self.graph.where(ins)),
+            tuple(state.operands),
+            ".".join(map(str, state.path)),
+            state.parent,
+            state.how,  # type: ignore[arg-type]
+            state.exact,
+            tuple(sorted(set(state.outputs))),
+            self.is_end(state),
+            ordinals.get(name, 0),
+        )
+
+    def reached(self) -> tuple[Reached, ...]:
+        outputs = _outputs(self.graph)
+        found: dict[int, Reached] = {}
+        for state in self.states:
+            for index in state.outputs:
+                if index not in found or (state.exact and not found[index].exact):
+                    ins = self.instruction(state)
+                    where = str(self.graph.where(ins))
+                    found[index] = Reached(index, outputs[index], self.id(state), where, state.exact)
+        return tuple(found[index] for index in sorted(found))
+
+    def crossings(self) -> tuple[Crossing, ...]:
+        """Every collective that was come to, an operand each, in the order of the text."""
+        numbers = numbered(self.graph) if self.crossed else {}
+        found: dict[tuple[int, int], tuple[int, Crossing]] = {}
+        for (way, place, operand), (state, exact) in self.crossed.items():
+            computation = self.ways[way].computation
+            ins, path = computation.instructions[place], self.states[state].path
+            several = len(ins.operands) > 1
+            crossing = Crossing(
+                name_of(self.graph, computation, ins),
+                collective(ins),
+                *numbers[id(ins)],
+                operand,
+                len(ins.operands),
+                0 if not several else path[-1] if path else -1,
+                str(self.graph.where(ins)),
+                exact,
+            )
+            found.setdefault((id(ins), operand), (ins.line, crossing))
+        return tuple(c for _, c in sorted(found.values(), key=lambda pair: (pair[0], pair[1].operand)))
+
+
+def _enters(opcode: str) -> bool:
+    """Do operands of this instruction become parameters of what it calls? A reduction's `to_apply` is not meant."""
+    return opcode in _CALLS or opcode in ("while", "conditional")
+
+
+def _calls(graph: Graph) -> dict[str, list[tuple[Computation, int, str]]]:
+    """Who calls each computation: the caller, the place of the call, and as what."""
+    calls: dict[str, list[tuple[Computation, int, str]]] = {}
+    for outer in graph:
+        for place, ins in enumerate(outer.instructions):
+            if ins.called and _enters(ins.opcode):
+                for role, name in ins.called:
+                    calls.setdefault(name, []).append((outer, place, role))
+    return calls
+
+
+def _users(computation: Computation) -> list[list[tuple[int, int]]]:
+    users: list[list[tuple[int, int]]] = [[] for _ in computation.instructions]
+    for place, ins in enumerate(computation.instructions):
+        for k, operand in enumerate(ins.operands):
+            users[operand].append((place, k))
+    return users
+
+
+def _has_effect(ins: Instruction) -> bool:
+    return ins.opcode in SIDE_EFFECTS or (ins.opcode == "custom-call" and "has_side_effect=true" in ins.attrs)
+
+
+def _started(ins: Instruction, base: str, k: int) -> Path:
+    """Where the tuple of a start holds the result of operand k: all-reduce's is the result, others' (given, result)."""
+    several = (k,) if base in PER_OPERAND and len(ins.operands) > 1 else ()
+    return several if base == "all-reduce" else (1, *several)
+
+
+def _outputs(graph: Graph) -> list[str]:
+    """The shapes of what the graph returns."""
+    return elements(graph.main.instructions[graph.main.root].shape)

@@ -1,0 +1,72 @@
+"""The neighbourhood of the causes as records, for pictures: who uses what, on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retrograd.graph.diffing.side_by_side import Half, View
+from retrograd.graph.schema import Cause, Node
+
+# Nodes a side: what a page can hold and a person can walk through. Nearest to the causes first.
+_MOST = 1500
+
+
+def pictures(view: View, causes: Sequence[Cause]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """The nodes around the causes, of either side."""
+    chosen_a, chosen_b = _near(view, causes)
+    return (
+        tuple(_node(view.a, view.b, n, _status(view, n, view.a.partner[n], "removed")) for n in sorted(chosen_a)),
+        tuple(_node(view.b, view.a, n, _status(view, view.b.partner[n], n, "added")) for n in sorted(chosen_b)),
+    )
+
+
+def _status(view: View, a: int, b: int, alone: str) -> str:
+    if a < 0 or b < 0:
+        return alone
+    return "same" if view.matching.alike(a, b) and view.same_operands(a, b) else "changed"
+
+
+def _near(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
+    """Nodes of the causes, then their neighbours, ring by ring, with their partners, until there are enough."""
+    chosen: tuple[set[int], set[int]] = (set(), set())
+    ring: list[tuple[int, int]] = []
+    halves = (view.a, view.b)
+    for which, half in enumerate(halves):
+        wanted = {name for cause in causes for name in (cause.a, cause.b)[which][:50]}
+        # Names are compared first: a module has 37,000 of them, and the causes a few.
+        instructions, origins = half.form.computation.instructions, half.form.origins
+        endings = {name.rpartition("/")[2] for name in wanted} | wanted
+        ring += [
+            (which, n)
+            for n, place in enumerate(origins)
+            if instructions[place].name in endings and half.form.live[n] and half.name(n) in wanted
+        ]
+    while ring:
+        later: list[tuple[int, int]] = []
+        for which, node in ring:
+            half, seen = halves[which], chosen[which]
+            if node in seen or len(seen) >= _MOST or not half.form.live[node]:
+                continue
+            seen.add(node)
+            later += [(which, n) for n in (*half.form.operands[node], *half.users[node][:20])]
+            if half.partner[node] >= 0:
+                later.append((1 - which, half.partner[node]))
+        ring = later
+    return chosen
+
+
+def _node(half: Half, other: Half, node: int, status: str) -> Node:
+    opcode, shape, attrs = half.form.labels[node]
+    number = half.form.numbers[node]
+    partner = half.partner[node]
+    return Node(
+        id=half.name(node),
+        opcode=opcode,
+        shape=shape,
+        attrs=f"{number}{', ' + attrs if attrs else ''}" if number >= 0 else attrs,
+        where=half.where(node),
+        operands=half.names(half.form.operands[node]),
+        users=half.names(half.users[node]),
+        status=status,  # type: ignore[arg-type]
+        twin=other.name(partner) if partner >= 0 else "",
+    )

@@ -1,0 +1,133 @@
+"""Partners that are not the same operation any more: constants, shapes, dtypes, attributes, the operation itself."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from retrograd.graph.diffing.side_by_side import View
+from retrograd.graph.schema import Cause, Kind
+
+_SYMBOL = re.compile(r"(?<=[\[,])\s*(?:[su]\d|<=)")
+_DTYPE = re.compile(r"\b([a-z]+\d*\w*)\[")
+
+
+def changed(view: View) -> tuple[list[Cause], int]:
+    """One cause for each different change, with a count, and how many nodes differ in shape only as a consequence."""
+    form_a, form_b = view.a.form, view.b.form
+    moved = _reshaped(view)
+    found: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+    parameters: dict[Kind, list[tuple[int, int]]] = defaultdict(list)
+    consequences = 0
+    for a, b in enumerate(view.a.partner):
+        if b < 0 or form_a.labels[a] == form_b.labels[b] or not (form_a.live[a] or form_b.live[b]):
+            continue
+        kind = _kind(view, a, b)
+        if a in moved and not moved[a]:
+            consequences += 1
+            continue
+        if form_a.numbers[a] >= 0 and kind in ("shape_changed", "dtype_changed"):
+            parameters[kind].append((a, b))
+            continue
+        before, after = _words(view, a, b, kind)
+        found[kind, before, after].append((a, b))
+    causes = [_parameters(view, kind, pairs) for kind, pairs in parameters.items()]
+    return causes + [_cause(view, key, pairs) for key, pairs in found.items()], consequences
+
+
+def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:
+    """Parameters of another shape, as one cause: everything behind them follows."""
+    labels_a, labels_b = view.a.form.labels, view.b.form.labels
+    said = [f"{view.a.form.numbers[a]} {labels_a[a][1]} -> {labels_b[b][1]}" for a, b in pairs]
+    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+    dynamic = any(_symbols(labels_b[b][1]) > _symbols(labels_a[a][1]) for a, b in pairs)
+    text = f"parameter{'s' if len(said) > 1 else ''} {'; '.join(said[:3])}{more}" + ": a size became dynamic" * dynamic
+    return Cause(
+        kind,
+        text,
+        view.b.best_line(b for _, b in pairs) or view.a.best_line(a for a, _ in pairs),
+        _ADVICE[kind],
+        view.a.names(a for a, _ in pairs),
+        view.b.names(b for _, b in pairs),
+        len(pairs),
+    )
+
+
+def _symbols(shape: str) -> int:
+    """How many sizes of a shape are symbols, as torch.compile names them (s77), or bounds (<=8)."""
+    return len(_SYMBOL.findall(shape))
+
+
+def _reshaped(view: View) -> dict[int, bool]:
+    """Partners whose shape or dtype differs: is it here that it began?
+
+    It began where no operand has it. If a parameter has it, all others follow from that: a batch of another size
+    reaches broadcasts of constants, too, which have no operand that says so.
+    """
+    form_a, form_b = view.a.form, view.b.form
+    found: dict[int, bool] = {}
+    for a, b in enumerate(view.a.partner):
+        if b >= 0 and form_a.labels[a][1] != form_b.labels[b][1]:
+            found[a] = not any(o in found for o in form_a.operands[a])
+    if any(form_a.numbers[a] >= 0 for a in found):
+        return {a: form_a.numbers[a] >= 0 for a in found}
+    return found
+
+
+def _kind(view: View, a: int, b: int) -> Kind:
+    (op_a, shape_a, _), (op_b, shape_b, _) = view.a.form.labels[a], view.b.form.labels[b]
+    if op_a != op_b:
+        return "instruction_replaced"
+    if shape_a != shape_b:
+        return "dtype_changed" if _DTYPE.findall(shape_a) != _DTYPE.findall(shape_b) else "shape_changed"
+    return "constant_changed" if op_a == "constant" else "attribute_changed"
+
+
+def _words(view: View, a: int, b: int, kind: str) -> tuple[str, str]:
+    """What it was and what it is, short: the attributes that differ, not all."""
+    (op_a, shape_a, attrs_a), (op_b, shape_b, attrs_b) = view.a.form.labels[a], view.b.form.labels[b]
+    if kind == "instruction_replaced":
+        return f"{op_a} {shape_a}", f"{op_b} {shape_b}"
+    if kind in ("shape_changed", "dtype_changed"):
+        return f"{op_a} {shape_a}", shape_b
+    if kind == "constant_changed":
+        return f"constant {shape_a} {_short(attrs_a)}", _short(attrs_b)
+    only_a, only_b = _split(attrs_a), _split(attrs_b)
+    left = ", ".join(part for part in only_a if part not in only_b)
+    right = ", ".join(part for part in only_b if part not in only_a)
+    return f"{op_a} {shape_a} {_short(left) or '(none)'}", _short(right) or "(none)"
+
+
+def _split(attrs: str) -> list[str]:
+    from retrograd.graph.readers.scan import split
+
+    return split(attrs)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+_ADVICE: dict[str, str] = {
+    "constant_changed": "a Python number went into the graph as a constant: pass it as a tensor, or keep it the same "
+    "at every step",
+    "shape_changed": "pad to one size, drop the last incomplete batch, or mark the dimension dynamic",
+    "dtype_changed": "look for a cast, autocast or a default dtype that differs between the two",
+    "attribute_changed": "an argument of the operation differs: a slice bound or an axis that depends on rank or step?",
+    "instruction_replaced": "another operation is called at this line: a branch in Python, or another version?",
+}
+
+
+def _cause(view: View, key: tuple[str, str, str], pairs: list[tuple[int, int]]) -> Cause:
+    kind, before, after = key
+    many = f"{len(pairs)} x " if len(pairs) > 1 else ""
+    verb = "replaced by" if kind == "instruction_replaced" else "->"
+    return Cause(
+        kind,  # type: ignore[arg-type]
+        f"{many}{before} {verb} {after}",
+        view.b.best_line(b for _, b in pairs) or view.a.best_line(a for a, _ in pairs),
+        _ADVICE[kind],
+        view.a.names(a for a, _ in pairs),
+        view.b.names(b for _, b in pairs),
+        len(pairs),
+    )

@@ -1,0 +1,132 @@
+"""The same parts in another order or differently connected: parameters, outputs, operands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from retrograd.graph.diffing.sequence_alignment import ascending
+from retrograd.graph.diffing.side_by_side import View, plural
+from retrograd.graph.schema import Cause
+
+_LIVE = "parameters are numbered as the trace meets them: keep the order in which tensors are made and used"
+
+
+def parameters(view: View) -> tuple[list[Cause], str]:
+    """A cause if parameters stand in another order; if numbers only moved up or down to make room, a remark."""
+    a, b = view.a.form, view.b.form
+    pairs = [(a.numbers[n], b.numbers[view.a.partner[n]]) for n in a.parameters if view.a.partner[n] >= 0]
+    shifted = [(i, j) for i, j in pairs if i != j]
+    if not shifted:
+        return [], ""
+    kept = {pairs[k] for k in ascending([j for _, j in pairs])}
+    out_of_order = [pair for pair in pairs if pair not in kept]
+    counts = Counter(j - i for i, j in shifted)
+    histogram = ", ".join(f"{shift:+d} x{n}" if n > 1 else f"{shift:+d}" for shift, n in counts.most_common(4))
+    if not out_of_order:
+        return (
+            [],
+            f"the other parameters keep their order; {len(shifted)} of {len(pairs)} have another number ({histogram})",
+        )
+    moved = {i for i, _ in shifted}
+    names_a = view.a.names(n for n in a.parameters if a.numbers[n] in moved and view.a.partner[n] >= 0)
+    names_b = view.b.names(view.a.partner[n] for n in a.parameters if a.numbers[n] in moved and view.a.partner[n] >= 0)
+    text = f"{len(shifted)} of {len(pairs)} parameters moved: the same ones in another order (shifts {histogram})"
+    return [Cause("parameter_moved", text, "", _LIVE, names_a, names_b, len(shifted))], ""
+
+
+def outputs(view: View) -> list[Cause]:
+    """A cause if outputs that both have stand in another order."""
+    pairs = sorted(view.outputs)
+    kept = {pairs[k] for k in ascending([j for _, j in pairs])}
+    moved = [pair for pair in pairs if pair not in kept]
+    if not moved:
+        return []
+    a = [view.a.form.outputs[i] for i, _ in moved]
+    b = [view.b.form.outputs[j] for _, j in moved]
+    i, j = moved[0]
+    many = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+    text = f"output {i} {view.a.what(a[0])}{many} in another order: now output {j}"
+    advice = "outputs are live tensors in the order of their creation: make them in the same order at every step"
+    sides = view.a.names(a), view.b.names(b)
+    return [Cause("output_moved", text, view.b.best_line(b), advice, *sides, len(moved))]
+
+
+def operands(view: View) -> list[Cause]:
+    """Causes for operations and outputs that are the same but read other values, which both graphs have."""
+    causes: list[Cause] = []
+    form_a, form_b = view.a.form, view.b.form
+    for a, b in enumerate(view.a.partner):
+        if b < 0 or not form_a.live[a] or view.same_operands(a, b):
+            continue
+        places = _rewired(view, form_a.operands[a], form_b.operands[b])
+        if places:
+            causes.append(_operand_cause(view, a, b, places))
+        elif len(form_a.operands[a]) != len(form_b.operands[b]) and not _explained(view, a, b):
+            counts = f"{len(form_a.operands[a])} -> {plural(len(form_b.operands[b]), 'operand')}"
+            causes.append(_rewire(view, a, b, f"{view.a.what(a)}: {counts}"))
+    for i, j in view.outputs:
+        x, y = form_a.outputs[i], form_b.outputs[j]
+        if _rewired(view, (x,), (y,)):
+            text = f"output {i} is {view.a.what(x)} ({view.a.name(x)}) -> {view.b.what(y)} ({view.b.name(y)})"
+            causes.append(_rewire(view, x, y, text))
+    return _together(causes)
+
+
+def _together(causes: list[Cause]) -> list[Cause]:
+    """Causes about the same operation at the same line as one, worded as the first."""
+    found: dict[tuple[str, str], list[Cause]] = {}
+    for cause in causes:
+        found.setdefault((cause.what.split(":")[0], cause.where), []).append(cause)
+    return [
+        replace(
+            alike[0],
+            what=alike[0].what + (f", and {len(alike) - 1} more like it" if len(alike) > 1 else ""),
+            a=tuple(n for c in alike for n in c.a),
+            b=tuple(n for c in alike for n in c.b),
+            count=len(alike),
+        )
+        for alike in found.values()
+    ]
+
+
+def _rewired(view: View, operands_a: tuple[int, ...], operands_b: tuple[int, ...]) -> list[int]:
+    """Places where both read a value that the other has as well, and not the same one."""
+    if len(operands_a) != len(operands_b):
+        return []
+    partner_a, partner_b = view.a.partner, view.b.partner
+    return [
+        k
+        for k, (x, y) in enumerate(zip(operands_a, operands_b, strict=True))
+        if partner_a[x] != y and partner_a[x] >= 0 and partner_b[y] >= 0
+    ]
+
+
+def _explained(view: View, a: int, b: int) -> bool:
+    """Is an operand of either one that only its side has? Then the insertion or removal says it."""
+    partner_a, partner_b = view.a.partner, view.b.partner
+    return any(partner_a[o] < 0 for o in view.a.form.operands[a]) or any(
+        partner_b[o] < 0 for o in view.b.form.operands[b]
+    )
+
+
+def _operand_cause(view: View, a: int, b: int, places: list[int]) -> Cause:
+    operands_a, operands_b = view.a.form.operands[a], view.b.form.operands[b]
+    if len(places) == 2:
+        i, j = places
+        if view.a.partner[operands_a[i]] == operands_b[j] and view.a.partner[operands_a[j]] == operands_b[i]:
+            return _rewire(view, a, b, f"{view.a.what(a)}: operands {i} and {j} exchanged")
+    k = places[0]
+    x, y = operands_a[k], operands_b[k]
+    more = f" (and {plural(len(places) - 1, 'more operand')})" if len(places) > 1 else ""
+    text = (
+        f"{view.a.what(a)}: operand {k} is {view.b.what(y)} ({view.b.name(y)}) instead of "
+        f"{view.a.what(x)} ({view.a.name(x)}){more}"
+    )
+    return _rewire(view, a, b, text)
+
+
+def _rewire(view: View, a: int, b: int, text: str) -> Cause:
+    line = view.b.where(b) or view.a.where(a)
+    advice = "the operation at this line is given another value: a variable that was assigned in another order?"
+    return Cause("operand_changed", text, line, advice, (view.a.name(a),), (view.b.name(b),))

@@ -1,0 +1,114 @@
+"""Two graphs side by side at one computation: what the finders of differences share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from retrograd.graph.canonical import Form
+from retrograd.graph.diffing.matching import Matching
+from retrograd.graph.ir import Graph
+from retrograd.graph.source_lines import is_library
+
+
+@dataclass(slots=True)
+class Half:
+    """One side: the graph, the form of the computation, numbers of its values, and who has no partner.
+
+    `ids` are the numbers that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
+    of the other side, -1 if none; `users[k]` are live nodes that use node k (made when asked).
+    """
+
+    graph: Graph
+    form: Form
+    ids: list[int]
+    exact: list[int]
+    partner: list[int]
+    alone: list[int] = field(default_factory=list[int])
+    _users: list[list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        live = self.form.live
+        self.alone = [k for k, partner in enumerate(self.partner) if partner < 0 and live[k]]
+
+    @property
+    def users(self) -> list[list[int]]:
+        """Live users of each node, in order; a node that uses another twice stands once."""
+        if self._users is None:
+            self._users = [[] for _ in range(len(self.form))]
+            for k, operands in enumerate(self.form.operands):
+                if self.form.live[k]:
+                    for o in set(operands):
+                        self._users[o].append(k)
+        return self._users
+
+    def name(self, node: int) -> str:
+        """The name of the instruction, with its computation outside the entry."""
+        own = self.form.instruction(node).name
+        computation = self.form.computation.name
+        return own if computation == self.graph.entry else f"{computation}/{own}"
+
+    def names(self, nodes: Iterable[int]) -> tuple[str, ...]:
+        """The instructions of nodes, each once, in order."""
+        return tuple(dict.fromkeys(self.name(n) for n in nodes))
+
+    def where(self, node: int) -> str:
+        """The source line of a node."""
+        return str(self.graph.where(self.form.instruction(node)))
+
+    def best_line(self, nodes: Iterable[int]) -> str:
+        """The source line that most of the nodes have, of the user's program if any of them is."""
+        counts = Counter(line for line in map(self.where, nodes) if line)
+        own = {line: n for line, n in counts.items() if not is_library(line)}
+        return max(own or counts, key=(own or counts).__getitem__, default="")
+
+    def what(self, node: int) -> str:
+        """Operation and shape in words."""
+        opcode, shape, _ = self.form.labels[node]
+        return f"{opcode} {shape}".strip()
+
+
+@dataclass(slots=True)
+class Claimed:
+    """Nodes of either side that a cause has explained already."""
+
+    a: set[int] = field(default_factory=set[int])
+    b: set[int] = field(default_factory=set[int])
+
+
+@dataclass(slots=True)
+class View:
+    """Both sides of one computation, and how they correspond."""
+
+    a: Half
+    b: Half
+    matching: Matching
+
+    @property
+    def ids(self) -> tuple[list[int], list[int]]:
+        """The numbers of values that the matching went by."""
+        return self.a.ids, self.b.ids
+
+    @property
+    def outputs(self) -> list[tuple[int, int]]:
+        """Pairs of places in the lists of outputs that correspond."""
+        return self.matching.outputs
+
+    def same_operands(self, a: int, b: int) -> bool:
+        """Are the operands of two partners partners, one by one?"""
+        partner = self.a.partner
+        return tuple([partner[o] for o in self.a.form.operands[a]]) == self.b.form.operands[b]
+
+
+def shapes(names: Iterable[str], most: int = 4) -> str:
+    """Shapes with their counts: "f32[256] x8, f32[64,256] x2"."""
+    counts = Counter(names)
+    words = [f"{shape} x{n}" if n > 1 else shape for shape, n in counts.most_common(most)]
+    left = len(counts) - most
+    return ", ".join(words) + (f" and {left} other shape{'s' * (left > 1)}" if left > 0 else "")
+
+
+def plural(count: int, thing: str) -> str:
+    """ "1 parameter", "2 parameters"."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"

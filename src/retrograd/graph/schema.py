@@ -1,0 +1,322 @@
+"""What a comparison of graphs says, as plain data, and its JSON. Standard library only; no renderer, no matcher."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import parsed, plain
+
+DIFF_SCHEMA = "retrograd.graph.diff/1"
+UNIQUE_SCHEMA = "retrograd.graph.unique/1"
+FOLLOW_SCHEMA = "retrograd.graph.follow/1"
+
+Kind = Literal[
+    "output_added",
+    "output_removed",
+    "output_moved",
+    "gradient_carried_over",
+    "parameter_added",
+    "parameter_removed",
+    "parameter_moved",
+    "constant_changed",
+    "shape_changed",
+    "dtype_changed",
+    "attribute_changed",
+    "instruction_inserted",
+    "instruction_removed",
+    "instruction_replaced",
+    "operand_changed",
+    "duplicate_changed",
+    "collective_inserted",
+    "collective_removed",
+    "collective_reordered",
+    "collective_rebucketed",
+    "aliasing_changed",
+    "key_changed",
+    "order_changed",
+    "barrier_changed",
+    "packaging_only",
+    "dead_code_only",
+    "layout_only",
+]
+
+# These change nothing that is computed: a graph that differs in no other way is the same.
+HARMLESS: frozenset[str] = frozenset({"barrier_changed", "packaging_only", "dead_code_only", "layout_only"})
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why two graphs differ.
+
+    `what` says it in words, `where` the source line ("train.py:79", "" if unknown), `advice` what to do about it.
+    `a` and `b` name the instructions concerned in either graph, as `computation/instruction` outside the entry.
+    `count` is how many places have this cause (as many constants, say), `kind` one of `Kind`.
+    """
+
+    kind: Kind
+    what: str
+    where: str = ""
+    advice: str = ""
+    a: tuple[str, ...] = ()
+    b: tuple[str, ...] = ()
+    count: int = 1
+
+    def text(self) -> str:
+        """The cause on one line, with its source line."""
+        return f"{self.what}{f'  at {self.where}' if self.where else ''}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two graphs: what it is called, how large it is, and its keys (see `retrograd.graph.keys`)."""
+
+    title: str
+    name: str
+    format: str
+    instructions: int
+    parameters: int
+    outputs: int
+    collectives: int
+    dead: int
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An instruction in the picture of a difference; `twin` is the one on the other side, "" if there is none."""
+
+    id: str
+    opcode: str
+    shape: str
+    attrs: str
+    where: str
+    operands: tuple[str, ...]
+    users: tuple[str, ...]
+    status: Literal["same", "changed", "added", "removed"]
+    twin: str = ""
+
+
+@dataclass(frozen=True)
+class Diff(Shown):
+    """The comparison of two graphs, true if they are the same computation.
+
+    `causes` come first cause first. `notes` say what differs without changing the computation (names, dead code,
+    packaging). `consequences` counts instructions of B that differ only because something below them does, `matched`
+    those that are the same in both. `nodes_a` and `nodes_b` are the neighbourhood of the causes, for pictures.
+    """
+
+    a: Side
+    b: Side
+    causes: tuple[Cause, ...]
+    notes: tuple[Cause, ...] = ()
+    matched: int = 0
+    consequences: int = 0
+    seconds: float = 0.0
+    nodes_a: tuple[Node, ...] = ()
+    nodes_b: tuple[Node, ...] = ()
+    schema: str = DIFF_SCHEMA
+
+    @property
+    def same(self) -> bool:
+        """Do both compute the same, and compile to one executable?"""
+        return not self.causes
+
+    def __bool__(self) -> bool:
+        return self.same
+
+    @property
+    def exit_code(self) -> int:
+        """0 same, 1 different."""
+        return 0 if self.same else 1
+
+    def to_json(self) -> str:
+        """The comparison as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Diff:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, DIFF_SCHEMA, "graph comparison", _diff)
+
+
+@dataclass(frozen=True)
+class Level:
+    """How many graphs there are when some differences do not count, and which file has which (numbers from 0)."""
+
+    name: Literal["text", "names", "dead code", "parameter order"]
+    unique: int
+    members: tuple[int, ...]
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unique(Shown):
+    """How many graphs a set of files really holds, at each level; `titles` in the order given."""
+
+    titles: tuple[str, ...]
+    sides: tuple[Side, ...]
+    levels: tuple[Level, ...]
+    recorded: tuple[str, ...] = ()  # the keys that the framework wrote beside the graphs, "" where it did not
+    schema: str = UNIQUE_SCHEMA
+
+    def level(self, name: str) -> Level:
+        """One level; KeyError names those there are."""
+        for level in self.levels:
+            if level.name == name:
+                return level
+        raise KeyError(f"no level {name!r}; there are {[level.name for level in self.levels]}")
+
+    def to_json(self) -> str:
+        """The answer as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Unique:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, UNIQUE_SCHEMA, "count of graphs", _unique)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction that a followed value comes to, from the step numbered `parent` (-1: it is where one begins).
+
+    It comes in as the operands numbered `operands`; `part` is the element of the result that carries it on ("3", "1.0";
+    "" for all of it). `how`: "packaging" hands the value on, "moved" gives the same numbers another shape or place,
+    "used" computes with it, "order" only puts collectives in order. `exact`: these are still the numbers of the value.
+    `outputs` are the numbers of the graph's outputs that this is; `ends`: nobody uses it. `collective` counts from 1.
+    """
+
+    id: str
+    opcode: str
+    shape: str
+    where: str = ""
+    operands: tuple[int, ...] = ()
+    part: str = ""
+    parent: int = -1
+    how: Literal["start", "packaging", "moved", "used", "order"] = "start"
+    exact: bool = True
+    outputs: tuple[int, ...] = ()
+    ends: bool = False
+    collective: int = 0
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A collective that a followed value goes through: as operand `operand` of `of`, to result `result` (-1: to all).
+
+    It is the `ordinal`-th of all `collectives` of the graph in the order of the text, and the `nth` of the `alike` ones
+    with its opcode. These count from 1 and leave out collectives that no output needs, which have the number 0.
+    `exact`: what goes in is the value itself, not something computed from it.
+    """
+
+    id: str
+    opcode: str
+    ordinal: int
+    collectives: int
+    nth: int
+    alike: int
+    operand: int
+    of: int
+    result: int
+    where: str = ""
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Reached:
+    """An output that depends on a followed value; `exact` if the value itself is returned there."""
+
+    index: int
+    shape: str
+    id: str
+    where: str = ""
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Follow(Shown):
+    """Where one value of a graph goes: every step (or the first of `total`), the collectives and outputs it reaches.
+
+    `ends` names the instructions where a way ends that nobody uses, `effects` those that do something, such as a send.
+    """
+
+    title: str
+    asked: str
+    id: str
+    opcode: str
+    shape: str
+    where: str
+    steps: tuple[Step, ...]
+    total: int
+    outputs: tuple[Reached, ...] = ()
+    outputs_of: int = 0
+    collectives: tuple[Crossing, ...] = ()
+    ends: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    schema: str = FOLLOW_SCHEMA
+
+    @property
+    def dead(self) -> bool:
+        """Does nothing that leaves the graph depend on it?"""
+        return not self.outputs and not self.effects
+
+    def to_json(self) -> str:
+        """The answer as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Follow:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, FOLLOW_SCHEMA, "trail of a value", _follow)
+
+
+def _tuples(fields: dict[str, Any], **kinds: Any) -> dict[str, Any]:
+    for name, kind in kinds.items():
+        fields[name] = tuple(kind(v) for v in fields.get(name, ()))
+    return fields
+
+
+def _node(fields: dict[str, Any]) -> Node:
+    return Node(**_tuples(fields, operands=str, users=str))
+
+
+def _cause(fields: dict[str, Any]) -> Cause:
+    return Cause(**_tuples(fields, a=str, b=str))
+
+
+def _diff(fields: dict[str, Any]) -> Diff:
+    fields["a"], fields["b"] = Side(**fields["a"]), Side(**fields["b"])
+    return Diff(**_tuples(fields, causes=_cause, notes=_cause, nodes_a=_node, nodes_b=_node))
+
+
+def _side(fields: dict[str, Any]) -> Side:
+    return Side(**fields)
+
+
+def _reached(fields: dict[str, Any]) -> Reached:
+    return Reached(**fields)
+
+
+def _crossing(fields: dict[str, Any]) -> Crossing:
+    return Crossing(**fields)
+
+
+def _level(fields: dict[str, Any]) -> Level:
+    return Level(**_tuples(fields, members=int, keys=str))
+
+
+def _unique(fields: dict[str, Any]) -> Unique:
+    return Unique(**_tuples(fields, titles=str, sides=_side, levels=_level, recorded=str))
+
+
+def _step(fields: dict[str, Any]) -> Step:
+    return Step(**_tuples(fields, operands=int, outputs=int))
+
+
+def _follow(fields: dict[str, Any]) -> Follow:
+    made = _tuples(fields, steps=_step, outputs=_reached, collectives=_crossing)
+    return Follow(**_tuples(made, ends=str, effects=str, notes=str))

@@ -1,0 +1,123 @@
+"""Do all ranks run the same graph? Asked before it runs, since different graphs hang in their collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from retrograd.core.order_registry import Order
+from retrograd.errors import RanksDifferError
+from retrograd.graph.watching import graph_text, order_changes, rank_exchange
+from retrograd.graph.watching.events import Compiled
+
+_LIVE = "live"  # the format of what is alive before a cut of torch_xla, a tensor a line
+_MOST = 4  # tensors named of each rank
+_MISSING = "nothing"  # what a rank is said to compile that compiles nothing
+
+
+class Comparison:
+    """Compares graph n of this rank with graph n of the others, by strict key.
+
+    Args:
+        through: how ranks tell each other.
+        seconds: how long to wait for the others.
+    """
+
+    def __init__(self, through: rank_exchange.Exchange, seconds: float) -> None:
+        self.through, self.seconds = through, seconds
+        self.step = 0
+        self.count = 0
+        self.found: RanksDifferError | None = None
+
+    def graph(self, made: Compiled) -> None:
+        """Before a graph runs.
+
+        Raises:
+            RanksDifferError: another rank has another graph here, or none in time.
+        """
+        key = made.digest if made.format == _LIVE else graph_text.known(made.text, made.format).key
+        name = f"step-{self.step}/graph-{self.count}"
+        self.count += 1
+        self._ask(name, f"{made.role} {key}", made.text, made)
+
+    def end_of_step(self, held: Sequence[Order] = ()) -> None:
+        """At the cut: a rank that compiled fewer graphs says so here, and which orders beside the graphs it keeps to.
+
+        Raises:
+            RanksDifferError: the ranks compiled different numbers of graphs, or keep to different orders.
+        """
+        mine = " ".join([_MISSING, *(order.key for order in held)])
+        self._ask(f"step-{self.step}/graph-{self.count}", mine, order_changes.packed(held) if held else "", None)
+        self.step += 1
+        self.count = 0
+
+    def _ask(self, name: str, mine: str, text: str, made: Compiled | None) -> None:
+        through = self.through
+        if text:
+            through.post(f"{name}/text-{through.rank}", rank_exchange.packed(text))
+        through.post(f"{name}/key-{through.rank}", mine.encode())
+        for rank in range(through.size):
+            if rank == through.rank:
+                continue
+            answer = through.get(f"{name}/key-{rank}", self.seconds)
+            theirs = None if answer is None else answer.decode()
+            if theirs != mine:
+                said = (
+                    self._orders(name, rank, text, theirs)
+                    if theirs is not None and _idle(mine) and _idle(theirs)
+                    else self._sentence(name, rank, mine, theirs, made)
+                )
+                self.found = RanksDifferError(said)
+                raise self.found
+
+    def _sentence(self, name: str, rank: int, mine: str, theirs: str | None, made: Compiled | None) -> str:
+        own = f"rank {self.through.rank} {_compiles(mine)}"
+        if theirs is None:
+            return (
+                f"step {self.step}: {own}, rank {rank} said nothing for {self.seconds:g} s: it runs a graph that "
+                "it has, or hangs. Compiling for one rank alone ends in a collective that never returns"
+            )
+        why = "" if _idle(mine) or _idle(theirs) else self._difference(name, rank, made)
+        return f"step {self.step}: {own}, rank {rank} {_compiles(theirs)}: their collectives would hang{why}"
+
+    def _orders(self, name: str, rank: int, mine: str, told: str) -> str:
+        """What differs in the orders that two ranks keep to; a rank that keeps to none gives no text of them."""
+        found = self.through.get(f"{name}/text-{rank}", self.seconds) if told != _MISSING else None
+        none = order_changes.packed(())
+        theirs = rank_exchange.unpacked(found) if found is not None else none
+        said = order_changes.between_ranks(self.through.rank, mine or none, rank, theirs)
+        return f"step {self.step}: the ranks keep to different orders beside their graphs: {said}"
+
+    def _difference(self, name: str, rank: int, made: Compiled | None) -> str:
+        """What differs first, from the text of the other rank."""
+        theirs = self.through.get(f"{name}/text-{rank}", self.seconds) if made and made.text else None
+        if made is None or theirs is None:
+            return ""
+        if made.format == _LIVE:
+            return _alive(self.through.rank, made.text, rank, rank_exchange.unpacked(theirs))
+        try:
+            own, other = (graph_text.parse(t, made.format) for t in (made.text, rank_exchange.unpacked(theirs)))
+            causes = graph_text.compare(own, other).causes
+        except Exception as error:  # that the ranks differ is to be said in any case
+            return f". The graphs cannot be compared further: {type(error).__name__} {error}"
+        return f". From rank {self.through.rank} to rank {rank}: {causes[0].text()}" if causes else ""
+
+
+def _alive(rank: int, mine: str, other: int, theirs: str) -> str:
+    """Which tensors only one of two ranks has."""
+    here, there = (Counter(text.splitlines()) for text in (mine, theirs))
+    sides = ((rank, here - there), (other, there - here))
+    only = [f"only rank {who} has {line}" for who, lines in sides for line in list(lines.elements())[:_MOST]]
+    return ". Alive at the cut: " + "; ".join(only) if only else ""
+
+
+def _idle(told: str) -> bool:
+    """Does a rank say that it compiles nothing more in this step?"""
+    return told.partition(" ")[0] == _MISSING
+
+
+def _compiles(told: str) -> str:
+    if _idle(told):
+        return "compiles no further graph"
+    role, _, key = told.partition(" ")
+    return f"is about to run the {role} graph {key[:8]}"

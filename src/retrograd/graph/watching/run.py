@@ -1,0 +1,119 @@
+"""Runs a program with the watcher on: `python -m retrograd.graph.watching.run OPTIONS.json train.py ...`.
+
+What `retrograd graph watch -- python train.py` starts, and what goes between torchrun and a script. Steps are calls of
+an optimizer (torch.optim) or cuts (torch_xla.sync); a program may also call retrograd.graph.step() itself. It is run as
+`__main__`, with its own arguments and folder, as Python runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from retrograd.core.import_hook import AfterImport
+from retrograd.errors import RetrogradError, UsageError
+from retrograd.graph.watching import backends, files, lock
+from retrograd.graph.watching.watch import Watch, watch
+
+_OF_XLA = ("threshold", "gc_before_cut", "texts")
+
+
+class Program:
+    """The watch of a program that is run here, begun when its framework has been imported."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.report, self.save, self.lock = (options.pop(name, None) for name in ("report", "save", "lock"))
+        self.options = options
+        self.wanted = options.pop("backend", "auto")
+        self.watches: list[Watch] = []
+
+    def imported(self, module: str) -> None:
+        """Begin to watch a framework."""
+        name = next(n for n, m in backends.MODULES.items() if m == module)
+        if self.wanted not in ("auto", name) or (name == "compile" and self.wanted == "xla"):
+            return
+        own = {key: value for key, value in self.options.items() if name == "xla" or key not in _OF_XLA}
+        one = watch(name, **own)
+        one.__enter__()
+        self.watches.append(one)
+        if name == "compile":
+            self._steps_of_torch(one)
+        elif name == "xla":
+            one.backends[0].after = one.step  # type: ignore[attr-defined]
+            one.session.notes.append("each cut counts as a step")
+        else:
+            one.session.notes.append("the whole program counts as one step, unless it calls retrograd.graph.step()")
+
+    def _steps_of_torch(self, one: Watch) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(lambda *_: one.step())
+        one.session.notes.append("each call of an optimizer counts as a step")
+
+    def end(self, error: BaseException | None) -> None:
+        """Stop, write the reports, keep the graphs, hold them to the lock file."""
+        for one in reversed(self.watches):
+            one.__exit__(type(error) if error else None, error, None)
+        if self.report:
+            reports = [one.report().to_json() for one in self.watches]
+            Path(self.report).write_text(json.dumps(reports), encoding="utf-8")
+        # A program for torch_xla imports torch too, but what it compiles is torch_xla's.
+        sessions = [one.session for one in self.watches if one.session.entries]
+        for session in sessions:
+            if self.save:
+                folder = Path(self.save)
+                files.save(session, folder if len(sessions) == 1 else folder / session.backends[0])
+        if self.lock and error is None:
+            lock.hold_all(sessions, self.lock)
+
+
+def run(command: Sequence[str]) -> None:
+    """Run a script, `-m module` or `-c code` as Python does."""
+    if not command:
+        raise UsageError("there is nothing to run; expected SCRIPT, -m MODULE or -c CODE")
+    first, rest = command[0], list(command[1:])
+    if first in ("-m", "-c") and not rest:
+        raise UsageError(f"{first} needs what to run after it")
+    if first == "-m":
+        sys.path[0] = os.getcwd()  # noqa: PTH109 (a text, as Python puts it there)
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.path[0] = ""
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+    else:
+        sys.path[0] = str(Path(first).resolve().parent)
+        sys.argv = [first, *rest]
+        runpy.run_path(first, run_name="__main__")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Read the options, watch, run; ends as the program does."""
+    try:
+        options = json.loads(arguments[0])
+    except (IndexError, json.JSONDecodeError):
+        raise SystemExit("retrograd: expected options as JSON ({} for none), then the program to run") from None
+    program = Program(options)
+    sys.meta_path.insert(0, AfterImport(tuple(backends.MODULES.values()), program.imported))
+    error: BaseException | None = None
+    try:
+        run(arguments[1:])
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        ended = None if isinstance(error, SystemExit) and not error.code else error
+        program.end(ended)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except RetrogradError as found:
+        raise SystemExit(f"retrograd: {found}") from None

@@ -1,0 +1,177 @@
+"""What a watched run says, as plain data, and its JSON. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from retrograd.core.schema import parsed, plain
+from retrograd.graph.schema import Cause
+
+SCHEMA = "retrograd.graph.watch/1"
+
+Level = Literal["strict", "text", "live"]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One graph that was compiled.
+
+    `role` says which part of a step it is ("forward", "backward", "inference", "autograd", "step", "module"), `name`
+    what the framework calls it. `key` is the same for the same computation (`level` "strict"; "text" where no reader
+    could read the text, "live" where the framework gave none); `recorded` is the framework's own key. `step` is the
+    first step that has it. `seconds` is what compiling it took, None if unknown. `reason` is what the framework says
+    about why it was compiled. `against` is the number of the graph it was compared with, `causes` what
+    differs, `same_as` the number of an earlier graph that computes the same. `expected` is false for a graph that makes
+    one too many.
+    """
+
+    number: int
+    role: str
+    name: str
+    step: int
+    key: str
+    level: Level = "strict"
+    recorded: str = ""
+    format: str = ""
+    instructions: int = 0
+    parameters: int = 0
+    outputs: int = 0
+    collectives: int = 0
+    seconds: float | None = None
+    reason: str = ""
+    against: int | None = None
+    same_as: int | None = None
+    causes: tuple[Cause, ...] = ()
+    notes: tuple[str, ...] = ()
+    expected: bool = True
+
+    @property
+    def title(self) -> str:
+        """Number, part of the step, name."""
+        return f"graph {self.number} ({self.role}{f' {self.name}' if self.name else ''})"
+
+    def why(self) -> str:
+        """The framework's reason, else the first cause, in words."""
+        if self.same_as is not None:
+            return f"computes the same as graph {self.same_as}" + (f"; {self.reason}" if self.reason else "")
+        return self.reason or (self.causes[0].text() if self.causes else "")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: the graphs that were compiled in it, and those that are known to have run."""
+
+    step: int
+    compiled: tuple[int, ...] = ()
+    ran: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An order beside the graphs, as a plan of gradient buckets, that held at the end of a step for the first time.
+
+    `place` tells orders that hold at the same time apart; `key` is "" where one was withdrawn, `causes` say what
+    differs from the one that held there before, `expected` is false for one that took its place by surprise.
+    """
+
+    number: int
+    kind: str
+    key: str
+    step: int
+    place: int = 0
+    unit: str = "row"
+    rows: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    expected: bool = True
+
+
+@dataclass(frozen=True)
+class WatchReport:
+    """The record of a watched run, true if no graph was compiled that is one too many and no order changed.
+
+    `steps` counts all, `rows` holds those that compiled something or ran another graph than the step before. `seconds`
+    is what compiling took, `wasted` the part of it that the graphs too many took. `orders` are those that the program
+    announced beside its graphs.
+    """
+
+    backends: tuple[str, ...]
+    steps: int
+    expect: int | None
+    warmup: int | None
+    graphs: tuple[Watched, ...]
+    rows: tuple[Step, ...]
+    seconds: float = 0.0
+    wasted: float = 0.0
+    notes: tuple[str, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    schema: str = SCHEMA
+    orders: tuple[Planned, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.unexpected and all(one.expected for one in self.orders)
+
+    @property
+    def unexpected(self) -> tuple[Watched, ...]:
+        """The graphs that make one too many."""
+        return tuple(g for g in self.graphs if not g.expected)
+
+    @property
+    def computations(self) -> int:
+        """How many different computations the graphs are."""
+        return len({(g.level, g.key) for g in self.graphs})
+
+    @property
+    def exit_code(self) -> int:
+        """0 as expected, 1 a graph too many or an order that changed."""
+        return 0 if self else 1
+
+    def text(self) -> str:
+        """The report as a table."""
+        from retrograd.graph.watching.messages import table
+
+        return table(self)
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> WatchReport:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, SCHEMA, "report of watched graphs", _report)
+
+
+def cause(fields: dict[str, Any]) -> Cause:
+    """A cause from its JSON."""
+    lists: dict[str, Any] = {"a": tuple(fields.get("a", ())), "b": tuple(fields.get("b", ()))}
+    return Cause(**fields | lists)
+
+
+def _watched(fields: dict[str, Any]) -> Watched:
+    lists: dict[str, Any] = {"causes": tuple(map(cause, fields["causes"])), "notes": tuple(fields["notes"])}
+    return Watched(**fields | lists)
+
+
+def _planned(fields: dict[str, Any]) -> Planned:
+    lists: dict[str, Any] = {"causes": tuple(map(cause, fields["causes"])), "rows": tuple(fields["rows"])}
+    return Planned(**fields | lists)
+
+
+def _step(fields: dict[str, Any]) -> Step:
+    lists: dict[str, Any] = {"compiled": tuple(fields["compiled"]), "ran": tuple(fields["ran"])}
+    return Step(**fields | lists)
+
+
+def _report(fields: dict[str, Any]) -> WatchReport:
+    made: dict[str, Any] = {
+        "backends": tuple(fields["backends"]),
+        "graphs": tuple(map(_watched, fields["graphs"])),
+        "rows": tuple(map(_step, fields["rows"])),
+        "notes": tuple(fields["notes"]),
+        "versions": tuple((str(name), str(version)) for name, version in fields["versions"]),
+        "orders": tuple(map(_planned, fields.get("orders", ()))),  # reports of older versions have none
+    }
+    return WatchReport(**fields | made)

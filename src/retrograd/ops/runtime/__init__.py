@@ -1,0 +1,1 @@
+"""Compiling, loading and launching kernels, without any formula; importing this package loads nothing."""

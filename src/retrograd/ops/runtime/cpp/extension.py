@@ -1,0 +1,115 @@
+"""Extension modules of Python that are compiled against the installed torch, found again and loaded.
+
+The name of a library holds all that its machine code depends on, so that finding it runs no compiler. Which compiler
+built it is not part of that: the ABI is, by torch's own flag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import platform
+import sysconfig
+from dataclasses import dataclass
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrograd.errors import NativeBuildError
+from retrograd.ops.runtime import disk_cache
+from retrograd.ops.runtime.cpp import build as native
+
+_LIBRARIES = ("torch_python", "torch_cpu", "torch", "c10")
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A C++ source that defines a module of Python.
+
+    Attributes:
+        source: the file.
+        module: the name in its PyInit_.
+        label: the beginning of the library's name.
+        again: how a person has it built again, for messages.
+    """
+
+    source: Path
+    module: str
+    label: str
+    again: str
+
+    def build(self, *, again: bool = False) -> Path:
+        """The library, compiled if it is not in the cache.
+
+        Raises:
+            NativeBuildError: There is no C++ compiler, headers of torch or Python are missing, or the compiler fails.
+        """
+        found = self.find()
+        if found is not None and not again:
+            return found
+        _check_headers()
+        made = disk_cache.folder("native") / self.file_name()
+        native.compile_library(native.find_compiler(), self.source, flags(), made)
+        return made
+
+    def find(self) -> Path | None:
+        """The library for this torch and Python, if it has been built."""
+        for folder in (disk_cache.user_folder("native"), disk_cache.folder("native")):
+            if (path := folder / self.file_name()).exists():
+                return path
+        return None
+
+    def load(self, path: Path) -> Any:
+        """The extension module.
+
+        Raises:
+            NativeBuildError: It does not load.
+        """
+        loader = ExtensionFileLoader(self.module, str(path))
+        spec = importlib.util.spec_from_file_location(self.module, path, loader=loader)
+        try:
+            assert spec is not None
+            module = importlib.util.module_from_spec(spec)
+            loader.exec_module(module)
+        except ImportError as error:
+            raise NativeBuildError(f"{path} does not load: {error}; build it again with {self.again}") from error
+        return module
+
+    def file_name(self) -> str:
+        """Names source, flags, torch, Python and machine."""
+        facts = [self.source.read_text(), *flags(), torch.__version__, str(torch.version.git_version)]
+        facts += [str(sysconfig.get_config_var("SOABI")), platform.machine()]
+        return f"{self.label}-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:20]}.so"
+
+
+def flags() -> tuple[str, ...]:
+    """For the compiler: torch's headers and libraries, which the process has loaded already when this one is."""
+    root = _torch_root()
+    includes = (root / "include", root / "include/torch/csrc/api/include", Path(sysconfig.get_path("include")))
+    return (
+        *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *(f"-isystem{path}" for path in includes),
+        *(f"-L{root / 'lib'}", "-Wl,--no-as-needed"),
+        *(f"-l{name}" for name in _LIBRARIES),
+    )
+
+
+def _torch_root() -> Path:
+    return Path(torch.__file__).resolve().parent
+
+
+def _check_headers() -> None:
+    header = _torch_root() / "include/torch/csrc/autograd/function.h"
+    if not header.exists():
+        raise NativeBuildError(
+            f"torch's C++ headers are missing ({header}); install torch from its wheel, which brings them"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        version = sysconfig.get_python_version()
+        raise NativeBuildError(
+            f"Python's C headers are missing ({header}); install them, for example apt-get install python{version}-dev"
+        )

@@ -1,0 +1,139 @@
+"""Device side of a launch: is this tensor launchable, on which GPU, with how many multiprocessors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from retrograd import config
+from retrograd.compat import triton_interpreter
+from retrograd.ops.runtime.cuda import driver
+from retrograd.ops.runtime.triton.gpu import Backend, Gpu
+
+# The interpreter runs programs one after another; the number only shapes the plan.
+_INTERPRETER = Gpu(Backend.INTERPRETER, 2)
+_HERE: AbstractContextManager[object] = nullcontext()
+
+# What launches are planned for while nothing is executed; None outside `dry`.
+_DRY: ContextVar[Gpu | None] = ContextVar("dry", default=None)
+
+
+@contextmanager
+def dry(num_sms: int, hip: bool = False, arch: int = 90) -> Iterator[None]:
+    """Plan launches on CPU tensors as if for a GPU of `num_sms` multiprocessors, an AMD one if `hip`, else sm_`arch`.
+
+    For whoever records launches instead of executing them; launching for real inside is an error of Triton's.
+    """
+    gpu = Gpu(Backend.HIP, num_sms, 0) if hip else Gpu(Backend.CUDA, num_sms, arch, pdl=arch >= driver.PDL_FROM_ARCH)
+    token = _DRY.set(gpu)
+    try:
+        yield
+    finally:
+        _DRY.reset(token)
+
+
+def gpu_of(tensor: torch.Tensor) -> Gpu:
+    """The device that a launch on `tensor` is planned for.
+
+    Raises:
+        RuntimeError: The tensor is on the CPU and this process does not interpret kernels, or its device is
+            neither CPU nor CUDA.
+    """
+    device = tensor.device
+    if device.type == "cuda":
+        # Kernels of an interpreting process run on the host, whatever the device.
+        return _cuda_gpu(device.index) if not config.interpreting() else _interpreter()
+    planned = _DRY.get()
+    if planned is not None:
+        return planned
+    if device.type != "cpu":
+        raise RuntimeError(
+            f"impl='triton' got a tensor on {device}, expected cuda (or cpu under TRITON_INTERPRET=1); use impl='torch'"
+        )
+    if not config.interpreting():
+        raise RuntimeError(
+            "impl='triton' on a CPU tensor needs TRITON_INTERPRET=1 set before triton is imported; "
+            "set it, move the tensor to a GPU, or use impl='torch'"
+        )
+    return _interpreter()
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """A context in which the tensor's GPU is the current one."""
+    device = tensor.device
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)
+
+
+class Handle(NamedTuple):
+    """A kernel that has been compiled and loaded for arguments of one kind, and its grid."""
+
+    run: Any
+    function: int
+    metadata: Any
+    grid: tuple[int, int, int]
+    compiled: Any = None
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], *, pdl: bool = False, **options: Any
+) -> Handle | None:
+    """kernel[grid](*args, **options); what `relaunch` needs, or None where nothing was compiled.
+
+    `pdl`: it is launched while the kernel ahead of it ends, and waits for that before it touches memory.
+    """
+    if pdl:
+        options["launch_pdl"] = True  # other backends of Triton do not know it
+    compiled = kernel[grid](*args, **options)
+    function = getattr(compiled, "function", None)
+    if function is None:
+        return None
+    return Handle(compiled.run, function, compiled.packed_metadata, (*grid, 1, 1)[:3], compiled)
+
+
+def relaunch(handle: Handle, args: tuple[Any, ...], device_index: int) -> None:
+    """The launch again with other tensors, past Triton's look at each argument: 2 us of host time instead of 13.
+
+    Args:
+        handle: of a launch on this device, which has to be the current one.
+        args: all arguments of the kernel, constexprs too. What Triton specialises on has to be as it was: dtypes,
+            None, alignment to 16 bytes, integers, constexprs.
+        device_index: the device.
+    """
+    stream = torch._C._cuda_getCurrentRawStream(device_index)
+    handle.run(*handle.grid, stream, handle.function, handle.metadata, None, None, None, *args)
+
+
+def relaunchable(*tensors: torch.Tensor | None) -> bool:
+    """Whether `relaunch` may be used for these tensors: aligned, on the current GPU, no profiler hooked in."""
+    first = tensors[0]
+    if first is None or not first.is_cuda or first.device.index != torch._C._cuda_getDevice():
+        return False
+    addresses = 0
+    for tensor in tensors:
+        if tensor is not None:
+            addresses |= tensor.data_ptr()
+    # None, or from Triton 3.6 on a chain of hooks that may be empty.
+    hook = triton.knobs.runtime.launch_enter_hook
+    return addresses % 16 == 0 and (hook is None or not getattr(hook, "calls", True))
+
+
+def _interpreter() -> Gpu:
+    triton_interpreter.prepare()
+    return _INTERPRETER
+
+
+@cache
+def _cuda_gpu(index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        return Gpu(Backend.HIP, properties.multi_processor_count, 0)
+    arch = 10 * properties.major + properties.minor
+    return Gpu(Backend.CUDA, properties.multi_processor_count, arch, driver.has_pdl(arch))

@@ -1,0 +1,191 @@
+"""Chosen operators of a step computed in higher precision, results rounded where others use them; the rest as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from retrograd.errors import UndecidedError
+from retrograd.trace.bisecting.shadow_values import Shadows
+from retrograd.trace.diffing.identity import names
+from retrograd.trace.operator_schemas import Operator, tensors_in
+from retrograd.trace.schema import BACKWARD, FORWARD
+from retrograd.trace.source_lines import Places
+
+PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
+# They move numbers and compute none, so that what has not been rounded stays so on its way through them.
+_MOVES = names(
+    "clone _to_copy cat stack where masked_fill embedding index_select gather index repeat roll flip "
+    "constant_pad_nd select_backward slice_backward _unsafe_view"
+)
+_NO_NUMBERS = names(
+    "copy_ fill_ zero_ zeros_like ones_like empty_like new_zeros new_empty full_like new_full new_ones full "
+    "scalar_tensor as_strided _local_scalar_dense"
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An operator of the step, at its position among all of them; `dtypes` are those of its results."""
+
+    index: int
+    name: str
+    module: str
+    phase: str
+    place: str
+    code: str
+    dtypes: tuple[torch.dtype | None, ...]
+    raisable: bool
+
+
+class Raising(TorchDispatchMode):
+    """Counts operators as they are dispatched, forward and backward, and computes the chosen ones in `precision`.
+
+    Args:
+        model: its modules name where operators belong.
+        precision: inputs of a coarser floating-point dtype are cast to it. What a chosen operator is given by another
+            chosen one it takes as that one computed it, before rounding.
+        known: the operators of an earlier run, which must come again; None notes them, in `seen`.
+        chosen: positions to compute in higher precision.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: torch.dtype,
+        known: Sequence[Candidate] | None = None,
+        chosen: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__()
+        self.seen: list[Candidate] = []
+        self.refused: set[int] = set()
+        self._precision, self._known, self._chosen = precision, known, chosen
+        self._places = Places(model) if known is None else None
+        self._operators: dict[Any, Operator] = {}
+        self._nodes: dict[int, tuple[str, str, str]] = {}  # sequence number of an autograd node -> its forward
+        self._shadows = Shadows()
+        self._at = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operator = self._operators.get(func) or self._operators.setdefault(func, Operator(func))
+        if operator.silent:
+            return func(*args, **kwargs)
+        at, self._at = self._at, self._at + 1
+        if self._known is None:
+            out = func(*args, **kwargs)
+            self.seen.append(self._candidate(at, func, operator, (args, kwargs), out))
+            return out
+        if at >= len(self._known) or self._known[at].name != operator.name:
+            expected = self._known[at].name if at < len(self._known) else "none"
+            raise UndecidedError(
+                f"the step does not repeat: operator {at} was {expected} and is {operator.name} when it runs again; "
+                "give `state` what it changes besides the model, and let it end as it began"
+            )
+        if at in self._chosen:
+            # What refuses the dtype has written nothing yet.
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                return self._raised(func, operator, args, kwargs, self._known[at].dtypes)
+            self.refused.add(at)
+        out = func(*args, **kwargs)
+        for tensor in operator.written(args, kwargs):
+            self._shadows.forget(tensor)
+        if self._shadows and not operator.writes and (operator.aliases or _base(func) in _MOVES):
+            self._moved(func, args, kwargs, out)
+        return out
+
+    def _up(self, args: Any, kwargs: Any) -> tuple[Any, Any, dict[int, torch.Tensor]]:
+        """The arguments in higher precision, and what was put in whose place, by identity."""
+        flat, spec = tree_flatten((args, kwargs))
+        up: dict[int, torch.Tensor] = {}
+        for t in flat:
+            if _coarser(t, self._precision) and id(t) not in up:
+                shadow = self._shadows.of(t)
+                up[id(t)] = t.to(self._precision) if shadow is None else shadow
+        new_args, new_kwargs = tree_unflatten([up.get(id(t), t) for t in flat], spec)
+        dtype = new_kwargs.get("dtype")
+        if dtype is not None and dtype.is_floating_point:
+            new_kwargs = {**new_kwargs, "dtype": self._precision}
+        return new_args, new_kwargs, up
+
+    def _raised(self, func: Any, operator: Operator, args: Any, kwargs: Any, dtypes: Sequence[Any]) -> Any:
+        for t in operator.written(args, kwargs):
+            shadow = self._shadows.of(t)
+            if shadow is not None:  # it is written to, and views of it must not see that
+                self._shadows.keep(t, shadow.clone())
+        new_args, new_kwargs, up = self._up(args, kwargs)
+        out = func(*new_args, **new_kwargs)
+        back = {}
+        for t in operator.written(args, kwargs):
+            if id(t) in up:
+                t.copy_(up[id(t)])
+                back[id(up[id(t)])] = t
+                self._shadows.forget(t)
+                self._shadows.keep(t, up[id(t)])
+        results, spec = tree_flatten(out)
+        return tree_unflatten([self._rounded(t, d, back) for t, d in zip(results, dtypes, strict=True)], spec)
+
+    def _rounded(self, t: Any, dtype: torch.dtype | None, back: dict[int, torch.Tensor]) -> Any:
+        if not isinstance(t, torch.Tensor) or dtype is None:
+            return t
+        if id(t) in back:
+            return back[id(t)]
+        rounded = t.to(dtype)
+        if rounded is not t:
+            self._shadows.keep(rounded, t)
+        return rounded
+
+    def _moved(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Results of what only moves numbers hold the numbers of its inputs, rounded or not."""
+        if not any(
+            _coarser(t, self._precision) and self._shadows.of(t) is not None for t in tensors_in((args, kwargs))
+        ):
+            return
+        new_args, new_kwargs, _ = self._up(args, kwargs)
+        # A view of memory laid out otherwise may be impossible; then its rounded numbers count.
+        with contextlib.suppress(RuntimeError):
+            made = func(*new_args, **new_kwargs)
+            for t, value in zip(tensors_in(out), tensors_in(made), strict=True):
+                if _coarser(t, self._precision) and value.dtype == self._precision:
+                    self._shadows.keep(t, value)
+
+    def _candidate(self, at: int, func: Any, operator: Operator, given: Any, out: Any) -> Candidate:
+        assert self._places is not None
+        line, module = self._places.look(sys._getframe(2))
+        backward = torch._C._current_graph_task_id() != -1
+        where = (module or "", *self._places.text(line))
+        if not backward:
+            # Autograd numbers its nodes as the operators come; the last number given out is this one's.
+            self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, where)
+        elif module is None:  # a module at work in a backward computes its forward again, for checkpointing
+            node = torch._C._current_autograd_node()
+            where = self._nodes.get(node._sequence_nr(), ("", "", "")) if node is not None else where
+        dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in tree_flatten(out)[0])
+        coarse = any(_coarser(t, self._precision) for t in tensors_in(given))
+        raisable = coarse and any(d is not None and d.is_floating_point for d in dtypes) and _computes(func, operator)
+        return Candidate(at, operator.name, where[0], BACKWARD if backward else FORWARD, *where[1:], dtypes, raisable)
+
+
+def _base(func: Any) -> str:
+    return func._schema.name.partition("::")[2]
+
+
+def _coarser(t: Any, precision: torch.dtype) -> bool:
+    if not isinstance(t, torch.Tensor) or not t.dtype.is_floating_point:
+        return False
+    return torch.finfo(t.dtype).eps > torch.finfo(precision).eps
+
+
+def _computes(func: Any, operator: Operator) -> bool:
+    """Whether precision can matter: no view, nothing that only moves numbers, nothing that draws random ones."""
+    if operator.random or (operator.aliases and not operator.writes) or getattr(func, "namespace", "") != "aten":
+        return False
+    return not operator.makes_memory and _base(func) not in _MOVES | _NO_NUMBERS

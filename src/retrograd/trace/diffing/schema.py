@@ -1,0 +1,204 @@
+"""What a comparison of two traces says, as plain data, and its JSON. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import parsed, plain
+
+DIFF_SCHEMA = "retrograd.trace.diff/1"
+
+Kind = Literal[
+    "outside",  # a value that no operator of the trace made: parameter, data, state
+    "random",  # draws other numbers
+    "product",  # a matrix product or convolution in another precision
+    "order",  # rounding of the size that another order of additions makes
+    "nondeterministic",  # adds with atomics, or is said to by PyTorch
+    "uninitialised",  # reads memory that nobody wrote
+    "nonfinite",  # NaN or infinite on one side only
+    "operator",  # other output from the same inputs, for no plainer reason
+    "argument",
+    "dtype",
+    "shape",
+    "replaced",
+    "inserted",
+    "missing",
+]
+Status = Literal["same", "within", "made", "carried", "outside", "inserted", "missing"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs: what it is called, how many operators it has, and what is known of it."""
+
+    title: str
+    ops: int
+    steps: int
+    level: str
+    rank: int = 0
+    devices: tuple[str, ...] = ()
+    meta: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as text, whether it differs from the one on the other side, and which input or output it is."""
+
+    text: str
+    differs: bool = False
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An operator of one run, for people."""
+
+    index: int
+    step: int
+    phase: str
+    name: str
+    module: str
+    place: str = ""
+    code: str = ""
+    arguments: str = ""
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    inside: str = ""
+
+    @property
+    def where(self) -> str:
+        """Line, module, phase and step, as far as they are known."""
+        module = f"module {self.module}" if self.module else ""
+        return ", ".join(filter(None, (self.place, module, self.phase, f"step {self.step}")))
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that differs first: nothing that it was computed from does.
+
+    `what` says it in words, `why` the reason where it is plain, `advice` what to do. `a` and `b` are the operators of
+    the first place; None on the side that has none. `count` is how many places have this cause, `others` names some.
+    """
+
+    kind: Kind
+    what: str
+    why: str = ""
+    advice: str = ""
+    a: Seen | None = None
+    b: Seen | None = None
+    count: int = 1
+    others: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """Where the first of them is, in B or else in A."""
+        seen = self.b or self.a
+        return seen.where if seen else ""
+
+    @property
+    def code(self) -> str:
+        """The line of source of the first of them."""
+        seen = self.b or self.a
+        return seen.code if seen else ""
+
+    @property
+    def inside(self) -> str:
+        """The line in a custom backward or hook that asked for the first of them."""
+        seen = self.b or self.a
+        return seen.inside if seen else ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Two operators that correspond, or one that has none on the other side, near the first cause."""
+
+    status: Status
+    a: Seen | None
+    b: Seen | None
+
+
+@dataclass(frozen=True)
+class TraceDiff(Shown):
+    """The comparison of two runs, true if they are the same at this level.
+
+    `mode` is "bitwise", "attainable" (differences that rounding explains do not count) or "names" (no values were
+    recorded). `causes` come in the order of the run; the first is the first divergence. `matched` counts operators
+    that have the same values on both sides, `within` those that differ by no more than attainable, `carried` those that
+    differ because of what they were given. `rows` is the neighbourhood of the first cause.
+    """
+
+    a: Side
+    b: Side
+    mode: Literal["bitwise", "attainable", "names"]
+    causes: tuple[Cause, ...]
+    notes: tuple[str, ...] = ()
+    matched: int = 0
+    within: int = 0
+    carried: int = 0
+    seconds: float = 0.0
+    rows: tuple[Row, ...] = ()
+    schema: str = DIFF_SCHEMA
+
+    @property
+    def same(self) -> bool:
+        """Is nothing different at this level?"""
+        return not self.causes
+
+    def __bool__(self) -> bool:
+        return self.same
+
+    @property
+    def exit_code(self) -> int:
+        """0 same, 1 different."""
+        return 0 if self.same else 1
+
+    def to_json(self) -> str:
+        """The comparison as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> TraceDiff:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, DIFF_SCHEMA, "comparison of traces", _diff)
+
+    def text(self) -> str:
+        """The comparison for a terminal without colours."""
+        from retrograd.trace.diffing.messages import lines
+
+        return "\n".join(text for text, _ in lines(self))
+
+
+def _seen(fields: dict[str, Any] | None) -> Seen | None:
+    if fields is None:
+        return None
+    tensors: dict[str, Any] = {name: tuple(Tensor(**t) for t in fields[name]) for name in ("inputs", "outputs")}
+    return Seen(**(fields | tensors))
+
+
+def _sides(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, "a": _seen(fields["a"]), "b": _seen(fields["b"])}
+
+
+def _cause(fields: dict[str, Any]) -> Cause:
+    made: dict[str, Any] = _sides(fields) | {"others": tuple(fields["others"])}
+    return Cause(**made)
+
+
+def _side(fields: dict[str, Any]) -> Side:
+    meta = tuple((str(k), str(v)) for k, v in fields["meta"])
+    made: dict[str, Any] = fields | {"devices": tuple(fields["devices"]), "meta": meta}
+    return Side(**made)
+
+
+def _diff(fields: dict[str, Any]) -> TraceDiff:
+    made: dict[str, Any] = {
+        "a": _side(fields["a"]),
+        "b": _side(fields["b"]),
+        "causes": tuple(map(_cause, fields["causes"])),
+        "notes": tuple(fields["notes"]),
+        "rows": tuple(Row(**_sides(row)) for row in fields["rows"]),
+    }
+    return TraceDiff(**(fields | made))

@@ -1,0 +1,99 @@
+"""Operators of a trace, chosen by filters, as a record that can be shown. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any
+
+from retrograd.core.schema import parsed, plain
+from retrograd.errors import UsageError
+from retrograd.trace.schema import PHASES, Op, Trace, op_of
+
+SCHEMA = "retrograd.trace-listing/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Some operators of a trace.
+
+    Attributes:
+        ops: those that are listed.
+        matching: how many fit the filters.
+        total: how many the trace has.
+        steps: how many steps it has.
+        level: of the trace.
+        rank: of its process.
+        meta: versions, device, seed, start.
+        schema: version of this form.
+    """
+
+    ops: tuple[Op, ...]
+    matching: int
+    total: int
+    steps: int
+    level: str
+    rank: int
+    meta: dict[str, str]
+    schema: str = SCHEMA
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(plain(asdict(self)), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Listing:
+        """Read what `to_json` wrote; UsageError if it is something else."""
+        return parsed(text, SCHEMA, "listing of a trace", _listing)
+
+
+def _listing(data: dict[str, Any]) -> Listing:
+    return Listing(**{**data, "ops": tuple(map(op_of, data["ops"]))})
+
+
+def listing(
+    trace: Trace,
+    *,
+    step: int | None = None,
+    phase: str | None = None,
+    op: str | None = None,
+    module: str | None = None,
+    bad: bool = False,
+    most: int | None = None,
+) -> Listing:
+    """The operators that fit every filter.
+
+    Args:
+        trace: where to look.
+        step: only this step.
+        phase: "forward", "backward" or "other".
+        op: a pattern with * and ? of the name; without a star it may be any part of it.
+        module: likewise of the module's path.
+        bad: only those with NaN or Inf in a result.
+        most: list so many at most.
+
+    Raises:
+        UsageError: the phase is unknown.
+    """
+    if phase is not None and phase not in PHASES:
+        raise UsageError(f"`phase` is {phase!r}, expected one of {', '.join(map(repr, PHASES))}")
+
+    def chosen() -> Iterator[Op]:
+        for one in trace.ops:
+            fits = step in (None, one.step) and phase in (None, one.phase) and _fits(one, op, module)
+            if fits and (not bad or any(s.bad for s in one.outputs)):
+                yield one
+
+    matching = sum(1 for _ in chosen())
+    steps = len({one.step for one in trace.ops})
+    return Listing(tuple(islice(chosen(), most)), matching, len(trace.ops), steps, trace.level, trace.rank, trace.meta)
+
+
+def _fits(op: Op, name: str | None, module: str | None) -> bool:
+    return all(
+        pattern is None or fnmatchcase(text, pattern if "*" in pattern else f"*{pattern}*")
+        for pattern, text in ((name, op.name), (module, op.module))
+    )

@@ -1,0 +1,266 @@
+"""Why an operator made a NaN or Inf, in a sentence, from the ranges of what it was given. No torch.
+
+Only what follows from operator, dtype and ranges is said; where several reasons remain, the sentence says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from retrograd.trace.schema import Op, Stats
+
+LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+}
+# Exponents of the least normal number and of the largest.
+NORMAL = {
+    "float16": (-14, 15),
+    "bfloat16": (-126, 127),
+    "float32": (-126, 127),
+    "float8_e4m3fn": (-6, 8),
+    "float8_e5m2": (-14, 15),
+}
+_LITERAL = re.compile(r"=-?inf\b|[\[ ]-?inf\b")
+_SUMS = (
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addmv",
+    "mv",
+    "dot",
+    "convolution",
+    "sum",
+    "cumsum",
+    "mean",
+    "linear",
+    "conv2d",
+)
+_PRODUCTS = ("mul", "pow", "square", "addcmul", "prod", "_foreach_mul")
+_SOFTMAX = ("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax", "logsumexp")
+
+
+def base(op: Op) -> str:
+    """ "div" of "aten.div_.Tensor": the name without space, overload and the sign of an in-place operator."""
+    name = op.name.rpartition("::")[2]
+    name = name.split(".")[1] if name.startswith("aten.") else name
+    return name.removesuffix("_") if not name.startswith("__") else name
+
+
+def makes_memory(op: Op) -> bool:
+    """Whether the operator only makes memory, whose content means nothing."""
+    return op.name.startswith("aten.") and "empty" in base(op)
+
+
+def writes_infinity(op: Op) -> bool:
+    """Whether an infinity is among the arguments, as in masked_fill(mask, -inf): it was meant."""
+    return bool(_LITERAL.search(f" {op.arguments}"))
+
+
+def why(op: Op) -> str:
+    """The reason in a sentence; "" where none is plain."""
+    nan = any(s.nan for s in op.outputs)
+    for reason in (_empty, _of_ours, _beyond, _by_name, _of_infinities if nan else _overflow):
+        said = reason(op, nan)
+        if said:
+            return said
+    return ""
+
+
+def spread(stats: Stats) -> str:
+    """ "-3.1e+04 to 12" of the finite elements; "" where nobody counted."""
+    if stats.low is None or stats.high is None:
+        return ""
+    return f"{stats.low:.4g}" if stats.low == stats.high else f"{stats.low:.4g} to {stats.high:.4g}"
+
+
+def magnitudes(stats: Stats) -> str:
+    """ "2^-9 to 2^3": powers of two at or below the magnitudes of the finite elements but zeros; "" if uncounted."""
+    found = stats.exponents
+    if not found:
+        return ""
+    return f"2^{found.least}" + ("" if found.least == found.greatest else f" to 2^{found.greatest}")
+
+
+def _given(op: Op, at: int) -> Stats | None:
+    """An input of which the range is known."""
+    return op.inputs[at] if at < len(op.inputs) and op.inputs[at].low is not None else None
+
+
+def _largest(op: Op) -> float:
+    made = next((s.dtype for s in op.outputs if s.bad), "")
+    return LARGEST.get(made, math.inf)
+
+
+def _empty(op: Op, nan: bool) -> str:
+    if nan and base(op) in ("mean", "var", "std", "var_mean", "std_mean", "nanmean"):
+        counts = [math.prod(s.shape) for s in op.inputs]
+        if 0 in counts:
+            return "the mean of no elements is 0/0"
+        if base(op) != "mean" and counts and counts[0] == math.prod(op.outputs[0].shape):
+            return "the variance of one element with Bessel's correction is 0/0"
+    if nan and base(op) in ("nll_loss_forward", "nll_loss2d_forward"):
+        return "every target is the ignored one (or all weights are 0), so the mean over the others is 0/0"
+    return ""
+
+
+def _of_ours(op: Op, nan: bool) -> str:
+    """The kernels of retrograd.ops."""
+    if op.name == "retrograd::norm_fwd" and nan and re.search(r"\beps=0(\.0)?\b", op.arguments):
+        return "with eps = 0 a row of zeros is divided by 0"
+    return ""
+
+
+def _beyond(op: Op, nan: bool) -> str:
+    """A number among the arguments that is infinite in the dtype it is computed in, which is at least float32."""
+    dtype = "float64" if any(s.dtype == "float64" for s in op.outputs) else "float32"
+    for text in re.findall(r"\b(?:other|alpha|beta|value)=(-?\d[\d.e+]*)", op.arguments):
+        if abs(float(text)) > LARGEST[dtype]:
+            zeros = nan and base(op) in _PRODUCTS and any(s.zero for s in op.inputs)
+            why = "; 0 times inf where the input is zero" if zeros else ""
+            return f"the number {text} is infinite in {dtype}, whose largest is {LARGEST[dtype]:.5g}{why}"
+    return ""
+
+
+def _divided(op: Op, nan: bool) -> str:
+    over, by = _given(op, 0), _given(op, 1)
+    if by is None and "other=0" in op.arguments:
+        return "0/0: it divides by the number 0" if nan else "division by the number 0"
+    if by is None or not by.zero:
+        return ""
+    if nan and over is not None and over.zero:
+        return f"0/0: the divisor has {by.zero} zeros, and the dividend has {over.zero}"
+    return f"division by zero: the divisor has {by.zero} zeros"
+
+
+def _exponential(op: Op, nan: bool) -> str:
+    given, largest = _given(op, 0), _largest(op)
+    if given is None or nan or math.isinf(largest):
+        return ""
+    power = 2.0 if base(op) == "exp2" else math.e
+    limit = math.log(largest, power)
+    if given.high is None or given.high < limit * 0.999:
+        return ""
+    return f"{base(op)} overflows {op.outputs[0].dtype} beyond {limit:.4g}, and its input reaches {given.high:.4g}"
+
+
+def _logarithm(op: Op, nan: bool) -> str:
+    given = _given(op, 0)
+    edge = -1 if base(op) == "log1p" else 0
+    if given is None or given.low is None:
+        return ""
+    if nan and given.low < edge:
+        return f"{base(op)} of numbers below {edge}: its input goes down to {given.low:.4g}"
+    if not nan and given.low <= edge:
+        return f"{base(op)}({edge}) is -inf" + (
+            f": its input has {given.zero} zeros" if edge == 0 and given.zero else ""
+        )
+    return ""
+
+
+def _root(op: Op, nan: bool) -> str:
+    given = _given(op, 0)
+    if given is None or given.low is None:
+        return ""
+    if nan and given.low < 0:
+        return f"{base(op)} of negative numbers: its input goes down to {given.low:.4g}"
+    if not nan and given.zero and base(op) in ("rsqrt", "reciprocal"):
+        return f"{base(op)}(0): its input has {given.zero} zeros"
+    return ""
+
+
+def _power(op: Op, nan: bool) -> str:
+    given, exponent = _given(op, 0), re.search(r"exponent=(-?[\d.e+-]+)", op.arguments)
+    if given is None or given.low is None or exponent is None:
+        return ""
+    number = float(exponent[1])
+    if nan and given.low < 0 and not number.is_integer():
+        return f"negative numbers to the power {number:g}: the base goes down to {given.low:.4g}"
+    if not nan and number < 0 and given.zero:
+        return f"0 to the power {number:g}: the base has {given.zero} zeros"
+    return ""
+
+
+def _arc(op: Op, nan: bool) -> str:
+    given = _given(op, 0)
+    if nan and given is not None and max(abs(given.low or 0), abs(given.high or 0)) > 1:
+        return f"{base(op)} outside of -1 to 1: its input has {spread(given)}"
+    return ""
+
+
+_RULES: dict[str, Callable[[Op, bool], str]] = {
+    **dict.fromkeys(("div", "true_divide", "_foreach_div", "remainder", "fmod", "addcdiv", "reciprocal_div"), _divided),
+    **dict.fromkeys(("exp", "exp2", "expm1", "_foreach_exp", "cosh", "sinh"), _exponential),
+    **dict.fromkeys(("log", "log2", "log10", "log1p"), _logarithm),
+    **dict.fromkeys(("sqrt", "rsqrt", "reciprocal"), _root),
+    **dict.fromkeys(("acos", "asin"), _arc),
+    "pow": _power,
+}
+
+
+def _by_name(op: Op, nan: bool) -> str:
+    rule = _RULES.get(base(op))
+    said = rule(op, nan) if rule else ""
+    # The derivatives of sqrt, log, pow and norm are infinite at 0.
+    of = op.node.rstrip("0123456789").removesuffix("Backward")
+    return f"{said}, in the derivative of {of.lower()}" if said and of else said
+
+
+def _of_infinities(op: Op, nan: bool) -> str:
+    """NaN from infinities, masks among them."""
+    name = base(op)
+    infinite = [s for s in op.inputs if s.inf]
+    if name in _SOFTMAX or "attention" in name:
+        if infinite:
+            return "softmax of a row that is -inf only (everything masked) is 0/0; or a row has +inf"
+        return (
+            "softmax of a row that is -inf only: everything in it is masked, or its scores overflow"
+            if "attention" in name
+            else ""
+        )
+    if not infinite:
+        return ""
+    if name in ("sub", "add", "addmm", "_foreach_add", "sum", "cumsum"):
+        return f"inf - inf: {_where(op)}"
+    if name in ("mul", "addcmul", "_foreach_mul"):
+        other = [s for s in op.inputs if s.zero]
+        return f"0 times inf: {_where(op)}" if other else ""
+    if name == "div":
+        return f"inf / inf: {_where(op)}"
+    if name in _SUMS:
+        return f"inf - inf or 0 times inf in a sum of products: {_where(op)}"
+    if "norm" in name or name in ("var", "var_mean", "std"):
+        return f"inf - inf where the mean is taken off: {_where(op)}"
+    return ""
+
+
+def _where(op: Op) -> str:
+    return ", ".join(f"input {at + 1} has {s.inf} infinities" for at, s in enumerate(op.inputs) if s.inf)
+
+
+def _overflow(op: Op, nan: bool) -> str:
+    largest, name = _largest(op), base(op)
+    reach = [max(abs(s.low or 0.0), abs(s.high or 0.0)) for s in op.inputs if s.low is not None]
+    if math.isinf(largest) or not reach:
+        return ""
+    dtype = next(s.dtype for s in op.outputs if s.bad)
+    limit = f"the largest {dtype} is {largest:.5g}"
+    said = ", ".join(f"{value:.4g}" for value in reach)
+    said += "".join(f" ({text})" for text in re.findall(r"\b(?:other|alpha|value|exponent)=[\d.e+-]+", op.arguments))
+    top = max(reach)
+    if "::" in op.name:
+        return f"the kernel divides by zero or goes beyond the largest {dtype}, {largest:.5g}; its inputs reach {said}"
+    if name in ("_to_copy", "to", "copy", "_foreach_copy") and top > largest:
+        return f"overflow: a number of {top:.4g} was cast to {dtype}, and {limit}"
+    if name in _SUMS or "norm" in name or "backward" in name or name in _PRODUCTS or name in ("add", "sub"):
+        return f"overflow: the inputs reach {said}, and {limit}"
+    if name == "div":
+        return f"overflow: a quotient is too large ({limit}); the inputs reach {said}"
+    return ""

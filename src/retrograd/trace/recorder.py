@@ -1,0 +1,386 @@
+"""The recorder: a dispatch mode that sees operators on their way to the kernels, forward and backward.
+
+It calls each operator as it came, draws no random numbers and waits for no device inside a step; statistics are read
+where a step ends. What goes wrong in its own book-keeping is told in the trace's `meta` and never stops a run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd import config
+from retrograd.errors import RetrogradError, UsageError
+from retrograd.trace import compiled_regions, kernel_launches, store, tape
+from retrograd.trace.nan_breakpoint import Masks, Stop, debugger, wanted
+from retrograd.trace.observer import Observer, Pending, made_of_others, without_collector
+from retrograd.trace.operator_schemas import Operator, tensors_in
+from retrograd.trace.schema import Trace
+
+LEVELS = ("names", "fast", "full")
+ENGINES = ("auto", "tape", "python")
+# A step of more operators is read in parts, which bounds the memory of what waits.
+_MOST_WAITING = 20_000
+
+
+# Recorders at work. A forked process, as a worker of a DataLoader, has them too; what it does is no part of the run.
+_active: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _in_forked_process() -> None:
+    for recorder in list(_active):
+        recorder.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_process)
+
+
+class Recorder:
+    """Records what runs inside `with`; made by `retrograd.trace.record`, which describes the arguments.
+
+    Attributes:
+        path: the file it is written to, with the rank in its name if there are several; None for none.
+        on_enough: called when the last of `steps` has been recorded; may raise.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        *,
+        level: str = "fast",
+        out: str | os.PathLike[str] | None = None,
+        steps: int | None = None,
+        compiled: str = "keep",
+        breakpoint_on: str | None = None,
+        then: Callable[[Stop], None] | None = None,
+        engine: str = "auto",
+    ) -> None:
+        _check(model, level, steps, breakpoint_on)
+        self._tape, why = _tape(engine, breakpoint_on)
+        self._rank, path = _rank_and_path(out)
+        self.path = path
+        self._stops, self._masks = wanted(breakpoint_on), Masks()
+        self._then = then or debugger
+        self._writer = None if path is None else store.Writer(path, level, self._rank)
+        self._trace = Trace(level=level, rank=self._rank, meta=_meta() | {"engine": self.engine})
+        if why:
+            self._trace.meta["no tape"] = why
+        self._steps = steps
+        self._compiled = compiled_regions.Compiled(compiled, model)
+        self._look: Any = (
+            Observer(model, level, self._compiled, bool(self._stops), self._quietly)
+            if self._tape is None
+            else _observer(self._tape, model, level, self._compiled, self)
+        )
+        self._operators: dict[Any, Operator] = {}
+        self._waiting: list[Pending] = []
+        self._step, self._step_began, self._automatic, self._unread = 0, 0, True, False
+        self._done = False
+        self._lost: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._here = threading.local()
+        self._stack: ExitStack | None = None
+        self.on_enough: Callable[[], None] | None = None
+
+    def __enter__(self) -> Recorder:
+        if self._stack is not None:
+            raise UsageError("a recorder records once; make another with retrograd.trace.record(...)")
+        from torch.optim import optimizer
+
+        if self._tape is None:
+            self._guarded(self._look.between_steps)
+        self._stack = ExitStack()
+        before = optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
+        after = optimizer.register_optimizer_step_post_hook(self._after_optimizer)
+        self._stack.callback(before.remove)
+        self._stack.callback(after.remove)
+        self._stack.enter_context(self._compiled.stance())
+        self._stack.enter_context(kernel_launches.seen(self))
+        self._stack.enter_context(_Mode(self) if self._tape is None else self._look.at_work())
+        _active.add(self)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        assert self._stack is not None
+        self._stack.close()
+        _active.discard(self)
+        self._read()
+        if isinstance(error, Exception) and "raised" not in self.trace.meta:
+            self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
+        self.trace.meta["seed"] = str(torch.initial_seed())  # the program's own, if it has set one
+        self.trace.meta.update(self._compiled.meta())
+        for number, note in enumerate(sorted(self._look.gather.notes)):
+            self.trace.meta[f"note {number + 1}"] = note
+        if self._lost:
+            self.trace.meta["lost"] = "; ".join(f"{what} ({times} times)" for what, times in self._lost.items())
+        if self._writer is not None:
+            self._writer.close(self.trace.meta)
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded, up to the end of the last step; all of it after the block. Made when it is asked for."""
+        if self._unread:
+            self._unread = False
+            self._read()
+        return self._trace
+
+    @property
+    def engine(self) -> str:
+        """What records: "tape" or "python"."""
+        return "python" if self._tape is None else "tape"
+
+    @property
+    def steps(self) -> int:
+        """How many steps have ended."""
+        return self._step
+
+    def step(self) -> None:
+        """End a step here. The first call ends the automatic counting of optimizer steps."""
+        self._automatic = False
+        self._end_step()
+
+    def abandon(self) -> None:
+        """Record nothing more and write nothing more, in a process that was forked."""
+        self._done = True
+        self._look.stop()
+        if self._writer is not None:
+            self._writer.abandon()
+
+    # What the mode and the launches of kernels call.
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator and write it down."""
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = Operator(func)
+        if operator.silent or self._done or getattr(self._here, "quiet", False):
+            return func(*args, **kwargs)
+        pending = Pending(operator, self._step)
+        self._guarded(self._look.before, pending, args, kwargs, sys._getframe(2))
+        outer, self._here.pending = getattr(self._here, "pending", None), pending
+        try:
+            out = func(*args, **kwargs)
+        except Exception as error:
+            self._guarded(self._failed, pending, error)
+            raise
+        finally:
+            self._here.pending = outer
+        self._guarded(self._after, self._look.after, pending, args, kwargs, out)
+        if self._stops:
+            self._stop(pending, out)
+        return out
+
+    def launch(self, name: str, tensors: list[torch.Tensor], run: Callable[[], Any], frame: Any) -> Any:
+        """Run a Triton kernel and write it down: as an operator, or as part of the one that launches it."""
+        if self._done or getattr(self._here, "quiet", False):
+            return run()
+        if self._tape is not None:
+            return self._look.launch(name, tensors, run)
+        outer = getattr(self._here, "pending", None)
+        if outer is not None:
+            outer.kernels.append(name)
+            return self._quietly(run)
+        pending = Pending(kernel_launches.kernel(name), self._step)
+        self._guarded(self._look.before_launch, pending, tensors, frame)
+        try:
+            out = self._quietly(run)
+        except Exception as error:
+            self._guarded(self._failed, pending, error)
+            raise
+        self._guarded(self._after, self._look.after_launch, pending, tensors)
+        if self._stops:
+            self._stop(pending, [t for t, v in zip(tensors, pending.outputs, strict=False) if v is not None])
+        return out
+
+    def _quietly(self, run: Callable[[], Any]) -> Any:
+        """What runs inside is no part of the step: Triton's interpreter copies tensors about."""
+        before = getattr(self._here, "quiet", False)
+        self._here.quiet = True
+        if self._tape is not None:
+            self._tape.quiet(True)
+        try:
+            return run()
+        finally:
+            self._here.quiet = before
+            if self._tape is not None:
+                self._tape.quiet(False)
+
+    def _guarded(self, what: Callable[..., Any], *args: Any) -> None:
+        try:
+            with self._lock:
+                what(*args)
+        except RetrogradError:
+            raise
+        except Exception as error:  # an exotic tensor must not end the run that is looked at
+            self._losing(f"{type(error).__name__}: {str(error)[:200]}")
+
+    def _losing(self, said: str) -> None:
+        self._lost[said] = self._lost.get(said, 0) + 1
+
+    # Before and after an operator.
+
+    def _failed(self, pending: Pending, error: Exception) -> None:
+        self._raised(pending, f"{type(error).__name__}: {str(error)[:500]}")
+        self._append(pending)
+
+    def _raised(self, pending: Pending, said: str) -> None:
+        place, _ = self._look.places.text(pending.line)
+        self._trace.meta.setdefault("raised", f"{pending.operator.name}{f' at {place}' if place else ''}: {said}")
+
+    def _after(self, look: Callable[..., None], pending: Pending, *args: Any) -> None:
+        look(pending, *args)
+        self._append(pending)
+
+    def _append(self, pending: Pending) -> None:
+        self._waiting.append(pending)
+        if len(self._waiting) >= _MOST_WAITING:
+            self._read()
+
+    # Steps.
+
+    def _before_optimizer(self, *_: Any) -> None:
+        self._look.optimizing = True
+
+    def _after_optimizer(self, *_: Any) -> None:
+        self._look.optimizing = False
+        if self._automatic and not self._done:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if not self._ran():  # nothing ran since the last end
+            return
+        self._step += 1
+        self._unread = True
+        if self._writer is not None or self._many():
+            self._unread = False
+            self._read()
+        else:
+            self._guarded(self._quietly, self._look.fold)
+        self._step_began = len(self._trace.ops) + self._waiting_count()
+        self._guarded(self._look.between_steps, self._step)
+        if self._writer is not None:
+            self._writer.flush()
+        if self._steps is not None and self._step >= self._steps:
+            self._done = True
+            self._look.stop()
+            if self.on_enough is not None:
+                self.on_enough()
+
+    def _waiting_count(self) -> int:
+        return len(self._waiting) + self._look.waiting
+
+    def _ran(self) -> bool:
+        return len(self._trace.ops) + self._waiting_count() > self._step_began
+
+    def _many(self) -> bool:
+        return self._waiting_count() >= _MOST_WAITING
+
+    def _read(self) -> None:
+        """Read the statistics and turn what waits into operators of the trace."""
+        with self._lock, without_collector():
+            waiting, self._waiting = [*self._waiting, *self._look.drain()], []
+            # A device that has failed answers no more; what is known of the operators is kept all the same.
+            self._guarded(self._quietly, self._look.gather.collect)
+            self._look.forget()
+            for pending in waiting:
+                op = self._look.op(pending, len(self._trace.ops))
+                self._trace.ops.append(op)
+                if self._writer is not None:
+                    self._writer.add(op)
+
+    def _stop(self, pending: Pending, out: Any) -> None:
+        """Hand the first operator with a bad result to the callback."""
+        if not any(v.row is not None and (v.row[3] or v.row[4]) for v in pending.outputs):
+            return
+        op = self._look.op(pending, len(self._trace.ops) + len(self._waiting) - 1)
+        if not self._masks.stops(op, self._stops):
+            return
+        self._stops = frozenset()
+        self._quietly(lambda: self._then(Stop(op, pending.seen, list(tensors_in(out)))))
+
+
+class _Mode(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions stay compiled: recording changes no result."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Tensors that are made of others (DTensor) go first, so that what they do inside is seen.
+        if types and any(made_of_others(t) for t in types):
+            return NotImplemented
+        return self._recorder.run(func, args, kwargs or {})
+
+
+def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None) -> None:
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise UsageError(f"`model` is a {type(model).__name__}, expected a torch.nn.Module, or None")
+    if level not in LEVELS:
+        raise UsageError(f"`level` is {level!r}, expected one of {', '.join(map(repr, LEVELS))}")
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise UsageError(f"`steps` is {steps!r}, expected a positive integer, or None for all")
+    if breakpoint_on is not None and level == "names":
+        raise UsageError("`breakpoint_on` needs numbers, but level='names' reads none; use level='fast'")
+
+
+def _tape(engine: str, breakpoint_on: str | None) -> tuple[Any, str]:
+    """The compiled tape, or None where Python records, and why that is so if nobody asked for it."""
+    if engine not in ENGINES:
+        raise UsageError(f"`engine` is {engine!r}, expected one of {', '.join(map(repr, ENGINES))}")
+    if engine == "python":
+        return None, ""
+    if engine == "auto":
+        return (None, "it stops at no operator") if breakpoint_on is not None else tape.offered()
+    if breakpoint_on is not None:
+        raise UsageError("`breakpoint_on` needs engine='python': the tape does not stop; leave `engine` out")
+    module = tape.load()
+    if module.at_work():
+        raise UsageError("engine='tape', but another recorder has the tape; end it, or use engine='python'")
+    return module, ""
+
+
+def _observer(module: Any, model: Any, level: str, compiled: compiled_regions.Compiled, recorder: Recorder) -> Any:
+    """The observer that takes operators from the tape."""
+    from retrograd.trace.tape.engine import TapeObserver
+
+    return TapeObserver(
+        module, model, level, compiled, recorder._quietly, recorder._losing, recorder._raised, recorder._read
+    )
+
+
+def _rank_and_path(out: str | os.PathLike[str] | None) -> tuple[int, str | None]:
+    """Rank of this process, and its own file: with several processes `x.rank1.trace`."""
+    rank, size = config.rank() or (0, 1)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+    if out is None:
+        return rank, None
+    path = os.fspath(out)
+    store.check_path(path)
+    if size > 1:
+        suffix = next(s for s in store.SUFFIXES if path.endswith(s))
+        path = f"{path.removesuffix(suffix)}.rank{rank}{suffix}"
+    return rank, path
+
+
+def _meta() -> dict[str, str]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    start = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"torch": torch.__version__, "device": device, "seed": str(torch.initial_seed()), "start": start}

@@ -1,0 +1,145 @@
+"""Statistics of CPU tensors, by NumPy: an array of 64 elements takes a tenth of the time that torch operations take.
+
+Measured on one core of a shared machine, `python benchmarks/trace.py --parts`: 75 us and 4 ns an element of float32,
+with the histogram 120 us and 6 ns.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from retrograd.trace.schema import Exponents
+from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2, SPREAD_1, SPREAD_2, UNIT, finish, keys
+from retrograd.trace.statistics.exponents import counted, exponents
+
+# low, high, rms, nan, inf, subnormal, zero, digest, histogram
+Row: TypeAlias = tuple[
+    float | None,
+    float | None,
+    float | None,
+    int | None,
+    int | None,
+    int | None,
+    int | None,
+    int | None,
+    Exponents | None,
+]
+NOTHING: Row = (None,) * 9
+NONE = Exponents(0, (), ())
+# An array is hashed in pieces of so many units, which stay in a core's cache.
+_PIECE = 8 * BLOCK
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as it reads: conjugation and sign done, complex numbers as pairs."""
+    tensor = tensor.detach()
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def size(x: torch.Tensor) -> int:
+    """How many bytes are hashed of a tensor."""
+    return x.numel() * x.element_size()
+
+
+def measure(tensor: torch.Tensor, histogram: bool = False) -> Row:
+    """The statistics of a dense CPU tensor of any dtype; the histogram, if wanted, of floating ones."""
+    x = as_real(tensor).contiguous()
+    digest = finish(hashed(x.reshape(-1).view(torch.uint8).numpy()), size(x))
+    count, floating = x.numel(), x.dtype.is_floating_point
+    if not count:
+        return of_none(floating, digest, histogram)
+    if not floating:
+        values = x.reshape(-1).numpy()
+        zero = count - int(np.count_nonzero(values))
+        return float(values.min()), float(values.max()), _rms(values), None, None, None, zero, digest, None
+    # Exact: every narrow number is a float32.
+    values = (x if x.dtype in (torch.float32, torch.float64) else x.float()).reshape(-1).numpy()
+    found = exponents(counted(values)) if histogram else None
+    return (*_of_floats(values, torch.finfo(x.dtype).tiny), digest, found)
+
+
+def of_none(floating: bool, digest: int, histogram: bool) -> Row:
+    """The statistics of a tensor without elements."""
+    bad = (0, 0, 0) if floating else (None, None, None)
+    return (None, None, None, *bad, 0, digest, NONE if floating and histogram else None)
+
+
+def _of_floats(values: np.ndarray[Any, Any], tiny: float) -> tuple[Any, ...]:
+    count, nan, inf = values.size, 0, 0
+    with np.errstate(all="ignore"):
+        low, high = float(values.min()), float(values.max())
+        if not (low - low == 0 and high - high == 0):
+            nan = int(np.count_nonzero(np.isnan(values)))
+            values = values[np.isfinite(values)]
+            inf = count - nan - values.size
+            if not values.size:
+                return None, None, None, nan, inf, 0, 0
+            low, high = float(values.min()), float(values.max())
+        below = int(np.count_nonzero(np.abs(values) < tiny))
+        zero = int(np.count_nonzero(values == 0)) if below else 0
+        return low, high, _rms(values), nan, inf, below - zero, zero
+
+
+def _rms(values: np.ndarray[Any, Any]) -> float | None:
+    """In float64; by einsum, since dot would start the threads of a BLAS, which takes milliseconds on busy cores."""
+    wide = values.astype(np.float64)
+    return float(np.sqrt(np.einsum("i,i->", wide, wide) / wide.size))
+
+
+def hashed(x: np.ndarray[Any, Any]) -> int:
+    """The sum over blocks of `digest`; x [n] of bytes."""
+    if x.size % UNIT:
+        x = np.pad(x, (0, -x.size % UNIT))
+    words = x.view(np.uint32)  # [units * 2]
+    key, total = _keys(), 0
+    for start in range(0, words.size, 2 * _PIECE):
+        piece = words[start : start + 2 * _PIECE]
+        whole = piece.size // (2 * BLOCK)
+        sums = np.empty(-(-piece.size // (2 * BLOCK)), np.uint64)
+        if whole:
+            _products(piece[: whole * 2 * BLOCK].reshape(whole, -1) + key).sum(1, out=sums[:whole])
+        if whole < sums.size:
+            rest = piece[whole * 2 * BLOCK :]
+            sums[-1] = _products(rest + key[: rest.size]).sum()
+        total += int((sums * _factors(start // (2 * BLOCK), sums.size)).sum())
+    return total
+
+
+def finished(total: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`digest.finish` of many, both [n] int64: uint64."""
+    return _mix(total.view(np.uint64) ^ _mix(sizes.astype(np.uint64) * np.uint64(GOLDEN)))
+
+
+def _mix(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
+    return x ^ (x >> np.uint64(31))
+
+
+def _products(keyed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Of the two words of each unit, mod 2^64: [..., units]."""
+    units = keyed.view(np.uint64)
+    low = units & np.uint64(0xFFFFFFFF)
+    low *= units >> np.uint64(32)
+    return low
+
+
+def _factors(first: int, count: int) -> np.ndarray[Any, Any]:
+    """`digest.factor` of blocks, uint64."""
+    x = np.arange(first + 1, first + 1 + count, dtype=np.uint32)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(SPREAD_1)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(SPREAD_2)
+    return ((x ^ (x >> np.uint32(16))) | np.uint32(1)).astype(np.uint64)
+
+
+@cache
+def _keys() -> np.ndarray[Any, Any]:
+    return np.array(keys(), dtype=np.int64).view(np.uint32)
