@@ -28,7 +28,7 @@ from retrograd import codegen
 from retrograd.codegen import kernel_facts as machine
 from retrograd.ops.msda.shapes import Levels
 from retrograd.ops.msda.spec import MsdaSpec
-from retrograd.ops.runtime.triton import launch as device
+from retrograd.runtime.triton import launch as device
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # dtypes of value and of locations and weights

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from retrograd import codegen
-from retrograd.ops.runtime.triton import launch as device
+from retrograd.runtime.triton import launch as device
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 

@@ -14,7 +14,7 @@ import sys
 import torch
 
 from retrograd import codegen
-from retrograd.ops.runtime.triton import launch as device
+from retrograd.runtime.triton import launch as device
 from retrograd.trace.statistics.digest import BLOCK
 from retrograd.trace.statistics.exponents import BUCKETS
 from retrograd.trace.statistics.triton import kernel

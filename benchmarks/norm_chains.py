@@ -25,7 +25,7 @@ from retrograd.bench.timing import CudaTimer
 from retrograd.ops.norm.plan import Kind, plan_backward, plan_forward
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton import launch as norms
-from retrograd.ops.runtime.triton import launch as device
+from retrograd.runtime.triton import launch as device
 
 DTYPE = torch.bfloat16
 SHAPES = [(512, 4096), (4096, 1024)]

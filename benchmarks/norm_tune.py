@@ -35,8 +35,8 @@ from retrograd.ops.norm.plan import (
     plan_forward,
 )
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.runtime.cuda import nvrtc
-from retrograd.ops.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.cuda import nvrtc
+from retrograd.runtime.triton.gpu import Backend, Gpu
 
 DTYPE = torch.bfloat16
 COLD_BYTES = 512 * 1024**2
@@ -208,7 +208,7 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
         nvrtc.compile_cubin(backward.SOURCE, ("--gpu-architecture=sm_90", *options), (HEADER,))
         return ""
     from retrograd.codegen import facts_of, recording
-    from retrograd.ops.runtime.triton.launch import dry
+    from retrograd.runtime.triton.launch import dry
 
     try:
         with dry(132), recording("sm_90") as launches:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.errors import NativeBuildError
-from retrograd.ops.runtime.cpp import build as native
+from retrograd.runtime.cpp import build as native
 
 
 def built(build: Callable[[], Path]) -> Path:

@@ -11,7 +11,7 @@ from conftest import run
 COUNT = """
 import json, sys, torch
 from retrograd import codegen
-from retrograd.ops.runtime.triton import launch
+from retrograd.runtime.triton import launch
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.ops.runtime import disk_cache
+from retrograd.runtime import disk_cache
 
 
 def test_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from retrograd.errors import UsageError
 
 pytest.importorskip("triton")
 
-from retrograd.ops.runtime.cuda import driver
-from retrograd.ops.runtime.triton.launch import dry, gpu_of
+from retrograd.runtime.cuda import driver
+from retrograd.runtime.triton.launch import dry, gpu_of
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CUlaunchAttributeID in cuda.h
 

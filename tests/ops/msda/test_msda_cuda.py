@@ -14,7 +14,7 @@ from msda_cases import arguments, assert_within_budget, make_inputs, run, truth
 from retrograd.errors import NativeBuildError
 from retrograd.ops import ms_deform_attn
 from retrograd.ops.msda.cuda import launch, plan
-from retrograd.ops.runtime.cuda import nvrtc
+from retrograd.runtime.cuda import nvrtc
 
 PYRAMID = [(64, 48), (32, 24), (16, 12), (8, 6)]
 ENCODER = plan.Sizes(4, 22223, 22223, 8, 32, (4, 4, 4, 4), 4)

@@ -23,8 +23,8 @@ from retrograd.ops.msda import cpu, dispatch, torch_impl
 from retrograd.ops.msda.cpu import launch
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
-from retrograd.ops.runtime.cpp import build
 from retrograd.ops.types import Impl
+from retrograd.runtime.cpp import build
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 HALVES = DTYPES[2:]

@@ -17,7 +17,7 @@ from retrograd.ops import ms_deform_attn
 from retrograd.ops.msda import plan as plans
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
-from retrograd.ops.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu
 
 pytest.importorskip("triton")
 

@@ -29,9 +29,9 @@ from retrograd.errors import NativeBuildError, UsageError
 from retrograd.ops.norm import custom_op, dispatch, host, torch_impl
 from retrograd.ops.norm.host import library, recipes
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.runtime.cpp import extension
-from retrograd.ops.runtime.cuda.driver import _Config
 from retrograd.ops.types import Impl
+from retrograd.runtime.cpp import extension
+from retrograd.runtime.cuda.driver import _Config
 
 launch = pytest.importorskip("retrograd.ops.norm.triton.launch")
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}

@@ -19,7 +19,7 @@ from retrograd.errors import NativeBuildError
 from retrograd.ops.norm import cpu
 from retrograd.ops.norm.cpu import norm_bwd, norm_fwd
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.runtime.cpp import build
+from retrograd.runtime.cpp import build
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SOURCE = Path(cpu.__file__).with_name("norm.cpp")
@@ -315,7 +315,7 @@ def test_cache_keeps_one_library_per_source_and_flags(tiny, tmp_path):
 
 def test_processes_may_build_at_once(tiny):
     code = (
-        f"from pathlib import Path; from retrograd.ops.runtime.cpp import build; "
+        f"from pathlib import Path; from retrograd.runtime.cpp import build; "
         f"print(build.load(Path({str(tiny)!r})).answer())"
     )
     command = [sys.executable, "-c", code]

@@ -15,7 +15,7 @@ from retrograd.ops.norm.plan import (
     plan_backward,
     plan_forward,
 )
-from retrograd.ops.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu
 
 H200 = Gpu(Backend.CUDA, 132)
 # A few multiprocessors only (a partition of a GPU), an AMD GPU, the interpreter.

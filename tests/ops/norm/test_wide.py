@@ -15,7 +15,7 @@ from retrograd.ops.norm.cuda import backward, fits_wide, inputs, norm_fwd_wide, 
 from retrograd.ops.norm.cuda import forward as wide
 from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.runtime.cuda import nvrtc
+from retrograd.runtime.cuda import nvrtc
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # One CTA; slices of a power of two, of another number of columns, the last shorter than the others; a large cluster.

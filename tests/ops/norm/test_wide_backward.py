@@ -15,7 +15,7 @@ from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.functional import rms_norm_bwd
 from retrograd.ops.norm.plan import plan_clusters
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.runtime.cuda import nvrtc
+from retrograd.runtime.cuda import nvrtc
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # One CTA with all pieces but one or two; two; four; eight; both numbers of threads.

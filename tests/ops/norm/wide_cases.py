@@ -9,7 +9,7 @@ import torch
 
 from retrograd.codegen import nvidia
 from retrograd.codegen.kernel_facts import disassemble
-from retrograd.ops.runtime.cuda import nvrtc
+from retrograd.runtime.cuda import nvrtc
 
 SHARED_LIMIT = 227 * 1024  # of a multiprocessor of sm_90
 _WIDE = re.compile(r"LDG(STS)?\.\S*128")

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from retrograd.ops.runtime.triton.gpu import Backend
-from retrograd.ops.runtime.triton.launch import gpu_of, launch, on_device_of
+from retrograd.runtime.triton.gpu import Backend
+from retrograd.runtime.triton.launch import gpu_of, launch, on_device_of
 
 # A thread of either maker has 8 elements: at least one load of 16 bytes of every dtype. 16 elements take up to 128
 # registers where rows are unaligned, and spill on sm_80.

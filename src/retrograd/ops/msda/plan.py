@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from retrograd.ops.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu
 
 Segment = tuple[int, int, int]
 

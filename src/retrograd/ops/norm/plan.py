@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
-from retrograd.ops.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu
 
 
 class Kind(Enum):

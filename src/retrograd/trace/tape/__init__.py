@@ -11,7 +11,7 @@ import torch
 
 from retrograd import config
 from retrograd.errors import NativeBuildError
-from retrograd.ops.runtime.cpp.extension import Extension
+from retrograd.runtime.cpp.extension import Extension
 
 _EXTENSION = Extension(
     Path(__file__).with_name("tape.cpp"),

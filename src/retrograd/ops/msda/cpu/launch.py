@@ -16,8 +16,8 @@ from retrograd.errors import NativeBuildError
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.msda.shapes import Levels, inner_dtype, table
 from retrograd.ops.msda.spec import MsdaSpec
-from retrograd.ops.runtime.cpp import build
-from retrograd.ops.runtime.cpp.memory import address
+from retrograd.runtime.cpp import build
+from retrograd.runtime.cpp.memory import address
 
 _SOURCE = Path(__file__).with_name("msda.cpp")
 _NUMBERS = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}

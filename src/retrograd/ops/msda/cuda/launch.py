@@ -12,7 +12,7 @@ import torch
 from retrograd.ops.msda.cuda import plan
 from retrograd.ops.msda.shapes import Levels
 from retrograd.ops.msda.spec import MsdaSpec
-from retrograd.ops.runtime.cuda import driver, nvrtc
+from retrograd.runtime.cuda import driver, nvrtc
 
 _FOLDER = Path(__file__).parent
 HEADERS = tuple(_FOLDER / name for name in ("common.cuh", "gradients.cuh", "bins.cuh"))

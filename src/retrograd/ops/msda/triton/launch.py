@@ -26,7 +26,7 @@ from retrograd.ops.msda.triton.backward_ordered import msda_bwd_kernel_cells, ms
 from retrograd.ops.msda.triton.forward import msda_fwd_kernel
 from retrograd.ops.msda.triton.fused import msda_fwd_kernel_fused
 from retrograd.ops.msda.triton.sampling import MAX_SIZES
-from retrograd.ops.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
+from retrograd.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 
 # Launches that have been compiled, by all that they depend on.
 _FORWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}

@@ -14,8 +14,8 @@ import torch
 from retrograd.errors import NativeBuildError
 from retrograd.ops.norm.shapes import empty_results, has_own_s, without_elements
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.runtime.cpp import build
-from retrograd.ops.runtime.cpp.memory import address
+from retrograd.runtime.cpp import build
+from retrograd.runtime.cpp.memory import address
 
 _SOURCE = Path(__file__).with_name("norm.cpp")
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -12,7 +12,7 @@ import torch
 from retrograd.ops.norm.cuda.inputs import NUMBERS, SIZES, aligned_rows, aligned_vector, load, require_clusters
 from retrograd.ops.norm.plan import BackwardPlan
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.runtime.cuda import driver
+from retrograd.runtime.cuda import driver
 
 SOURCE = Path(__file__).with_name("wide_backward.cu")
 

@@ -12,7 +12,7 @@ import torch
 from retrograd.ops.norm.cuda.inputs import NUMBERS, SIZES, aligned_rows, aligned_vector, arch_of, load, require_clusters
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.runtime.cuda import driver
+from retrograd.runtime.cuda import driver
 
 SOURCE = Path(__file__).with_name("wide_forward.cu")
 _CLUSTERS = (1, 2, 4, 8, 16)  # above 8 not every GPU can place them

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from retrograd.ops.runtime.cuda import driver, nvrtc
+from retrograd.runtime.cuda import driver, nvrtc
 
 HEADER = Path(__file__).with_name("wide.cuh")
 NUMBERS = {None: -1, torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type

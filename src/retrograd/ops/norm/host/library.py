@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrograd.ops.runtime.cpp.extension import Extension
+from retrograd.runtime.cpp.extension import Extension
 
 SOURCE = Path(__file__).with_name("host.cpp")
 _EXTENSION = Extension(SOURCE, "retrograd_norm_host", "norm-host", "retrograd.ops.norm.host.build(again=True)")

@@ -6,8 +6,8 @@ import torch
 
 from retrograd.ops.norm.plan import BackwardPlan, plan_clusters
 from retrograd.ops.norm.shapes import heads_of
-from retrograd.ops.runtime.triton.gpu import Backend
-from retrograd.ops.runtime.triton.launch import gpu_of
+from retrograd.runtime.triton.gpu import Backend
+from retrograd.runtime.triton.launch import gpu_of
 
 
 def forward_by_clusters(
@@ -43,7 +43,7 @@ def has_clusters(tensor: torch.Tensor) -> bool:
     # From sm_120 on a program has 99 KiB of shared memory; the kernels' slices take up to 220.
     if gpu.backend is not Backend.CUDA or not 90 <= gpu.arch < 120:
         return False
-    from retrograd.ops.runtime.cuda import nvrtc
+    from retrograd.runtime.cuda import nvrtc
 
     # Without its compiler the row is walked or sliced: slower, but LayerNorm of 8200 columns is nothing unusual.
     return nvrtc.is_there()

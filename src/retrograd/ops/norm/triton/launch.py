@@ -32,8 +32,8 @@ from retrograd.ops.norm.triton.backward import (
 )
 from retrograd.ops.norm.triton.backward_sliced import norm_bwd_kernel_slices
 from retrograd.ops.norm.triton.forward import norm_fwd_kernel, norm_fwd_kernel_looped
-from retrograd.ops.runtime.triton.gpu import Backend
-from retrograd.ops.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
+from retrograd.runtime.triton.gpu import Backend
+from retrograd.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 
 # Launches of the TILE kernels that have been compiled, by all that they depend on.
 _FORWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from retrograd.ops.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
+from retrograd.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
 from retrograd.trace.statistics.digest import BLOCK, SPREAD_1, SPREAD_2, UNIT
 from retrograd.trace.statistics.exponents import BIAS, BUCKETS, OUTSIDE
 

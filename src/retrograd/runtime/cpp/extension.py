@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from retrograd.errors import NativeBuildError
-from retrograd.ops.runtime import disk_cache
-from retrograd.ops.runtime.cpp import build as native
+from retrograd.runtime import disk_cache
+from retrograd.runtime.cpp import build as native
 
 _LIBRARIES = ("torch_python", "torch_cpu", "torch", "c10")
 

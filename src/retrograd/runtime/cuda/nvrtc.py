@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from retrograd.errors import NativeBuildError
-from retrograd.ops.runtime import disk_cache
+from retrograd.runtime import disk_cache
 
 _MAJORS = (13, 12)
 _ERROR_LINES = 12

@@ -13,8 +13,8 @@ import triton
 
 from retrograd import config
 from retrograd.compat import triton_interpreter
-from retrograd.ops.runtime.cuda import driver
-from retrograd.ops.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.cuda import driver
+from retrograd.runtime.triton.gpu import Backend, Gpu
 
 # The interpreter runs programs one after another; the number only shapes the plan.
 _INTERPRETER = Gpu(Backend.INTERPRETER, 2)

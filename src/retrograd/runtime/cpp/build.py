@@ -16,7 +16,7 @@ from pathlib import Path
 
 from retrograd import config
 from retrograd.errors import NativeBuildError
-from retrograd.ops.runtime import disk_cache
+from retrograd.runtime import disk_cache
 
 # None of these lets the compiler reorder additions or flush subnormals; -ffast-math would do both, the second for the
 # whole process that loads the library. -O2: the vectors are written out, -O3 only builds for longer.
