@@ -30,6 +30,10 @@ class InterpreterError(RetrogradError):
     """Triton's interpreter cannot be relied on in these versions; ops without Triton kernels need none of it."""
 
 
+class UnsupportedVersionError(UsageError):
+    """A framework behaves differently from the releases that were tested; the message names the alternative."""
+
+
 class MissingExtraError(RetrogradError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

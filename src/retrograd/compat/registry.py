@@ -1,0 +1,116 @@
+"""Parts: which private names of a framework are used, the versions that were run, and what happens where they differ.
+
+A file of this room that touches private names declares a `Part` and asks `works(PART)` (an option: the stock behaviour
+is kept, with a note) or `require(PART)` (a refusal that names the alternative) before it uses them. The self-test
+compares behaviour and goes through the same code as production, so that a renamed name, another order of arguments
+and another
+result are all one answer: "it does not work here, because". No framework is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from retrograd.compat import versions
+from retrograd.errors import UnsupportedVersionError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One mechanism that rests on private names.
+
+    Attributes:
+        id: framework and mechanism, "triton.launch".
+        package: import name of the framework, a key of `versions.TESTED`.
+        purpose: what it is for, in words: "counts launches of Triton kernels".
+        names: the private names, as one would search for them.
+        ran: minor versions on which the self-test and the tests of this part ran.
+        otherwise: what happens where the self-test fails, in words that name the alternative.
+        self_test: "" where the names behave as known, else what is different; exceptions count as different.
+        refuses: whether what needs the part is refused then; else it goes on with the stock behaviour and a note.
+    """
+
+    id: str
+    package: str
+    purpose: str
+    names: tuple[str, ...]
+    ran: tuple[str, ...]
+    otherwise: str
+    self_test: Callable[[], str]
+    refuses: bool = False
+
+
+@dataclass(frozen=True)
+class Status:
+    """What became of a part on this machine; "not used" where nothing has asked yet."""
+
+    part: Part
+    state: Literal["works", "degraded", "refused", "not used", "not installed"]
+    difference: str = ""
+
+    @property
+    def note(self) -> str:
+        """One sentence for a report; "" where all is as known."""
+        if self.state not in ("degraded", "refused"):
+            return ""
+        part = self.part
+        return (
+            f"{part.package} {versions.installed(part.package)} behaves differently where retrograd {part.purpose} "
+            f"({self.difference}; ran on {', '.join(part.ran)}): {part.otherwise}"
+        )
+
+
+_parts: dict[str, Part] = {}
+_statuses: dict[str, Status] = {}
+
+
+def register(part: Part) -> Part:
+    """Make a part known to `retrograd env`; returns it, so that a file declares it in one statement."""
+    _parts[part.id] = part
+    return part
+
+
+def status(part: Part) -> Status:
+    """Run the self-test of a part, once a process."""
+    known = _statuses.get(part.id)
+    if known is not None:
+        return known
+    if not versions.installed(part.package):
+        return Status(part, "not installed")
+    versions.note_if_newer(part.package)
+    try:
+        difference = part.self_test()
+    except Exception as error:  # a name that is gone shows itself as any exception
+        difference = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    state = "works" if not difference else "refused" if part.refuses else "degraded"
+    return _statuses.setdefault(part.id, Status(part, state, difference))
+
+
+def works(part: Part) -> bool:
+    """Whether the private names of a part behave as known on this machine."""
+    return status(part).state == "works"
+
+
+def require(part: Part) -> None:
+    """Refuse where the private names of a part do not behave as known.
+
+    Raises:
+        UnsupportedVersionError: says what differs, on which versions it ran, and the alternative.
+    """
+    state = status(part)
+    if state.state == "not installed":
+        raise UnsupportedVersionError(f"{part.package} is not installed; retrograd {part.purpose} with it")
+    if state.note:
+        raise UnsupportedVersionError(state.note)
+
+
+def statuses() -> list[Status]:
+    """All declared parts in the order of their ids, with what is known of them; runs no self-test."""
+    return [_statuses.get(name, Status(_parts[name], "not used")) for name in sorted(_parts)]
+
+
+def notes() -> list[str]:
+    """A sentence for each part that was used in this process and is degraded or refused."""
+    return [each.note for each in statuses() if each.note]
