@@ -22,8 +22,6 @@ SRC = ROOT / "src"
 
 # Participles and pronouns say nothing of a tensor or a result. Fields of records are not counted: they are the JSON.
 VAGUE = frozenset({"found", "given", "said", "made", "what", "one"})
-    {"found", "given", "said", "made", "what", "one", "whole", "told", "asked", "wanted", "seen", "thing"}
-)
 # A docstring of a module says what the module is: a noun. These words begin a sentence about what it does.
 NOT_A_NOUN = frozenset(
     {"What", "Which", "Whether", "How", "Where", "Who", "Why", "Being", "From", "Are", "Do", "Does", "Is"}

@@ -159,7 +159,7 @@ def test_no_jobs_are_refused(tmp_path: Path) -> None:
 
 # What a kernel does that reads where it must not: it is over with CUDA for this process, whoever calls.
 LOSES_GPU = """
-from retrograd.check import run
+from retrograd.check import runner
 dead = []
 run.lost = lambda device: "CUDA error: an illegal memory access was encountered" if dead else ""
 def misbehave(x):

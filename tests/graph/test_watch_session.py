@@ -155,7 +155,7 @@ def test_bad_arguments(options, match):
 
 
 @pytest.mark.parametrize(
-    "module", ["watch", "main", "lock", "offline", "backends.compile", "backends.xla", "backends.jax"]
+    "module", ["watch", "run", "lock", "offline", "backends.compile", "backends.xla", "backends.jax"]
 )
 def test_import_brings_no_framework(module):
     code = f"import sys, retrograd.graph, retrograd.graph.watching.{module}; retrograd.graph.watch; print([m for m in ('torch', 'jax', 'numpy', 'torch_xla', 'click') if m in sys.modules])"
