@@ -161,19 +161,19 @@ def test_no_jobs_are_refused(tmp_path: Path) -> None:
 LOSES_GPU = """
 from retrograd.check import runner
 dead = []
-run.lost = lambda device: "CUDA error: an illegal memory access was encountered" if dead else ""
+runner.lost = lambda device: "CUDA error: an illegal memory access was encountered" if dead else ""
 def misbehave(x):
     if not x.is_contiguous(): dead.append(x)
-    if dead: raise RuntimeError(run.lost(''))
+    if dead: raise RuntimeError(runner.lost(''))
 """
 
 
 # The same, but nobody has looked at a result when the reference calls the GPU.
 LOSES_GPU_LATE = (
-    LOSES_GPU.replace("    if dead: raise RuntimeError(run.lost(''))\n", "")
+    LOSES_GPU.replace("    if dead: raise RuntimeError(runner.lost(''))\n", "")
     + """
 def reference(x):
-    if dead: raise RuntimeError(run.lost(""))
+    if dead: raise RuntimeError(runner.lost(""))
     return x * x
 spec = op(Square.apply, reference, dict(x=tensor("M", "N")), dtypes=["float32"], name="square")
 """
