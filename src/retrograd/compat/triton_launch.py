@@ -1,0 +1,207 @@
+"""Hook on Triton's launches: callbacks around `kernel[grid](...)`, compiled or interpreted, and around autotuning.
+
+Triton's classes are replaced once for all callbacks, and put back when the last one has gone. Triton is not imported
+for it: where a program imports it later, it is hooked then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from retrograd.compat.registry import Part, register, works
+from retrograd.core.import_hook import AfterImport
+
+_INTERPRETER = "triton.runtime.interpreter"
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """A call of a `run` of Triton's.
+
+    Attributes:
+        function: the JITFunction or InterpretedFunction that is launched; for `around_autotuning` the Autotuner.
+        args, kwargs: as Triton has them, `grid` and `warmup` among the latter.
+        interpreted: whether it runs in Triton's interpreter.
+        caller: the frame that calls `run`.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    interpreted: bool
+    caller: FrameType
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel function."""
+        return getattr(getattr(self.function, "fn", self.function), "__name__", type(self.function).__name__)
+
+    @property
+    def warmup(self) -> bool:
+        """Whether it is only compiled."""
+        return bool(self.kwargs.get("warmup"))
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Numbers of programs; () where a function is to compute them."""
+        grid = self.kwargs.get("grid", ())
+        return () if callable(grid) else tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+
+
+# A callback decides what becomes of the launch: `proceed(**changes)` makes it, with other keyword arguments if wanted.
+Proceed = Callable[..., Any]
+Callback = Callable[[KernelLaunch, Proceed], Any]
+
+
+class _Hook:
+    """Callbacks around the method `run` of some classes, by module and name."""
+
+    def __init__(self, classes: Mapping[str, str]) -> None:
+        self._classes = classes
+        self._callbacks: list[list[Callback]] = []  # each in a list of its own: one may be there twice
+        self._replaced: dict[type, tuple[Any, Any]] = {}
+        self._after_import: AfterImport | None = None
+
+    @contextmanager
+    def around(self, callback: Callback) -> Iterator[None]:
+        entry = [callback]
+        self._callbacks.append(entry)
+        if len(self._callbacks) == 1:
+            self._install()
+        try:
+            yield
+        finally:
+            self._callbacks[:] = [other for other in self._callbacks if other is not entry]
+            if not self._callbacks:
+                self._uninstall()
+
+    def _install(self) -> None:
+        later = [name for name in self._classes if name not in sys.modules]
+        for module in self._classes:
+            self._replace(module)
+        if later:
+            # To import Triton here would be too early for a program that sets TRITON_INTERPRET itself.
+            self._after_import = AfterImport(later, self._replace)
+            sys.meta_path.insert(0, self._after_import)
+
+    def _uninstall(self) -> None:
+        with suppress(ValueError):
+            sys.meta_path.remove(self._after_import)  # type: ignore[arg-type]
+        for owner, (stock, ours) in list(self._replaced.items()):
+            # Somebody else's replacement over ours stays; without callbacks ours only passes on.
+            if owner.__dict__.get("run") is ours:
+                owner.run = stock  # type: ignore[attr-defined]
+                del self._replaced[owner]
+
+    def _replace(self, module: str) -> None:
+        owner = getattr(sys.modules.get(module), self._classes[module], None)
+        stock = getattr(owner, "run", None)
+        if owner is None or stock is None or not self._callbacks:
+            return
+        if owner in self._replaced and stock is not self._replaced[owner][0]:
+            return  # ours is still below somebody else's
+
+        def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+            launch = KernelLaunch(function, args, kwargs, module == _INTERPRETER, sys._getframe(1))
+            return _proceed([callback for (callback,) in self._callbacks], launch, stock)
+
+        owner.run = run
+        self._replaced[owner] = stock, run
+
+
+def _proceed(callbacks: list[Callback], launch: KernelLaunch, stock: Any) -> Any:
+    """Let the last callback decide, and those before it if it goes on."""
+    if not callbacks:
+        return stock(launch.function, *launch.args, **launch.kwargs)
+
+    def proceed(**changes: Any) -> Any:
+        changed = replace(launch, kwargs=launch.kwargs | changes) if changes else launch
+        return _proceed(callbacks[:-1], changed, stock)
+
+    return callbacks[-1](launch, proceed)
+
+
+_LAUNCHES = _Hook({"triton.runtime.jit": "JITFunction", _INTERPRETER: "InterpretedFunction"})
+_AUTOTUNING = _Hook({"triton.runtime.autotuner": "Autotuner"})
+
+
+def _probe_kernel(x: Any, N: Any) -> None:
+    """What the self-test launches; nothing of it is compiled or run."""
+
+
+def _self_test() -> str:
+    seen: list[KernelLaunch] = []
+    for module, name in _LAUNCHES._classes.items():
+        if module not in sys.modules:
+            continue
+        kernel = getattr(sys.modules[module], name)(_probe_kernel)
+        with _LAUNCHES.around(lambda launch, proceed: seen.append(launch)):
+            kernel[(2, 3)](7, N=16)
+        if not seen:
+            return f"{name}.run is not what a launch calls"
+        launch = seen.pop()
+        told = launch.name, launch.args, launch.kwargs, launch.interpreted
+        if told != ("_probe_kernel", (7,), {"N": 16, "grid": (2, 3), "warmup": False}, module == _INTERPRETER):
+            return f"{name}.run is called with {told}"
+    return ""
+
+
+HOOK = register(
+    Part(
+        id="triton.launch_hook",
+        package="triton",
+        purpose="is told of kernel launches",
+        names=("JITFunction.run", "InterpretedFunction.run", "Autotuner.run"),
+        ran=("3.6", "3.7", "3.8", "3.9"),
+        otherwise="launches are not seen: traces have no Triton kernels and interpreted ones are not counted",
+        self_test=_self_test,
+    )
+)
+
+
+@contextmanager
+def around_launches(callback: Callback) -> Iterator[None]:
+    """Have each launch pass by a callback, the latest one first; an exception of a callback is the launch's.
+
+    Nothing is seen where Triton has another `run` than known (`HOOK`).
+    """
+    if "triton.runtime.jit" in sys.modules and not works(HOOK):
+        yield
+        return
+    with _LAUNCHES.around(callback):
+        yield
+
+
+@contextmanager
+def around_autotuning(callback: Callback) -> Iterator[None]:
+    """Likewise each launch of a kernel under `@triton.autotune`, which launches its configurations in turn."""
+    with _AUTOTUNING.around(callback):
+        yield
+
+
+@dataclass
+class LaunchCount:
+    """Launches that were made through Triton: all of them, and those in its interpreter."""
+
+    total: int = 0
+    interpreted: int = 0
+
+
+@contextmanager
+def count_launches() -> Iterator[LaunchCount]:
+    """Count kernel launches; those that `runtime.triton.launch.relaunch` makes past Triton are not counted."""
+    count = LaunchCount()
+
+    def note(launch: KernelLaunch, proceed: Proceed) -> Any:
+        if not launch.warmup:
+            count.total += 1
+            count.interpreted += launch.interpreted
+        return proceed()
+
+    with around_launches(note):
+        yield count

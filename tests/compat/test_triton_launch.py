@@ -1,0 +1,169 @@
+"""The hook on Triton's launches: several callbacks, any order of leaving, exceptions, and private names that moved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from retrograd import config
+from retrograd.compat import registry, triton_launch
+from retrograd.compat.triton_launch import KernelLaunch, around_launches, count_launches
+
+
+@triton.jit
+def add_one_kernel(x_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(x_ptr + at, tl.load(x_ptr + at) + 1.0)
+
+
+@triton.jit
+def first_of_two_kernel(pair, out_ptr):
+    tl.store(out_ptr, tl.load(pair[0]))
+
+
+def launched(device: str) -> float:
+    x = torch.zeros(16, device=device)
+    add_one_kernel[(1,)](x, N=16)
+    return float(x.sum())
+
+
+def classes() -> list[type]:
+    from triton.runtime import interpreter, jit
+
+    return [jit.JITFunction, interpreter.InterpretedFunction]
+
+
+@pytest.fixture(autouse=True)
+def put_back():
+    before = [kind.run for kind in classes()]
+    yield
+    assert [kind.run for kind in classes()] == before
+    assert not triton_launch._LAUNCHES._callbacks
+
+
+@pytest.fixture
+def untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No self-test has run yet."""
+    monkeypatch.setattr(registry, "_statuses", {})
+
+
+def test_launches_are_counted(device: str) -> None:
+    with count_launches() as count:
+        launched(device)
+        with count_launches() as inner:
+            launched(device)
+        add_one_kernel.warmup(torch.zeros(16, device=device), N=16, grid=(1,))
+    interpreted = config.interpreting()
+    assert (inner.total, inner.interpreted) == (1, int(interpreted))
+    assert (count.total, count.interpreted) == (2, 2 * int(interpreted))
+    launched(device)
+    assert count.total == 2
+
+
+def test_a_kernel_with_a_tuple_is_counted(device: str) -> None:
+    """What the cache of launches passes by."""
+    out = torch.zeros(1, device=device)
+    with count_launches() as count:
+        first_of_two_kernel[(1,)]((torch.ones(1, device=device), 2), out)
+    assert count.total == 1
+    assert out.item() == 1.0
+
+
+def test_the_latest_callback_is_asked_first_and_decides(device: str) -> None:
+    order: list[str] = []
+
+    def note(name: str, goes_on: bool = True):
+        def callback(launch: KernelLaunch, proceed: triton_launch.Proceed):
+            order.append(f"{name} {launch.name} {launch.grid}")
+            return proceed() if goes_on else "no"
+
+        return callback
+
+    with around_launches(note("outer")), around_launches(note("inner")):
+        assert launched(device) == 16.0
+    assert order == ["inner add_one_kernel (1,)", "outer add_one_kernel (1,)"]
+    with around_launches(note("outer")), around_launches(note("inner", goes_on=False)):
+        assert launched(device) == 0.0
+    assert order[2:] == ["inner add_one_kernel (1,)"]
+
+
+def test_callbacks_leave_in_any_order(device: str) -> None:
+    first, second = count_launches(), count_launches()
+    a, b = first.__enter__(), second.__enter__()
+    launched(device)
+    first.__exit__(None, None, None)
+    launched(device)
+    second.__exit__(None, None, None)
+    launched(device)
+    assert (a.total, b.total) == (1, 2)
+
+
+def test_an_exception_of_a_callback_is_the_launchs_and_leaves_the_others(device: str) -> None:
+    def refuse(launch: KernelLaunch, proceed: triton_launch.Proceed) -> None:
+        raise LookupError(launch.name)
+
+    with count_launches() as count:
+        with pytest.raises(LookupError, match="add_one_kernel"), around_launches(refuse):
+            launched(device)
+        assert launched(device) == 16.0
+    assert count.total == 1
+
+
+def test_a_launch_within_a_callback_passes_by_all(device: str) -> None:
+    depth: list[int] = []
+
+    def again(launch: KernelLaunch, proceed: triton_launch.Proceed):
+        depth.append(len(depth))
+        if len(depth) < 3:
+            launched(device)
+        return proceed()
+
+    with around_launches(again), count_launches() as count:
+        launched(device)
+    assert (len(depth), count.total) == (3, 3)
+
+
+def test_a_replacement_by_somebody_else_stays(device: str) -> None:
+    kind = type(add_one_kernel)
+    stock = kind.run
+    with count_launches() as count:
+        ours = kind.run
+        theirs = lambda self, *args, **kwargs: ours(self, *args, **kwargs)  # noqa: E731
+        kind.run = theirs
+        launched(device)
+    assert kind.run is theirs
+    assert launched(device) == 16.0
+    with count_launches() as again:
+        launched(device)
+    kind.run = stock
+    with count_launches() as without:
+        launched(device)
+    assert (count.total, again.total, without.total) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("broken", ["renamed", "other arguments"])
+def test_another_run_of_tritons_is_left_alone_with_a_note(
+    device: str, broken: str, monkeypatch: pytest.MonkeyPatch, untested: None
+) -> None:
+    kind = type(add_one_kernel)
+    stock = kind.run
+    monkeypatch.setattr(kind, "_launch", stock, raising=False)
+    if broken == "renamed":
+        monkeypatch.delattr(kind, "run")
+        call = lambda self, grid: lambda *a, **k: self._launch(*a, grid=grid, warmup=False, **k)  # noqa: E731
+    else:
+        monkeypatch.setattr(kind, "run", lambda self, grid, warmup, args, kwargs: stock(
+            self, *args, grid=grid, warmup=warmup, **kwargs))  # fmt: skip
+        call = lambda self, grid: lambda *a, **k: self.run(grid, False, a, k)  # noqa: E731
+    monkeypatch.setattr(kind, "__getitem__", call)
+    with count_launches() as count:
+        assert launched(device) == 16.0
+    assert count.total == 0
+    (note,) = [note for note in registry.notes() if "is told of kernel launches" in note]
+    assert "launches are not seen" in note
+
+
+def test_the_part_works_here(device: str, untested: None) -> None:
+    assert registry.status(triton_launch.HOOK).state == "works"
