@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import retrograd
 from retrograd import config
 from retrograd.core.import_hook import AfterImport
 from retrograd.errors import UsageError, VerificationError
@@ -99,7 +98,7 @@ def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = N
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("rank-*.json"):
             old.unlink()
-        package = Path(retrograd.__file__).parent.parent
+        package = Path(__file__).resolve().parents[2]
         changes = config.request_fsdp_check(json.dumps(options | {"folder": str(folder.resolve())}), _SITE, package)
         try:
             code = subprocess.run(list(command), env=config.child_environment(changes), check=False).returncode
