@@ -32,8 +32,6 @@ from retrograd.runtime.triton.launch import Handle, gpu_of, launch, on_device_of
 _FORWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}
 _FUSED: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}
 _BACKWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}
-# Contraction of products and sums is meant; where it would be wrong, the kernels forbid it. Versions of Triton differ.
-_OPTIONS = {"enable_fp_fusion": True}
 # One level's size as a kernel's argument, of 64 bits whatever the size: bit 62, height and width of 31 bits.
 _NO_SIZE = 1 << 62
 
@@ -86,9 +84,7 @@ def msda_fwd(
         spec.align_corners, _index(value), plan.block_q, plan.block_c, plan.block_h, plan.unroll,
     )  # fmt: skip
     with on_device_of(value):
-        handle = launch(
-            msda_fwd_kernel, _grid(value, queries, plan), (*tensors, *rest), num_warps=plan.num_warps, **_OPTIONS
-        )
+        handle = launch(msda_fwd_kernel, _grid(value, queries, plan), (*tensors, *rest), num_warps=plan.num_warps)
     if key is not None and handle is not None:
         _FORWARD[key] = (handle, rest)
     return out
@@ -145,9 +141,7 @@ def msda_fwd_fused(
         plan.unroll,
     )  # fmt: skip
     with on_device_of(value):
-        handle = launch(
-            msda_fwd_kernel_fused, _grid(value, queries, plan), (*tensors, *rest), num_warps=plan.num_warps, **_OPTIONS
-        )
+        handle = launch(msda_fwd_kernel_fused, _grid(value, queries, plan), (*tensors, *rest), num_warps=plan.num_warps)
     if key is not None and handle is not None:
         _FUSED[key] = (handle, rest)
     return out
@@ -257,9 +251,7 @@ def _scatter(
         spec.align_corners, _index(value), plan.block_q, plan.block_c, plan.block_h, plan.unroll,
     )  # fmt: skip
     with on_device_of(value):
-        handle = launch(
-            msda_bwd_kernel, _grid(value, queries, plan), (*tensors, *rest), num_warps=plan.num_warps, **_OPTIONS
-        )
+        handle = launch(msda_bwd_kernel, _grid(value, queries, plan), (*tensors, *rest), num_warps=plan.num_warps)
     if key is not None and handle is not None:
         _BACKWARD[key] = (handle, rest)
 
@@ -294,7 +286,6 @@ def _gather_part(
             shapes, locations, keys, samples, queries, pixels, past, *sizes, heads, spec.points, points, spec.border,
             spec.align_corners, index, plan.block_n,
         ),
-        **_OPTIONS,
     )  # fmt: skip
     keys, order = torch.sort(keys, stable=True)
     begins = torch.searchsorted(
@@ -309,7 +300,6 @@ def _gather_part(
             plan.block_h, plan.entries,
         ),
         num_warps=plan.num_warps,
-        **_OPTIONS,
     )  # fmt: skip
 
 

@@ -247,12 +247,13 @@ def norm_bwd(
             grid, warps = (plan.programs, heads), plan.num_warps
             handle = launch(norm_bwd_kernel, grid, (*tensors, *rest), num_warps=warps, pdl=gpu.pdl)
         elif plan.kind is Kind.SLICES:
-            norm_bwd_kernel_slices[(plan.programs,)](
+            args = (
                 *tensors, _words(rows, plan.slices, s.device), *sizes, plan.slice_n, unit, spec.weight_offset,
                 plan.slices, next_power_of_2(plan.slices), plan.block_n, n == plan.slices * plan.block_n,
                 plan.num_stages, plan.ahead,
-                num_warps=plan.num_warps, launch_cooperative_grid=True, maxnreg=plan.max_registers,
             )  # fmt: skip
+            together = dict(launch_cooperative_grid=True, maxnreg=plan.max_registers)
+            launch(norm_bwd_kernel_slices, (plan.programs,), args, num_warps=plan.num_warps, **together)
         else:
             _walk(tensors, sizes, heads, unit, spec, plan, parts == 0, gpu.pdl)
         tile = plan.finalize_block_p, plan.finalize_block_n
