@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from fake_torch_xla import hlo
 
 from retrograd.cli import main
-from retrograd.cli.graph_watch import split
+from retrograd.cli.graph import split
 from retrograd.errors import UsageError
 from retrograd.graph.watching.schema import WatchReport
 

@@ -1,4 +1,4 @@
-"""The command line. Commands are imported when they are asked for, and import torch only to run."""
+"""Command line: one file a command or group, imported when it is asked for; torch is imported to run only."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import click
 
-from retrograd.cli._lazy import Lazy
+from retrograd.cli._groups import LazyGroup
 from retrograd.errors import RetrogradError
 
+_ELSEWHERE = {"repro": "verify"}  # a command in the file of another
+_COMMANDS = ("verify", "repro", "flake", "trace", "graph", "fsdp", "codegen", "report", "bench", "env")
 
-class _Commands(Lazy):
-    modules: ClassVar = {
-        name: f"{__name__}.{name}"
-        for name in ("verify", "repro", "flake", "trace", "graph", "fsdp", "codegen", "report", "bench", "env")
-    }
+
+class _Commands(LazyGroup):
+    modules: ClassVar = {name: f"{__name__}.{_ELSEWHERE.get(name, name)}" for name in _COMMANDS}
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from retrograd.cli._options import options, words
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -18,19 +19,15 @@ _RESULTS = Path("benchmarks/results")
 _FILE = click.Path(path_type=Path)
 
 
-def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
-
-
 _OPTIONS = [
     click.option("--list", "listed", is_flag=True, help="Show ops, providers, versions and devices; measure nothing."),
-    click.option("--ops", "more", callback=_split, metavar="A,B", help="Of the named ones only these."),
-    click.option("--shapes", callback=_split, metavar="A,B", help="Norms: MxN. Deformable attention: enc800, dec300, "
+    click.option("--ops", "more", callback=words, metavar="A,B", help="Of the named ones only these."),
+    click.option("--shapes", callback=words, metavar="A,B", help="Norms: MxN. Deformable attention: enc800, dec300, "
                  "rfdetr, ... or sizes such as B4-Q300-H8-C32-P4-64x64+32x32. An op of yours: 'M=4096 N=1024,...'."),
-    click.option("--providers", callback=_split, metavar="A,B", help="Of those that --list shows."),
+    click.option("--providers", callback=words, metavar="A,B", help="Of those that --list shows."),
     click.option("--provider", "users", multiple=True, metavar="NAME=FILE.py:FUNCTION",
                  help="Add yours beside the others, for one OP; or FILE.py, which calls retrograd.bench.register."),
-    click.option("--dtypes", "--dtype", callback=_split, metavar="A,B", help="float32, bfloat16, float16."),
+    click.option("--dtypes", "--dtype", callback=words, metavar="A,B", help="float32, bfloat16, float16."),
     click.option("--locations", type=click.Choice(["float32", "same"]), default="float32", show_default=True,
                  help="Deformable attention: dtype of locations and weights beside 16-bit values."),
     click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: a CUDA device if there is one."),
@@ -51,16 +48,10 @@ _OPTIONS = [
 ]  # fmt: skip
 
 
-def _with_options(function: Any) -> Any:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
 @click.command()
 @click.argument("ops", nargs=-1, metavar="[OP]...")
-@_with_options
-def command(
+@options(_OPTIONS)
+def bench(
     ops: tuple[str, ...],
     listed: bool,
     plot: Path | None,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrograd import config
-from retrograd.cli._progress import live
+from retrograd.cli._options import AS_JSON, OUTPUTS, options, words
+from retrograd.cli._output import live, show
 from retrograd.errors import RetrogradError, UsageError
 
 if TYPE_CHECKING:
@@ -19,15 +19,11 @@ if TYPE_CHECKING:
     from retrograd.codegen.schema import Codegen
 
 
-def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
-
-
 _LIMITS = (
     click.option("--max-registers", type=int, metavar="N", help="Limit: registers of a thread."),
     click.option("--max-shared", type=int, metavar="BYTES", help="Limit: shared memory of a program."),
     click.option("--min-load-bytes", type=int, metavar="N", help="Limit: narrowest load from global memory."),
-    click.option("--narrow", callback=_split, metavar="A,B", help="Pointers of which loads may be narrow."),
+    click.option("--narrow", callback=words, metavar="A,B", help="Pointers of which loads may be narrow."),
     click.option("--min-occupancy", type=float, metavar="PCT", help="Limit: estimated occupancy."),
     click.option("--no-spills", is_flag=True, help="Limit: no spilled registers."),
     click.option("--no-float-atomics", is_flag=True, help="Limit: no atomic addition of floating numbers."),
@@ -39,31 +35,25 @@ _LIMITS = (
 )
 
 
-def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_LIMITS):
-        command = option(command)
-    return command
-
-
 @click.command()
 @click.argument("target")
-@click.option("--arch", "architectures", callback=_split, metavar="A,B", help="sm_80, sm_90, sm_100, gfx942, gfx950.")
+@click.option("--arch", "architectures", callback=words, metavar="A,B", help="sm_80, sm_90, sm_100, gfx942, gfx950.")
 @click.option("--signature", metavar="TEXT", help="Arguments of a kernel: 'x_ptr=*bf16, N=i32:16, BLOCK=1024'.")
 @click.option("--case", metavar="TEXT", help="Sizes and parameters of an op: 'M=4096 N=8192'.")
 @click.option("--dtype", metavar="NAME", help="Dtype of an op  [default: the first of its spec].")
-@click.option("--kernels", "only", callback=_split, metavar="A,B", help="Only kernels with these words in their name.")
+@click.option("--kernels", "only", callback=words, metavar="A,B", help="Only kernels with these words in their name.")
 @click.option("--against", metavar="TARGET", help="Compare with this one: a target or a saved .json.")
 @click.option("--run", "run_it", is_flag=True, help="Run on the GPU of this machine, read the code that ran.")
 @click.option("--profile", is_flag=True, help="As --run, and say how long each kernel takes.")
-@_limits
+@options(_LIMITS)
 @click.option("--all", "everything", is_flag=True, help="Every access to memory with its line.")
-@click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@OUTPUTS
+@AS_JSON
 @click.option("--format", "form", type=click.Choice(["text", "github"]), default="text", show_default=True)
 @click.option("-j", "--jobs", type=int, help="Processes that compile  [default: one a core].")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.pass_context
-def command(
+def codegen(
     ctx: click.Context,
     target: str,
     outputs: tuple[str, ...],
@@ -83,7 +73,7 @@ def command(
     from retrograd.codegen.compare import changes
     from retrograd.codegen.limits import Limits, violations
     from retrograd.codegen.schema import Codegen
-    from retrograd.report import check_paths, write
+    from retrograd.report import check_paths
 
     check_paths(*outputs, of=Codegen)
     limits = Limits(**{name: options.pop(name) for name in Limits.__dataclass_fields__})
@@ -95,9 +85,7 @@ def command(
         found = replace(found, against=other.target, changes=different, notes=(*found.notes, *notes))
     broken = violations(found.kernels, found.changes, limits)
     found = replace(found, limits=limits.asked(), violations=broken)
-    # Written first: a reader may close the pipe before it has read everything.
-    write(found, *outputs)
-    _print(found, as_json, form, everything)
+    show(found, outputs, "json" if as_json else form, everything)
     ctx.exit(found.exit_code)
 
 
@@ -175,17 +163,3 @@ def _ran(target: str, options: dict[str, Any]) -> Codegen:
     from retrograd.bench.timing import CudaTimer
 
     return profiled(found, workload, CudaTimer().copy_gb_per_s())
-
-
-def _print(found: Codegen, as_json: bool, form: str, everything: bool) -> None:
-    if as_json:
-        click.echo(found.to_json())
-        return
-    from retrograd.report import codegen
-
-    if form == "github":
-        click.echo(codegen.to_github(found), nl=False)
-        return
-    from rich.console import Console
-
-    codegen.render(found, Console(), everything)

@@ -10,7 +10,7 @@ import click
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (retrograd.env/1).")
 @click.option("--torch/--no-torch", "with_torch", default=True, help="Read torch's flags, which imports it (seconds).")
-def command(as_json: bool, with_torch: bool) -> None:
+def env(as_json: bool, with_torch: bool) -> None:
     """Print versions, devices, compilers, torch's flags, variables, settings and caches.
 
     A line with a `!` changes numbers, whether they are the same twice, or times. Flags are those of a new process; in

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from retrograd.cli._progress import live
+from retrograd.cli._options import AS_JSON, OUTPUTS
+from retrograd.cli._output import live, show
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -46,14 +47,14 @@ def _env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> 
 @click.option("-j", "--jobs", type=int, default=1, show_default=True, help="Processes at a time.")
 @click.option("--fresh", is_flag=True, help="Each run in a process of its own.")
 @click.option("--pytest", "pytest_args", multiple=True, metavar="ARG", help="One more argument for pytest.")
-@click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@OUTPUTS
+@AS_JSON
 @click.option("--history", "show_history", is_flag=True, help="Print the rates of the history; run nothing.")
 @click.option("--db", type=click.Path(path_type=Path), help="The history  [default: .retrograd/flake.sqlite3].")
 @click.option("--no-history", is_flag=True, help="Neither read nor write the history.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.pass_context
-def command(
+def flake(
     ctx: click.Context,
     targets: tuple[str, ...],
     first: int | None,
@@ -79,15 +80,14 @@ def command(
         _print_history(path, targets, as_json)
         return
     from retrograd.flake.schema import FlakeReport
-    from retrograd.report import check_paths, write
+    from retrograd.report import check_paths
 
     check_paths(*outputs, of=FlakeReport)
     report = _run(targets, first, None if no_history else path, quiet, plan)
     # Kept first: a reader may close the pipe before it has read everything.
     if not no_history:
         _keep(path, report, chosen=db is not None)
-    _print(report, as_json)
-    write(report, *outputs)
+    show(report, outputs, "json" if as_json else "text")
     ctx.exit(report.exit_code)
 
 
@@ -125,17 +125,6 @@ def _keep(path: Path, report: FlakeReport, chosen: bool) -> None:
         if chosen:
             raise
         click.echo(f"retrograd: the runs were not kept: {error}", err=True)
-
-
-def _print(report: FlakeReport, as_json: bool) -> None:
-    if as_json:
-        click.echo(report.to_json())
-        return
-    from rich.console import Console
-
-    from retrograd.report.flake import render
-
-    render(report, Console())
 
 
 def _print_history(path: Path, targets: tuple[str, ...], as_json: bool) -> None:

@@ -1,18 +1,67 @@
-"""`retrograd fsdp`: questions about sharded training. Each subcommand is a module, imported when it is asked for."""
+"""`retrograd fsdp`: the collectives of sharded training, over steps and ranks."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
 
 import click
 
-from retrograd.cli._lazy import Lazy
+from retrograd.cli._groups import Group
+from retrograd.cli._options import AS_JSON, PASSES_OPTIONS_ON, program
 
 
-class _Commands(Lazy):
-    modules: ClassVar = {name: f"retrograd.cli.fsdp_{name}" for name in ("check", "diff")}
-
-
-@click.group(cls=_Commands)
-def command() -> None:
+@click.group(cls=Group)
+def fsdp() -> None:
     """Record and compare the collectives of sharded training (FSDP2, DDP): same order at each step, on each rank."""
+
+
+@fsdp.command(context_settings=PASSES_OPTIONS_ON)
+@program("-- torchrun ... SCRIPT ...")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End the program after N steps of an optimizer.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="End a job in which a rank issues nothing for S seconds, with the collective that is due.",
+)
+@click.option("--strict", is_flag=True, help="Compare ranks before each collective, not only before each update.")
+@click.option("--nonfinite", is_flag=True, help="Name the rank that gives NaN or Inf to a reduction.")
+@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep the logs.")
+@AS_JSON
+@click.pass_context
+def check(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_json: bool, **options: object) -> None:
+    """Run a training job, without a change of its source, and compare the collectives of its ranks and steps.
+
+    A step ends with an optimizer's step(). A job whose ranks differ is stopped before the optimizer uses the gradients.
+
+    Exit code: 0 same order; 1 ranks or steps differ, gradients were not reduced, a rank hangs or failed; 2 wrong usage,
+    or the program failed and nothing was found.
+    """
+    from retrograd.fsdp import check_command
+
+    result = check_command.check(program, dict(options), logs)
+    click.echo(result.to_json() if as_json else result.text())
+    ctx.exit(result.exit_code)
+
+
+@fsdp.command()
+@click.argument("one", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path))
+@AS_JSON
+@click.pass_context
+def diff(ctx: click.Context, one: Path, other: Path, as_json: bool) -> None:
+    """Name the first collective in which two logs differ, with its step and module.
+
+    Logs are those of `log.save(path)` or `retrograd fsdp check --logs DIR`: of two ranks of a run, of which the groups
+    that both belong to are compared, or of one rank in two runs.
+
+    Exit code: 0 same order, 1 different, 2 wrong usage or a file that is no log.
+    """
+    from retrograd.fsdp import log_diff
+    from retrograd.fsdp.schema import Log
+
+    logs = Log.load(one), Log.load(other)
+    names = None if logs[0].rank != logs[1].rank else (str(one), str(other))
+    result = log_diff.diff(*logs, names)
+    click.echo(result.to_json() if as_json else result.words())
+    ctx.exit(result.exit_code)

@@ -1,24 +1,340 @@
-"""`retrograd graph`: questions about computation graphs. Each subcommand is a module, imported when it is asked for."""
+"""`retrograd graph`: reading, counting, comparing, locking and watching the computation graphs of training steps."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from retrograd.cli._lazy import Lazy
+from retrograd.cli._groups import Group
+from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, OUTPUTS, PASSES_OPTIONS_ON, options, program
+from retrograd.cli._output import show
+from retrograd.errors import UsageError
+
+if TYPE_CHECKING:
+    from retrograd.graph.ir import Graph
+    from retrograd.graph.watching.schema import WatchReport
+
+_GZIP = b"\x1f\x8b"
+_FLAGS_WITH_VALUE = ("-X", "-W")  # of Python
+
+_LOCK = click.Path(path_type=Path)
+_FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
+_OUTPUT = options([FORMAT, AS_JSON, OUTPUTS, EVERYTHING])
 
 
-class _Commands(Lazy):
-    modules: ClassVar = {
-        name: f"retrograd.cli.graph_{name}" for name in ("unique", "diff", "follow", "ls", "watch", "lock", "check")
-    }
-
-
-@click.group(cls=_Commands)
-def command() -> None:
+@click.group(cls=Group)
+def graph() -> None:
     """Read, count, compare and explain the computation graphs of training steps.
 
     FILE is a dump: HLO of torch_xla or JAX, StableHLO, an FX graph, a save-file of torch_xla; plain or gzip; FILE#3 is
     graph 3 of a file with several (from 0), - is stdin.
     """
+
+
+@graph.command()
+@_FILES
+@_OUTPUT
+def unique(files: tuple[str, ...], as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]) -> None:
+    """Count the graphs that files really hold.
+
+    They are counted as texts, up to names, up to dead code and packaging, and up to the order of parameters; the table
+    says which file has which.
+
+    Exit code: 0, however many there are; 2 wrong usage.
+    """
+    from retrograd import graph
+    from retrograd.graph.schema import Unique
+    from retrograd.report import check_paths
+
+    check_paths(*outputs, of=Unique)
+    show(graph.unique(_load_all(files)), outputs, "json" if as_json else form, everything)
+
+
+@graph.command()
+@click.argument("a")
+@click.argument("b")
+@_OUTPUT
+@click.pass_context
+def diff(
+    ctx: click.Context, a: str, b: str, as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]
+) -> None:
+    """Say in words why two graphs differ.
+
+    The causes come first, with source line and advice; what differs only because of them is counted. With
+    -o diff.html a page shows the changed neighbourhood of both sides as a picture to walk along.
+
+    Exit code: 0 same computation, 1 different, 2 wrong usage.
+    """
+    from retrograd import graph
+    from retrograd.graph.schema import Diff
+    from retrograd.report import check_paths
+
+    check_paths(*outputs, of=Diff)
+    if a == b == "-":
+        raise UsageError("`FILE` is - twice, but there is only one stdin")
+    result = graph.diff(_load_one(a), _load_one(b))
+    show(result, outputs, "json" if as_json else form, everything)
+    ctx.exit(result.exit_code)
+
+
+@graph.command()
+@click.argument("file")
+@click.argument("value")
+@_OUTPUT
+def follow(file: str, value: str, as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]) -> None:
+    """Follow one value to all that depends on it.
+
+    The way goes through tuples, barriers, called computations and collectives, to the outputs.
+
+    VALUE is the name of an instruction (add.7, body/add.7 in a called computation), a parameter (p24) or an output
+    ("output 3": what makes it); NAME[1] is element 1 of a tuple.
+
+    Exit code: 0, whether something depends on it or not; 2 wrong usage.
+    """
+    from retrograd import graph
+    from retrograd.graph.schema import Follow
+    from retrograd.report import check_paths
+
+    check_paths(*outputs, of=Follow)
+    dump = _load_one(file)
+    # A record holds the nearest steps, unless all are asked for: a page of 40,000 lines helps nobody.
+    result = graph.follow(dump, value, limit=None) if everything else graph.follow(dump, value)
+    show(result, outputs, "json" if as_json else form, everything)
+
+
+@graph.command()
+@_FILES
+@AS_JSON
+def ls(files: tuple[str, ...], as_json: bool) -> None:
+    """List the graphs of files.
+
+    With their sizes and two keys: ours, which equal computations share, and the one that was recorded beside it.
+    """
+    from dataclasses import asdict
+
+    from retrograd.graph.canonical import forms
+    from retrograd.graph.diffing.compare import side
+    from retrograd.graph.keys import strict_key
+
+    graphs = _load_all(files)
+    folded = [forms(graph) for graph in graphs]
+    sides = [side(graph, of, strict_key(graph, of)) for graph, of in zip(graphs, folded, strict=True)]
+    recorded = [graph.key for graph in graphs]
+    if as_json:
+        rows = [{**asdict(each), "recorded": key} for each, key in zip(sides, recorded, strict=True)]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+
+    from retrograd.report.graph import listing
+
+    listing(sides, Console(), recorded)
+
+
+@graph.command(context_settings=PASSES_OPTIONS_ON)
+@program("[-- python SCRIPT ...]")
+@click.option("--from", "recorded", is_flag=True, help="PROGRAM are recorded graphs instead, in the order of steps.")
+@click.option("--expect", type=click.IntRange(min=0), metavar="N", help="More graphs than N fail.")
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="New graphs after N steps fail  [default: 2 without --expect].",
+)
+@click.option("--backend", type=click.Choice(["auto", "compile", "xla", "jax"]), default="auto", show_default=True)
+@click.option("--on-extra", type=click.Choice(["explain", "raise", "warn"]), default="explain", show_default=True)
+@click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Keep the graphs and the report.")
+@click.option("--lock", type=_LOCK, metavar="FILE", help="Write this lock file, or hold to it.")
+@click.option("--gc-before-cut", is_flag=True, help="torch_xla: collect garbage before each cut.")
+@click.option(
+    "--threshold",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="NODES",
+    help="torch_xla: smaller live tensors are not looked at.",
+)
+@AS_JSON
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Also write the report, JSON.")
+@click.pass_context
+def watch(
+    ctx: click.Context, program: tuple[str, ...], recorded: bool, as_json: bool, output: Path | None, **options: object
+) -> None:
+    """Run a Python program and watch the graphs that its steps compile, without a change of its source.
+
+    Steps are calls of an optimizer of torch, or cuts of torch_xla. With torchrun, put it inside:
+    torchrun -m retrograd.graph.watching.run '{"expect": 2}' train.py
+
+    Exit code: the program's own if it failed; else 0, 1 if a graph is one too many, 3 if no framework was imported; 2
+    wrong usage.
+    """
+    if recorded:
+        reports, code = [_replay(program, options)], 0
+    else:
+        reports, code = _run(program, options)
+    shown = [r for r in reports if r.graphs] or reports[:1]
+    if output is not None:
+        _write(output, shown)
+    if as_json:
+        click.echo(json.dumps([json.loads(r.to_json()) for r in shown], indent=1))
+    else:
+        click.echo(
+            "\n\n".join(r.text() for r in shown) or "retrograd: the program imported no framework that is watched"
+        )
+    # 3, cannot decide: nothing was watched.
+    ctx.exit(code or max((r.exit_code for r in shown), default=3))
+
+
+@graph.command()
+@_FILES
+@click.option("-o", "--output", type=_LOCK, default=Path("graphs.lock"), show_default=True)
+@click.option("--no-text", is_flag=True, help="Keep keys alone: smaller, but a change cannot be explained.")
+def lock(files: tuple[str, ...], output: Path, no_text: bool) -> None:
+    """Write a lock file of the graphs in dumps: their keys by file name, their sizes and their texts.
+
+    Exit code: 0 written, 2 wrong usage or a file that is no graph.
+    """
+    from retrograd.graph.watching import lock
+
+    graphs = lock.of_files(files, keep=not no_text)
+    lock.write(output, graphs)
+    click.echo(f"{output}: {len(graphs)} graph{'s' if len(graphs) != 1 else ''}")
+
+
+@graph.command()
+@_FILES
+@click.option("--lock", "path", type=_LOCK, default=Path("graphs.lock"), show_default=True)
+@AS_JSON
+@click.pass_context
+def check(ctx: click.Context, files: tuple[str, ...], path: Path, as_json: bool) -> None:
+    """Compare the graphs in dumps with a lock file, by file name; what changed is explained.
+
+    Exit code: 0 as locked, 1 a graph changed, appeared or is missing; 2 wrong usage.
+    """
+    from retrograd.graph.watching import lock
+
+    result = lock.check(lock.of_files(files), lock.read(path), str(path))
+    click.echo(result.to_json() if as_json else result.text())
+    ctx.exit(result.exit_code)
+
+
+def _load(spec: str) -> list[Graph]:
+    """The graphs of FILE, of FILE#3 the one, of - those on stdin."""
+    from retrograd.graph import sources
+    from retrograd.graph.readers import parse
+
+    path, number = sources.split(spec)
+    if path != "-":
+        return sources.load(spec)
+    graphs = parse(_stdin(), "stdin")
+    return graphs if number is None else [sources.numbered(graphs, number, path)]
+
+
+def _load_one(spec: str) -> Graph:
+    """The graph of a file that holds one, or of FILE#3."""
+    from retrograd.graph import sources
+
+    return sources.single(_load(spec), spec)
+
+
+def _load_all(specs: Sequence[str]) -> list[Graph]:
+    """The graphs of all files, in the order given."""
+    if list(specs).count("-") > 1:
+        raise UsageError("`FILE` is - twice, but there is only one stdin")
+    return [graph for spec in specs for graph in _load(spec)]
+
+
+def _stdin() -> str:
+    data = sys.stdin.buffer.read()
+    if data.startswith(_GZIP):
+        import gzip
+        import zlib
+
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise UsageError(f"stdin: the gzip data is damaged or cut off ({error})") from None
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin: byte {error.start} is not UTF-8 text; expected a dump, plain or gzip") from None
+
+
+def _replay(paths: Sequence[str], options: dict[str, object]) -> WatchReport:
+    from retrograd.graph.watching import files, lock
+    from retrograd.graph.watching.offline import replay
+    from retrograd.graph.watching.session import Session
+
+    for name, usual in (("backend", "auto"), ("gc_before_cut", False), ("threshold", 0)):
+        if options[name] != usual:
+            raise UsageError(
+                f"`--{name.replace('_', '-')}` is for a program, but --from reads recorded graphs; leave it out"
+            )
+    warmup, expect = options["warmup"], options["expect"]
+    session = Session(expect, warmup, str(options["on_extra"]), say=lambda text: None)  # type: ignore[arg-type]
+    report = replay(paths, session)
+    if options["save"] is not None:
+        files.save(session, options["save"])  # type: ignore[arg-type]
+    if options["lock"] is not None:
+        lock.hold(session, options["lock"])  # type: ignore[arg-type]
+    return report
+
+
+def _run(program: Sequence[str], options: dict[str, object]) -> tuple[list[WatchReport], int]:
+    from retrograd.graph.watching.schema import WatchReport
+
+    python, flags, rest = split(program)
+    with tempfile.TemporaryDirectory(prefix="retrograd-graph-") as folder:
+        report = Path(folder) / "report.json"
+        said = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()} | {"report": str(report)}
+        command = [python, *flags, "-m", "retrograd.graph.watching.run", json.dumps(said), *rest]
+        try:
+            code = subprocess.run(command, check=False).returncode
+        except OSError as error:
+            raise UsageError(f"{python!r} cannot be started: {error.strerror or error}") from None
+        if not report.exists():
+            click.echo("retrograd: the program ended without a report", err=True)
+            return [], code or 2
+        texts = json.loads(report.read_text(encoding="utf-8"))
+    # A shell says 128 + n of a process that signal n killed.
+    return [WatchReport.from_json(text) for text in texts], code if code >= 0 else 128 - code
+
+
+def split(program: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """Interpreter, its own flags, and what it runs.
+
+    Raises:
+        UsageError: it is no call of Python.
+    """
+    if not program:
+        raise UsageError("there is no program; expected `retrograd graph watch [options] -- python train.py ...`")
+    first = program[0]
+    if first.endswith(".py"):
+        return sys.executable, [], list(program)
+    if not Path(first).name.startswith("python"):
+        raise UsageError(
+            f"the program is {first!r}, expected `python ...` or a script; a launcher starts the watcher itself: "
+            f"{first} ... -m retrograd.graph.watching.run '{{}}' train.py"
+        )
+    at = 1
+    while at < len(program) and program[at].startswith("-") and program[at] not in ("-m", "-c"):
+        at += 2 if program[at] in _FLAGS_WITH_VALUE else 1
+    if at >= len(program):
+        raise UsageError("python is given nothing to run; expected a script, -m MODULE or -c CODE")
+    return first, list(program[1:at]), list(program[at:])
+
+
+def _write(path: Path, reports: Sequence[WatchReport]) -> None:
+    text = (
+        reports[0].to_json() if len(reports) == 1 else json.dumps([json.loads(r.to_json()) for r in reports], indent=1)
+    )
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"`-o` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None

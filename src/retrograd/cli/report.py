@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from retrograd.cli._output import show
+
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
@@ -19,7 +21,7 @@ import click
 )
 @click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Append to events in this folder.")
 @click.option("--step", type=int, default=0, show_default=True, help="Step of these events.")
-def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step: int) -> None:
+def report(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step: int) -> None:
     """Render the JSON record FILE again: as text on stdout, or as the files given with -o.
 
     The exit code tells whether the file could be rendered, not its verdict.
@@ -32,29 +34,8 @@ def command(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step
         _events(report, tensorboard, step)
     if outputs or tensorboard is not None:
         write(report, *outputs)
-        return
-    from rich.console import Console
-
-    from retrograd.codegen.schema import Codegen
-    from retrograd.core.schema import Report
-    from retrograd.flake.schema import FlakeReport
-    from retrograd.report import Compared, codegen, flake, graph, trace_diff
-    from retrograd.report import text as plain
-    from retrograd.report import trace as traces
-    from retrograd.trace import Listing, Provenance
-
-    if isinstance(report, Codegen):
-        codegen.render(report, Console())
-    elif isinstance(report, FlakeReport):
-        flake.render(report, Console())
-    elif isinstance(report, Report):
-        plain.render(report, Console())
-    elif isinstance(report, Provenance | Listing):
-        traces.render(report, Console())
-    elif isinstance(report, Compared):
-        trace_diff.render(report, Console(), everything=True)
     else:
-        graph.render(report, Console(), everything=True)
+        show(report, everything=True)
 
 
 def _events(report: object, folder: Path, step: int) -> None:

@@ -1,28 +1,292 @@
-"""`retrograd trace`: what every operator of a training step made. Each subcommand is a module of its own."""
+"""`retrograd trace`: recording every operator of training steps, and asking the records."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
-from retrograd.cli._lazy import Lazy
+from retrograd.cli._groups import Group
+from retrograd.cli._options import AS_JSON, EVERYTHING, OUTPUTS, PASSES_OPTIONS_ON, options, program
+from retrograd.cli._output import show
+from retrograd.errors import UndecidedError, UsageError
+
+_STDERR = 2  # the answer alone goes to stdout
+_FORMS = "'path/file.py:name' or 'package.module:name'"
+
+_FILE = click.argument("file", type=click.Path(path_type=Path))
+_PARTIAL = click.option("--partial", is_flag=True, help="Take what there is of a file that was cut off.")
+_OUTPUT = options([AS_JSON, OUTPUTS])
 
 
-class _Commands(Lazy):
-    modules: ClassVar = {
-        "record": "retrograd.cli.trace_record",
-        "show": "retrograd.cli.trace_show",
-        "nan": "retrograd.cli.trace_nan",
-        "diff": "retrograd.cli.trace_diff",
-        "repeat": "retrograd.cli.trace_repeat",
-        "bisect": "retrograd.cli.trace_bisect",
-    }
-
-
-@click.group(cls=_Commands)
-def command() -> None:
+@click.group(cls=Group)
+def trace() -> None:
     """Record every operator of training steps, and ask the records: who made the first NaN, where do two runs differ?
 
     FILE is what `record` wrote: any machine can read it, without torch.
     """
+
+
+@trace.command(context_settings=PASSES_OPTIONS_ON)
+@program("[-- SCRIPT.py ARGS ...]")
+@click.option(
+    "--level",
+    type=click.Choice(["names", "fast", "full"]),
+    default="fast",
+    show_default=True,
+    help="No numbers; each value once; every view too.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("run.trace"),
+    show_default=True,
+    metavar="FILE",
+    help="Where to write, .trace or .jsonl.gz.",
+)
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End the program after N steps.")
+@click.option(
+    "--compiled",
+    type=click.Choice(["keep", "eager", "refuse"]),
+    default="keep",
+    show_default=True,
+    help="What torch.compile has compiled: runs unseen; runs eagerly; is an error.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "tape", "python"]),
+    default="auto",
+    show_default=True,
+    help="What records: compiled code, built at its first use; Python; the first where it is built or there is a GPU.",
+)
+@click.option("--pdb", is_flag=True, help="Open the debugger at the first operator that makes a NaN or Inf.")
+@click.option("--nan", is_flag=True, help="Say at the end where the first NaN or Inf comes from, as `trace nan` does.")
+@click.pass_context
+def record(ctx: click.Context, program: tuple[str, ...], output: Path, pdb: bool, nan: bool, **options: object) -> None:
+    """Run a Python program in this process and record every operator, without a change of its source.
+
+    PROGRAM is a script, -m MODULE or -c CODE, with its arguments; a step ends with each call of an optimizer. With
+    torchrun: torchrun ... -m retrograd trace record -o run.trace -- train.py; each rank writes its own file.
+
+    Exit code: the program's own if it failed; with --nan 1 if there is a NaN or Inf; 2 wrong usage.
+    """
+    from retrograd.core.run_program import run
+
+    recorder, code = run(program, output, {**options, "breakpoint_on": "bad" if pdb else None})
+    steps = f"{recorder.steps} whole step{'' if recorder.steps == 1 else 's'}"
+    click.echo(f"retrograd: {len(recorder.trace.ops)} operators, {steps}, are in {recorder.path}", err=True)
+    if nan:
+        from retrograd.trace.nan_provenance import provenance
+
+        origin = provenance(recorder.trace)
+        show(origin)
+        code = code or origin.exit_code
+    ctx.exit(code)
+
+
+@trace.command("show")
+@_FILE
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only this step.")
+@click.option("--phase", type=click.Choice(["forward", "backward", "other"]), help="Only this phase.")
+@click.option("--op", metavar="PATTERN", help="Only operators with this in their name; * and ? are wild.")
+@click.option("--module", metavar="PATTERN", help="Only modules with this in their path.")
+@click.option("--bad", is_flag=True, help="Only results with NaN or Inf.")
+@click.option("--most", type=click.IntRange(min=1), default=200, show_default=True, metavar="N", help="List at most N.")
+@_PARTIAL
+@click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Append to events in this folder.")
+@_OUTPUT
+def show_operators(
+    file: Path,
+    most: int,
+    partial: bool,
+    tensorboard: Path | None,
+    as_json: bool,
+    outputs: tuple[str, ...],
+    **filters: Any,
+) -> None:
+    """List operators: number, step, phase, name, module, line and the range of the result.
+
+    With --tensorboard, rms, largest magnitude and shares of NaN, Inf, subnormal numbers and zeros of each result that
+    fits become scalars over the steps; its values and their exponents histograms, if it was recorded at --level full.
+    """
+    from retrograd.report import check_paths
+    from retrograd.trace import load
+    from retrograd.trace.filters import Listing, listing
+
+    check_paths(*outputs, of=Listing)
+    loaded = load(file, partial=partial)
+    if tensorboard is not None:
+        from retrograd.report.trace_tensorboard import to_tensorboard
+
+        to_tensorboard(listing(loaded, **filters), tensorboard)
+        if loaded.level != "full":
+            click.echo(f"retrograd: no histograms: {file} was recorded at level {loaded.level}, not full", err=True)
+    show(listing(loaded, most=most, **filters), outputs, "json" if as_json else "text")
+
+
+@trace.command()
+@_FILE
+@_PARTIAL
+@_OUTPUT
+@click.pass_context
+def nan(ctx: click.Context, file: Path, partial: bool, as_json: bool, outputs: tuple[str, ...]) -> None:
+    """Name the operator that made the first NaN or Inf, with its line, module, inputs and why.
+
+    Exit code: 0 there is none, 1 found, 2 wrong usage, 3 the trace has no statistics.
+    """
+    from retrograd.report import check_paths
+    from retrograd.trace import load
+    from retrograd.trace.nan_provenance import Provenance, provenance
+
+    check_paths(*outputs, of=Provenance)
+    origin = provenance(load(file, partial=partial))
+    show(origin, outputs, "json" if as_json else "text")
+    ctx.exit(origin.exit_code)
+
+
+@trace.command()
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--bitwise/--attainable",
+    "bitwise",
+    default=None,
+    help="Each bit counts, or what rounding does not explain  [default: bits, if devices and dtypes are the same].",
+)
+@EVERYTHING
+@_OUTPUT
+@click.pass_context
+def diff(
+    ctx: click.Context, a: str, b: str, bitwise: bool | None, everything: bool, as_json: bool, outputs: tuple[str, ...]
+) -> None:
+    """Name the first operator at which two recorded runs differ by themselves, and say why where that is plain.
+
+    A and B are files of `retrograd trace record`. Operators that only one of the runs has do not end the comparison.
+    What differs because of its inputs is counted. With -o diff.html a page shows the operators around it on both sides.
+
+    Exit code: 0 same, 1 different, 2 wrong usage.
+    """
+    from retrograd.report import check_paths
+    from retrograd.trace.diffing import api
+    from retrograd.trace.diffing.schema import TraceDiff
+
+    check_paths(*outputs, of=TraceDiff)
+    result = api.diff(a, b, None if bitwise is None else "bitwise" if bitwise else "attainable")
+    show(result, outputs, "json" if as_json else "text", everything)
+    ctx.exit(result.exit_code)
+
+
+@trace.command(context_settings=PASSES_OPTIONS_ON)
+@program("[-- SCRIPT.py ARGS ...]")
+@click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Of each run.")
+@click.option(
+    "--level",
+    type=click.Choice(["fast", "full"]),
+    default="full",
+    show_default=True,
+    help="Each value once; every view too.",
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Keep both traces, first.trace and second.trace.",
+)
+@_OUTPUT
+@click.pass_context
+def repeat(
+    ctx: click.Context,
+    program: tuple[str, ...],
+    steps: int,
+    level: str,
+    keep: Path | None,
+    as_json: bool,
+    outputs: tuple[str, ...],
+) -> None:
+    """Run a Python program twice, recorded, in a process each, and compare the runs bit for bit.
+
+    PROGRAM is a script, -m MODULE or -c CODE. What differs although the seeds are the same is not deterministic; a
+    program that sets no seed differs at its first random operator. What the program prints goes to stderr.
+
+    Exit code: 0 same, 1 different, 2 wrong usage, 3 the program failed.
+    """
+    from retrograd.report import check_paths
+    from retrograd.trace.diffing import api
+    from retrograd.trace.diffing.schema import TraceDiff
+
+    check_paths(*outputs, of=TraceDiff)
+    with tempfile.TemporaryDirectory(prefix="retrograd-trace-") as temporary:
+        folder = keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / "first.trace", folder / "second.trace"]
+        for file in files:
+            _record_in_process(program, file, steps, level)
+        result = api.diff(*files, "bitwise")
+    show(result, outputs, "json" if as_json else "text")
+    ctx.exit(result.exit_code)
+
+
+@trace.command()
+@click.argument("target")
+@click.option("--tolerance", type=float, metavar="R", help="Relative error allowed  [default: a tenth of what it is].")
+@click.option("--precision", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
+@click.option("--by", type=click.Choice(["operator", "module"]), default="operator", show_default=True)
+@_OUTPUT
+@click.pass_context
+def bisect(ctx: click.Context, target: str, as_json: bool, outputs: tuple[str, ...], **options: Any) -> None:
+    """Find the fewest operators that must be computed in higher precision for a step to agree with its reference.
+
+    TARGET names a function without arguments, file.py:name or package.module:name, that returns (step, model) or (step,
+    model, reference). step runs forward and backward and returns tensors, or None for the gradients of model;
+    reference is what it should return, or a function for that; without one it is the step with every operator in higher
+    precision.
+
+    Exit code: 0 no mismatch, 1 operators found, 2 wrong usage, 3 cannot decide.
+    """
+    from retrograd.report import check_paths
+    from retrograd.trace import bisect_precision
+    from retrograd.trace.bisecting.schema import Bisection
+
+    check_paths(*outputs, of=Bisection)
+    result = bisect_precision(*_step(target), target=target.rpartition("/")[2], **options)
+    show(result, outputs, "json" if as_json else "text", everything=True)
+    ctx.exit(result.exit_code)
+
+
+def _record_in_process(program: Sequence[str], file: Path, steps: int, level: str) -> None:
+    options = ["-o", str(file), "--steps", str(steps), "--level", level]
+    command = [sys.executable, "-m", "retrograd", "trace", "record", *options, "--", *program]
+    code = subprocess.run(command, check=False, stdout=_STDERR).returncode
+    if code == 2:  # the recorder has said what is wrong
+        click.get_current_context().exit(2)
+    if code:
+        raise UndecidedError(f"the program ended with exit code {code}; two runs can be compared if both end well")
+
+
+def _step(target: str) -> tuple[Any, Any, Any]:
+    """Step, model and reference of a target.
+
+    Raises:
+        UsageError: there is no such module, file or name, or it gives something else.
+        SpecError: the module or the function raises.
+    """
+    from retrograd.core.loading import guard, is_path, load, near
+
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise UsageError(f"target {target!r} names no function; expected {_FORMS}")
+    module = load(place, target, _FORMS)
+    if not callable(getattr(module, name, None)):
+        public = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
+        raise UsageError(f"{place!r} has no function {name!r}{near(name, public)}")
+    result = guard(getattr(module, name), target, Path(place).resolve() if is_path(place) else None)
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        kind = type(result).__name__
+        raise UsageError(f"{name!r} in {place!r} returned {kind}, expected (step, model) or (step, model, reference)")
+    return result if len(result) == 3 else (*result, None)

@@ -1,26 +1,28 @@
-"""`retrograd verify`: check one op; results on stdout, progress on stderr, the verdict as the exit code."""
+"""`retrograd verify` checks one op, `retrograd repro` shows a finding of a saved report again.
+
+Results go to stdout, progress to stderr, the verdict is the exit code.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrograd import config
-from retrograd.cli._progress import Progress, live
+from retrograd.cli._options import words
+from retrograd.cli._output import Progress, live, show
 from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 
 if TYPE_CHECKING:
     from retrograd.check.isolation import Limits
-    from retrograd.core.schema import Report
-
-
-def _split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    from retrograd.core.schema import Finding, Report
 
 
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any] | None:
@@ -42,16 +44,16 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.command()
 @click.argument("target")
 @click.option("--level", type=click.Choice(["quick", "full"]), default="full", show_default=True, help="How much.")
-@click.option("--only", callback=_split, metavar="A,B", help="Run these stages only.")
-@click.option("--skip", callback=_split, metavar="A,B", help="Leave these stages out.")
+@click.option("--only", callback=words, metavar="A,B", help="Run these stages only.")
+@click.option("--skip", callback=words, metavar="A,B", help="Leave these stages out.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all inputs.")
-@click.option("--dtype", "dtypes", callback=_split, metavar="A,B", help="Dtypes, instead of those of the spec.")
+@click.option("--dtype", "dtypes", callback=words, metavar="A,B", help="Dtypes, instead of those of the spec.")
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run.")
 @click.option("--case", metavar="TEXT", help="Check one case only, as a report prints it: 'M=5 N=7 eps=0.01'.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json, .txt or .xml (JUnit)."
 )
-@click.option("--format", "shape", type=click.Choice(["text", "json", "github"]), default="text", show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds that a case may take.")
 @click.option(
@@ -72,7 +74,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     help="List the stages.",
 )
 @click.pass_context
-def command(
+def verify(
     ctx: click.Context,
     target: str,
     level: str,
@@ -83,7 +85,7 @@ def command(
     device: str,
     case: str | None,
     outputs: tuple[str, ...],
-    shape: str,
+    form: str,
     quiet: bool,
     timeout: float,
     memory: float | None,
@@ -101,7 +103,7 @@ def command(
     """
     from retrograd.check.isolation import limits
     from retrograd.check.spec import dtype_name
-    from retrograd.report import check_paths, write
+    from retrograd.report import check_paths
 
     # All that can be wrong with the arguments is told before torch is imported and minutes are spent.
     check_paths(*outputs)
@@ -119,9 +121,35 @@ def command(
             report = _verify(target, device, options | {"progress": progress})
         else:
             report = _isolated(target, device, options, bounds, progress, jobs=jobs, memcheck=memcheck)
-    _print(report, shape)
-    write(report, *outputs)
+    show(report, outputs, form)
     ctx.exit(report.exit_code)
+
+
+@click.command()
+@click.argument("finding", metavar="REPORT.json[#K]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the script instead of running it.")
+@click.option("--run/--no-run", default=True, show_default=True, help="Run the script after printing it.")
+@click.pass_context
+def repro(ctx: click.Context, finding: str, output: Path | None, run: bool) -> None:
+    """Print a script of a few lines that shows finding K of a saved report again, and run it.
+
+    K counts from 1, as the report does; left out, it is 1.
+
+    Exit code: that of the script: 1 if the finding is there again, 0 if not; 2 wrong usage.
+    """
+    name, _, number = finding.partition("#")
+    report, found = _finding(name, number or "1")
+    text = script(report, found)
+    if output is not None:
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {str(output)!r}: {error.strerror or error}") from None
+        return
+    click.echo(text)
+    if run:
+        # From the folder of the call, since a target such as op.py:spec is looked for there.
+        ctx.exit(subprocess.run([sys.executable, "-c", text], check=False).returncode)
 
 
 def _verify(target: str, device: str, options: dict[str, Any]) -> Report:
@@ -232,17 +260,40 @@ def _interpreter() -> None:
         )
 
 
-def _print(report: Report, shape: str) -> None:
-    if shape == "json":
-        click.echo(report.to_json())
-        return
-    if shape == "github":
-        from retrograd.report.github import to_github
+def _finding(name: str, number: str) -> tuple[Report, Finding]:
+    from retrograd.core.schema import Report
+    from retrograd.report import load
 
-        click.echo(to_github(report), nl=False)
-        return
-    from rich.console import Console
+    report = load(name)
+    if not isinstance(report, Report):
+        raise UsageError(f"{name!r} is a report of `retrograd flake`, which says itself how to repeat it")
+    count = len(report.findings)
+    if not count:
+        raise UsageError(f"{name!r} has no finding to repeat: its verdict is {report.verdict!r}")
+    if not number.isdecimal() or not 1 <= int(number) <= count:
+        raise UsageError(f"the part after # is {number!r}, expected a number from 1 to {count} of {name!r}")
+    return report, report.findings[int(number) - 1]
 
-    from retrograd.report.text import render
 
-    render(report, Console())
+def script(report: Report, finding: Finding) -> str:
+    """Python that verifies the finding's stage at its case; it exits with 1 if the finding is there again."""
+    about = " ".join(finding.what.split()).replace("\\", "\\\\").replace('"""', "'''")
+    # Triton reads the variable when it is imported.
+    interpreter = ["import os", "", 'os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels on CPU tensors', ""]
+    device = "cpu" if report.device.startswith("cpu") else report.device.split()[0]
+    lines = [
+        f'"""{report.target}, {finding.stage}: {about}"""',
+        "",
+        *(interpreter if device == "cpu" else []),
+        "from retrograd import verify",
+        "from retrograd.catalog import resolve",
+        "",
+        "report = verify(",
+        f"    resolve({report.target!r}), only=[{finding.stage!r}], case={finding.case.text()!r},",
+        f"    dtypes=[{finding.case.dtype!r}], level={report.level!r}, seed={report.seed}, device={device!r},",
+        ")",
+        "for finding in report.findings:",
+        "    print(finding.tensor, finding.what, finding.looks_like, sep='\\n')",
+        "raise SystemExit(report.exit_code)",
+    ]
+    return "\n".join(lines) + "\n"

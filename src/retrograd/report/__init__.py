@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrograd.codegen.schema import SCHEMA as CODEGEN_SCHEMA
 from retrograd.codegen.schema import Codegen
@@ -25,13 +26,16 @@ from retrograd.trace.filters import Listing
 from retrograd.trace.nan_provenance import SCHEMA as PROVENANCE_SCHEMA
 from retrograd.trace.nan_provenance import Provenance
 
-__all__ = ["check_paths", "load", "read", "write"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["check_paths", "load", "read", "show", "to_github", "write"]
 
 
 GraphRecord = Diff | Unique | Follow
 TraceRecord = Provenance | Listing
 Compared = TraceDiff | Bisection
-AnyReport = Report | FlakeReport | GraphRecord | TraceRecord | Compared | Codegen
+AnyRecord = Report | FlakeReport | GraphRecord | TraceRecord | Compared | Codegen
 
 # Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
 _SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Compared | Codegen]] = {
@@ -47,7 +51,7 @@ _SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Compared | Co
 }
 
 
-def _html(report: AnyReport) -> str:
+def _html(report: AnyRecord) -> str:
     from retrograd.report.html import render, render_flake
 
     if isinstance(report, Codegen):
@@ -69,7 +73,7 @@ def _html(report: AnyReport) -> str:
     return render_flake(report) if isinstance(report, FlakeReport) else render(report)
 
 
-def _text(report: AnyReport) -> str:
+def _text(report: AnyRecord) -> str:
     from retrograd.report import codegen, flake, graph, text, trace, trace_diff
 
     if isinstance(report, Codegen):
@@ -83,28 +87,28 @@ def _text(report: AnyReport) -> str:
     return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
 
 
-def _json(report: AnyReport) -> str:
+def _json(report: AnyRecord) -> str:
     return report.to_json() + "\n"
 
 
-def _xml(report: AnyReport) -> str:
+def _xml(report: AnyRecord) -> str:
     from retrograd.report.junit import to_junit
 
     assert isinstance(report, Report)  # as `check_paths` has seen to
     return to_junit(report)
 
 
-_FORMATS: dict[str, Callable[[AnyReport], str]] = {".html": _html, ".json": _json, ".txt": _text, ".xml": _xml}
+_FORMATS: dict[str, Callable[[AnyRecord], str]] = {".html": _html, ".json": _json, ".txt": _text, ".xml": _xml}
 
 
-def read(text: str) -> AnyReport:
+def read(text: str) -> AnyRecord:
     """The report that JSON holds, whichever it is; UsageError if it is none."""
     # The schema stands in the text, at its end or begin; a look at it decides whose error message fits.
     kind = next((kind for schema, kind in _SCHEMAS.items() if f'"schema": "{schema}"' in text), Report)
     return kind.from_json(text)
 
 
-def load(path: str | os.PathLike[str]) -> AnyReport:
+def load(path: str | os.PathLike[str]) -> AnyRecord:
     """The report in a .json file; UsageError if the file cannot be read or holds none."""
     name = os.fspath(path)
     try:
@@ -115,7 +119,7 @@ def load(path: str | os.PathLike[str]) -> AnyReport:
         raise UsageError(f"cannot read {name!r}: it is not UTF-8 text; expected a .json record") from None
 
 
-def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) -> None:
+def check_paths(*paths: str | os.PathLike[str], of: type[AnyRecord] = Report) -> None:
     """Complain now about a path that `write` would refuse after minutes of checking; `of` is what will be written.
 
     Raises:
@@ -136,7 +140,7 @@ def check_paths(*paths: str | os.PathLike[str], of: type[AnyReport] = Report) ->
             require()
 
 
-def write(report: AnyReport, *paths: str | os.PathLike[str]) -> None:
+def write(report: AnyRecord, *paths: str | os.PathLike[str]) -> None:
     """Write the report to every path, as HTML, JSON, text or JUnit XML by its suffix.
 
     Raises:
@@ -150,3 +154,30 @@ def write(report: AnyReport, *paths: str | os.PathLike[str]) -> None:
             path.write_text(content, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+
+
+def show(record: AnyRecord, console: Console, everything: bool = False) -> None:
+    """Print a record; `everything` leaves nothing out."""
+    from retrograd.report import codegen, flake, graph, text, trace, trace_diff
+
+    if isinstance(record, Codegen):
+        codegen.render(record, console, everything)
+    elif isinstance(record, GraphRecord):
+        graph.render(record, console, everything)
+    elif isinstance(record, TraceRecord):
+        trace.render(record, console)
+    elif isinstance(record, Compared):
+        trace_diff.render(record, console, everything)
+    elif isinstance(record, FlakeReport):
+        flake.render(record, console)
+    else:
+        text.render(record, console)
+
+
+def to_github(record: AnyRecord) -> str:
+    """The record as annotations of GitHub Actions."""
+    from retrograd.report import codegen, github, graph
+
+    if isinstance(record, Codegen):
+        return codegen.to_github(record)
+    return graph.to_github(record) if isinstance(record, GraphRecord) else github.to_github(record)

@@ -1,16 +1,36 @@
-"""Progress of a command that takes minutes."""
+"""Output of commands: a record in the form asked for on stdout, progress on stderr."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from retrograd import config
 
+if TYPE_CHECKING:
+    from retrograd.report import AnyRecord
+
 Progress = Callable[[str, str], None]
+
+
+def show(record: AnyRecord, outputs: Sequence[str] = (), form: str = "text", everything: bool = False) -> None:
+    """Write a record to files, then print it as "text", "json" or "github" (annotations)."""
+    from retrograd import report
+
+    # Written first: a reader may close the pipe before it has read everything.
+    report.write(record, *outputs)
+    if form == "json":
+        click.echo(record.to_json())
+    elif form == "github":
+        click.echo(report.to_github(record), nl=False)
+    else:
+        from rich.console import Console
+
+        report.show(record, Console(), everything)
 
 
 @contextlib.contextmanager
@@ -25,19 +45,19 @@ def live(quiet: bool) -> Iterator[Progress | None]:
         # Text, because a case such as `x[0]` must not be read as markup.
         with Console(stderr=True).status(Text("starting")) as status:
 
-            def show(stage: str, text: str) -> None:
+            def update(stage: str, text: str) -> None:
                 line = Text(f"{stage}: {text}")
                 if text.startswith("found: "):  # stays, above the line that changes
                     status.console.print(line, soft_wrap=True)
                 else:
                     status.update(line)
 
-            yield show
+            yield update
     else:
 
-        def tell(stage: str, text: str) -> None:
+        def echo(stage: str, text: str) -> None:
             # A log needs the outcome only; a start is for who watches.
             if text != "running":
                 click.echo(f"{stage}: {text}", err=True)
 
-        yield tell
+        yield echo
