@@ -26,6 +26,7 @@ import torch
 
 from retrograd import codegen
 from retrograd.codegen import kernel_facts as machine
+from retrograd.core.schema import decode, plain
 from retrograd.ops.msda.shapes import Levels
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.runtime.triton import launch as device
@@ -167,7 +168,7 @@ def table(rows: list[dict]) -> str:
     head = "kernel | target | case | warps | registers | smem B | programs/SM | loads | stores | atomics"
     lines = [head, " | ".join("---" for _ in head.split("|"))]
     for row in rows:
-        f = codegen.Facts.from_dict(row["facts"])
+        f = decode(codegen.Facts, row["facts"])
         widths = [" ".join(f"{n}x{width}B" for width, n in w.items()) for w in (f.load_bytes, f.store_bytes)]
         atomics = " ".join(f"{count}x{kind}" for kind, count in f.atomics.items())
         cells = (f.kernel, f.target, row["case"], f.num_warps, f.registers, f.shared_bytes, f.programs_per_sm)
@@ -190,7 +191,7 @@ def main() -> int:
     planned = list(record(cases, args.targets))
     facts = codegen.facts_of_all([found for found, _ in planned], args.workers)
     rows = [
-        {"case": case.label, "facts": f.to_dict(), "faults": faults(found, f, case)}
+        {"case": case.label, "facts": plain(f), "faults": faults(found, f, case)}
         for f, (found, case) in zip(facts, planned, strict=True)
     ]
     if args.json:

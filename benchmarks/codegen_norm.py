@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from retrograd import codegen
+from retrograd.core.schema import decode, plain
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.triton import launch as device
 
@@ -206,7 +207,7 @@ def table(rows: list[dict]) -> str:
     head = "kernel | target | case | warps | registers | spills B | smem B | programs/SM | loads | stores | atomics"
     lines = [head, " | ".join("---" for _ in head.split("|"))]
     for row in rows:
-        f = codegen.Facts.from_dict(row["facts"])
+        f = decode(codegen.Facts, row["facts"])
         widths = [" ".join(f"{n}x{width}B" for width, n in w.items()) for w in (f.load_bytes, f.store_bytes)]
         cells = (f.kernel, f.target, row["case"], f.num_warps, f.registers, f.spill_bytes or "", f.shared_bytes)
         atomics = " ".join(f"{count}x{kind}" for kind, count in f.atomics.items())
@@ -232,7 +233,7 @@ def main() -> int:
     print(f"{len(cases)} cases, {len(planned)} kernels for {', '.join(args.targets)}", file=sys.stderr)
     facts = codegen.facts_of_all([found for found, _ in planned], args.workers)
     rows = [
-        {"case": case.label, "aligned": case.aligned, "facts": f.to_dict(), "faults": faults(f, case)}
+        {"case": case.label, "aligned": case.aligned, "facts": plain(f), "faults": faults(f, case)}
         for f, (_, case) in zip(facts, planned, strict=True)
     ]
     if args.json:

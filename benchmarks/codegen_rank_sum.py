@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from retrograd import codegen
+from retrograd.core.schema import plain
 from retrograd.runtime.triton import launch as device
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -108,7 +109,7 @@ def main() -> int:
     planned = list(record(args.targets))
     facts = codegen.facts_of_all([found for found, _ in planned], args.workers)
     rows = [
-        {"case": case.label, "aligned": case.aligned, "facts": f.to_dict(), "faults": faults(found, f, case)}
+        {"case": case.label, "aligned": case.aligned, "facts": plain(f), "faults": faults(found, f, case)}
         for f, (found, case) in zip(facts, planned, strict=True)
     ]
     if args.json:

@@ -34,8 +34,8 @@ import torch
 
 from retrograd.check import inputs as make
 from retrograd.check.runner import verify
+from retrograd.check.schema import Case
 from retrograd.check.spec import OpSpec
-from retrograd.core.schema import Case
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from corpus import SETS, files, load

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import retrograd as rg
 from retrograd.check import shrink
 from retrograd.check.inputs import base_case
-from retrograd.core.schema import Case
+from retrograd.check.schema import Case
 
 Rule = Callable[[int, int], bool]
 Found = tuple[Any, int]  # what was found, and how many runs that took

@@ -158,7 +158,7 @@ def retrograd_order() -> Iterator[OrderCheck]:
 class StageCheck:
     """One stage of one spec, run when asked.
 
-    `run()` returns the retrograd.core.schema.StageResult; `assert_passes()` raises VerificationError with what,
+    `run()` returns the retrograd.check.schema.StageResult; `assert_passes()` raises VerificationError with what,
     where and repro, and skips the test with the reason if the stage does not apply.
     """
 

@@ -22,7 +22,7 @@ def _fresh(code: str) -> str:
     [
         "retrograd",
         "retrograd.check.spec",
-        "retrograd.core.schema",
+        "retrograd.check.schema",
         "retrograd.report",
         "retrograd.cli",
         "retrograd.trace",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from retrograd.core.schema import Shown
+
 if TYPE_CHECKING:
     from retrograd import flake as flake
     from retrograd import fsdp as fsdp
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
     from retrograd import trace as trace
     from retrograd.check.asserts import assert_backward as assert_backward
     from retrograd.check.runner import verify as verify
+    from retrograd.check.schema import Report as Report
     from retrograd.check.spec import op as op
     from retrograd.check.spec import tensor as tensor
-    from retrograd.core.schema import Report as Report
     from retrograd.flake.in_process import flake_rate as flake_rate
     from retrograd.report import write as write
 
@@ -30,7 +32,7 @@ _HOMES = {
     "verify": "retrograd.check.runner",
     "assert_backward": "retrograd.check.asserts",
     "flake_rate": "retrograd.flake.in_process",
-    "Report": "retrograd.core.schema",
+    "Report": "retrograd.check.schema",
     "write": "retrograd.report",
 }
 
@@ -53,6 +55,16 @@ __all__ = [
     "verify",
     "write",
 ]
+
+
+def _html(record: Any) -> str:
+    from retrograd.report.notebook import render
+
+    return render(record)
+
+
+# Records stand below the renderer, so the package tells them of it.
+Shown.renderer = _html
 
 
 def __getattr__(name: str) -> Any:

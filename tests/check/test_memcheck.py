@@ -8,7 +8,7 @@ import pytest
 
 from retrograd.check import memcheck
 from retrograd.check.isolation import Request
-from retrograd.core.schema import Report, StageResult
+from retrograd.check.schema import Report, StageResult
 
 # From muhos/ParaFROST#10, NVIDIA/cuCollections#539 and pytorch/pytorch#196209, with host frames left out.
 AFTER = """========= COMPUTE-SANITIZER

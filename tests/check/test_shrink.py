@@ -11,7 +11,7 @@ from specimens import with_backward
 import retrograd as rg
 from retrograd.check import shrink
 from retrograd.check.inputs import base_case
-from retrograd.core.schema import Case
+from retrograd.check.schema import Case
 
 SPEC = rg.op(torch.sin, torch.sin, dict(x=rg.tensor("M", "N")), params=dict(mode=["plain", "odd"], eps=[1e-6, 1e-2]))
 FIRST = base_case(SPEC, "float32").but(sizes=dict(M=300, N=200))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrograd.core.schema import Report
+from retrograd.check.schema import Report
 
 HEAD = """
 import ctypes, os, sys, time

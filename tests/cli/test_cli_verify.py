@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from retrograd import config
+from retrograd.check.schema import Case, Finding, Report, StageResult
 from retrograd.check.spec import OpSpec
 from retrograd.cli import main
-from retrograd.core.schema import Case, Finding, Report, StageResult
 from retrograd.errors import UndecidedError, UsageError
 
 SPEC = "from retrograd.check.spec import op, tensor\nspec = op(lambda x: x, inputs={'x': tensor('N')}, name='same')\n"

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from retrograd import codegen
+from retrograd.core.schema import decode, plain
 
 
 @triton.jit
@@ -79,8 +80,8 @@ def main() -> None:
     for target in codegen.targets():
         for name, (kernel, args, options) in probes().items():
             facts = codegen.cross_compile(kernel, *args, target=target, **options)
-            assert codegen.Facts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
-            found[f"{target} {name}"] = facts.to_dict()
+            assert decode(codegen.Facts, json.loads(json.dumps(plain(facts)))) == facts
+            found[f"{target} {name}"] = plain(facts)
     with codegen.recording("sm_90") as launches:
         for _ in range(2):
             copy_kernel[(3, 2)](torch.empty(64), torch.empty(64), 64, BLOCK=64, num_warps=1)

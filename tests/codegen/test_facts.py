@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrograd.codegen import Facts, faults, targets
+from retrograd.core.schema import decode
 
 TARGETS = list(targets())
 NVIDIA = [name for name, target in targets().items() if target.nvidia]
@@ -12,7 +13,7 @@ NVIDIA = [name for name, target in targets().items() if target.nvidia]
 
 @pytest.fixture(params=TARGETS)
 def facts(request, probes):
-    return lambda name: Facts.from_dict(probes[f"{request.param} {name}"])
+    return lambda name: decode(Facts, probes[f"{request.param} {name}"])
 
 
 @pytest.mark.parametrize("name", ["copy", "copy-f32"])
@@ -88,7 +89,7 @@ def test_accesses_are_told_apart_by_variable(facts):
 
 @pytest.mark.parametrize("target", NVIDIA)
 def test_asynchronous_copies_count_as_loads(probes, target):
-    found = Facts.from_dict(probes[f"{target} pipelined"])
+    found = decode(Facts, probes[f"{target} pipelined"])
     assert {access.kind for access in found.accesses if access.op == "load"} == {"async"}
     assert found.shared_bytes > 0
 
@@ -97,8 +98,8 @@ def test_asynchronous_copies_count_as_loads(probes, target):
 def test_too_much_shared_memory(probes, target):
     limit = targets()[target].shared_limit_bytes
     data = probes[f"{target} copy"]
-    assert faults(Facts.from_dict(data | {"shared_bytes": limit})) == []
-    assert ["shared memory" in fault for fault in faults(Facts.from_dict(data | {"shared_bytes": limit + 1}))] == [True]
+    assert faults(decode(Facts, data | {"shared_bytes": limit})) == []
+    assert ["shared memory" in fault for fault in faults(decode(Facts, data | {"shared_bytes": limit + 1}))] == [True]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_too_much_shared_memory(probes, target):
 )
 def test_programs_per_multiprocessor(probes, target, registers, num_warps, shared, programs):
     data = probes[f"{target} copy"] | {"registers": registers, "num_warps": num_warps, "shared_bytes": shared}
-    assert Facts.from_dict(data).programs_per_sm == programs
+    assert decode(Facts, data).programs_per_sm == programs
 
 
 def test_launches_are_recorded_not_executed(probes):

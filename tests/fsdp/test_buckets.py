@@ -135,9 +135,9 @@ def test_a_plan_survives_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no bucket plan"),
-        ("[]", "no bucket plan"),
-        ('{"schema": 9}', "schema 9, expected 1"),
+        ("{", "not a retrograd bucket plan: line 1"),
+        ("[]", "bucket plan has schema None"),
+        ('{"schema": 9}', "schema 9, this version of retrograd reads 1"),
         (BucketPlan.of(some(3), 50).to_json().replace('"layer.1"', '"layer.2"', 1), "exactly once"),
     ],
 )

@@ -125,7 +125,7 @@ def test_what_is_no_log_is_refused(text, tmp_path):
 def test_numbers_that_lead_nowhere_are_refused():
     data = json.loads(journal("ABba").log().to_json())
     data["patterns"][0]["entries"] = [99]
-    with pytest.raises(UsageError, match="no log"):
+    with pytest.raises(UsageError, match="a number leads to no collective"):
         Log.from_json(json.dumps(data))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from retrograd.core.schema import Case, Finding, Profile, Report, Sighting, StageResult
+from retrograd.check.schema import Case, Finding, Profile, Report, Sighting, StageResult
 
 CASE = Case("float32", sizes=(("M...", (2, 3)), ("N", 7)), params=(("eps", 0.01),), layouts=(("x", "transposed"),))
 FIRST = CASE.but(sizes=(("M...", (16,)), ("N", 48)), values=(("x", "1e4"),))

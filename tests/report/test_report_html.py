@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import fake_report as fake
 import pytest
 
-from retrograd.core.schema import Report
+from retrograd.check.schema import Report
 from retrograd.errors import MissingExtraError
 from retrograd.report import charts, html, wording, write
 

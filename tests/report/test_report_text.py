@@ -4,7 +4,7 @@ import fake_report as fake
 import pytest
 from rich.console import Console
 
-from retrograd.core.schema import Report
+from retrograd.check.schema import Report
 from retrograd.report import wording
 from retrograd.report.text import render, to_text
 

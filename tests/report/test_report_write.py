@@ -4,7 +4,7 @@ from pathlib import Path
 import fake_report as fake
 import pytest
 
-from retrograd.core.schema import Report
+from retrograd.check.schema import Report
 from retrograd.errors import UsageError
 from retrograd.report import check_paths, write
 

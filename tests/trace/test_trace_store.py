@@ -85,7 +85,7 @@ DAMAGES = {
     "deep": (lambda found: [found[0], b"[" * 100_000 + b"\n"], "damaged in line 2"),
     "foreign": (lambda found: [b'{"format": "other"}\n'], "first line does not say 'retrograd.trace'"),
     "exponents": (lambda found: [line.replace(b"[-3,[1,0],", b"[-3,[1],") for line in found], "more of one sign"),
-    "exponent": (lambda found: [line.replace(b"[-3,[1,0],", b"[0.5,[1,0],") for line in found], "no whole number"),
+    "exponent": (lambda found: [line.replace(b"[-3,[1,0],", b"[0.5,[1,0],") for line in found], "expected a whole number"),
     "older": (lambda found: [found[0].replace(b'"schema":3', b'"schema":2')], "version 2, this retrograd reads 3; record"),
     "version": (lambda found: [found[0].replace(b'"schema":3', b'"schema":9')], "has version 9, this retrograd reads 3"),
     "empty": (lambda found: [], "is empty"),

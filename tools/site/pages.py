@@ -32,7 +32,7 @@ PUBLIC = (
     "retrograd.report",
 )
 # Modules that have no `__all__` and are public as a whole.
-WHOLE = ("retrograd.ops.msda.adapters", "retrograd.fsdp.xla", "retrograd.core.schema", "retrograd.errors")
+WHOLE = ("retrograd.ops.msda.adapters", "retrograd.fsdp.xla", "retrograd.check.schema", "retrograd.errors")
 PROJECT = {"CONTRIBUTING.md": "contributing", "DESIGN.md": "design", "CHANGELOG.md": "changelog"}
 _LANGUAGES = {".py": "python", ".cpp": "cpp", ".cu": "cpp", ".sh": "bash", ".toml": "toml", ".json": "json"}
 

@@ -8,8 +8,8 @@ from typing import Any
 from retrograd.bench import registry
 from retrograd.bench.general.ops import OPS, Drawn, Op
 from retrograd.check import inputs
+from retrograd.check.schema import Case
 from retrograd.check.spec import OpSpec, TensorSpec
-from retrograd.core.schema import Case
 from retrograd.errors import SpecError, UsageError
 
 # Elements of the largest tensor where the user names no shape: 16 MiB of float32.

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import Stage
-from retrograd.core.schema import Case
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from retrograd.core.schema import Case, Profile
+from retrograd.check.schema import Case, Profile
 
 _GRID = 40  # cells a side in the heat map: finer is not legible in a report
 _EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 1024.0)

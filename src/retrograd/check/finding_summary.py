@@ -8,8 +8,8 @@ from dataclasses import replace
 from retrograd.check import shrink
 from retrograd.check.diagnosis import diagnose
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case, Finding, Sighting
 from retrograd.check.stages import Outcome
-from retrograd.core.schema import Case, Finding, Sighting
 
 Attempt = Callable[[Case], Outcome | None]
 

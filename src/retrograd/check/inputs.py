@@ -11,9 +11,9 @@ import torch
 
 from retrograd.check import extreme_values
 from retrograd.check.layouts import lay_out, repeat_values
+from retrograd.check.schema import Case, Size
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
-from retrograd.core.schema import Case, Size
 from retrograd.errors import SpecError, UsageError
 
 # Base sizes by order of the names: no two equal, none a power of two, so that swapped or padded sizes show.

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.core import subprocesses
-from retrograd.core.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.errors import RetrogradError, UsageError
 
 Progress = Callable[[str, str], None]

@@ -19,9 +19,9 @@ import torch
 
 from retrograd.check import tolerance
 from retrograd.check.rounding import Float64
+from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import TensorSpec
-from retrograd.core.schema import Case
 
 if TYPE_CHECKING:
     from retrograd.check.op_runner import Workbench

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrograd.check.isolation import Request
+from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.core import subprocesses
-from retrograd.core.schema import Case, Finding, Report, StageResult, verdict_of
 
 TOOL = "compute-sanitizer"
 _STAGE = "bounds"

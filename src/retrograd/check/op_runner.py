@@ -27,10 +27,10 @@ from retrograd.check.oracle import (
     out_names,
 )
 from retrograd.check.rounding import Float64
+from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.check.tensor_findings import at_kinks, misfit, wrong_value
-from retrograd.core.schema import Case, Finding
 from retrograd.errors import InterpreterError, SpecError
 
 

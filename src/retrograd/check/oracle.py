@@ -13,8 +13,8 @@ import torch
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
 from retrograd.check.rounding import Float64
+from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
-from retrograd.core.schema import Case
 from retrograd.errors import SpecError, UndecidedError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import torch
 from retrograd.check import tolerance
 from retrograd.check.op_runner import Trial, Workbench, same_bits
 from retrograd.check.oracle import Results
-from retrograd.core.schema import Case
+from retrograd.check.schema import Case
 
 # Runs that show whether an op differs from itself, on a CPU and on a GPU, where few runs in a hundred may do.
 _RUNS = (20, 100)

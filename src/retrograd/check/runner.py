@@ -21,11 +21,11 @@ from retrograd.check.case_sharding import dealt
 from retrograd.check.finding_summary import explain, found
 from retrograd.check.heap import set_aside
 from retrograd.check.op_runner import BUDGETS, NotApplicable, OpRaised, Workbench
+from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import Outcome, Stage
 from retrograd.compat import triton_interpreter
 from retrograd.compat.triton_interpreter.launch_cache import remembering
-from retrograd.core.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
 
 Progress = Callable[[str, str], None]

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 
 from retrograd.check.inputs import allows
+from retrograd.check.schema import Case, Size
 from retrograd.check.spec import OpSpec
-from retrograd.core.schema import Case, Size
 
 _LADDER = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 257, 512)
 _MOST_TRIES = 40

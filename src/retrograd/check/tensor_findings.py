@@ -9,7 +9,7 @@ import torch
 from retrograd.check import tolerance
 from retrograd.check.compare import Comparison
 from retrograd.check.oracle import Truth
-from retrograd.core.schema import Case, Finding
+from retrograd.check.schema import Case, Finding
 
 if TYPE_CHECKING:
     from retrograd.check.op_runner import Workbench

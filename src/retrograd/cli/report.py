@@ -39,7 +39,7 @@ def report(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step:
 
 
 def _events(report: object, folder: Path, step: int) -> None:
-    from retrograd.core.schema import Report
+    from retrograd.check.schema import Report
     from retrograd.errors import UsageError
     from retrograd.report.tensorboard import to_tensorboard
 

@@ -22,7 +22,7 @@ from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 
 if TYPE_CHECKING:
     from retrograd.check.isolation import Limits
-    from retrograd.core.schema import Finding, Report
+    from retrograd.check.schema import Finding, Report
 
 
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any] | None:
@@ -261,7 +261,7 @@ def _interpreter() -> None:
 
 
 def _finding(name: str, number: str) -> tuple[Report, Finding]:
-    from retrograd.core.schema import Report
+    from retrograd.check.schema import Report
     from retrograd.report import load
 
     report = load(name)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from retrograd.codegen.access import Access
 from retrograd.codegen.targets import target_named
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record
 
 SCHEMA = "retrograd.codegen/1"
 
@@ -149,19 +148,6 @@ class Facts:
         """Estimate of warps resident on a multiprocessor, as a share of the most there can be."""
         return self.programs_per_sm * self.num_warps / target_named(self.target).max_warps
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Facts:
-        """The inverse of `to_dict`."""
-        lists: dict[str, Any] = {name: tuple(data.get(name, ())) for name in ("aligned", "one_value")}
-        kinds = {"accesses": Access, "shared_accesses": Access, "ahead_of_wait": Access, "asked": Asked}
-        for name, kind in kinds.items():
-            lists[name] = tuple(kind(**(entry | {"names": tuple(entry["names"])})) for entry in data.get(name, ()))
-        return cls(**(data | lists))
-
 
 @dataclass(frozen=True)
 class Tuning:
@@ -270,12 +256,14 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Codegen:
+class Codegen(Record):
     """Everything that one call says.
 
     `origin` says where the code comes from: "cross-compiled", or "run on NVIDIA H200". `against` is what it was
     compared with, "" if with nothing; `forbid_worse` makes what got worse a violation. `notes` say what was left out.
     """
+
+    _noun: ClassVar[str] = "record of generated code"
 
     target: str
     architectures: tuple[str, ...]
@@ -295,15 +283,6 @@ class Codegen:
         """0 all limits kept, 1 not."""
         return 1 if self.violations else 0
 
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Codegen:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, SCHEMA, "record of generated code", _codegen)
-
 
 def widths(accesses: tuple[Access, ...], op: str) -> dict[int, int]:
     """Width in bytes -> number of instructions, widest first."""
@@ -312,29 +291,3 @@ def widths(accesses: tuple[Access, ...], op: str) -> dict[int, int]:
         if access.op == op:
             counts[access.bytes] += access.count
     return dict(sorted(counts.items(), reverse=True))
-
-
-def _kernel(data: dict[str, Any]) -> Kernel:
-    facts, tuning, measured = data["facts"], data["tuning"], data["measured"]
-    if tuning is not None:
-        lists = {name: tuple(tuning[name]) for name in ("reset_to_zero", "restore_value")}
-        tuning = Tuning(**(tuning | lists))
-    made: dict[str, Any] = {
-        "grid": tuple(data["grid"]),
-        "facts": None if facts is None else Facts.from_dict(facts),
-        "tuning": tuning,
-        "hazards": tuple(Hazard(**entry) for entry in data["hazards"]),
-        "measured": None if measured is None else Measured(**measured),
-    }
-    return Kernel(**(data | made))
-
-
-def _codegen(data: dict[str, Any]) -> Codegen:
-    made: dict[str, Any] = {
-        "architectures": tuple(data["architectures"]),
-        "kernels": tuple(map(_kernel, data["kernels"])),
-        "violations": tuple(Violation(**entry) for entry in data["violations"]),
-        "changes": tuple(Change(**entry) for entry in data["changes"]),
-        "notes": tuple(data["notes"]),
-    }
-    return Codegen(**(data | made))

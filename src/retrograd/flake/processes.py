@@ -16,9 +16,10 @@ from typing import Any
 
 from retrograd import config
 from retrograd.core import subprocesses
+from retrograd.core.schema import decode
 from retrograd.errors import UsageError
 from retrograd.flake.plan import Batch
-from retrograd.flake.schema import Run, run_from
+from retrograd.flake.schema import Run
 
 # Imports and collection of a large suite take long where a single test does not.
 STARTUP = 120.0
@@ -75,7 +76,7 @@ def _run(batch: Batch, trial: Any, data: dict[str, Any], process: int, place: in
         seed=trial.seed, stage=batch.stage, setting=batch.setting.name, process=process, place=place,
         hash_seed=batch.hash_seed, before=list(trial.before), fill=trial.fill,
     )  # fmt: skip
-    return run_from(known | data)
+    return decode(Run, known | data)
 
 
 def _ended(how: str, log: str, where: str) -> str:

@@ -5,12 +5,10 @@ Standard library only, so that a record can be read and rendered without torch, 
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
-from retrograd.core.notebook import Shown
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record, Shown
 from retrograd.errors import UndecidedError, VerificationError
 
 SCHEMA = "retrograd.flake/1"
@@ -185,8 +183,10 @@ class Flake(Shown):
 
 
 @dataclass(frozen=True)
-class FlakeReport(Shown):
+class FlakeReport(Record, Shown):
     """The record of one `retrograd flake`: one Flake a test; true if no run of any test failed."""
+
+    _noun: ClassVar[str] = "flake report"
 
     flakes: tuple[Flake, ...]
     seconds: float = 0.0
@@ -208,51 +208,3 @@ class FlakeReport(Shown):
         """Raise for the first test that is not steady, as `Flake.raise_if_failed` does."""
         for flake in self.flakes:
             flake.raise_if_failed()
-
-    def to_json(self) -> str:
-        """The report as JSON text; numbers that JSON lacks are the strings "nan", "inf" and "-inf"."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> FlakeReport:
-        """Read what `to_json` wrote; UsageError if it is not such a report or of another schema."""
-        return parsed(text, SCHEMA, "flake report", _report)
-
-
-def run_from(data: dict[str, Any]) -> Run:
-    """A Run from what `plain(asdict(run))` gave."""
-    margins = tuple(
-        Margin(**{k: _number(v) if k in _NUMBERS else _tuple(v) for k, v in item.items()}) for item in data["margins"]
-    )
-    return Run(**{k: _tuple(v) for k, v in data.items() if k != "margins"}, margins=margins)
-
-
-# Elsewhere "nan" is a word, such as in a message.
-_NUMBERS = ("worst", "rest", "ulps", "got", "want")
-
-
-def _number(value: Any) -> Any:
-    return float(value) if value in ("nan", "inf", "-inf") else value
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(v) for v in cast(list[Any], value)) if isinstance(value, list) else value
-
-
-def _flake(data: dict[str, Any]) -> Flake:
-    if data["verdict"] not in EXIT_CODES:
-        raise ValueError(f"verdict {data['verdict']!r} is none of {', '.join(EXIT_CODES)}")
-    special: dict[str, Any] = {
-        "rate": Rate(**data["rate"]),
-        "tail": Tail(**data["tail"]) if data["tail"] else None,
-        "reasons": tuple(Reason(**item) for item in data["reasons"]),
-        "settings": tuple((name, Rate(**item)) for name, item in data["settings"]),
-        "runs": tuple(run_from(item) for item in data["runs"]),
-    }
-    return Flake(**{k: _tuple(v) for k, v in data.items() if k not in special}, **special)
-
-
-def _report(data: dict[str, Any]) -> FlakeReport:
-    rest = {k: _tuple(v) for k, v in data.items() if k not in ("flakes", "environment")}
-    flakes = tuple(_flake(item) for item in data["flakes"])
-    return FlakeReport(flakes, environment=dict(data["environment"]), **rest)

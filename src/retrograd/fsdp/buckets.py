@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from retrograd.core.schema import decode, older, parsed, plain
 from retrograd.errors import BucketError, UsageError
 
 MIB = 2**20
@@ -58,7 +59,7 @@ class BucketPlan:
         buckets: in the order in which they leave.
     """
 
-    cap_bytes: int
+    cap_bytes: int = field(metadata=older(ignored=("schema", "hash_of")))
     groups: tuple[Group, ...]
     buckets: tuple[Bucket, ...]
 
@@ -114,34 +115,18 @@ class BucketPlan:
 
     def to_json(self) -> str:
         """The plan as JSON, to be kept in a file and loaded by another run."""
-        return json.dumps({"schema": _SCHEMA, "hash_of": "retrograd.fsdp.buckets", **asdict(self)}, indent=1)
+        return json.dumps({"schema": _SCHEMA, "hash_of": "retrograd.fsdp.buckets"} | plain(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> BucketPlan:
-        """The plan that `to_json` wrote.
+        """The plan that `to_json` wrote; UsageError if it is none, or its buckets do not hold each group once."""
+        return parsed(text, _SCHEMA, "bucket plan", partial(decode, cls))
 
-        Raises:
-            UsageError: it is no plan, one of another schema, or its buckets do not hold each group once.
-        """
-        try:
-            data = json.loads(text)
-            if data["schema"] != _SCHEMA:
-                raise UsageError(
-                    f"the plan has schema {data['schema']!r}, expected {_SCHEMA}; make it anew with save()"
-                )
-            plan = cls(
-                int(data["cap_bytes"]),
-                tuple(Group(g["name"], int(g["bytes"]), g["key"], bool(g["late"])) for g in data["groups"]),
-                tuple(Bucket(tuple(b["groups"]), int(b["bytes"]), b["key"]) for b in data["buckets"]),
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"this is no bucket plan ({type(error).__name__}: {error}); expected JSON by save()"
-            ) from None
-        planned = sorted(name for bucket in plan.buckets for name in bucket.groups)
-        if planned != sorted(group.name for group in plan.groups):
-            raise UsageError("the plan's buckets do not hold each of its groups exactly once; make it anew with save()")
-        return plan
+    def validate(self) -> None:
+        """ValueError if the buckets do not hold each group once."""
+        planned = sorted(name for bucket in self.buckets for name in bucket.groups)
+        if planned != sorted(group.name for group in self.groups):
+            raise ValueError("the buckets do not hold each of the groups exactly once; make it anew with save()")
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file; UsageError if that fails."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from retrograd.core.schema import plain
 from retrograd.fsdp.schema import POINT_TO_POINT, Collective, Log
 
 
@@ -92,7 +93,7 @@ class LogDiff:
 
     def to_json(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self) | {"same": self.same}, indent=1)
+        return json.dumps(plain(self) | {"same": self.same}, indent=1)
 
     def words(self) -> str:
         """For people."""

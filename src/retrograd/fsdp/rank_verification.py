@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from retrograd.core.rank_store import Exchange
+from retrograd.core.schema import decode, plain
 from retrograd.errors import RanksDifferError, VerificationError
 from retrograd.fsdp.log_diff import Difference, first_difference, shared
-from retrograd.fsdp.schema import POINT_TO_POINT, Collective, collective_of
+from retrograd.fsdp.schema import POINT_TO_POINT, Collective
 from retrograd.fsdp.step_patterns import Journal
 
 _FAILED = "failed"
@@ -124,12 +124,12 @@ class Verifier:
         number = self._sequence.get(ranks, 0)
         self._sequence[ranks] = number + 1
         name, me = f"each/{_key(ranks)}/{number}", self.exchange.rank
-        self.exchange.post(name, json.dumps(None if one is None else asdict(one)))
+        self.exchange.post(name, json.dumps(None if one is None else plain(one)))
         others = [r for r in ranks if r != me]
         due = one.name if one is not None else "the end of the step"
         for rank, text in self._gather(name, others, due).items():
             data = json.loads(text)
-            theirs = None if data is None else collective_of(data)
+            theirs = None if data is None else decode(Collective, data)
             low, high = sorted(((me, one), (rank, theirs)), key=lambda pair: pair[0])
             found = first_difference(*([c] if c is not None else [] for _, c in (low, high)))
             if found is not None:
@@ -188,12 +188,12 @@ def _both(key: str, one: int, other: int) -> bool:
 def packed(journal: Journal) -> str:
     """What a rank did since the ranks agreed, as JSON."""
     numbers = sorted({n for _, n in journal.since})
-    table = {n: asdict(journal.entries[n]) for n in numbers}
+    table = {n: plain(journal.entries[n]) for n in numbers}
     return json.dumps({"table": table, "since": list(journal.since)})
 
 
 def unpacked(text: str) -> list[tuple[int, Collective]]:
     """Pairs of step and collective."""
     data = json.loads(text)
-    table = {int(n): collective_of(one) for n, one in data["table"].items()}
+    table = decode(dict[int, Collective], data["table"])
     return [(step, table[n]) for step, n in data["since"]]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from retrograd.core.schema import decode, parsed, plain
 from retrograd.errors import UsageError
 
 SCHEMA = "retrograd.fsdp.log/1"
@@ -168,9 +169,16 @@ class Log:
             yield f"step {step.number}", None if kept is None else self.collectives(kept)
         yield f"step {self.total}, not ended", self.collectives(self.open)
 
+    def validate(self) -> None:
+        """ValueError if a number leads nowhere."""
+        try:
+            list(self.parts())
+        except IndexError:
+            raise ValueError("a number leads to no collective or pattern") from None
+
     def to_json(self) -> str:
         """As JSON."""
-        return json.dumps({"schema": SCHEMA} | asdict(self))
+        return json.dumps({"schema": SCHEMA} | plain(self))
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON; UsageError if that fails."""
@@ -180,25 +188,9 @@ class Log:
             raise UsageError(f"`path` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None
 
     @staticmethod
-    def from_json(text: str, source: str = "the log") -> Log:
-        """Read it again.
-
-        Raises:
-            UsageError: it is no log of this schema.
-        """
-        try:
-            data = json.loads(text)
-            given = data.pop("schema", None)
-            if given != SCHEMA:
-                raise UsageError(f"{source} has schema {given!r}, expected {SCHEMA!r} as record_collectives saves")
-            data["table"] = [collective_of(one) for one in data["table"]]
-            data["patterns"] = [Pattern(**one) for one in data["patterns"]]
-            data["steps"] = [Step(**one) for one in data["steps"]]
-            log = Log(**data)
-            list(log.parts())  # every number leads somewhere
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{source} is no log of collectives: {type(error).__name__} {error}") from None
-        return log
+    def from_json(text: str, source: str = "a text") -> Log:
+        """Read it again; UsageError if it is no log of this schema, told with `source`."""
+        return parsed(text, SCHEMA, f"log of collectives in {source}", _log)
 
     @staticmethod
     def load(path: str | Path) -> Log:
@@ -209,7 +201,6 @@ class Log:
             raise UsageError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def collective_of(data: dict[str, Any]) -> Collective:
-    """A collective from its JSON."""
-    lists: dict[str, Any] = {"modules": tuple(data["modules"]), "ranks": tuple(data["ranks"])}
-    return Collective(**data | lists)
+def _log(data: dict[str, Any]) -> Log:
+    del data["schema"]
+    return decode(Log, data)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from retrograd.core.notebook import Shown
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record, Shown
 
 DIFF_SCHEMA = "retrograd.graph.diff/1"
 UNIQUE_SCHEMA = "retrograd.graph.unique/1"
@@ -100,13 +98,15 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Diff(Shown):
+class Diff(Record, Shown):
     """The comparison of two graphs, true if they are the same computation.
 
     `causes` come first cause first. `notes` say what differs without changing the computation (names, dead code,
     packaging). `consequences` counts instructions of B that differ only because something below them does, `matched`
     those that are the same in both. `nodes_a` and `nodes_b` are the neighbourhood of the causes, for pictures.
     """
+
+    _noun: ClassVar[str] = "graph comparison"
 
     a: Side
     b: Side
@@ -132,15 +132,6 @@ class Diff(Shown):
         """0 same, 1 different."""
         return 0 if self.same else 1
 
-    def to_json(self) -> str:
-        """The comparison as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Diff:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, DIFF_SCHEMA, "graph comparison", _diff)
-
 
 @dataclass(frozen=True)
 class Level:
@@ -153,8 +144,10 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Unique(Shown):
+class Unique(Record, Shown):
     """How many graphs a set of files really holds, at each level; `titles` in the order given."""
+
+    _noun: ClassVar[str] = "count of graphs"
 
     titles: tuple[str, ...]
     sides: tuple[Side, ...]
@@ -168,15 +161,6 @@ class Unique(Shown):
             if level.name == name:
                 return level
         raise KeyError(f"no level {name!r}; there are {[level.name for level in self.levels]}")
-
-    def to_json(self) -> str:
-        """The answer as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Unique:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, UNIQUE_SCHEMA, "count of graphs", _unique)
 
 
 @dataclass(frozen=True)
@@ -237,11 +221,13 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Follow(Shown):
+class Follow(Record, Shown):
     """Where one value of a graph goes: every step (or the first of `total`), the collectives and outputs it reaches.
 
     `ends` names the instructions where a way ends that nobody uses, `effects` those that do something, such as a send.
     """
+
+    _noun: ClassVar[str] = "trail of a value"
 
     title: str
     asked: str
@@ -263,60 +249,3 @@ class Follow(Shown):
     def dead(self) -> bool:
         """Does nothing that leaves the graph depend on it?"""
         return not self.outputs and not self.effects
-
-    def to_json(self) -> str:
-        """The answer as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Follow:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, FOLLOW_SCHEMA, "trail of a value", _follow)
-
-
-def _tuples(fields: dict[str, Any], **kinds: Any) -> dict[str, Any]:
-    for name, kind in kinds.items():
-        fields[name] = tuple(kind(v) for v in fields.get(name, ()))
-    return fields
-
-
-def _node(fields: dict[str, Any]) -> Node:
-    return Node(**_tuples(fields, operands=str, users=str))
-
-
-def _cause(fields: dict[str, Any]) -> Cause:
-    return Cause(**_tuples(fields, a=str, b=str))
-
-
-def _diff(fields: dict[str, Any]) -> Diff:
-    fields["a"], fields["b"] = Side(**fields["a"]), Side(**fields["b"])
-    return Diff(**_tuples(fields, causes=_cause, notes=_cause, nodes_a=_node, nodes_b=_node))
-
-
-def _side(fields: dict[str, Any]) -> Side:
-    return Side(**fields)
-
-
-def _reached(fields: dict[str, Any]) -> Reached:
-    return Reached(**fields)
-
-
-def _crossing(fields: dict[str, Any]) -> Crossing:
-    return Crossing(**fields)
-
-
-def _level(fields: dict[str, Any]) -> Level:
-    return Level(**_tuples(fields, members=int, keys=str))
-
-
-def _unique(fields: dict[str, Any]) -> Unique:
-    return Unique(**_tuples(fields, titles=str, sides=_side, levels=_level, recorded=str))
-
-
-def _step(fields: dict[str, Any]) -> Step:
-    return Step(**_tuples(fields, operands=int, outputs=int))
-
-
-def _follow(fields: dict[str, Any]) -> Follow:
-    made = _tuples(fields, steps=_step, outputs=_reached, collectives=_crossing)
-    return Follow(**_tuples(made, ends=str, effects=str, notes=str))

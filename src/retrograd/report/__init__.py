@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retrograd.check.schema import Report
 from retrograd.codegen.schema import SCHEMA as CODEGEN_SCHEMA
 from retrograd.codegen.schema import Codegen
-from retrograd.core.schema import Report
 from retrograd.errors import UsageError
 from retrograd.flake.schema import SCHEMA as FLAKE_SCHEMA
 from retrograd.flake.schema import FlakeReport

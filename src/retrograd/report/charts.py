@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from retrograd.core.schema import Profile
+from retrograd.check.schema import Profile
 
 # Decades of err / attainable error. Blue is within what a correct op may do, orange to red is not: the
 # hue changes at 1 and nowhere else, so that the eye finds the border without reading the legend.

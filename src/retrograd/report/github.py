@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrograd.core.schema import Report
+from retrograd.check.schema import Report
 from retrograd.report import wording
 
 

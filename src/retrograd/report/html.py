@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from retrograd.core.schema import Profile, Report, StageResult
+from retrograd.check.schema import Profile, Report, StageResult
 from retrograd.errors import MissingExtraError
 from retrograd.flake.schema import FlakeReport
 from retrograd.report import charts, flake, wording

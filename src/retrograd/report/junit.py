@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as Xml
 
-from retrograd.core.schema import Finding, Report, StageResult
+from retrograd.check.schema import Finding, Report, StageResult
 from retrograd.report import wording
 
 # XML 1.0 has no way to write these, not even escaped.

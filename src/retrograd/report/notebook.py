@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.core.schema import Report
+from retrograd.check.schema import Report
 from retrograd.flake.schema import Flake, FlakeReport
 from retrograd.graph.schema import Diff, Follow, Unique
 from retrograd.report import dataflow, flake, graph, trace, wording

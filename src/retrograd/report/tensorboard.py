@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 
-from retrograd.core.schema import Profile, Report, StageResult
+from retrograd.check.schema import Profile, Report, StageResult
 from retrograd.errors import UsageError
 from retrograd.report.events import Events, seconds
 

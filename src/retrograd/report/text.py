@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrograd.core.schema import Finding, Report, StageResult
+from retrograd.check.schema import Finding, Report, StageResult
 from retrograd.report import wording
 
 # From this width on, the power of a stage has a column of its own.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from retrograd.core.schema import Case, Finding, StageResult
+from retrograd.check.schema import Case, Finding, StageResult
 
 VERDICTS = {"proved": "PROVED", "finding": "FINDING", "undecided": "CANNOT DECIDE"}
 MARKS = {"passed": "pass", "failed": "FAIL", "skipped": "skip", "undecided": "??"}

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import Any
+from typing import ClassVar
 
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record
 from retrograd.errors import UsageError
-from retrograd.trace.schema import PHASES, Op, Trace, op_of
+from retrograd.trace.schema import PHASES, Op, Trace
 
 SCHEMA = "retrograd.trace-listing/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Record):
     """Some operators of a trace.
 
     Attributes:
@@ -31,6 +30,8 @@ class Listing:
         schema: version of this form.
     """
 
+    _noun: ClassVar[str] = "listing of a trace"
+
     ops: tuple[Op, ...]
     matching: int
     total: int
@@ -39,19 +40,6 @@ class Listing:
     rank: int
     meta: dict[str, str]
     schema: str = SCHEMA
-
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Listing:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, SCHEMA, "listing of a trace", _listing)
-
-
-def _listing(data: dict[str, Any]) -> Listing:
-    return Listing(**{**data, "ops": tuple(map(op_of, data["ops"]))})
 
 
 def listing(

@@ -7,15 +7,13 @@ memory that nobody seen has written. Infinities that were written down on purpos
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from retrograd.core.notebook import Shown
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record, Shown
 from retrograd.trace import nan_reasons
-from retrograd.trace.schema import Op, Stats, Trace, op_of, stats_of
+from retrograd.trace.schema import Op, Stats, Trace
 
 SCHEMA = "retrograd.provenance/1"
 _MOST_STEPS = 12  # of the way that is told
@@ -23,7 +21,7 @@ MADE, OUTSIDE, UNSEEN, NOTHING = "made", "outside", "unseen", ""
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance(Shown):
+class Provenance(Record, Shown):
     """What is known of the first NaN or Inf.
 
     Attributes:
@@ -42,6 +40,8 @@ class Provenance(Shown):
         schema: version of this form.
     """
 
+    _noun: ClassVar[str] = "record of where a NaN comes from"
+
     found: str
     origin: str
     op: Op | None
@@ -59,26 +59,6 @@ class Provenance(Shown):
     def exit_code(self) -> int:
         """1 if something was found, else 0; 3 if nobody counted."""
         return 1 if self.found else 3 if self.level == "names" else 0
-
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Provenance:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, SCHEMA, "record of where a NaN comes from", _provenance)
-
-
-def _provenance(data: dict[str, Any]) -> Provenance:
-    op, tensor = data["op"], data["tensor"]
-    made: dict[str, Any] = {
-        "op": None if op is None else op_of(op),
-        "tensor": None if tensor is None else stats_of(tensor),
-        "way": tuple(map(op_of, data["way"])),
-        "notes": tuple(data["notes"]),
-    }
-    return Provenance(**(data | made))
 
 
 def provenance(trace: Trace) -> Provenance:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 SCHEMA = 3  # 1 had no exponents, 2 another digest
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"
@@ -36,6 +34,11 @@ class Exponents:
 
     def __bool__(self) -> bool:
         return bool(self.positive)
+
+    def validate(self) -> None:
+        """ValueError if a file holds no such histogram."""
+        if len(self.positive) != len(self.negative) or min((*self.positive, *self.negative), default=0) < 0:
+            raise ValueError("exponents have negative counts, or more of one sign than of the other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,41 +142,3 @@ class Trace:
     rank: int = 0
     meta: dict[str, str] = field(default_factory=dict[str, str])
     schema: int = SCHEMA
-
-
-def op_of(plain: Mapping[str, Any]) -> Op:
-    """The operator that JSON holds, as `retrograd.core.schema.plain` makes it.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is something else.
-    """
-    given = dict(plain)
-    for side in ("inputs", "outputs"):
-        given[side] = tuple(stats_of(one) for one in given[side])
-    given["kernels"] = tuple(given["kernels"])
-    return Op(**given)
-
-
-def stats_of(plain: Mapping[str, Any]) -> Stats:
-    """The statistics that JSON holds."""
-    given = dict(plain)
-    given["shape"] = tuple(given["shape"])
-    for name in ("low", "high", "rms"):
-        given[name] = None if given[name] is None else float(given[name])
-    if given.get("exponents") is not None:
-        given["exponents"] = exponents_of(**given["exponents"])
-    return Stats(**given)
-
-
-def exponents_of(least: Any, positive: Sequence[Any], negative: Sequence[Any]) -> Exponents:
-    """The histogram that a file holds.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
-    sides = tuple(positive), tuple(negative)
-    if any(not isinstance(n, int) or isinstance(n, bool) for n in (least, *sides[0], *sides[1])):
-        raise TypeError("a count of exponents is no whole number")
-    if len(sides[0]) != len(sides[1]) or min((*sides[0], *sides[1]), default=0) < 0:
-        raise ValueError("exponents have negative counts, or more of one sign than of the other")
-    return Exponents(least, *sides)

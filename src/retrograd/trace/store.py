@@ -19,14 +19,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from retrograd.core.schema import decode
 from retrograd.errors import TraceError, UsageError
-from retrograd.trace.schema import PHASES, SCHEMA, Exponents, Op, Stats, Trace, exponents_of
+from retrograd.trace.schema import PHASES, SCHEMA, Exponents, Op, Stats, Trace
 
 FORMAT = "retrograd.trace"
 SUFFIXES = (".trace", ".jsonl.gz")
 LIMIT = 4 << 30  # bytes of unpacked text: 30 million operators
 _LONGEST = 64 << 20  # bytes of one line: a foreach operator over 100,000 tensors has 1 MB
 _STATS = tuple(field.name for field in fields(Stats))
+_EXPONENTS = tuple(field.name for field in fields(Exponents))
 _FLOATS = ("low", "high", "rms")
 _WORDS = ("dtype", "device", "name")
 _TEXTS = ("phase", "name", "module", "node", "place", "code", "arguments", "inside")
@@ -274,7 +276,7 @@ class _Reader:
             elif name == "shape":
                 cells[name] = tuple(map(_number, cell))
             elif name == "exponents":
-                cells[name] = None if cell is None else exponents_of(*cell)
+                cells[name] = None if cell is None else decode(Exponents, dict(zip(_EXPONENTS, cell, strict=True)))
             elif cell is not None:
                 _number(cell, least=-1)  # the number of an unknown storage
         return Stats(**cells)

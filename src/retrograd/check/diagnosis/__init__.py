@@ -10,8 +10,8 @@ from retrograd.check.diagnosis.elements import describe
 from retrograd.check.diagnosis.known_mistakes import Evidence, suspects
 from retrograd.check.op_runner import Workbench
 from retrograd.check.oracle import NotApplicable, OpRaised
+from retrograd.check.schema import Finding
 from retrograd.check.spec import TensorSpec
-from retrograd.core.schema import Finding
 from retrograd.errors import RetrogradError
 
 

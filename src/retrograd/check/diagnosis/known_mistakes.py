@@ -25,7 +25,7 @@ from retrograd.check.diagnosis.elements import describe
 from retrograd.check.op_runner import Workbench
 from retrograd.check.oracle import Truth
 from retrograd.check.rounding import Float64
-from retrograd.core.schema import Case
+from retrograd.check.schema import Case
 
 _MOST_OPERATORS = 60  # of a reference that are looked at; each costs a run of it
 _MOST_PARTS = 64  # of an axis of grad_out, likewise

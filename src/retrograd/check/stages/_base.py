@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from retrograd.check.compare import Sketch
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec
-from retrograd.core.schema import Case, Finding
 
 
 @dataclass

@@ -16,10 +16,10 @@ import torch
 from retrograd.check import finite_differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case, Finding
 
 _ID = "adjoint"
 # Relative steps: at 1/16 a 16-bit forward still says something, below 2^-13 a float32 one is noise, and two more show

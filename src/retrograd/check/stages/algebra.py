@@ -6,8 +6,8 @@ import torch
 
 from retrograd.check.op_runner import Trial, Workbench
 from retrograd.check.repeatability import noisy
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case
 
 _ID = "algebra"
 

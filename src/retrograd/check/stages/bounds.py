@@ -16,9 +16,9 @@ import torch
 from retrograd.check import memory_accesses
 from retrograd.check.guard_bands import HUGE, NAN, PLAIN, SIDES, Bands, Guard
 from retrograd.check.op_runner import OpRaised, Trial, Workbench
+from retrograd.check.schema import Case, Finding
 from retrograd.check.stages import shapes
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case, Finding
 
 _ID = "bounds"
 _SHAPES = {"quick": 0, "full": 6}  # of the shapes stage, beside the ordinary case

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from retrograd.check.op_runner import OpRaised, Trial, Workbench
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case
 
 _ID = "compiler"
 _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "higher_order")

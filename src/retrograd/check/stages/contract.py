@@ -9,8 +9,8 @@ import torch
 from retrograd.check import inputs as make
 from retrograd.check.case_sharding import share
 from retrograd.check.op_runner import OpRaised, Trial, Workbench, same_bits
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case
 
 _ID = "contract"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from retrograd.check.case_sharding import share
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case
 
 _ID = "determinism"
 

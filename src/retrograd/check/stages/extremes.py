@@ -16,9 +16,9 @@ from retrograd.check import extreme_values, tolerance
 from retrograd.check.case_sharding import share
 from retrograd.check.compare import compare
 from retrograd.check.op_runner import OpRaised, Trial, Workbench
+from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import FLOATS, OpSpec, TensorSpec
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case, Finding
 
 _ID = "extremes"
 _QUICK = 5  # of the extremes in values.NAMES, which are in the order of how much each finds

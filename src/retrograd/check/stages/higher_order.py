@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import Trial, Workbench
 from retrograd.check.oracle import NotApplicable, Results, grads_of
+from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case, Finding
 
 _ID = "higher_order"
 _RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with more

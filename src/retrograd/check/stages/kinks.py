@@ -12,8 +12,8 @@ import torch
 
 from retrograd.check import extreme_values, kinks, tolerance
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case, Finding
 
 _ID = "kinks"
 _SHORT = 1 / 32  # of the size of values: segments that hold one kink at most, to count how dense they are

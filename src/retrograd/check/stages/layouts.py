@@ -6,9 +6,9 @@ import torch
 
 from retrograd.check.layouts import applicable
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import Stage
 from retrograd.check.stages.oracle import judged
-from retrograd.core.schema import Case
 
 _ID = "layouts"
 

@@ -7,8 +7,8 @@ import torch
 from retrograd.check import inputs as make
 from retrograd.check.op_runner import OpRaised, Workbench, same_bits
 from retrograd.check.repeatability import apart
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case
 
 _ID = "mutation"
 

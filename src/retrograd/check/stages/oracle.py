@@ -7,9 +7,9 @@ from retrograd.check.case_sharding import share
 from retrograd.check.compare import compare
 from retrograd.check.inputs import param_cases, torch_dtype
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case
 
 _ID = "oracle"
 

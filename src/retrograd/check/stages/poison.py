@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd.check.inputs import allows
 from retrograd.check.op_runner import OpRaised, Workbench
 from retrograd.check.repeatability import another
+from retrograd.check.schema import Case, Size
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case, Size
 
 _ID = "poison"
 _RUNS = 5  # at most: plain, NaN, huge, and two in deterministic mode

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from retrograd.check.inputs import allows, free_rank
 from retrograd.check.op_runner import Workbench
+from retrograd.check.schema import Case, Size
 from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.check.stages._base import Stage
 from retrograd.check.stages.oracle import judged
-from retrograd.core.schema import Case, Size
 
 _ID = "shapes"
 # In order of how often each finds something: level quick takes the first ones.

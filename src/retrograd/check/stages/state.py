@@ -14,8 +14,8 @@ from retrograd.check import inputs as make
 from retrograd.check.case_sharding import share
 from retrograd.check.op_runner import Graph, NotApplicable, OpRaised, Trial, Workbench
 from retrograd.check.repeatability import another, apart
+from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import Outcome, Stage
-from retrograd.core.schema import Case, Finding
 
 _ID = "state"
 _CYCLES = 100_000_000  # 50 ms on a GPU: longer than Python takes for a forward and a backward

@@ -9,16 +9,15 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record, decode, parsed, plain
 from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 from retrograd.graph.watching import graph_text
-from retrograd.graph.watching.schema import cause
 from retrograd.graph.watching.session import Session, sizes
 
 LOCK_SCHEMA = "retrograd.graph.lock/1"
@@ -61,8 +60,10 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Record):
     """Graphs against a lock file, true if none changed."""
+
+    _noun: ClassVar[str] = "check of a lock file"
 
     lock: str
     graphs: tuple[Changed, ...]
@@ -85,15 +86,6 @@ class Check:
             else f"{self.lock}: as locked"
         )
         return "\n".join([head, *(g.text() for g in self.graphs)])
-
-    def to_json(self) -> str:
-        """The check as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Check:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, CHECK_SCHEMA, "check of a lock file", _check)
 
 
 def of_text(text: str, format: str, name: str, keep: bool = True) -> Locked:
@@ -137,7 +129,7 @@ def of_session(session: Session) -> dict[str, Locked]:
 
 def write(path: str | Path, graphs: Mapping[str, Locked]) -> None:
     """Write a lock file; UsageError if it cannot be written."""
-    listed = {name: asdict(graphs[name]) | {"text": _lines(graphs[name].text)} for name in sorted(graphs)}
+    listed = {name: plain(graphs[name]) | {"text": _lines(graphs[name].text)} for name in sorted(graphs)}
     try:
         Path(path).write_text(json.dumps({"schema": LOCK_SCHEMA, "graphs": listed}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -220,15 +212,5 @@ def _lines(text: str) -> list[str]:
 
 
 def _locked(data: dict[str, Any]) -> dict[str, Locked]:
-    return {name: Locked(**fields | {"text": "".join(fields["text"])}) for name, fields in data["graphs"].items()}
-
-
-def _one(fields: dict[str, Any]) -> Changed:
-    causes: dict[str, Any] = {"causes": tuple(map(cause, fields["causes"]))}
-    return Changed(**fields | causes)
-
-
-def _check(fields: dict[str, Any]) -> Check:
-    graphs = tuple(_one(g) for g in fields["graphs"])
-    lists: dict[str, Any] = {"graphs": graphs}
-    return Check(**fields | lists)
+    graphs: dict[str, dict[str, Any]] = data["graphs"]
+    return decode(dict[str, Locked], {name: g | {"text": "".join(g["text"])} for name, g in graphs.items()})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record
 from retrograd.graph.schema import Cause
 
 SCHEMA = "retrograd.graph.watch/1"
@@ -89,13 +88,15 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class WatchReport:
+class WatchReport(Record):
     """The record of a watched run, true if no graph was compiled that is one too many and no order changed.
 
     `steps` counts all, `rows` holds those that compiled something or ran another graph than the step before. `seconds`
     is what compiling took, `wasted` the part of it that the graphs too many took. `orders` are those that the program
     announced beside its graphs.
     """
+
+    _noun: ClassVar[str] = "report of watched graphs"
 
     backends: tuple[str, ...]
     steps: int
@@ -133,45 +134,3 @@ class WatchReport:
         from retrograd.graph.watching.messages import table
 
         return table(self)
-
-    def to_json(self) -> str:
-        """The report as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> WatchReport:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, SCHEMA, "report of watched graphs", _report)
-
-
-def cause(fields: dict[str, Any]) -> Cause:
-    """A cause from its JSON."""
-    lists: dict[str, Any] = {"a": tuple(fields.get("a", ())), "b": tuple(fields.get("b", ()))}
-    return Cause(**fields | lists)
-
-
-def _watched(fields: dict[str, Any]) -> Watched:
-    lists: dict[str, Any] = {"causes": tuple(map(cause, fields["causes"])), "notes": tuple(fields["notes"])}
-    return Watched(**fields | lists)
-
-
-def _planned(fields: dict[str, Any]) -> Planned:
-    lists: dict[str, Any] = {"causes": tuple(map(cause, fields["causes"])), "rows": tuple(fields["rows"])}
-    return Planned(**fields | lists)
-
-
-def _step(fields: dict[str, Any]) -> Step:
-    lists: dict[str, Any] = {"compiled": tuple(fields["compiled"]), "ran": tuple(fields["ran"])}
-    return Step(**fields | lists)
-
-
-def _report(fields: dict[str, Any]) -> WatchReport:
-    made: dict[str, Any] = {
-        "backends": tuple(fields["backends"]),
-        "graphs": tuple(map(_watched, fields["graphs"])),
-        "rows": tuple(map(_step, fields["rows"])),
-        "notes": tuple(fields["notes"]),
-        "versions": tuple((str(name), str(version)) for name, version in fields["versions"]),
-        "orders": tuple(map(_planned, fields.get("orders", ()))),  # reports of older versions have none
-    }
-    return WatchReport(**fields | made)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from retrograd.core.notebook import Shown
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record, Shown
 
 BISECT_SCHEMA = "retrograd.trace.bisect/1"
 
@@ -31,7 +29,7 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Bisection(Shown):
+class Bisection(Record, Shown):
     """Which operators must be computed in `precision` so that the step agrees with the reference within `tolerance`.
 
     Errors are |got - want| / |want| in the Euclidean norm, the largest of all results; `worst` names that result as the
@@ -40,6 +38,8 @@ class Bisection(Shown):
 
     `verdict`: "within" (there is no mismatch), "found", or "undecided" (higher precision everywhere does not mend it).
     """
+
+    _noun: ClassVar[str] = "bisection of precision"
 
     target: str
     verdict: Literal["within", "found", "undecided"]
@@ -62,29 +62,8 @@ class Bisection(Shown):
         """0 no mismatch, 1 culprits found, 3 cannot decide."""
         return {"within": 0, "found": 1, "undecided": 3}[self.verdict]
 
-    def to_json(self) -> str:
-        """The answer as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Bisection:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, BISECT_SCHEMA, "bisection of precision", _bisection)
-
     def text(self) -> str:
         """The answer for a terminal without colours."""
         from retrograd.trace.bisecting.messages import lines
 
         return "\n".join(text for text, _ in lines(self))
-
-
-def _bisection(fields: dict[str, Any]) -> Bisection:
-    numbers: dict[str, Any] = {k: float(fields[k]) for k in ("tolerance", "before", "after", "everything")}
-    culprits = tuple(map(_culprit, fields["culprits"]))
-    made: dict[str, Any] = fields | numbers | {"culprits": culprits, "notes": tuple(fields["notes"])}
-    return Bisection(**made)
-
-
-def _culprit(fields: dict[str, Any]) -> Culprit:
-    errors: dict[str, Any] = {k: float(fields[k]) for k in ("alone", "without")}
-    return Culprit(**(fields | errors))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from retrograd.core.notebook import Shown
-from retrograd.core.schema import parsed, plain
+from retrograd.core.schema import Record, Shown
 
 DIFF_SCHEMA = "retrograd.trace.diff/1"
 
@@ -121,7 +119,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class TraceDiff(Shown):
+class TraceDiff(Record, Shown):
     """The comparison of two runs, true if they are the same at this level.
 
     `mode` is "bitwise", "attainable" (differences that rounding explains do not count) or "names" (no values were
@@ -129,6 +127,8 @@ class TraceDiff(Shown):
     that have the same values on both sides, `within` those that differ by no more than attainable, `carried` those that
     differ because of what they were given. `rows` is the neighbourhood of the first cause.
     """
+
+    _noun: ClassVar[str] = "comparison of traces"
 
     a: Side
     b: Side
@@ -155,50 +155,8 @@ class TraceDiff(Shown):
         """0 same, 1 different."""
         return 0 if self.same else 1
 
-    def to_json(self) -> str:
-        """The comparison as JSON text."""
-        return json.dumps(plain(asdict(self)), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> TraceDiff:
-        """Read what `to_json` wrote; UsageError if it is something else."""
-        return parsed(text, DIFF_SCHEMA, "comparison of traces", _diff)
-
     def text(self) -> str:
         """The comparison for a terminal without colours."""
         from retrograd.trace.diffing.messages import lines
 
         return "\n".join(text for text, _ in lines(self))
-
-
-def _seen(fields: dict[str, Any] | None) -> Seen | None:
-    if fields is None:
-        return None
-    tensors: dict[str, Any] = {name: tuple(Tensor(**t) for t in fields[name]) for name in ("inputs", "outputs")}
-    return Seen(**(fields | tensors))
-
-
-def _sides(fields: dict[str, Any]) -> dict[str, Any]:
-    return {**fields, "a": _seen(fields["a"]), "b": _seen(fields["b"])}
-
-
-def _cause(fields: dict[str, Any]) -> Cause:
-    made: dict[str, Any] = _sides(fields) | {"others": tuple(fields["others"])}
-    return Cause(**made)
-
-
-def _side(fields: dict[str, Any]) -> Side:
-    meta = tuple((str(k), str(v)) for k, v in fields["meta"])
-    made: dict[str, Any] = fields | {"devices": tuple(fields["devices"]), "meta": meta}
-    return Side(**made)
-
-
-def _diff(fields: dict[str, Any]) -> TraceDiff:
-    made: dict[str, Any] = {
-        "a": _side(fields["a"]),
-        "b": _side(fields["b"]),
-        "causes": tuple(map(_cause, fields["causes"])),
-        "notes": tuple(fields["notes"]),
-        "rows": tuple(Row(**_sides(row)) for row in fields["rows"]),
-    }
-    return TraceDiff(**(fields | made))

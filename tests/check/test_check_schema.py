@@ -1,4 +1,4 @@
-"""Reports as JSON: a damaged file is a usage error with a reason, never a traceback."""
+"""Records of a check: their JSON, what a damaged one is told, copies of a case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from retrograd.core.schema import Case, Finding, Report, StageResult
+from retrograd.check.schema import Case, Finding, Report, StageResult
 from retrograd.errors import UsageError
 
 

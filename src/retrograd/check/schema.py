@@ -1,0 +1,216 @@
+"""What a check says, as plain data: cases, findings, stages, reports, and their JSON.
+
+Standard library only, so that a report can be read, compared and rendered without torch.
+No renderer and no check lives here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, cast
+
+from retrograd.core.schema import Record, Shown
+from retrograd.errors import UndecidedError, VerificationError
+
+SCHEMA = "retrograd.report/1"
+
+Status = Literal["passed", "failed", "skipped", "undecided"]
+Size = int | tuple[int, ...]
+
+# Exit codes of the command line, by verdict.
+EXIT_CODES = {"proved": 0, "finding": 1, "undecided": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One concrete input set, up to the verify seed: the same case and seed give the same bits on any machine.
+
+    `sizes` maps a named dimension to its size (a tuple for a rank-free one such as "M..."), `params` a
+    parameter to its value, `layouts` an input name or "grad_out" to a memory layout, `values` an input name
+    to what it holds instead of ordinary numbers. `draw` counts independent draws of the same sizes.
+    """
+
+    dtype: str
+    sizes: tuple[tuple[str, Size], ...] = ()
+    params: tuple[tuple[str, Any], ...] = ()
+    layouts: tuple[tuple[str, str], ...] = ()
+    draw: int = 0
+    values: tuple[tuple[str, str], ...] = ()
+
+    def size(self, name: str) -> Size:
+        """The size of the named dimension; KeyError if the case has none."""
+        return dict(self.sizes)[name]
+
+    def layout(self, name: str) -> str:
+        """The layout of an input or of "grad_out"; "contiguous" unless stated."""
+        return dict(self.layouts).get(name, "contiguous")
+
+    def but(self, **changes: Any) -> Case:
+        """A copy with fields replaced; `sizes`, `params`, `layouts` and `values` may be dicts."""
+        fixed = {k: tuple(cast(dict[str, Any], v).items()) if isinstance(v, dict) else v for k, v in changes.items()}
+        # Mostly nothing changes, some ten times a case; a copy takes 5 us. Of parameters 1 is not 1.0.
+        same = "params" not in fixed and all(getattr(self, k) == v for k, v in fixed.items())
+        return self if same else replace(self, **fixed)
+
+    def with_size(self, name: str, size: Size) -> Case:
+        """A copy in which one named dimension has another size."""
+        return replace(self, sizes=tuple((k, size if k == name else v) for k, v in self.sizes))
+
+    def text(self) -> str:
+        """The case on one line, as `--case` reads it: `M=5 N=7 eps=0.01 x:transposed x@nan draw=1` (dtype apart)."""
+        words = [f"{k}={'x'.join(map(str, v)) or '()' if isinstance(v, tuple) else v}" for k, v in self.sizes]
+        words += [f"{k}={v!r}".replace(" ", "") for k, v in self.params]
+        words += [f"{k}:{v}" for k, v in self.layouts]
+        words += [f"{k}@{v}" for k, v in self.values]
+        if self.draw:
+            words.append(f"draw={self.draw}")
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A case at which something was seen to be wrong, with how far and how much of the tensor."""
+
+    case: Case
+    excess: float | None = None
+    wrong: int | None = None
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: what, where, how far, and how to see it again.
+
+    `excess` is |got - want| over the error that a correct op may make at this element. `index` is the
+    element of `tensor` that is furthest out. `case` is the smallest case found that still fails, `first` the one
+    that it was shrunk from. `elements` says which elements of the first failing case are wrong, `looks_like`
+    which known mistake gives the same numbers there. `terms` are what the attainable error at `index` is made of.
+    """
+
+    stage: str
+    kind: str
+    what: str
+    case: Case
+    tensor: str = ""
+    index: tuple[int, ...] | None = None
+    got: float | None = None
+    want: float | None = None
+    excess: float | None = None
+    wrong: int | None = None
+    total: int | None = None
+    where: str = ""
+    repro: str = ""
+    elements: str = ""
+    looks_like: str = ""
+    first: Sighting | None = None
+    terms: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """Whether it takes some inputs or outputs without the others, so that stages which use all can go on."""
+        return self.kind in ("subset", "output-subset")
+
+    def text(self) -> str:
+        """What, like what, which, where and how to see it again, in lines."""
+        labelled = (("like", self.looks_like), ("which", self.elements), ("where", self.where), ("repro", self.repro))
+        return "\n".join([f"[{self.stage}] {self.what}", *(f"  {label}: {said}" for label, said in labelled if said)])
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How far one tensor is from the truth, for pictures.
+
+    `ratio` is err / attainable error on a grid: the tensor seen as rows x last dimension, each cell the
+    maximum of its block. `ulp_edges` and `ulp_counts` are the histogram of distances to the correctly
+    rounded result, in units in the last place; the last bin is open.
+    """
+
+    tensor: str
+    case: Case
+    shape: tuple[int, ...]
+    ratio: tuple[tuple[float, ...], ...]
+    ulp_edges: tuple[float, ...]
+    ulp_counts: tuple[int, ...]
+    worst: float
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What one stage says. `power` is the smallest relative error it would have caught, 0 for an exact stage."""
+
+    id: str
+    title: str
+    status: Status
+    reason: str = ""
+    cases: int = 0
+    runs: int = 0
+    seconds: float = 0.0
+    power: float | None = None
+    power_text: str = ""
+    notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    profiles: tuple[Profile, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report(Record, Shown):
+    """The whole record of one `verify`; true if the backward pass was proved right by every stage that ran.
+
+    `verdict` is "proved" (no finding, at least one stage ran to its end), "finding" or "undecided".
+    """
+
+    _noun: ClassVar[str] = "report"
+
+    target: str
+    verdict: Literal["proved", "finding", "undecided"]
+    level: str
+    seed: int
+    dtypes: tuple[str, ...]
+    device: str
+    stages: tuple[StageResult, ...]
+    seconds: float = 0.0
+    started: str = ""
+    command: str = ""
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    notes: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def __bool__(self) -> bool:
+        return self.verdict == "proved"
+
+    @property
+    def exit_code(self) -> int:
+        """0 proved, 1 finding, 3 cannot decide."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every finding, in the order of the stages."""
+        return tuple(f for s in self.stages for f in s.findings)
+
+    def stage(self, stage_id: str) -> StageResult:
+        """The result of one stage; KeyError names the stages there are."""
+        for result in self.stages:
+            if result.id == stage_id:
+                return result
+        raise KeyError(f"no stage {stage_id!r} in this report; it has {[s.id for s in self.stages]}")
+
+    def raise_if_failed(self) -> None:
+        """Raise VerificationError with the findings, UndecidedError if undecided; return None if proved."""
+        if self.verdict == "finding":
+            lines = [f"{self.target}: {len(self.findings)} finding(s)"]
+            for f in self.findings:
+                lines.append(f.text())
+            raise VerificationError("\n".join(lines))
+        if self.verdict == "undecided":
+            reasons = [f"{s.id}: {s.reason}" for s in self.stages if s.status == "undecided"]
+            raise UndecidedError(f"{self.target}: cannot decide; {'; '.join(reasons) or 'no stage ran'}")
+
+
+def verdict_of(stages: Sequence[StageResult]) -> Literal["proved", "finding", "undecided"]:
+    """The verdict that results of stages come to; none that ran to its end decides nothing."""
+    if any(stage.findings for stage in stages):
+        return "finding"
+    ran = [stage for stage in stages if stage.status in ("passed", "failed")]
+    return "undecided" if not ran or any(stage.status == "undecided" for stage in stages) else "proved"
