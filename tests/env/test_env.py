@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +14,24 @@ from click.testing import CliRunner
 
 from retrograd import config, env
 from retrograd.cli import main
-from retrograd.env import caches, compilers, devices
-from retrograd.env.flags import flags
+from retrograd.compat import registry, versions
+from retrograd.env import SCHEMA, facts
+from retrograd.env.facts import variables
 from retrograd.env.hazards import hazards
 from retrograd.env.text import as_text
-from retrograd.env.variables import variables
-from retrograd.env.whole import SCHEMA
+from retrograd.env.torch_flags import flags
 
-GROUPS = ("versions", "machine", "devices", "compilers", "torch's flags", "variables", "settings", "caches")
+GROUPS = (
+    "versions",
+    "machine",
+    "devices",
+    "compilers",
+    "torch's flags",
+    "variables",
+    "settings",
+    "caches",
+    "compatibility",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,20 +44,20 @@ def _small_caches(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def facts(_small_caches):
+def record(_small_caches):
     return env.survey()
 
 
-def test_the_record_is_plain_json_with_a_schema(facts):
-    assert facts["schema"] == SCHEMA == "retrograd.env/1"
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["packages"]["torch"] == torch.__version__
-    assert facts["packages"]["mmcv"] is None
-    assert facts["flags"]["num_threads"] == torch.get_num_threads()
+def test_the_record_is_plain_json_with_a_schema(record):
+    assert record["schema"] == SCHEMA == "retrograd.env/1"
+    assert json.loads(json.dumps(record)) == record
+    assert record["packages"]["torch"] == torch.__version__
+    assert record["packages"]["mmcv"] is None
+    assert record["flags"]["num_threads"] == torch.get_num_threads()
 
 
-def test_the_text_has_every_group_and_is_aligned(facts):
-    lines = as_text(facts).splitlines()
+def test_the_text_has_every_group_and_is_aligned(record):
+    lines = as_text(record).splitlines()
     titles = [line for line in lines if line and not line.startswith(" ")]
     assert all(title.startswith(group) for title, group in zip(titles, GROUPS, strict=True))
     starts = {len(line) - len(line[2:].split("  ", 1)[1].lstrip()) for line in lines if "  torch " in line[:8]}
@@ -79,8 +91,8 @@ def test_reports_embed_what_they_did():
     }  # fmt: skip
 
 
-def _facts(flags=None, variables=None, cuda=None):
-    return {"flags": flags, "variables": variables or {}, "toolkits": {"cuda": cuda}}
+def _facts(flags=None, variables=None, cuda=None, parts=()):
+    return {"flags": flags, "variables": variables or {}, "toolkits": {"cuda": cuda}, "compatibility": parts}
 
 
 # Flags and variables, whether torch is built for CUDA, and a word of the one hazard.
@@ -125,11 +137,65 @@ def test_what_is_harmless_is_not_marked(name):
     assert hazards(_facts(*QUIET[name])) == []
 
 
-def test_a_mark_stands_behind_its_line_or_at_the_end(facts):
-    here = {**facts, "hazards": [{"where": "cudnn.benchmark", "what": "A"}, {"where": "NOT_SET", "what": "B"}]}
+def test_a_mark_stands_behind_its_line_or_at_the_end(record):
+    here = {**record, "hazards": [{"where": "cudnn.benchmark", "what": "A"}, {"where": "NOT_SET", "what": "B"}]}
     lines = as_text(here).splitlines()
     assert any(line.startswith("  cudnn.benchmark") and line.endswith("! A") for line in lines)
     assert lines[-1] == "  ! NOT_SET: B"
+
+
+def _part(state="works", difference="", package="torch", version="2.13"):
+    """A part of the compatibility table whose self-test says `difference`."""
+    return {
+        "part": "torch.something", "package": package, "purpose": "does something", "installed": version, "ran": ["2.13"],
+        "tested": versions.tested(package), "newer": versions.is_newer(package, version), "state": state,
+        "difference": difference, "otherwise": "it goes on without",
+    }  # fmt: skip
+
+
+def test_a_part_that_works_is_no_hazard_and_one_that_does_not_says_what_happens():
+    assert hazards(_facts(parts=[_part(), _part("not used")])) == []
+    (hazard,) = hazards(_facts(parts=[_part("degraded", "gives 3, expected 2")]))
+    assert hazard == {"where": "torch.something", "what": "gives 3, expected 2: it goes on without"}
+
+
+def test_a_version_newer_than_tested_is_a_hazard_once():
+    parts = [_part(version="99.0"), _part(version="99.0"), _part()]
+    (hazard,) = hazards(_facts(parts=parts))
+    assert hazard["where"] == "torch"
+    assert f"tested with ({versions.tested('torch')})" in hazard["what"]
+
+
+def test_parts_are_listed_without_their_frameworks():
+    code = (
+        "import sys; from retrograd import env; rows = env.compatibility(); "
+        "print(len(rows), {r['state'] for r in rows} - {'not used', 'not installed'}, "
+        "[m for m in ('torch', 'triton', 'jax', 'torch_xla') if m in sys.modules])"
+    )
+    count, others, imported = _in_a_process(code).split(maxsplit=2)
+    assert int(count) >= 1
+    assert (others, imported.strip()) == ("set()", "[]")
+
+
+def test_every_file_that_declares_a_part_is_loaded():
+    registry.load_parts()
+    room = Path(registry.__file__).parent
+    declaring = [file for file in room.rglob("*.py") if re.search(r"\bregister\($", file.read_text(), re.M)]
+    files = {Path(module.__file__) for name, module in sys.modules.items() if name.startswith("retrograd.compat.")}
+    assert declaring
+    assert set(declaring) <= files
+
+
+def test_a_self_test_that_fails_is_told(monkeypatch):
+    part = registry.Part("torch.gone", "torch", "asks", ("gone",), ("2.11",), "asks no more", lambda: torch.no_such)
+    monkeypatch.setattr(registry, "_statuses", {})
+    monkeypatch.setattr(registry, "load_parts", lambda: None)
+    monkeypatch.setattr(registry, "_parts", {part.id: part})
+    (row,) = env.compatibility(self_test=True)
+    assert row["state"] == "degraded"
+    assert "no_such" in row["difference"]
+    (row,) = env.compatibility()
+    assert row["state"] == "degraded"
 
 
 def test_flags_follow_the_process():
@@ -184,11 +250,11 @@ def test_caches_are_where_the_variables_say(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    ours, triton, inductor = caches.caches()
+    ours, triton, inductor = facts.caches()
     assert (triton["files"], triton["bytes"], triton["complete"]) == (1, 100, True)
     assert (ours["path"], ours["files"], inductor["bytes"]) == (str(tmp_path / "home" / "retrograd"), 0, 0)
-    monkeypatch.setattr(caches, "_MOST_FILES", 0)
-    assert caches.caches()[1]["complete"] is False
+    monkeypatch.setattr(facts, "_MOST_FILES", 0)
+    assert facts.caches()[1]["complete"] is False
 
 
 def _program(folder, name, said):
@@ -202,7 +268,7 @@ def test_compilers_are_those_on_the_path(monkeypatch, tmp_path):
     _program(tmp_path, "mine", "mine (GCC) 12.2.0")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("CXX", "mine -O1")
-    found = {tool["name"]: tool for tool in compilers.compilers()}
+    found = {tool["name"]: tool for tool in facts.compilers()}
     assert found["nvcc"] == {"name": "nvcc", "path": str(tmp_path / "nvcc"), "version": "13.0"}
     assert found["c++"]["version"] == "12.2.0"
 
@@ -210,7 +276,7 @@ def test_compilers_are_those_on_the_path(monkeypatch, tmp_path):
 def test_gpus_are_those_of_the_driver(monkeypatch, tmp_path):
     _program(tmp_path, "nvidia-smi", "0, NVIDIA H200, 9.0, 143771, 580.95.05\n1, NVIDIA H200, 9.0, [N/A], 580.95.05")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    first, second = devices.gpus()
+    first, second = facts.gpus()
     assert first == {
         "index": "0",
         "name": "NVIDIA H200",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from retrograd.bench.timing import Call, Results, Timing
-from retrograd.env.machine import cpu_model, last_level_cache_bytes, memory_bytes
+from retrograd.env.facts import cpu_model, last_level_cache_bytes, memory_bytes
 
 # Where the system does not say how large its cache is; more than most have a core complex.
 _CACHE_BYTES = 64 * 2**20

@@ -11,7 +11,7 @@ from retrograd.bench.families import MSDA, NORM, Family, family_of
 from retrograd.bench.harness import make_timer
 from retrograd.bench.rows import Measured, device_of, shape_of
 from retrograd.bench.timing import Timer
-from retrograd.env.machine import busy_cpus, cpu_count
+from retrograd.env.facts import busy_cpus, cpu_count
 from retrograd.errors import UsageError
 
 _BUSY = 0.25

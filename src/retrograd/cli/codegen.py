@@ -141,7 +141,7 @@ def _compiled(target: str, options: dict[str, Any], progress: Any) -> Codegen:
     from retrograd.catalog.launches import Options, launches
     from retrograd.codegen.listing import cross_compiled
     from retrograd.codegen.targets import targets
-    from retrograd.env.machine import cpu_count
+    from retrograd.env.facts import cpu_count
 
     architectures = options["architectures"] or tuple(targets())
     chosen = Options(options["signature"], options["case"], options["dtype"])

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Literal
 
 from retrograd.compat import versions
@@ -104,6 +106,15 @@ def require(part: Part) -> None:
         raise UnsupportedVersionError(f"{part.package} is not installed; retrograd {part.purpose} with it")
     if state.note:
         raise UnsupportedVersionError(state.note)
+
+
+def load_parts() -> None:
+    """Import the files of this room that declare parts; such a file imports its framework where it uses it."""
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        # The others may import a framework at their top, which whoever lists the parts may not want or have.
+        if file != Path(__file__) and "compat.registry import" in file.read_text(encoding="utf-8"):
+            name = file.relative_to(Path(__file__).parent).with_suffix("").as_posix().removesuffix("/__init__")
+            import_module(f"{__package__}.{name.replace('/', '.')}")
 
 
 def statuses() -> list[Status]:

@@ -1,61 +1,118 @@
-"""What a bug report needs to know about this machine: `retrograd env` or `python -m retrograd.env`, with --json.
+"""Environment: what a bug report needs to know about this machine and process, by `retrograd env` or `survey()`.
 
-`versions` and `collect` are what reports embed; `survey` is the whole, of this process as it is now. `packages`,
-`machine`, `compilers`, `caches`, `variables` need no torch; `flags` reads what changes numbers in torch; `hazards` says
-which of it may surprise; `text` shows it.
+`versions` and `collect` are what reports embed. `facts` imports no framework; `torch_flags` reads a torch handed over;
+`hazards` says which of it may surprise; `text` shows it. `python -m retrograd.env [--json]` needs no click.
 """
 
 from __future__ import annotations
 
 import platform
-from importlib import metadata
+import sys
+import warnings
+from dataclasses import asdict
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from retrograd import config
+from retrograd.env import facts
 
-_PACKAGES = ("retrograd", "torch", "triton", "numpy")
-
-
-def collect() -> dict[str, str]:
-    """Versions, devices and the variables that matter; torch is imported only if it is installed."""
-    facts = {"python": platform.python_version(), "platform": platform.platform()}
-    facts |= versions()
-    facts["devices"] = _devices() if find_spec("torch") else "cpu"
-    facts["TRITON_INTERPRET"] = "1" if config.interpreting() else "0"
-    facts["CI"] = "yes" if config.in_ci() else "no"
-    return facts
+SCHEMA = "retrograd.env/1"
 
 
 def versions() -> dict[str, str]:
     """Versions of the packages that matter; none is imported."""
-    return {name: _version(name) for name in _PACKAGES}
+    known = {name: facts.package_version(name) or "not installed" for name in ("torch", "triton", "numpy")}
+    # A checkout on PYTHONPATH has no metadata, yet is there.
+    return {"retrograd": facts.package_version("retrograd") or "unknown (not installed as a package)", **known}
 
 
-def survey(with_torch: bool = True) -> dict[str, Any]:
-    """Everything that `retrograd env --json` prints; see `retrograd.env.whole`.
+def collect() -> dict[str, str]:
+    """Versions, devices and the variables that matter; torch is imported only if it is installed."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **versions(),
+        "devices": _devices() if find_spec("torch") else "cpu",
+        "TRITON_INTERPRET": "1" if config.interpreting() else "0",
+        "CI": "yes" if config.in_ci() else "no",
+    }
+
+
+def survey(with_torch: bool = True, self_test: bool = False) -> dict[str, Any]:
+    """The record that `retrograd env --json` prints: strings, numbers, true, false and None in dicts and lists.
 
     Args:
-        with_torch: read the flags of torch, which imports it.
+        with_torch: read torch's flags, which imports it; no context is made on a GPU.
+        self_test: run the self-test of each part of the compatibility table whose framework is installed.
+
+    Returns:
+        schema; python, packages (version or None); machine; gpus; torch ("imported", "not asked for", "not installed",
+        or why it does not import); toolkits and flags (None unless it is imported); compilers; variables that are set;
+        settings of ours with their sources; caches; compatibility (parts that rest on private names of a framework);
+        hazards (where, what).
     """
-    from retrograd.env.whole import survey as whole
+    from retrograd.env import torch_flags
+    from retrograd.env.hazards import hazards
 
-    return whole(with_torch)
+    torch, state = _torch() if with_torch else (None, "not asked for")
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "python": {"version": platform.python_version(), "path": sys.executable},
+        "packages": facts.packages(),
+        "machine": facts.machine(),
+        "gpus": facts.gpus(),
+        "torch": state,
+        "toolkits": torch_flags.toolkits(torch) if torch else None,
+        "compilers": facts.compilers(),
+        "flags": torch_flags.flags(torch) if torch else None,
+        "variables": facts.variables(),
+        "settings": [asdict(setting) for setting in config.settings()],
+        "caches": facts.caches(),
+        "compatibility": compatibility(self_test),
+    }
+    return {**record, "hazards": hazards(record)}
 
 
-def _version(package: str) -> str:
+def compatibility(self_test: bool = False) -> list[dict[str, Any]]:
+    """Parts of retrograd that rest on private names of a framework, with what became of each in this process.
+
+    A part is tested where it is first used; `self_test` tests all whose framework is installed, which imports it.
+    """
+    from retrograd.compat import registry, versions
+
+    registry.load_parts()
+    if self_test:
+        with warnings.catch_warnings():
+            # That a framework is newer than tested is among the hazards.
+            warnings.simplefilter("ignore", versions.UntestedVersionWarning)
+            for each in registry.statuses():
+                registry.status(each.part)
+    rows: list[dict[str, Any]] = []
+    for each in registry.statuses():
+        part, installed = each.part, versions.installed(each.part.package)
+        row = {"part": part.id, "package": part.package, "purpose": part.purpose, "installed": installed or None}
+        row |= {"ran": list(part.ran), "tested": versions.tested(part.package)}
+        row |= {"newer": versions.is_newer(part.package), "state": each.state if installed else "not installed"}
+        rows.append(row | {"difference": each.difference, "otherwise": part.otherwise})
+    return rows
+
+
+def _torch() -> tuple[ModuleType | None, str]:
+    if sys.modules.get("torch", ...) is None or ("torch" not in sys.modules and find_spec("torch") is None):
+        return None, "not installed"
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        # A checkout on PYTHONPATH has no metadata, yet is there.
-        return "not installed" if package != "retrograd" else "unknown (not installed as a package)"
+        import torch
+    except (ImportError, OSError) as error:
+        # A torch that does not load is what the reader of this output is looking for.
+        return None, f"does not import: {error}"
+    return torch, "imported"
 
 
 def _devices() -> str:
     try:
         import torch
     except (ImportError, OSError) as error:
-        # A torch that does not load is what the reader of this output is looking for.
         return f"torch does not import: {error}"
     names = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     return ", ".join(["cpu", *names])

@@ -8,5 +8,5 @@ import sys
 from retrograd.env import survey
 from retrograd.env.text import as_text
 
-found = survey()
-print(json.dumps(found, indent=1) if "--json" in sys.argv[1:] else as_text(found), end="\n")
+record = survey()
+print(json.dumps(record, indent=1) if "--json" in sys.argv[1:] else as_text(record))

@@ -1,8 +1,8 @@
-"""What of all this may surprise somebody who compares numbers or times, in a word each. Pure functions of the facts."""
+"""Hazards: facts that may surprise somebody who compares numbers or times, a sentence each. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _WORKSPACES = (":4096:8", ":16:8")
@@ -12,11 +12,21 @@ Hazard = dict[str, str]
 
 
 def hazards(facts: Mapping[str, Any]) -> list[Hazard]:
-    """Where (a flag or a variable) and what, for the facts of `survey`."""
+    """Where (a flag, a variable, a package or a part) and what, for the facts of `survey`."""
     flags, variables = facts["flags"] or {}, facts["variables"]
     cuda = bool((facts["toolkits"] or {}).get("cuda"))
-    found = [*_precision(flags, variables, cuda), *_repeating(flags, variables, cuda), *_switches(variables)]
-    return [{"where": where, "what": what} for where, what in found]
+    pairs = [*_precision(flags, variables, cuda), *_repeating(flags, variables, cuda), *_switches(variables)]
+    pairs += _compatibility(facts["compatibility"])
+    return [{"where": where, "what": what} for where, what in pairs]
+
+
+def _compatibility(parts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    newer = {part["package"]: part["tested"] for part in parts if part["newer"]}
+    for package, tested in newer.items():
+        yield package, f"newer than the releases retrograd was tested with ({tested})"
+    for part in parts:
+        if part["state"] in ("degraded", "refused"):
+            yield part["part"], f"{part['difference']}: {part['otherwise']}"
 
 
 def _precision(flags: Mapping[str, Any], variables: Mapping[str, str], cuda: bool) -> Iterator[tuple[str, str]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+_COMPATIBILITY = "compatibility: what rests on private names of frameworks (--self-test tests it)"
+
 Lines = list[tuple[str, str]]
 
 
 def as_text(facts: Mapping[str, Any]) -> str:
-    """The record of `whole.survey` for a person."""
+    """The record of `survey` for a person."""
     marks: dict[str, str] = {}
     for hazard in facts["hazards"]:
         marks.setdefault(hazard["where"], hazard["what"])
@@ -22,6 +24,10 @@ def as_text(facts: Mapping[str, Any]) -> str:
         ("variables", list(facts["variables"].items()) or [("(none that matters is set)", "")]),
         ("settings of retrograd", [(s["name"], _setting(s)) for s in facts["settings"]]),
         ("caches", [(c["name"], _cache(c)) for c in facts["caches"]]),
+        (
+            "compatibility: what rests on private names of frameworks (--self-test tests it)",
+            [(p["part"], _part(p)) for p in facts["compatibility"]],
+        ),
     ]
     width = max(len(name) for _, lines in groups for name, _ in lines)
     parts = ["\n".join([title, *(_line(*line, width, marks) for line in lines)]) for title, lines in groups]
@@ -83,3 +89,10 @@ def _cache(cache: Mapping[str, Any]) -> str:
         return f"empty  {cache['path']}"
     more = "" if cache["complete"] else " or more"
     return f"{cache['bytes'] / 2**20:.1f} MiB in {cache['files']} files{more}  {cache['path']}"
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    state = {"not used": "not tested here"}.get(part["state"], part["state"])
+    installed = f"{part['package']} {part['installed'] or 'not installed'}"
+    ran = f"(ran on {', '.join(part['ran'])})"
+    return f"{state:<15}  {installed} {ran}: retrograd {part['purpose']}"

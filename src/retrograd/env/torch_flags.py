@@ -1,4 +1,4 @@
-"""Flags of torch that change numbers or whether they are the same twice, as they are now in this process."""
+"""Flags of torch that change numbers or whether they are the same twice, as they are now, and what it is built with."""
 
 from __future__ import annotations
 
@@ -50,6 +50,24 @@ def flags(torch: ModuleType) -> dict[str, Any]:
         # Some warn that they are read by an older name.
         warnings.simplefilter("ignore")
         return {name: _plain(torch, read) for name, read in _FLAGS.items()}
+
+
+def toolkits(torch: ModuleType) -> dict[str, str | None]:
+    """What torch was built for, and the libraries it loads; None: built without."""
+    built: dict[str, str | None] = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": None, "nccl": None}
+    if torch.version.cuda or torch.version.hip:
+        built["cudnn"] = _or_error(lambda: torch.backends.cudnn.version())
+        built["nccl"] = _or_error(lambda: ".".join(map(str, torch.cuda.nccl.version())))
+    # Counted by the driver's library, without a context.
+    built["devices"] = _or_error(torch.cuda.device_count)
+    return built
+
+
+def _or_error(read: Callable[[], Any]) -> str:
+    try:
+        return str(read())
+    except Exception as error:  # a library that does not load is what the reader is looking for
+        return f"{type(error).__name__}: {error}"
 
 
 def _plain(torch: ModuleType, read: Read) -> Any:
