@@ -5,21 +5,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: demo test lint setup docs docs-serve package test-312 clean
+.PHONY: demo test lint setup test-newest test-oldest docs docs-serve package clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   verify the shipped RMSNorm and catch a broken one (under two minutes after set-up)"
 	@echo "make test   lint, types, import contracts, tests (the site and the package are built in them)"
 	@echo "make docs   the site, into build/site; make docs-serve shows it at http://127.0.0.1:8000"
+	@echo "make test-newest  what depends on versions, with the newest torch, Triton, NumPy and jax; make test-oldest the lowest"
 	@echo "make package  wheel and sdist, into dist"
 
 setup: $(STAMP)
 
-$(STAMP):
+$(STAMP): | .uv/bin/uv
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "retrograd needs Python >= 3.11, $(PYTHON) is " + sys.version.split()[0] + "; run make PYTHON=python3.11 ...")'
 	@echo "setting up $(VENV) (once; torch and triton are large)"
-	@test -x .uv/bin/uv || $(PYTHON) -m pip install -q --disable-pip-version-check --root-user-action=ignore --target .uv uv
 	@rm -rf $(VENV) && .uv/bin/uv venv -q -p $(PYTHON) $(VENV)
 	@.uv/bin/uv pip install -q -p $(VENV) --compile-bytecode $${PIP_FIND_LINKS:+--find-links "$$PIP_FIND_LINKS"} -c constraints.txt -e '.[all]' --group dev --group docs
 	@touch $@
@@ -32,6 +32,8 @@ lint: setup
 	$(BIN)/ruff format --check --diff -q . || (echo "run: .venv/bin/ruff format ." && false)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python tools/structure.py --check
+	$(BIN)/python tools/names.py --check
 
 # A file stays in one process: tests of a file share what is expensive to make.
 test: lint
@@ -45,9 +47,14 @@ docs: setup
 docs-serve: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-# What needs no torch, under Python 3.12 where the environment has 3.11, and the reverse; says so if there is none.
-test-312: setup
-	@$(BIN)/python tools/other_python.py
+# Newest of everything without our pins, and the lowest of everything that pyproject.toml promises: each sets up an
+# environment of its own (.venv-newest, .venv-oldest; torch for CUDA, 6 GB each) and runs what depends on versions.
+# Everything: make test-newest OPTIONS=--whole
+test-newest test-oldest: test-%: .uv/bin/uv
+	@$(PYTHON) tools/versions.py $* $(OPTIONS)
+
+.uv/bin/uv:
+	@$(PYTHON) -m pip install -q --disable-pip-version-check --root-user-action=ignore --target .uv uv
 
 package: setup
 	@rm -rf dist
@@ -55,4 +62,4 @@ package: setup
 	@$(BIN)/python -m pytest -q tests/package
 
 clean:
-	rm -rf $(VENV) .uv out build dist
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest .uv out build dist

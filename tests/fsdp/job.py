@@ -1,15 +1,21 @@
 """A training job for torchrun: what goes wrong in it is its first argument; with `buckets` behind it gradients share some."""
 
 import os
+import signal
 import sys
+import threading
 import time
+
+CASE, BUCKETS = sys.argv[1], "buckets" in sys.argv[2:]
+if CASE == "die":
+    # torchrun ends the other rank as soon as it sees that one has died. Here that one is to find out by itself, however
+    # busy the machine is; the recorder, which comes with torch, leaves alone what a program has set.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-
-CASE, BUCKETS = sys.argv[1], "buckets" in sys.argv[2:]
 
 
 class Net(nn.Module):
@@ -20,6 +26,18 @@ class Net(nn.Module):
 
     def forward(self, x, order):
         return self.head(sum(self.blocks[i](x) for i in order))
+
+
+def watchdog():
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "retrograd.fsdp.watchdog")
+    return thread._target.__self__
+
+
+def hurry(dog, last):
+    """Let the time be up soon, but only from the next collective on: no step before may count as a stall."""
+    while dog.last == last:
+        time.sleep(0.05)
+    dog.seconds = 4
 
 
 dist.init_process_group("gloo")
@@ -42,15 +60,17 @@ for step in range(5):
     order = (2, 1, 0) if wrong and CASE == "swap" else (0, 1) if wrong and CASE == "skip" else (0, 1, 2)
     x = torch.full((2, 16), 1.0 + rank, requires_grad=True)
     loss = model(x, order).sum()
-    if wrong and CASE == "hang":
-        time.sleep(600)
+    if step == 2 and CASE == "hang":
+        dog = watchdog()
+        if wrong:
+            dog.seconds, dog.end = 1, lambda: None  # it says where this rank is, and leaves the end to the other
+            time.sleep(600)
+        threading.Thread(target=hurry, args=(dog, dog.last), daemon=True).start()
     if wrong and CASE == "raise":
         raise ValueError("bad batch")
     if step == 2 and CASE == "die":
-        # torchrun ends the other rank as soon as it sees that one has died: not before that one waits in its backward.
         if wrong:
-            store.wait(["in backward"])
-            time.sleep(2)
+            store.wait(["in backward"])  # the other has all it needs of this rank up to there
             os._exit(7)
         store.set("in backward", "")
     if wrong and CASE == "nan":

@@ -51,7 +51,7 @@ def test_a_healthy_job_ends_after_its_steps_and_leaves_logs(tmp_path):
         ),
         (
             "hang",
-            ("--timeout", "6"),
+            ("--timeout", "600"),
             ["rank 0 is waiting in reduce-scatter of blocks.2, which is due on rank 1", "job.py:"],
         ),
     ],

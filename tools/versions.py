@@ -1,0 +1,88 @@
+"""Versions: the tests that depend on releases of torch, Triton, NumPy, jax and Python, in an environment of their own.
+
+    python tools/versions.py newest [--whole] [pytest's options]   # what the registry has today, without our pins
+    python tools/versions.py oldest [--whole] [pytest's options]   # the lower bounds of pyproject.toml
+
+`newest` takes the newest Python here that torch has wheels for, and Triton's warnings are failures: they announce what
+the next release changes. `oldest` takes the lowest release of every direct dependency on the oldest Python. Without
+--whole the files in `SENSITIVE` run. Exit code: pytest's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+UV = ROOT / ".uv" / "bin" / "uv"
+
+# What touches a framework in more than its public operators: private names, compilers, C++ extensions, interpreters.
+SENSITIVE = (
+    "tests/compat", "tests/codegen", "tests/fsdp", "tests/trace", "tests/graph", "tests/env",
+    "tests/check/test_compiler.py", "tests/check/test_bounds.py", "tests/check/test_state.py",
+    "tests/check/test_higher_order.py", "tests/check/test_poison_operators.py", "tests/check/test_verify.py",
+    "tests/cli/test_cli_targets.py", "tests/flake/test_flake_margins.py",
+    "tests/ops/norm/test_compile.py", "tests/ops/norm/test_host.py", "tests/ops/norm/test_native.py",
+    "tests/ops/norm/test_rms_norm.py", "tests/ops/norm/test_subclasses.py", "tests/ops/norm/test_dtensor.py",
+    "tests/ops/norm/test_wide.py", "tests/ops/msda/test_msda_compile.py", "tests/ops/msda/test_msda_native.py",
+    "tests/ops/msda/test_msda_triton.py", "tests/nn", "tests/patch",
+)  # fmt: skip
+# The field for the module is a regular expression here, unlike on pytest's command line.
+STRICT = "error::UserWarning:triton.*"
+
+
+def python(which: str) -> str:
+    """An interpreter for an environment: of the newest or oldest Python among the classifiers that is installed here.
+
+    Raises:
+        SystemExit: none is.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    minors = [
+        c.rsplit(" ", 1)[1] for c in project["classifiers"] if c.startswith("Programming Language :: Python :: 3.")
+    ]
+    for version in reversed(minors) if which == "newest" else minors:
+        # pyenv first: its shims are on PATH for every version and refuse to run all but the chosen ones.
+        for installed in sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")):
+            return str(installed)
+        search = [UV, "python", "find", "--no-project", "--no-python-downloads", version]
+        answer = subprocess.run(search, capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            return answer.stdout.strip()
+    raise SystemExit(f"no Python of {', '.join(minors)} is installed; install one of them")
+
+
+def environment(which: str) -> Path:
+    """The interpreter of an environment with this tree in it, brought up to date."""
+    folder = ROOT / f".venv-{which}"
+    interpreter = folder / "bin" / "python"
+    if not interpreter.exists():
+        subprocess.run([UV, "venv", "-q", "-p", python(which), folder], check=True)
+    resolution = ["--upgrade"] if which == "newest" else ["--resolution", "lowest-direct"]
+    install = [UV, "pip", "install", "-q", "-p", folder, *resolution, "-e", f"{ROOT}[all,jax]"]
+    subprocess.run([*install, "--group", f"{ROOT / 'pyproject.toml'}:test"], check=True)
+    return interpreter
+
+
+def main() -> int:
+    """Set up the environment and run the tests."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("which", choices=("newest", "oldest"))
+    parser.add_argument("--whole", action="store_true", help="the whole suite instead of what is sensitive to versions")
+    options, rest = parser.parse_known_args()
+    interpreter = environment(options.which)
+    subprocess.run([interpreter, "-m", "retrograd", "env"], check=True)
+    strict = ["-o", f"filterwarnings={STRICT}"] if options.which == "newest" else []
+    tests = ["tests"] if options.whole else list(SENSITIVE)
+    command = [interpreter, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *strict, *rest, *tests]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False
+    ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
