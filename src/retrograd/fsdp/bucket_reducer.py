@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from retrograd.compat import fsdp2
-from retrograd.compat.fsdp2 import Call
+from retrograd.compat.fsdp2 import ReduceCall
 from retrograd.errors import BucketError
 from retrograd.fsdp.agreement import Agreement
 from retrograd.fsdp.attribution import naming
@@ -71,8 +71,8 @@ class Backward:
         self._model: Model = model
         self._missing: str = missing
         self._agreement: Agreement | None = agreement
-        self._held: dict[str, Call] = {}
-        self._again: dict[str, Call] = {}
+        self._held: dict[str, ReduceCall] = {}
+        self._again: dict[str, ReduceCall] = {}
         self._got: set[int] = set()
         self._whole: set[str] = set()  # groups of which every parameter got its gradient
         self._seen: set[str] = set()
@@ -80,22 +80,22 @@ class Backward:
         self._flight: Flight = Flight(model.handle)
         self._start: tuple[Any, Any] | None = None  # the stream on which gradients are made, an event on it
 
-    def arrive(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def arrive(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
         """FSDP2 would reduce a group: hold its gradients, reduce what is complete; what FSDP2 is told.
 
         Args:
-            given: the arguments of FSDP2's call, first parameters and their gradients.
+            arguments: those of FSDP2's call, by name.
         """
-        params, grads = given[0], given[1]
+        params, grads = arguments["fsdp_params"], arguments["unsharded_grads"]
         name = self._model.home(params[0])
         if self._model.comm is not None:
-            given = fsdp2.with_comm(given, self._model.comm)
+            arguments["reduce_scatter_comm"] = self._model.comm
         if params == self.expected.get(name):
             self._whole.add(name)
             if _one_dtype(grads) and self.launcher.passes(name):
-                return self._straight(name, given)
+                return self._straight(name, arguments)
         with torch.no_grad():
-            call, event = self._call(given)
+            call, event = self._call(arguments)
             if name not in self._whole and self._missing == "zeros":
                 call.params, call.grads = self._with_zeros(name, call.params, call.grads)
             size = sum(grad.nbytes for grad in call.grads)
@@ -128,7 +128,7 @@ class Backward:
         self._held.clear()
         self._again.clear()
 
-    def _call(self, given: tuple[Any, ...]) -> tuple[Call, Any]:
+    def _call(self, arguments: dict[str, Any]) -> tuple[ReduceCall, Any]:
         """A call to be held, and an event that FSDP2 can wait for.
 
         One event of the backward's first call serves them all; a call on another stream has its own, for those who use
@@ -139,19 +139,19 @@ class Backward:
             self._start = stream, stream.record_event()
         usual, event = self._start
         own = None if stream == usual else stream.record_event()
-        return Call(fsdp2.arguments_of(given), stream, own), event
+        return ReduceCall(arguments, stream, own), event
 
-    def _straight(self, name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _straight(self, name: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
         """Let FSDP2 reduce a group that has a bucket for itself."""
         self._seen.add(name)
         index = self.launcher.next - 1
-        launch = self._describe(index, False, (name,), given[0], fsdp2.wire_dtype(given))
+        launch = self._describe(index, False, (name,), arguments["fsdp_params"], fsdp2.wire_dtype(arguments))
         if self._agreement is not None:
             self._require(self._due(index), [launch])
         self._make_room()
         try:
             with naming(self._model.modules[name]):
-                answer, stream, event = fsdp2.reduce_as_given(given)
+                answer, stream, event = fsdp2.reduce_as_given(arguments)
         except RuntimeError as error:
             self._explain(error, index)
             raise
@@ -159,7 +159,7 @@ class Backward:
         self.launches.append(launch)
         return answer
 
-    def _take(self, name: str, call: Call) -> None:
+    def _take(self, name: str, call: ReduceCall) -> None:
         if name not in self._whole:
             self._got.update(id(param) for param in call.params)
         if name not in self._seen:
@@ -183,7 +183,7 @@ class Backward:
         ]
         return every, filled
 
-    def _launch(self, index: int, held: dict[str, Call], names: Iterable[str] = ()) -> None:
+    def _launch(self, index: int, held: dict[str, ReduceCall], names: Iterable[str] = ()) -> None:
         """Reduce what is held of a bucket: one collective, unless settings that ranks share cut it."""
         wanted = names or self.launcher.plan.buckets[index].groups
         calls = [(name, held.pop(name)) for name in wanted if name in held]
@@ -208,7 +208,7 @@ class Backward:
         """What the backend says of a rank that is gone names no module."""
         error.add_note(f"retrograd.fsdp: it happened in {self._due(index, repeat)}")
 
-    def _launch_of(self, index: int, repeat: bool, run: list[tuple[str, Call]]) -> Launch:
+    def _launch_of(self, index: int, repeat: bool, run: list[tuple[str, ReduceCall]]) -> Launch:
         names, params = tuple(name for name, _ in run), [param for _, call in run for param in call.params]
         first = run[0][1]
         return self._describe(index, repeat, names, params, first.reduce_dtype or first.grads[0].dtype)
@@ -228,7 +228,7 @@ class Backward:
             self._model.launches[index, names] = params, dtype, launch
         return launch
 
-    def _reduce(self, run: list[tuple[str, Call]], repeat: bool) -> None:
+    def _reduce(self, run: list[tuple[str, ReduceCall]], repeat: bool) -> None:
         name, first = run[0]
         group, alone = self._model.groups[name], first.alone
         if alone:  # sums of an earlier reduction of this backward, if there was one
@@ -306,7 +306,7 @@ def _one_dtype(grads: list[Any]) -> bool:
     return len({grad.dtype for grad in grads}) == 1
 
 
-def _add(sums: Call, call: Call) -> None:
+def _add(sums: ReduceCall, call: ReduceCall) -> None:
     at = {id(param): i for i, param in enumerate(sums.params)}
     for param, grad in zip(call.params, call.grads, strict=True):
         if id(param) not in at:

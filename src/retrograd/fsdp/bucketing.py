@@ -251,7 +251,7 @@ class Buckets:
     def _announce(self, plan: BucketPlan) -> None:
         announce(self._model.root, Order("bucket plan", plan.hash, plan.rows(), "bucket", _KEEP))
 
-    def _arrive(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _arrive(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
         """FSDP2 would reduce a group's gradients, with these arguments; what it is told."""
         if self._open is None:
             raise BucketError(
@@ -259,7 +259,7 @@ class Buckets:
                 "failed? Run forward again, or call reset_iter_state()"
             )
         try:
-            return self._open.arrive(given)
+            return self._open.arrive(arguments)
         except BaseException:
             self._abandon()
             raise

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.fsdp2 import Call
+from retrograd.compat.fsdp2 import ReduceCall
 
 
 class Flight:
@@ -22,7 +22,7 @@ class Flight:
         self._events: dict[Any, Any] = {}
         self._handle: Any = handle
 
-    def join(self, calls: list[Call], grads: list[torch.Tensor]) -> Any:
+    def join(self, calls: list[ReduceCall], grads: list[torch.Tensor]) -> Any:
         """Order the current stream after those on which gradients were made; the current stream."""
         stream = self._handle.current_stream()
         apart = [call for call in calls if call.stream != stream]

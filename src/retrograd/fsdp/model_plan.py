@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from retrograd.compat import fsdp2
-from retrograd.compat.fsdp2 import Call
+from retrograd.compat.fsdp2 import ReduceCall
 from retrograd.errors import UsageError
 from retrograd.fsdp.buckets import BucketPlan, Group, first_difference
 
@@ -53,9 +53,9 @@ class Model:
         wanted = {name: fsdp2.trainable(group) for name, group in self.groups.items() if group.reduce_grads}
         return {name: params for name, params in wanted.items() if params}
 
-    def call(self, name: str) -> Call:
+    def call(self, name: str) -> ReduceCall:
         """The call that would reduce a group, with no gradients yet."""
-        call = Call.of(self.groups[name])
+        call = ReduceCall.of(self.groups[name])
         if self.comm is not None:
             call.arguments["reduce_scatter_comm"] = self.comm
         return call

@@ -5,19 +5,18 @@ called too late, what follows it divides, casts and hands out. So one global nam
 `torch.distributed.fsdp._fully_shard._fsdp_param_group` is replaced: `foreach_reduce`, which copies gradients in,
 reduces, casts and hands out, for any list of parameters. Calls for models without buckets pass through.
 
-Read in 2.11.0, 2.12.1, 2.13.0 and 2.15.0; what differs between them stands in `VERSIONS`.
+Read in 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; what differs between them stands in `VERSIONS`.
 """
 
 from __future__ import annotations
 
-from retrograd.compat.fsdp2.foreach_reduce import Call as Call
-from retrograd.compat.fsdp2.foreach_reduce import arguments_of as arguments_of
+from retrograd.compat.fsdp2.foreach_reduce import ReduceCall as ReduceCall
 from retrograd.compat.fsdp2.foreach_reduce import device_handle as device_handle
 from retrograd.compat.fsdp2.foreach_reduce import give_back as give_back
+from retrograd.compat.fsdp2.foreach_reduce import original as original
 from retrograd.compat.fsdp2.foreach_reduce import reduce_as_given as reduce_as_given
 from retrograd.compat.fsdp2.foreach_reduce import take_over as take_over
 from retrograd.compat.fsdp2.foreach_reduce import wire_dtype as wire_dtype
-from retrograd.compat.fsdp2.foreach_reduce import with_comm as with_comm
 from retrograd.compat.fsdp2.param_groups import begun as begun
 from retrograd.compat.fsdp2.param_groups import buffers_in_flight as buffers_in_flight
 from retrograd.compat.fsdp2.param_groups import compiled_autograd as compiled_autograd
@@ -45,6 +44,7 @@ from retrograd.compat.fsdp2.param_groups import uncompiled as uncompiled
 from retrograd.compat.fsdp2.param_groups import unshadow as unshadow
 from retrograd.compat.fsdp2.param_groups import wait_for_offload as wait_for_offload
 from retrograd.compat.fsdp2.param_groups import wire_numel as wire_numel
+from retrograd.compat.fsdp2.self_test import self_test as self_test
 from retrograd.compat.fsdp2.versions import BACKWARD_BEGINS as BACKWARD_BEGINS
 from retrograd.compat.fsdp2.versions import BACKWARD_ENDS as BACKWARD_ENDS
 from retrograd.compat.fsdp2.versions import FORWARD_BEGINS as FORWARD_BEGINS
@@ -53,8 +53,6 @@ from retrograd.compat.fsdp2.versions import RESET as RESET
 from retrograd.compat.fsdp2.versions import VERSIONS as VERSIONS
 from retrograd.compat.fsdp2.versions import Version as Version
 from retrograd.compat.fsdp2.versions import module as module
-from retrograd.compat.fsdp2.versions import original as original
 from retrograd.compat.fsdp2.versions import refuse as refuse
-from retrograd.compat.fsdp2.versions import self_test as self_test
 from retrograd.compat.fsdp2.versions import version as version
 from retrograd.compat.fsdp2_state import leftovers as leftovers

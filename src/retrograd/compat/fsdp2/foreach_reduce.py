@@ -1,14 +1,19 @@
-"""Calls of FSDP2's `foreach_reduce`: taken over, held back, made for several groups at once."""
+"""Calls of FSDP2's `foreach_reduce`: taken over, held back, made for several groups at once.
+
+The arguments of a call are a dict by name, as `signature` of the version table has them; only `Version.call` knows
+which of them go by position.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from retrograd.compat.fsdp2.versions import HOME, module, original, replaced, version
+from retrograd.compat.fsdp2.versions import HOME, Version, module, refuse, version
 from retrograd.errors import UsageError
 
 _OWNER = "_retrograd_reduce"  # on each FSDPParam that has buckets: who takes its gradients
@@ -24,7 +29,17 @@ _SAME = (
 _EQUAL = ("device", "gradient_divide_factor", "force_sum_reduction_for_comms", "all_reduce_grads")
 
 
-class Call:
+@dataclass
+class _Replacement:
+    ours: Callable[..., Any]
+    theirs: Callable[..., Any]
+    users: int = 0  # models with buckets
+
+
+_replacement: _Replacement | None = None
+
+
+class ReduceCall:
     """One call of `foreach_reduce` that was held back, or that is made up for a group without gradients.
 
     Args:
@@ -42,7 +57,7 @@ class Call:
         self.partial: Any = arguments["partial_reduce_output"]
 
     @classmethod
-    def of(cls, group: Any) -> Call:
+    def of(cls, group: Any) -> ReduceCall:
         """The call that FSDP2 would make for a group, with no gradients yet.
 
         Raises:
@@ -126,8 +141,7 @@ class Call:
         }
         if given["reduce_dtype"] is None and "orig_dtype" not in facts.arguments:
             given["reduce_dtype"] = grads[0].dtype  # 2.15 wants a name for what None meant before
-        answer = original()(**{name: given[name] for name in facts.arguments})
-        return dict(zip(facts.returns, answer, strict=True))
+        return dict(zip(facts.returns, facts.call(original(), given), strict=True))
 
 
 def _kind_of(comm: Any) -> Any:
@@ -144,70 +158,82 @@ def device_handle(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
-def arguments_of(given: tuple[Any, ...]) -> dict[str, Any]:
-    """FSDP2's arguments by name."""
-    return dict(zip(version().arguments, given, strict=True))
+def wire_dtype(arguments: dict[str, Any]) -> torch.dtype:
+    """The dtype in which gradients of a call are sent."""
+    return arguments["reduce_dtype"] or arguments["unsharded_grads"][0].dtype
 
 
-def with_comm(given: tuple[Any, ...], comm: Any) -> tuple[Any, ...]:
-    """FSDP2's arguments with another reduce-scatter."""
-    at = version().arguments.index("reduce_scatter_comm")
-    return (*given[:at], comm, *given[at + 1 :])
-
-
-def wire_dtype(given: tuple[Any, ...]) -> torch.dtype:
-    """The dtype in which gradients of FSDP2's arguments are sent."""
-    return given[replaced["facts"].reduce_dtype_at] or given[1][0].dtype
-
-
-def reduce_as_given(given: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, Any]:
+def reduce_as_given(arguments: dict[str, Any]) -> tuple[tuple[Any, ...], Any, Any]:
     """Let FSDP2 reduce one group: what it is to be told, and the reduction's stream, if it is named, and last event.
 
     The answer goes back to FSDP2 as it is, which then keeps buffers and waits for them as ever.
     """
-    answer, facts = replaced["theirs"](*given), replaced["facts"]
+    facts = version()
+    answer = facts.call(original(), arguments)
+    by_name = dict(zip(facts.returns, answer, strict=True))
     # 2.11 and 2.12 name no stream, and wait for each group's event by themselves.
-    return answer, facts.stream_at and answer[facts.stream_at], answer[facts.event_at]
+    return answer, by_name.get("post_reduce_stream"), by_name["post_reduce_event"]
 
 
-def take_over(groups: Sequence[Any], owner: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
-    """From now on `owner` is called, with all arguments by place, where FSDP2 would reduce gradients of these groups.
+def original() -> Callable[..., Any]:
+    """FSDP2's own `foreach_reduce`.
+
+    Raises:
+        UnsupportedVersionError: something else has taken its place.
+    """
+    here = module("_fsdp_param_group").foreach_reduce
+    if _replacement is not None and here is _replacement.ours:
+        return _replacement.theirs
+    if here is not module("_fsdp_collectives").foreach_reduce:
+        refuse(f"_fsdp_param_group.foreach_reduce was replaced by {getattr(here, '__module__', '?')}.{here.__name__}")
+    return here
+
+
+def take_over(groups: Sequence[Any], owner: Callable[[dict[str, Any]], tuple[Any, ...]]) -> None:
+    """From now on `owner` is called, with all arguments by name, where FSDP2 would reduce gradients of these groups.
 
     Raises:
         UsageError: their gradients are in buckets already.
     """
+    global _replacement
     params = [param for group in groups for param in group.fsdp_params]
     if any(hasattr(param, _OWNER) for param in params):
         raise UsageError("the model has buckets already; remove() the first handle to make others")
     theirs = original()
-    if "ours" not in replaced:
-        signature = inspect.signature(theirs)
-        count = len(signature.parameters)
-
-        def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
-            mine = args[0] if args else kwargs["fsdp_params"]
-            taker = getattr(mine[0], _OWNER, None) if mine else None
-            if taker is None:
-                return theirs(*args, **kwargs)
-            if kwargs or len(args) != count:
-                given = signature.bind(*args, **kwargs)
-                given.apply_defaults()
-                args = tuple(given.arguments.values())
-            return taker(args)
-
-        replaced.update(ours=foreach_reduce, theirs=theirs, facts=version(), users=0)
-        module("_fsdp_param_group").foreach_reduce = foreach_reduce
-    replaced["users"] += 1
+    if _replacement is None:
+        _replacement = _Replacement(_substitute(theirs, version()), theirs)
+        module("_fsdp_param_group").foreach_reduce = _replacement.ours
+    _replacement.users += 1
     for param in params:
         setattr(param, _OWNER, owner)
 
 
+def _substitute(theirs: Callable[..., Any], facts: Version) -> Callable[..., Any]:
+    signature = inspect.signature(theirs)
+
+    def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
+        params = args[0] if args else kwargs["fsdp_params"]
+        owner = getattr(params[0], _OWNER, None) if params else None
+        if owner is None:
+            return theirs(*args, **kwargs)
+        if len(args) == len(facts.arguments) and len(kwargs) == len(facts.keywords):
+            return owner(dict(zip(facts.arguments, args, strict=True)) | kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return owner(dict(bound.arguments))
+
+    return foreach_reduce
+
+
 def give_back(groups: Sequence[Any]) -> None:
     """FSDP2 reduces these groups itself again."""
+    global _replacement
     for group in groups:
         for param in group.fsdp_params:
             param.__dict__.pop(_OWNER, None)
-    replaced["users"] -= 1
-    if not replaced["users"]:
-        module("_fsdp_param_group").foreach_reduce = original()
-        replaced.clear()
+    if _replacement is None:
+        return
+    _replacement.users -= 1
+    if not _replacement.users:
+        module("_fsdp_param_group").foreach_reduce = _replacement.theirs
+        _replacement = None
