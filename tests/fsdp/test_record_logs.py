@@ -17,6 +17,7 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from retrograd.cli import main
+from retrograd.compat.versions import UntestedVersionWarning
 from retrograd.core.rank_store import Exchange
 from retrograd.errors import RanksDifferError, UsageError
 from retrograd.fsdp import Collective, Log, assert_same_order, diff, record_collectives
@@ -319,16 +320,23 @@ def test_one_recording_at_a_time():
 
 
 @needs_distributed
-def test_an_unknown_torch_is_refused(monkeypatch):
+@pytest.mark.parametrize("change", ["new operator", "other arguments"])
+def test_an_operator_that_is_not_known_is_named_when_it_runs(mesh, monkeypatch, change):
     from retrograd.compat import c10d
 
-    known = {name: value for name, value in c10d._OPERATORS.items() if name != "allreduce_"}
-    monkeypatch.setattr(c10d, "_OPERATORS", known)
-    with pytest.raises(UsageError, match=r"has operators of c10d that are not known here: allreduce_"):
-        record_collectives().start()
-    monkeypatch.setattr(c10d, "_OPERATORS", known | {"allreduce_": ("all-reduce", "tensor_list")})
-    with pytest.raises(UsageError, match=r"calls c10d::allreduce_ without tensor_list"):
-        record_collectives().start()
+    known = {name: value for name, value in c10d.OPERATORS.items() if name != "reduce_"}
+    monkeypatch.setattr(
+        c10d, "OPERATORS", known | ({"reduce_": ("reduce", "x")} if change == "other arguments" else {})
+    )
+    with record_collectives() as log:
+        assert [note for note in log.notes if note.endswith("not recorded: reduce_")]
+        dist.all_reduce(torch.ones(2))
+        with pytest.warns(UntestedVersionWarning, match=r"c10d::reduce_ of torch .* ran, and neither it nor"):
+            dist.reduce(torch.ones(2), 0)
+        dist.reduce(torch.ones(2), 0)
+        log.step()
+    assert [c.kind for c in log.log().collectives(log.log().setup)] == ["all-reduce"]
+    assert sum("c10d::reduce_" in note for note in log.notes) == 1
 
 
 def test_nothing_but_the_recorder_loads_torch():

@@ -1,11 +1,9 @@
-"""Sees every collective of torch.distributed on its way to the backend: one Python kernel before each c10d operator.
+"""Kernels before the operators of c10d: they see every collective of torch.distributed on its way to the backend.
 
 Python functions, DDP's C++ reducer and functional collectives of compiled graphs all call the operators of namespace
 c10d. A kernel at the dispatch key BackendSelect stands between them and the backend, so it also runs under no_grad,
 inference_mode and in autograd's threads. It is no TorchDispatchMode, which torch.compile refuses to work under.
 Measured on 2 shared cores, torch 2.13: 50 us a collective.
-
-The private names are those of this file: the c10d operators and what `self_test` checks.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from typing import Any
 
 import torch
 
-from retrograd.errors import UsageError
+from retrograd.compat.registry import Part, register, require
 
-# operator -> kind, argument that holds what this rank gives (or, at scatter and recv, what it gets)
-_OPERATORS = {
+# operator -> kind, argument that holds what this rank sends (or, at scatter and recv, what it gets)
+OPERATORS = {
     "_allgather_base_": ("all-gather", "input_tensor"),
     "allgather_": ("all-gather", "input_tensors"),
     "allgather_coalesced_": ("all-gather", "input_list"),
@@ -36,6 +34,7 @@ _OPERATORS = {
     "broadcast_": ("broadcast", "tensors"),
     "reduce_": ("reduce", "tensors"),
     "gather_": ("gather", "input_tensors"),
+    "gather_into_tensor_": ("gather", "input_tensor"),  # from torch 2.14 on
     "scatter_": ("scatter", "output_tensors"),
     "barrier": ("barrier", "tensor"),
     "monitored_barrier_": ("barrier", "tensor"),
@@ -43,13 +42,14 @@ _OPERATORS = {
     "recv_": ("recv", "tensors"),
     "recv_any_source_": ("recv", "tensors"),
 }
+NO_COLLECTIVES = frozenset({"check_for_nan"})
 _ROOTS = ("root_rank", "dst", "src")
-_NO_COLLECTIVES = ("check_for_nan",)
-_here = threading.local()
+_KEY = "BackendSelect"
+_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class IssuedCollective:
     """A collective that is about to start."""
 
     kind: str
@@ -59,91 +59,161 @@ class Call:
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def unrecorded() -> Iterator[None]:
     """Collectives issued inside are ours, by which ranks ask each other now and then: no part of the run's sequence."""
-    before = getattr(_here, "aside", False)
-    _here.aside = True
+    before = getattr(_thread, "unrecorded", False)
+    _thread.unrecorded = True
     try:
         yield
     finally:
-        _here.aside = before
+        _thread.unrecorded = before
 
 
-def self_test() -> None:
-    """Check the private names.
-
-    Raises:
-        UsageError: this torch lacks one, or has an operator that is unknown here.
-    """
-    missing = [
-        name
-        for name, holder in (
-            ("DispatchKey.BackendSelect", getattr(torch._C, "DispatchKey", None)),
-            ("_dispatch_keyset_full_after", torch._C),
-            ("_dispatch_get_all_op_names", torch._C),
-            ("_destroy", torch.library.Library),
-            ("unbox", getattr(torch.distributed, "ProcessGroup", None)),
-        )
-        if not hasattr(holder, name.rpartition(".")[2])
-    ]
-    if missing:
-        raise unknown_torch(f"lacks {', '.join(missing)}")
-    names = {n.partition("::")[2] for n in torch._C._dispatch_get_all_op_names() if n.startswith("c10d::")}
-    if new := sorted(names - set(_OPERATORS) - set(_NO_COLLECTIVES)):
-        raise unknown_torch(f"has operators of c10d that are not known here: {', '.join(new)}")
-    for name in sorted(names & set(_OPERATORS)):
-        given = [argument.name for argument in _operator(name)._schema.arguments]
-        if lacking := {"process_group", _OPERATORS[name][1]} - set(given):
-            raise unknown_torch(f"calls c10d::{name} without {', '.join(sorted(lacking))}, but with {', '.join(given)}")
-
-
-def unknown_torch(what: str) -> UsageError:
-    """What is raised where a private name is not what it was in the versions that were tested."""
-    return UsageError(
-        f"torch {torch.__version__} {what}; collectives are recorded with torch 2.11 to 2.13, on which this was tested"
-    )
-
-
-def _operator(name: str) -> Any:
-    return getattr(torch.ops.c10d, name).default
-
-
-def install(before: Callable[[Call], None]) -> Callable[[], None]:
+def install(before: Callable[[IssuedCollective], None], unknown: Callable[[str], None]) -> Callable[[], None]:
     """Call `before` for each collective, on the thread that issues it; an exception keeps it from starting.
+
+    Args:
+        before: is given the collective.
+        unknown: is given the name of an operator of c10d whose arguments are not known here, each time it is called.
 
     Returns:
         What takes it away again.
+
+    Raises:
+        UnsupportedVersionError: this torch dispatches otherwise.
     """
-    self_test()
-    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    require(PART)
+    return _install(before, unknown)
+
+
+def unknown_operators() -> list[str]:
+    """Operators of c10d in this torch whose arguments are not known here."""
+    return [name for name in _names() if name not in NO_COLLECTIVES and not _is_known(name)]
+
+
+def _install(before: Callable[[IssuedCollective], None], unknown: Callable[[str], None]) -> Callable[[], None]:
     library = torch.library.Library("c10d", "IMPL")
-    known = set(torch._C._dispatch_get_all_op_names())
-    for name in _OPERATORS:
-        if f"c10d::{name}" in known:
-            library.impl(name, _kernel(name, after, before), "BackendSelect", with_keyset=True)
+    unread = unknown_operators()
+    for name in _names():
+        if name not in NO_COLLECTIVES:
+            read = _unread(name, unknown) if name in unread else _read(name, before)
+            library.impl(name, _kernel(_operator("c10d", name), read), _KEY, with_keyset=True)
     return library._destroy
 
 
-def _kernel(name: str, after: Any, before: Callable[[Call], None]) -> Callable[..., Any]:
-    operator = _operator(name)
-    kind, holder = _OPERATORS[name]
-    places = {argument.name: at for at, argument in enumerate(operator._schema.arguments)}
-    given, group = places[holder], places["process_group"]
-    root = next((places[r] for r in _ROOTS if r in places), None)
-    unbox = torch.distributed.ProcessGroup.unbox
+def _names() -> list[str]:
+    names = torch._C._dispatch_get_all_op_names()
+    return sorted(name.removeprefix("c10d::") for name in names if name.startswith("c10d::"))
 
-    def kernel(keys: Any, *args: Any) -> Any:
-        if not getattr(_here, "aside", False):
-            tensors = list(_tensors(args[given]))
-            before(Call(kind, tensors, unbox(args[group]), -1 if root is None else args[root]))
-        return operator.redispatch(keys & after, *args)
+
+def _operator(namespace: str, name: str) -> Any:
+    name, _, overload = name.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
+def _is_known(name: str) -> bool:
+    if name not in OPERATORS:
+        return False
+    arguments = {argument.name for argument in _operator("c10d", name)._schema.arguments}
+    return {"process_group", OPERATORS[name][1]} <= arguments
+
+
+def _kernel(operator: Any, read: Callable[..., None]) -> Callable[..., Any]:
+    """The kernel that calls `read` with the operator's arguments, then the kernels below it."""
+    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, _KEY))
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if not getattr(_thread, "unrecorded", False):
+            read(*args)
+        return operator.redispatch(keys & below, *args, **kwargs)
 
     return kernel
 
 
-def _tensors(given: Any) -> Iterator[Any]:
-    if isinstance(given, (list, tuple)):
-        for one in given:
-            yield from _tensors(one)
+def _unread(name: str, unknown: Callable[[str], None]) -> Callable[..., None]:
+    return lambda *args: unknown(f"c10d::{name}")
+
+
+def _read(name: str, before: Callable[[IssuedCollective], None]) -> Callable[..., None]:
+    kind, holder = OPERATORS[name]
+    places = {argument.name: at for at, argument in enumerate(_operator("c10d", name)._schema.arguments)}
+    sent, group = places[holder], places["process_group"]
+    root = next((places[r] for r in _ROOTS if r in places), None)
+    unbox = torch.distributed.ProcessGroup.unbox
+
+    def read(*args: Any) -> None:
+        tensors = list(_tensors(args[sent]))
+        before(IssuedCollective(kind, tensors, unbox(args[group]), -1 if root is None else args[root]))
+
+    return read
+
+
+def _tensors(nested: Any) -> Iterator[Any]:
+    if isinstance(nested, (list, tuple)):
+        for part in nested:
+            yield from _tensors(part)
     else:
-        yield given
+        yield nested
+
+
+def _self_test() -> str:
+    """Issue collectives of a process group without a backend: our kernels must see them, and may stop them."""
+    group, tensor = torch.distributed.ProcessGroup(0, 1), torch.ones(2, device="cpu")
+    issued: list[IssuedCollective] = []
+
+    def stop(collective: IssuedCollective) -> None:
+        issued.append(collective)
+        raise InterruptedError
+
+    uninstall = _install(stop, lambda name: None)
+    try:
+        for issue in (
+            lambda: group.allreduce([tensor], torch.distributed.AllreduceOptions()),  # as DDP does, through C++
+            lambda: torch.ops.c10d.broadcast_([tensor], group.boxed(), 0, 0),
+        ):
+            try:
+                issue()
+            except InterruptedError:
+                continue
+            return "a collective starts although the kernel before it raises"
+    finally:
+        uninstall()
+    if [(c.kind, c.root) for c in issued] != [("all-reduce", -1), ("broadcast", 0)]:
+        return f"kernels before c10d's operators see {[(c.kind, c.root) for c in issued]}"
+    if any(c.tensors[0] is not tensor or c.group != group for c in issued):
+        return "kernels before c10d's operators see other tensors or another process group"
+    return _redispatch_test()
+
+
+def _redispatch_test() -> str:
+    """An operator of our own reaches the kernel below ours, with its result."""
+    library, seen = torch.library.Library("retrograd_self_test", "FRAGMENT"), list[Any]()
+    try:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        kernel = _kernel(_operator("retrograd_self_test", "twice"), seen.append)
+        library.impl("twice", kernel, _KEY, with_keyset=True)
+        result = torch.ops.retrograd_self_test.twice(torch.ones(2, device="cpu"))
+    finally:
+        library._destroy()
+    if len(seen) != 1 or result.tolist() != [2.0, 2.0]:
+        return "a kernel at BackendSelect does not go on to the kernel of the device"
+    return ""
+
+
+PART = register(
+    Part(
+        "torch.c10d",
+        "torch",
+        "records collectives of torch.distributed",
+        (
+            "torch._C._dispatch_keyset_full_after", "torch._C._dispatch_get_all_op_names", "torch._C.DispatchKey",
+            "torch.library.Library._destroy", "OpOverload._schema", "OpOverload.redispatch", "ProcessGroup.unbox",
+            "torch.ops.c10d",
+        ),
+        ("2.11", "2.13", "2.15"),
+        "collectives are not recorded; use torch.profiler, or TORCH_NCCL_DUMP_ON_TIMEOUT for the order of the last",
+        _self_test,
+        refuses=True,
+    )
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What FSDP2 keeps of a sharded module, under the private names that it has in torch 2.11 to 2.15. Loads no torch.
+"""What FSDP2 keeps of a sharded module under private names. Loads no torch.
 
 PyTorch says in public neither which parameters one `fully_shard` call gathers together nor whether their gradients have
 been reduced. Whoever needs that asks here: the watcher of graphs, and everything in `fsdp`.
@@ -6,8 +6,12 @@ been reduced. Whoever needs that asks here: the watcher of graphs, and everythin
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
+
+from retrograd.compat.registry import Part, register
 
 
 def parameter_groups(state: Any) -> list[Any]:
@@ -15,8 +19,8 @@ def parameter_groups(state: Any) -> list[Any]:
     several = getattr(state, "_fsdp_param_groups", None)
     if several is not None:
         return list(several)
-    one = getattr(state, "_fsdp_param_group", None)
-    return [] if one is None else [one]
+    single = getattr(state, "_fsdp_param_group", None)
+    return [] if single is None else [single]
 
 
 def leftovers(group: Any) -> Iterator[Any]:
@@ -27,3 +31,67 @@ def leftovers(group: Any) -> Iterator[Any]:
             continue
         if leaf.grad is not None or getattr(param, "unsharded_accumulated_grad", None) is not None:
             yield param
+
+
+def param_group_class() -> Any:
+    """The class of FSDP2's parameter groups, whose frames issue its collectives; None while nobody has loaded FSDP2.
+
+    Loading it takes seconds (5 s on 2 cores, torch 2.13), which a program that does not use it need not wait for.
+    """
+    home = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    return getattr(home, "FSDPParamGroup", None)
+
+
+def modules_of(group: Any) -> tuple[Any, ...]:
+    """The modules of a parameter group."""
+    return tuple(group.modules)
+
+
+def module_names(group: Any) -> tuple[str, ...] | None:
+    """Their names; None before the first forward of their root, until which FSDP2 has none."""
+    fqn = group._module_fqn
+    return None if fqn is None else tuple(fqn.split(", "))
+
+
+def _self_test() -> str:
+    """A parameter group that was never set up: FSDP2's own properties must find what is put under these names."""
+    torch = importlib.import_module("torch")
+    home = importlib.import_module("torch.distributed.fsdp._fully_shard")
+    state, group_class = home._fsdp_state.FSDPState(), home._fsdp_param_group.FSDPParamGroup
+    if parameter_groups(state):
+        return "the state of no module has parameter groups"
+    if not hasattr(state, "_fsdp_param_groups") and not hasattr(state, "_fsdp_param_group"):
+        return "FSDPState has neither _fsdp_param_groups nor _fsdp_param_group"
+    group, param = object.__new__(group_class), object.__new__(home._fsdp_param.FSDPParam)
+    leaf = torch.ones(2, device="cpu", requires_grad=True)
+    param._unsharded_param, group.fsdp_params, group._module_fqn = leaf, [param], "a, b"
+    if param.unsharded_param is not leaf:
+        return "unsharded parameters are kept under another name than _unsharded_param"
+    if "_module_fqn" not in group_class._with_fqn.__code__.co_names or module_names(group) != ("a", "b"):
+        return "a group's modules are named otherwise than by _module_fqn"
+    if not {"fsdp_params", "modules"} <= {*group_class.__init__.__code__.co_names}:
+        return "FSDPParamGroup has no fsdp_params or modules"
+    if list(leftovers(group)):
+        return "a gradient is left where there is none"
+    leaf.grad = torch.ones(2, device="cpu")
+    if list(leftovers(group)) != [param]:
+        return "gradients of unsharded parameters are kept elsewhere"
+    return ""
+
+
+STATE = register(
+    Part(
+        "torch.fsdp2.state",
+        "torch",
+        "asks FSDP2 which parameters it gathers together and which gradients are not reduced yet",
+        (
+            "FSDPState._fsdp_param_groups", "FSDPState._fsdp_param_group", "FSDPParamGroup.fsdp_params",
+            "FSDPParamGroup._module_fqn", "FSDPParamGroup.modules", "FSDPParam._unsharded_param",
+            "FSDPParam.unsharded_accumulated_grad",
+        ),
+        ("2.11", "2.13", "2.15"),
+        "collectives of FSDP2 are named by the module that calls them, and gradients that were never reduced are not "
+        "found; bucket_gradients refuses, retrograd.fsdp.shard_by_size needs no private name",
+        _self_test,
+    )
+)  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from retrograd.compat.c10d import aside
+from retrograd.compat.c10d import unrecorded
 from retrograd.core.rank_store import Exchange, of_default_group
 from retrograd.errors import RanksDifferError
 from retrograd.fsdp.buckets import digest
@@ -90,7 +90,7 @@ class Agreement:
         theirs = [torch.empty_like(ours) for _ in self.ranks]
         try:
             self._come(due)
-            with aside():
+            with unrecorded():
                 dist.all_gather(theirs, ours, group=self._group)
         except RuntimeError as error:
             raise RanksDifferError(
@@ -124,6 +124,6 @@ class Agreement:
         padded = torch.full((size,), ord(" "), dtype=torch.uint8, device="cpu")
         padded[: data.numel()] = data
         theirs = [torch.empty_like(padded) for _ in self.ranks]
-        with aside():
+        with unrecorded():
             dist.all_gather(theirs, padded, group=self._group)
         return [json.loads(bytes(one.tolist())) for one in theirs]

@@ -1,9 +1,8 @@
 """Who issues a collective: which modules, in which phase, by which reduction; read from the frames that call it.
 
 Nothing of PyTorch is replaced and no hook is registered on a module, so compiled and patched models stay as they are.
-The frames are those of FSDP's parameter groups, of torch.nn.Module and of torch.distributed's functions; the private
-names that this reads are checked by `self_test`. DDP's reducer is C++ without frames: its buckets are told by
-their sizes.
+The frames are those of FSDP's parameter groups, of torch.nn.Module and of torch.distributed's functions. DDP's reducer
+is C++ without frames: its buckets are told by their sizes.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
 import torch
 
-from retrograd.compat.c10d import unknown_torch
-from retrograd.compat.fsdp2_state import leftovers
+from retrograd.compat import fsdp2_state, torch_autograd
+from retrograd.compat.registry import require, works
+from retrograd.compat.torch_ddp import BucketOrders, bucket_orders
 
 _DEEP = 400  # frames looked at: a deep model calls 3 a level
 _MODULE, _DISTRIBUTED, _SELF = "module", "distributed", "self"
@@ -44,34 +44,6 @@ class naming:
         _here.names = self._before
 
 
-def param_group_class() -> Any:
-    """FSDP2's parameter group; None where torch has no FSDP2."""
-    try:
-        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-    except ImportError:
-        return None
-    return FSDPParamGroup
-
-
-def self_test() -> None:
-    """Check the private names.
-
-    Raises:
-        UsageError: this torch names them otherwise.
-    """
-    missing = []
-    if not hasattr(torch._C, "_current_graph_task_id"):
-        missing.append("torch._C._current_graph_task_id")
-    ddp = torch.nn.parallel.DistributedDataParallel
-    if not hasattr(ddp, "_get_ddp_logging_data"):
-        missing.append("DistributedDataParallel._get_ddp_logging_data")
-    if (group := param_group_class()) is not None:
-        made = group.__init__.__code__.co_names
-        missing += [f"FSDPParamGroup.{n}" for n in ("_module_fqn", "fsdp_params", "modules") if n not in made]
-    if missing:
-        raise unknown_torch(f"lacks {', '.join(missing)}")
-
-
 class Attribution:
     """Reads the frames of one run.
 
@@ -80,11 +52,10 @@ class Attribution:
     """
 
     def __init__(self, model: Any = None) -> None:
-        self_test()
+        require(torch_autograd.BACKWARD)
         self.model = model
         self.groups: weakref.WeakSet[Any] = weakref.WeakSet()  # FSDP's parameter groups that were at work
         self.optimizing = False
-        self._group = param_group_class()
         self._roles: dict[CodeType, str] = {}
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
         self._ddp = _Buckets()
@@ -98,7 +69,7 @@ class Attribution:
             numel: its elements.
             group: its process group.
         """
-        task = torch._C._current_graph_task_id()
+        task = torch_autograd.backward_id()
         owner, inner, outer, op, python = self._frames(frame, task != -1)
         if task != -1:
             phase = "backward"
@@ -126,12 +97,12 @@ class Attribution:
     def names(self, owner: Any) -> tuple[str, ...]:
         """Names of the modules of a parameter group, with it remembered."""
         self.groups.add(owner)
-        fqn = owner._module_fqn
-        if fqn is None:  # before the first forward of its root FSDP has no names
-            if self.model is not None:
-                return tuple(self._name(module, self.model) for module in owner.modules)
-            return tuple(type(module).__name__ for module in owner.modules)
-        return tuple(fqn.split(", "))
+        names = fsdp2_state.module_names(owner)
+        if names is not None:
+            return names
+        if self.model is not None:
+            return tuple(self._name(module, self.model) for module in fsdp2_state.modules_of(owner))
+        return tuple(type(module).__name__ for module in fsdp2_state.modules_of(owner))
 
     def between_steps(self) -> None:
         """Learn what can only be asked while no backward runs."""
@@ -153,9 +124,9 @@ class Attribution:
             elif role == _MODULE:
                 outer = frame.f_locals["self"]
                 inner = outer if inner is None else inner
-            elif role == _SELF and owner is None and self._group is not None:
+            elif role == _SELF and owner is None and (group := fsdp2_state.param_group_class()) is not None:
                 candidate = frame.f_locals.get("self")
-                owner = candidate if isinstance(candidate, self._group) else None
+                owner = candidate if isinstance(candidate, group) and works(fsdp2_state.STATE) else None
             frame = frame.f_back
         return owner, inner, outer, op, python
 
@@ -180,7 +151,7 @@ class Attribution:
         """Modules of FSDP whose gradients of the last backward wait on this rank and were never reduced."""
         found: list[str] = []
         for group in self.groups:
-            if any(leftovers(group)):
+            if any(fsdp2_state.leftovers(group)):
                 found += [name or "(root)" for name in self.names(group)]
         return sorted(set(found))
 
@@ -198,7 +169,7 @@ class _Buckets:
         self._models: list[weakref.ref[Any]] = []
         self._looked = 0
         self._task = -1
-        self._told: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._orders: weakref.WeakKeyDictionary[Any, BucketOrders] = weakref.WeakKeyDictionary()
         self._done: dict[int, tuple[int, int]] = {}  # id of DDP -> buckets and parameters so far in this backward
 
     def names(self, group: Any, numel: int, task: int) -> tuple[str, ...] | None:
@@ -219,11 +190,11 @@ class _Buckets:
         return (f"DDP bucket {bucket}",)
 
     def refresh(self) -> None:
-        """Ask DDP for its order, between steps: inside backward the reducer holds the lock that answers need."""
+        """Ask DDP for its order, between steps."""
         for ref in self._models:
             model = ref()
-            if model is not None and "rebuilt_per_bucket_param_indices" not in self._told.get(model, {}):
-                self._told[model] = model._get_ddp_logging_data()
+            if model is not None and not (model in self._orders and self._orders[model].final):
+                self._orders[model] = bucket_orders(model)
 
     def _of(self, group: Any) -> list[Any]:
         alive = [model for ref in self._models if (model := ref()) is not None]
@@ -240,7 +211,7 @@ class _Buckets:
     def _walk(self, model: Any, at: int, numel: int) -> tuple[tuple[str, ...], int] | None:
         """The parameters from `at` on, in one of the orders that DDP uses, that make up exactly `numel`."""
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
-        for order in self._orders(model, len(named)):
+        for order in (self._orders.get(model) or bucket_orders(model, ask=False)).orders:
             total, end = 0, at
             while end < len(order) and total < numel:
                 total += named[order[end]][1].numel()
@@ -249,11 +220,3 @@ class _Buckets:
                 modules = (named[i][0].rpartition(".")[0] for i in order[at:end])
                 return tuple(dict.fromkeys(modules)), end
         return None
-
-    def _orders(self, model: Any, count: int) -> Iterator[list[int]]:
-        told = self._told.get(model, {})
-        for key in ("rebuilt_per_bucket_param_indices", "prev_iteration_grad_ready_order_indices"):
-            numbers = [int(word) for word in str(told.get(key, "")).replace(",", " ").split()]
-            if sorted(numbers) == list(range(count)):
-                yield numbers
-        yield list(range(count))[::-1]

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from retrograd.compat import c10d
+from retrograd.compat.torch_autograd import in_backward
+from retrograd.compat.versions import UntestedVersionWarning, tested
 from retrograd.core.rank_store import of_default_group
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
 from retrograd.fsdp.attribution import Attribution
@@ -43,6 +45,7 @@ class CollectiveLog:
         self.problems: list[str] = []
         self.journal = Journal(0, 1)
         self._said_changes = 0
+        self._unrecorded: set[str] = set()
         self._verifier: Verifier | None = None
         self._watchdog: Watchdog | None = None
         self._ended = False  # an optimizer has ended the step; whether the program says so too is not known yet
@@ -65,7 +68,11 @@ class CollectiveLog:
                 "collectives are recorded already; stop() the first log, or leave its `with`, before another"
             )
         self._attribution = Attribution(self.model)
-        self._undo = [c10d.install(self._before)]
+        self._undo = [c10d.install(self._before, self._unknown)]
+        if names := c10d.unknown_operators():
+            self.journal.notes.append(
+                f"torch {torch.__version__} has operators that are not recorded: {', '.join(names)}"
+            )
         self._undo.append(register_optimizer_step_pre_hook(self._before_optimizer).remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
         CollectiveLog._active = self
@@ -183,7 +190,19 @@ class CollectiveLog:
                     self._verifier = Verifier(exchange, self.journal, self.options["timeout"] or _WAIT)
         return self._verifier
 
-    def _before(self, call: c10d.Call) -> None:
+    def _unknown(self, name: str) -> None:
+        if name in self._unrecorded:
+            return
+        self._unrecorded.add(name)
+        text = (
+            f"step {self.journal.total}: {name} of torch {torch.__version__} ran, and neither it nor its later calls "
+            f"are recorded; known are the operators of torch {tested('torch')}"
+        )
+        with self._lock:
+            self.journal.notes.append(text)
+        warnings.warn(f"retrograd.fsdp: {text}", UntestedVersionWarning, stacklevel=4)
+
+    def _before(self, call: c10d.IssuedCollective) -> None:
         varying = call.kind in ("all-to-all", "send", "recv")
         numel = VARYING if varying else sum(t.numel() for t in call.tensors)
         by, modules, phase, op = self._attribution.of(sys._getframe(1), call.kind, numel, call.group)
@@ -207,7 +226,7 @@ class CollectiveLog:
             verifier.before(one)
 
     def _before_optimizer(self, *_: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
+        if in_backward():
             return  # an optimizer inside backward, one for each parameter: no end of a step
         if self._ended:
             self._ended = False
@@ -219,7 +238,7 @@ class CollectiveLog:
         self._attribution.optimizing = True
 
     def _after_optimizer(self, *_: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
+        if in_backward():
             return
         self._attribution.optimizing = False
         if self.options["steps"] == "optimizer":

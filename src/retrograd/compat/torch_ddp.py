@@ -1,0 +1,58 @@
+"""Buckets of DistributedDataParallel: the order of parameters in its reducer, which is C++."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from retrograd.compat.registry import Part, register, works
+
+_REBUILT, _READY = "rebuilt_per_bucket_param_indices", "prev_iteration_grad_ready_order_indices"
+
+
+class BucketOrders(NamedTuple):
+    """Orders in which DDP may reduce parameters, the likeliest first, and whether that is its last."""
+
+    orders: list[list[int]]
+    final: bool
+
+
+def bucket_orders(model: Any, *, ask: bool = True) -> BucketOrders:
+    """Numbers of trainable parameters in the orders that DDP may use.
+
+    Args:
+        model: a DistributedDataParallel.
+        ask: inside backward do not: the reducer holds the lock that the answer needs.
+    """
+    count = sum(p.requires_grad for p in model.module.parameters())
+    logged = _logged(type(model), model) if ask and works(PART) else {}
+    orders = [[int(word) for word in str(logged.get(key, "")).replace(",", " ").split()] for key in (_REBUILT, _READY)]
+    orders = [order for order in orders if sorted(order) == list(range(count))]
+    return BucketOrders([*orders, list(range(count))[::-1]], _REBUILT in logged)
+
+
+def _logged(ddp: type, model: Any) -> dict[str, Any]:
+    return ddp._get_ddp_logging_data(model)
+
+
+def _self_test() -> str:
+    """The method joins what the reducer's logger says; without a process group there is no reducer to ask."""
+    said = SimpleNamespace(strs_map={_REBUILT: "1, 0"}, ints_map={"rank": 0})
+    model = SimpleNamespace(logger=SimpleNamespace(_get_ddp_logging_data=lambda: said))
+    logged = _logged(torch.nn.parallel.DistributedDataParallel, model)
+    return "" if logged.get(_REBUILT) == "1, 0" else f"it has {', '.join(map(str, logged))}"
+
+
+PART = register(
+    Part(
+        "torch.ddp",
+        "torch",
+        "asks DDP for the order of its buckets",
+        ("DistributedDataParallel._get_ddp_logging_data",),
+        ("2.11", "2.13", "2.15"),
+        "all-reduces of DDP are named by the reversed order of parameters, which is that of its first step",
+        _self_test,
+    )
+)
