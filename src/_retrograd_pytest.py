@@ -209,7 +209,7 @@ def _target(path: Path, module: Any, spec: Any) -> str | None:
 @pytest.fixture
 def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     """The stage this test is for; verifiers are shared by the stages of one mark, and with them the truths."""
-    from retrograd.check.runner import Verifier
+    from retrograd.check.runner import Verification
 
     mark = _mark(request.node)
     config = request.config
@@ -223,5 +223,5 @@ def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     known = config.stash[_VERIFIERS]
     key = request.node.nodeid.split("[")[0]
     if key not in known:
-        known[key] = Verifier(mark.args[0], **options)
+        known[key] = Verification(mark.args[0], **options)
     return StageCheck(known[key], request.param)

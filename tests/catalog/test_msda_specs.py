@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from retrograd.catalog import SHIPPED, msda, msda_names, resolve
-from retrograd.check.op_runner import BUDGETS, Workbench
-from retrograd.check.stages import compiler
+from retrograd.check.stages import StageContext, compiler
 from retrograd.check.stages.oracle import judged
 
 
@@ -21,8 +20,8 @@ def test_spec_runs_and_agrees_with_its_reference(name: str, device: str) -> None
     if name.endswith(("_cpu", "_torch")):
         device = "cpu"
     for dtype in spec.dtypes:
-        bench = Workbench(spec, dtype, 0, device, BUDGETS["quick"], "quick")
-        outcome = judged(bench, bench.base, "oracle")
+        context = StageContext.of(spec, dtype, device=device)
+        outcome = judged(context, context.base, "oracle")
         assert outcome.findings == []
         # A truth that wanders between cells would forgive anything.
         assert outcome.power < 4 * torch.finfo(getattr(torch, dtype)).eps * 4
@@ -54,8 +53,8 @@ def test_names_and_specs_agree() -> None:
 def test_under_vmap_gradients_of_16_bit_values_are_added_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     # vmap is checked in the first dtype of a spec, and compiling is another test's business.
     spec = replace(resolve("ms_deform_attn_mixed_torch"), dtypes=("bfloat16",), transforms=("vmap",))
-    bench = Workbench(spec, "bfloat16", 0, "cpu", BUDGETS["quick"], "quick")
-    assert compiler.check(bench, bench.base).findings == []
+    context = StageContext.of(spec, "bfloat16")
+    assert compiler.check(context, context.base).findings == []
     monkeypatch.setattr("retrograd.ops.tensor_subclasses.transformed", lambda tensor: False)
-    (found,) = compiler.check(bench, bench.base).findings
+    (found,) = compiler.check(context, context.base).findings
     assert found.tensor == "grad value"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from retrograd.catalog import SHIPPED, norm, norm_names, resolve
-from retrograd.check.op_runner import BUDGETS, Workbench
 from retrograd.check.runner import verify
+from retrograd.check.stages import StageContext
 from retrograd.check.stages.oracle import judged
 
 
@@ -16,8 +16,8 @@ def test_spec_runs_and_agrees_with_its_reference(name: str, device: str) -> None
     assert spec.name == name
     if name.endswith(("_cpu", "_torch")):
         device = "cpu"
-    bench = Workbench(spec, spec.dtypes[-1], 0, device, BUDGETS["quick"], "quick")
-    assert judged(bench, bench.base, "oracle").findings == []
+    context = StageContext.of(spec, spec.dtypes[-1], device=device)
+    assert judged(context, context.base, "oracle").findings == []
 
 
 def test_names_and_specs_agree() -> None:

@@ -8,8 +8,9 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check.compare import compare, profile
-from retrograd.check.op_runner import BUDGETS, Workbench
+from retrograd.check.levels import BUDGETS
 from retrograd.check.spec import dtype_name
+from retrograd.check.stages import StageContext
 from retrograd.check.tolerance import CONFIRM_RUNS
 
 
@@ -55,8 +56,8 @@ def test_what_is_right_needs_no_noise_runs_in_a_sweep():
 
 def test_noise_runs_decide_between_rounding_and_a_fault():
     spec = _spec(off(4))
-    bench = Workbench(spec, "float32", 0, "cpu", BUDGETS["quick"], "quick")
-    truth, got = bench.truth(bench.base), bench.run(bench.base).grads["grad x"]
+    context = StageContext.of(spec, "float32")
+    truth, got = context.oracle.truth(context.base), context.runner.run(context.base).grads["grad x"]
     assert compare(got, truth.want["grad x"], truth.floor["grad x"]).wrong
     assert rg.verify(spec, level="quick", only=["oracle", "shapes"])
     report = rg.verify(_spec(off(4096)), level="quick", only=["oracle"])
@@ -66,9 +67,9 @@ def test_noise_runs_decide_between_rounding_and_a_fault():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_the_floor_is_never_above_the_tolerance(dtype):
     spec = _spec(_norm, dtypes=[dtype])
-    bench = Workbench(spec, dtype_name(dtype), 0, "cpu", BUDGETS["quick"], "quick")
+    context = StageContext.of(spec, dtype_name(dtype))
     for runs in (None, CONFIRM_RUNS):
-        truth = bench.truth(bench.base, runs)
+        truth = context.oracle.truth(context.base, runs)
         for name, least in truth.floor.items():
             assert bool((least <= truth.tol[name]).all())
             assert bool((least < truth.tol[name]).any())
@@ -108,6 +109,6 @@ def test_the_histogram_counts_each_distance_once():
     ulps = [0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 1024.0, _NAN]
     want = 1.0 + torch.tensor(ulps, dtype=torch.float64) * 2.0**-23
     got = torch.ones(12)
-    case = Workbench(_spec(_norm), "float32", 0, "cpu", BUDGETS["quick"], "quick").base
+    case = StageContext.of(_spec(_norm), "float32").base
     drawn = profile("out", got, want, compare(got, want, torch.ones_like(want)), case)
     assert drawn.ulp_counts == (2, 1, 2, 1, 1, 1, 1, 1, 2)

@@ -14,8 +14,8 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check import kinks
-from retrograd.check.op_runner import BUDGETS, Workbench
 from retrograd.check.rounding import Float64
+from retrograd.check.stages import StageContext
 from retrograd.errors import SpecError
 
 _PATH = Path(__file__).resolve().parent.parent / "mutants" / "kinks.py"
@@ -26,14 +26,14 @@ _MODULE.loader.exec_module(mutants)
 X = dict(x=rg.tensor("M", "N"))
 
 
-def _bench(reference, inputs=None, **more):
+def _context(reference, inputs=None, **more):
     spec = rg.op(reference, reference, inputs or X, **more)
-    return Workbench(spec, "float32", 0, "cpu", BUDGETS["full"], "full")
+    return StageContext.of(spec, "float32", level="full")
 
 
-def _places(bench, name="x"):
-    moved = bench.inputs(bench.base.but(values=((name, "kink"),)))[name]
-    return moved[moved != bench.inputs(bench.base)[name]]
+def _places(context, name="x"):
+    moved = context.runner.inputs(context.base.but(values=((name, "kink"),)))[name]
+    return moved[moved != context.runner.inputs(context.base)[name]]
 
 
 @pytest.mark.parametrize("name", mutants.MUTANTS)
@@ -54,9 +54,9 @@ def test_kinks_with_near_sides_are_tried_too(seed):
 
 @pytest.mark.parametrize("fn", [F.relu, torch.abs, F.hardtanh, F.leaky_relu, lambda x: F.max_pool1d(x, 3, 2)])
 def test_kinks_are_found_and_right_ops_left_alone(fn):
-    bench = _bench(fn, sizes=dict(N=(3, 64)))
-    assert len(_places(bench))
-    assert rg.verify(bench.spec, level="full", only=["kinks"])
+    context = _context(fn, sizes=dict(N=(3, 64)))
+    assert len(_places(context))
+    assert rg.verify(context.spec, level="full", only=["kinks"])
 
 
 def test_a_case_without_values_has_every_input_put_at_kinks():
@@ -67,22 +67,24 @@ def test_a_case_without_values_has_every_input_put_at_kinks():
 
 
 def test_places_are_the_ones():
-    assert _places(_bench(F.relu)).abs().max() == 0
-    assert set(_places(_bench(F.hardtanh)).abs().tolist()) == {1.0}
-    pixels = (_places(_bench(mutants.interpolate, dict(x=rg.tensor("N", low=-1.0, high=1.0)))) + 1) * 16 - 0.5
+    assert _places(_context(F.relu)).abs().max() == 0
+    assert set(_places(_context(F.hardtanh)).abs().tolist()) == {1.0}
+    pixels = (_places(_context(mutants.interpolate, dict(x=rg.tensor("N", low=-1.0, high=1.0)))) + 1) * 16 - 0.5
     assert (pixels - pixels.round()).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("fn", [torch.sin, F.gelu, lambda x: torch.softmax(x, -1), lambda x: x @ x.mT, F.softplus])
 def test_smooth_functions_have_none(fn):
-    assert not len(_places(_bench(fn)))
+    assert not len(_places(_context(fn)))
 
 
 def test_bends_of_the_slope_are_no_kinks():
-    bench = _bench(lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"))
+    context = _context(lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"))
     # What the reference decides there shows the places, and the gradient is judged as anywhere.
-    assert set(_places(bench).abs().tolist()) == {0.0, 1.0}
-    assert not any(bool(at.any()) for at in bench.hull(bench.base.but(values=(("x", "kink"),))).at.values())
+    assert set(_places(context).abs().tolist()) == {0.0, 1.0}
+    assert not any(
+        bool(at.any()) for at in context.oracle.interval(context.base.but(values=(("x", "kink"),))).at.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,11 +129,11 @@ def test_declared_kinks_widen_the_reach():
         return dict(x=(x - 1).abs())
 
     spec = rg.op(op, reference, dict(x=x), dtypes=["float32"])
-    bench = Workbench(spec, "float32", 0, "cpu", BUDGETS["quick"], "quick")
-    assert not bench.hull(bench.base).at["grad x"].any()
+    context = StageContext.of(spec, "float32")
+    assert not context.oracle.interval(context.base).at["grad x"].any()
     declared = rg.op(op, reference, dict(x=x), dtypes=["float32"], kinks=distance)
-    bench = Workbench(declared, "float32", 0, "cpu", BUDGETS["quick"], "quick")
-    assert bench.hull(bench.base).at["grad x"].tolist() == [True, False, False]
+    context = StageContext.of(declared, "float32")
+    assert context.oracle.interval(context.base).at["grad x"].tolist() == [True, False, False]
     with pytest.raises(SpecError, match="kinks"):
         rg.op(op, reference, dict(x=x), kinks=3)
 
@@ -151,13 +153,13 @@ def test_odds_are_those_of_the_model():
 
 
 def test_ties_of_many_have_one_interval():
-    bench = _bench(lambda x: x.amax(-1), dict(x=torch.ones(2, 40)))
-    hull = bench.hull(bench.base)
-    assert hull.at["grad x"].sum() > 8
-    (g,) = bench.grad_outs(bench.base)
+    context = _context(lambda x: x.amax(-1), dict(x=torch.ones(2, 40)))
+    interval = context.oracle.interval(context.base)
+    assert interval.at["grad x"].sum() > 8
+    (g,) = context.runner.grad_outs(context.base)
     share = (g[:, None] / 40).expand(2, 40)
-    accepted = hull.outside("grad x", share) == 0
-    assert accepted[hull.at["grad x"]].all()
+    accepted = interval.outside("grad x", share) == 0
+    assert accepted[interval.at["grad x"]].all()
     assert kinks.around(torch.zeros(3)).tolist() == [1, 1, 1]
 
 
@@ -208,10 +210,10 @@ def _at_borders(seed, dtype, sizes):
 @pytest.mark.parametrize("seed", range(3))
 def test_either_side_of_a_jump_is_right(reference, seed):
     spec = rg.op(OtherFormula.apply, reference, _at_borders)
-    bench = Workbench(spec, "float32", seed, "cpu", BUDGETS["quick"], "quick")
-    trial, truth = bench.run(bench.base), bench.truth(bench.base)
-    assert trial.outs["out"].ne(truth.want["out"]).any(), "no coordinate fell into the other cell"
-    assert kinks.flips(bench, bench.base)["round"] >= 1
+    context = StageContext.of(spec, "float32", seed=seed)
+    run, truth = context.runner.run(context.base), context.oracle.truth(context.base)
+    assert run.outs["out"].ne(truth.want["out"]).any(), "no coordinate fell into the other cell"
+    assert kinks.flips(context.runner.reference(context.base))["round"] >= 1
     assert rg.verify(spec, level="quick", seed=seed, only=["oracle", "layouts"])
     broken = rg.op(Unscaled.apply, reference, _at_borders)
     assert "grad table" in {f.tensor for f in rg.verify(broken, level="quick", seed=seed, only=["oracle"]).findings}
@@ -227,23 +229,23 @@ def test_either_side_of_a_jump_is_right(reference, seed):
     ],
 )
 def test_steps_are_found_by_what_is_decided(fn, operator):
-    bench = _bench(fn)
-    case = bench.base.but(values=(("x", "kink"),))
-    assert len(_places(bench))
-    assert operator in kinks.flips(bench, case)
-    report = rg.verify(bench.spec, level="full", only=["kinks"])
+    context = _context(fn)
+    case = context.base.but(values=(("x", "kink"),))
+    assert len(_places(context))
+    assert operator in kinks.flips(context.runner.reference(case))
+    report = rg.verify(context.spec, level="full", only=["kinks"])
     assert report, [f.what for f in report.findings]
     assert f"{operator} " in " ".join(report.stage("kinks").notes)
 
 
 def test_places_of_selections_are_decisions():
-    bench = _bench(lambda x: x.sort(-1).values + x.topk(1).values + F.max_pool1d(x, 2), sizes=dict(M=[1], N=[2]),
+    context = _context(lambda x: x.sort(-1).values + x.topk(1).values + F.max_pool1d(x, 2), sizes=dict(M=[1], N=[2]),
                    inputs=lambda seed, dtype, sizes: dict(x=torch.full((1, 2), 0.3, dtype=dtype)))  # fmt: skip
-    made = kinks._decisions(bench, bench.base, Float64(record=True))
-    assert {"sort", "topk", "max_pool2d_with_indices"} <= {name for name, _ in made}
+    decisions = kinks.decisions(context.runner.reference(context.base), Float64(record=True))
+    assert {"sort", "topk", "max_pool2d_with_indices"} <= {name for name, _ in decisions}
 
 
 @pytest.mark.parametrize("fn", [torch.sin, lambda x: torch.softmax(x, -1), lambda x: F.rms_norm(x, x.shape[-1:])])
 def test_what_decides_nothing_has_no_flips(fn):
-    bench = _bench(fn, sizes=dict(N=(2, 64)))
-    assert kinks.flips(bench, bench.base) == {}
+    context = _context(fn, sizes=dict(N=(2, 64)))
+    assert kinks.flips(context.runner.reference(context.base)) == {}

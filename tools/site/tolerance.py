@@ -18,8 +18,8 @@ import torch.nn.functional as F
 
 import retrograd as rg
 from retrograd.check import tolerance
-from retrograd.check.op_runner import BUDGETS, Workbench
 from retrograd.check.spec import OpSpec
+from retrograd.check.stages import StageContext
 from retrograd.ops import ms_deform_attn, rms_norm
 
 ASSETS = Path(__file__).resolve().parent.parent.parent / "docs" / "assets"
@@ -52,27 +52,27 @@ class OverTheBlock(torch.autograd.Function):
         return grad_x.to(grad_out.dtype), (g * x_hat).sum(0).to(grad_out.dtype)
 
 
-def norm_bench(dtype: str) -> tuple[Workbench, dict[str, int]]:
+def norm_context(dtype: str) -> tuple[StageContext, dict[str, int]]:
     """The shipped RMSNorm beside the formula, with float32 inside, and the sizes it is run at."""
     inputs = dict(x=rg.tensor("M", "N"), weight=rg.tensor("N"))
     spec = rg.op(rms_norm, formula, inputs, dtypes=[dtype], compute="float32", name="rms_norm")
-    return bench_of(spec, dtype), dict(M=ROWS, N=COLUMNS)
+    return context_of(spec, dtype), dict(M=ROWS, N=COLUMNS)
 
 
-def bench_of(spec: OpSpec, dtype: str) -> Workbench:
-    """A workbench on the CPU at level full with seed 0."""
-    return Workbench(spec, dtype, 0, "cpu", BUDGETS["full"], "full")
+def context_of(spec: OpSpec, dtype: str) -> StageContext:
+    """The op, its truth and its judge on the CPU at level full with seed 0."""
+    return StageContext.of(spec, dtype, level="full")
 
 
 def measure_norm(rows: int = ROWS) -> dict[str, Any]:
     """Every 160th element of the gradient of x: its size, its tolerance, the error of a right and of a wrong op."""
-    bench, sizes = norm_bench("bfloat16")
-    case = bench.base.but(sizes={**sizes, "M": rows})
-    truth = bench.truth(case)
+    context, sizes = norm_context("bfloat16")
+    case = context.base.but(sizes={**sizes, "M": rows})
+    truth = context.oracle.truth(case)
     want, tol = truth.want["grad x"], truth.tol["grad x"]
-    right = bench.run(case).grads["grad x"]
-    mistaken = rg.op(OverTheBlock.apply, formula, bench.spec.inputs, dtypes=["bfloat16"], name="over_the_block")
-    wrong = bench_of(mistaken, "bfloat16").run(case).grads["grad x"]
+    right = context.runner.run(case).grads["grad x"]
+    mistaken = rg.op(OverTheBlock.apply, formula, context.spec.inputs, dtypes=["bfloat16"], name="over_the_block")
+    wrong = context_of(mistaken, "bfloat16").runner.run(case).grads["grad x"]
     errors = {name: (got.double() - want).abs() for name, got in (("right", right), ("wrong", wrong))}
     fixed = ATOL + RTOL * want.abs()
     facts = {
@@ -91,18 +91,18 @@ def measure_norm(rows: int = ROWS) -> dict[str, Any]:
 
 def measure_element(at: int = 30) -> dict[str, Any]:
     """What random rounding to float32 makes of one element, and the terms of its tolerance."""
-    bench, sizes = norm_bench("float32")
-    case = bench.base.but(sizes=sizes)
-    truth = bench.truth(case)
+    context, sizes = norm_context("float32")
+    case = context.base.but(sizes=sizes)
+    truth = context.oracle.truth(case)
     want = truth.want["grad x"].flatten()[at]
-    right = bench.run(case).grads["grad x"]
-    unit, accumulate = tolerance.units(bench.dtype, bench.spec.compute)
+    right = context.runner.run(case).grads["grad x"]
+    unit, accumulate = tolerance.units(case.dtype, context.spec.compute)
     rounded = []
     for seed in range(RUNS):
-        result = bench.rounded_run(case, unit, accumulate, seed)["grad x"]
+        result = context.runner.reference(case).rounded(unit, accumulate, seed)["grad x"]
         rounded.append(float(result.detach().flatten()[at] - want))
     terms = tolerance.terms(
-        float(want), float(truth.floor["grad x"].flatten()[at]), float(truth.tol["grad x"].flatten()[at]), bench.dtype
+        float(want), float(truth.floor["grad x"].flatten()[at]), float(truth.tol["grad x"].flatten()[at]), case.dtype
     )
     return {
         "want": float(want),
@@ -130,16 +130,16 @@ def measure_kink(steps: Iterable[int] = range(-12, 13)) -> dict[str, Any]:
             return F.grid_sample(image.to(p)[None, None], 2 * point - 1, align_corners=False).view(1)
 
         spec = rg.op(kernel, sampled, lambda seed, dtype, sizes, p=p: dict(p=p.view(1).to(dtype)), name="sample")
-        bench = bench_of(spec, "float32")
-        hull = bench.hull(bench.base)
+        context = context_of(spec, "float32")
+        interval = context.oracle.interval(context.base)
         values = []
         for program in (kernel, sampled):
             leaf = p.view(1).clone().requires_grad_()
             program(leaf).sum().backward()
             values.append(float(leaf.grad))
-        # grad_out of the bench is not 1: the hull is divided by it.
-        scale = float(bench.grad_outs(bench.base)[0])
-        ends = sorted(float(side["grad p"]) / scale for side in (hull.low, hull.high))
+        # grad_out of the case is not 1: the interval is divided by it.
+        scale = float(context.runner.grad_outs(context.base)[0])
+        ends = sorted(float(side["grad p"]) / scale for side in (interval.low, interval.high))
         rows.append([step, *values, *ends])
     return {"steps": rows}
 

@@ -1,16 +1,20 @@
-"""`assert_backward`: one comparison of a backward pass with its reference, under the derived tolerance."""
+"""Assertion on a backward pass: one comparison of a backward pass with its reference, under the derived tolerance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from retrograd.check.compare import compare
 from retrograd.check.inputs import differentiable
-from retrograd.check.op_runner import BUDGETS, Workbench, out_names
+from retrograd.check.op_runner import OpRunner
+from retrograd.check.oracle import truth_of
+from retrograd.check.reference import out_names
 from retrograd.check.spec import op
+from retrograd.check.tolerance import CONFIRM_RUNS
 from retrograd.errors import UsageError, VerificationError
 
 
@@ -56,19 +60,16 @@ def assert_backward(
         raise UsageError("`inputs` has no floating tensor; there is nothing to differentiate")
     spec = op(reference, reference, dict(inputs), params={k: [v] for k, v in params.items()},
               dtypes=(floats[0].dtype,), compute=compute)  # fmt: skip
-    bench = Workbench(spec, spec.dtypes[0], 0, str(floats[0].device), BUDGETS["full"], "full")
-    case = bench.base
-    made = bench.grad_outs(case)
-    given = _listed(grad_out, "grad_out", len(made))
-    if [tuple(g.shape) for g in given] != [tuple(g.shape) for g in made]:
-        raise UsageError(
-            f"`grad_out` has shapes {[tuple(g.shape) for g in given]}, the outputs {[tuple(g.shape) for g in made]}"
-        )
-    bench.set_grad_outs(case, given)
-    truth = bench.truth(case, 48)
+    runner = OpRunner(spec, spec.dtypes[0], 0, str(floats[0].device))
+    reference = runner.reference(runner.base)
+    shapes = [tuple(out.shape) for out in reference.outputs()]
+    grad_outs = _listed(grad_out, "grad_out", len(shapes))
+    if [tuple(g.shape) for g in grad_outs] != shapes:
+        raise UsageError(f"`grad_out` has shapes {[tuple(g.shape) for g in grad_outs]}, the outputs {shapes}")
+    truth = truth_of(replace(reference, grad_outs=lambda: [g.detach().clone() for g in grad_outs]), CONFIRM_RUNS)
     got = {f"grad {n}": grads[n] for n in differentiable(spec, inputs) if n in grads}
     if out is not None:
-        got |= dict(zip(out_names(len(made)), _listed(out, "out", len(made)), strict=True))
+        got |= dict(zip(out_names(len(shapes)), _listed(out, "out", len(shapes)), strict=True))
     lines = []
     for name, value in got.items():
         want = truth.want[name]
@@ -76,11 +77,8 @@ def assert_backward(
             shape = None if value is None else tuple(value.shape)
             lines.append(f"{name} has shape {shape}, expected {None if want is None else tuple(want.shape)}")
             continue
-        found = compare(value, want, truth.tol[name])
-        if found.wrong:
-            lines.append(
-                f"{name}{list(found.index)} is {found.got:.6g}, expected {found.want:.6g}: {found.worst:.3g} times the "
-                f"attainable error ({found.wrong} of {value.numel()} elements are out)"
-            )
+        comparison = compare(value, want, truth.tol[name])
+        if comparison.wrong:
+            lines.append(comparison.text(name))
     if lines:
         raise VerificationError("\n".join(lines))

@@ -16,7 +16,7 @@ _EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 1024.0)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TensorComparison:
     """Result of `compare`; `ratio` is err / tolerance per element, inf where one side is not finite.
 
     `worst` is the largest, 0 for an empty tensor. What only a finding says is worked out when it is asked for.
@@ -49,8 +49,15 @@ class Comparison:
         """What it should be."""
         return float(self.truth[self.index]) if self.ratio.numel() else 0.0
 
+    def text(self, name: str) -> str:
+        """The element of a tensor that is furthest out, and how many are."""
+        return (
+            f"{name}{list(self.index)} is {self.got:.6g}, expected {self.want:.6g}: {self.worst:.3g} times the "
+            f"attainable error ({self.wrong} of {self.ratio.numel()} elements are out)"
+        )
 
-def compare(got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor) -> Comparison:
+
+def compare(got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor) -> TensorComparison:
     """`got` in any dtype against `want` and `tol` in float64, equal shapes. NaN matches NaN, inf the same inf."""
     value = got.detach().to(torch.float64)
     ratio = (value - want).abs_().div_(tol)
@@ -59,7 +66,7 @@ def compare(got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor) -> Compari
         same = (value == want) | (value.isnan() & want.isnan())
         ratio = torch.where(same, 0.0, ratio).nan_to_num(float("inf"), float("inf"))
         worst = float(ratio.max())
-    return Comparison(ratio, value, want, worst)
+    return TensorComparison(ratio, value, want, worst)
 
 
 def _ulp(want: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -68,7 +75,7 @@ def _ulp(want: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Sketch:
+class LazyProfile:
     """A profile that is not drawn yet: most are not the worst of their stage, and nobody sees them."""
 
     tensor: str
@@ -76,9 +83,13 @@ class Sketch:
     draw: Callable[[], Profile]
 
 
-def profile(name: str, got: torch.Tensor, want: torch.Tensor, found: Comparison, case: Case) -> Profile:
+def profile(name: str, got: torch.Tensor, want: torch.Tensor, comparison: TensorComparison, case: Case) -> Profile:
     """The heat map of err / attainable error and the histogram of ULP distances of one tensor."""
-    ratio = found.ratio.reshape(-1, found.ratio.shape[-1]) if found.ratio.ndim else found.ratio.reshape(1, 1)
+    ratio = (
+        comparison.ratio.reshape(-1, comparison.ratio.shape[-1])
+        if comparison.ratio.ndim
+        else comparison.ratio.reshape(1, 1)
+    )
     rows, cols = (min(_GRID, n) for n in ratio.shape)
     grid = torch.nn.functional.adaptive_max_pool2d(ratio.clamp(max=1e30)[None].cpu(), (rows, cols))[0]
     ulps = ((got.detach().to(torch.float64) - want).abs() / _ulp(want, got.dtype)).nan_to_num(1e30, 1e30).flatten()
@@ -91,5 +102,5 @@ def profile(name: str, got: torch.Tensor, want: torch.Tensor, found: Comparison,
         ratio=tuple(tuple(float(f"{v:.3g}") for v in row) for row in grid.tolist()),
         ulp_edges=_EDGES,
         ulp_counts=tuple(counts),
-        worst=found.worst,
+        worst=comparison.worst,
     )

@@ -1,32 +1,31 @@
-"""From the findings of a stage in one dtype to what is told: the worst of each fault, where it fails, what it is."""
+"""Summary of the findings of a stage in one dtype: the worst of each fault, where it fails, what it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from retrograd.check import shrink
+from retrograd.check import shrink, tolerance
 from retrograd.check.diagnosis import diagnose
-from retrograd.check.op_runner import Workbench
 from retrograd.check.schema import Case, Finding, Sighting
-from retrograd.check.stages import Outcome
+from retrograd.check.stages import CaseOutcome, StageContext
 
-Attempt = Callable[[Case], Outcome | None]
+Attempt = Callable[[Case], CaseOutcome | None]
 
 
-def found(finding: Finding) -> str:
+def progress_line(finding: Finding) -> str:
     """A line for whoever waits: what was found and at which case, before anything is known of why."""
     at = f"{finding.case.dtype} {finding.case.text()}".strip()
     return f"found: {finding.what.splitlines()[0]} (at {at})"
 
 
 def explain(
-    bench: Workbench, findings: list[Finding], tried: dict[Case, bool], attempt: Attempt, shrinks: bool
+    context: StageContext, findings: list[Finding], tried: dict[Case, bool], attempt: Attempt, shrinks: bool
 ) -> list[Finding]:
     """One finding per tensor and kind, the worst, at its smallest failing case, with where it fails.
 
     Args:
-        bench: of the dtype.
+        context: of the dtype.
         findings: what a stage found in it.
         tried: the cases that it ran, and whether they failed.
         attempt: runs a case; None if it means nothing for the op.
@@ -39,19 +38,19 @@ def explain(
             worst[key] = f
     kept = list(worst.values())[:4]
     small, often = kept[0].case, ""
-    if shrinks and len(bench.spec.size_names):
+    if shrinks and len(context.spec.size_names):
         first = kept[0]
 
         def fails(case: Case) -> bool:
-            # The same fault, and as plain: a tiny case that is out by a hair would explain nothing.
+            # The same fault, and as plain.
             outcome = attempt(case)
-            found = [f for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
-            return any((f.excess or 0) >= min(100.0, first.excess or 0) for f in found)
+            same_fault = [f for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
+            return any((f.excess or 0) >= min(tolerance.PLAINLY_WRONG, first.excess or 0) for f in same_fault)
 
-        again = shrink.Again(fails, first.case)
+        again = shrink.RepeatedCheck(fails, first.case)
         often = again.text()
         if again.failures:  # what does not come again in 30 runs cannot be shrunk
-            small, more = shrink.shrink(bench.spec, first.case, again)
+            small, more = shrink.shrink(context.spec, first.case, again)
             tried = {**tried, **more}
     text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
     text += f"; {often}" if often else ""
@@ -63,7 +62,7 @@ def explain(
         first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
     same = [f for f in kept[1:] if _fault(f) != _fault(first)]
     # The ordinary case tells more than the smallest, where one element may be all there is.
-    seen = {_fault(f): diagnose(bench, f) for f in kept}
+    seen = {_fault(f): diagnose(context.oracle, f) for f in kept}
     shown = [replace(f, where=text) for f in (first, *same)]
     return [
         replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get(_fault(f))) else f for f in shown

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from retrograd.check.schema import Case
+
 # These change the values too (one slice repeated), so they need a truth of their own.
 REPEATING = ("expanded", "scalar")
 
@@ -46,3 +48,8 @@ def lay_out(t: torch.Tensor, layout: str) -> torch.Tensor:
     else:  # "rows": part of a wider matrix
         out = _gapped(t, (*t.shape[:-1], t.shape[-1] + 3))[..., : t.shape[-1]]
     return out.copy_(t)
+
+
+def without_strides(case: Case) -> Case:
+    """The case without the layouts that leave its values as they are: what a truth depends on."""
+    return case.but(layouts=tuple((k, v) for k, v in case.layouts if v in REPEATING))

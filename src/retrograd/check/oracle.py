@@ -1,48 +1,23 @@
-"""The float64 truth of a case: what the reference gives, how far a correct op may be off, what its precision does."""
+"""Oracle: the float64 truth of a case, how far a correct op may be off, and where it has no derivative."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from retrograd.check import inputs as make
-from retrograd.check import tolerance
+from retrograd.check import kinks, tolerance
+from retrograd.check.layouts import without_strides
+from retrograd.check.op_runner import OpRunner
+from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.errors import SpecError, UndecidedError
-
-if TYPE_CHECKING:
-    from retrograd.check.op_runner import Workbench
-
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class OpRaised(Exception):
-    """The op under test raised, on a case its reference accepts."""
-
-    @classmethod
-    def at(cls, phase: str, error: Exception) -> OpRaised:
-        """Kind and text of an error, without the colours that compilers write for terminals."""
-        return cls(f"the {phase} raised {type(error).__name__}: {_COLOUR.sub('', str(error)).strip()}")
-
-
-class NotApplicable(Exception):
-    """The case means nothing for this op: the reference itself refuses it."""
-
-
-def out_names(n: int) -> list[str]:
-    """ "out" for a single output, else "out0", "out1"..."""
-    return ["out"] if n == 1 else [f"out{i}" for i in range(n)]
-
-
-Results = dict[str, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -84,93 +59,87 @@ class Truth:
         return worst
 
 
-Order = Callable[["Workbench", Case, list[torch.Tensor], dict[str, torch.Tensor], list[torch.Tensor]], Results]
-
-
-def grads_of(
-    outs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], gs: Sequence[torch.Tensor], create_graph: bool = False
-) -> list[torch.Tensor | None]:
-    """Gradients of the leaves; None where none of the outputs depends on one."""
-    pairs = [(o, g) for o, g in zip(outs, gs, strict=True) if o.requires_grad]
-    if not pairs or not leaves:
-        return [None] * len(leaves)
-    roots, cotangents = zip(*pairs, strict=True)
-    more = dict(allow_unused=True, retain_graph=True, create_graph=create_graph)
-    return list(torch.autograd.grad(roots, leaves, cotangents, **more))  # type: ignore[arg-type]
-
-
-def first_order(
-    bench: Workbench, case: Case, outs: list[torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
-) -> Results:
-    """Outputs and gradients by name, of the op or of its reference: what a truth holds unless something else is asked.
-
-    Args:
-        bench, case: which op, which case.
-        outs: floating outputs of the forward.
-        leaves: differentiable inputs by name.
-        gs: a gradient for each output.
-    """
-    grads = grads_of(outs, list(leaves.values()), gs)
-    return dict(zip(out_names(len(outs)), outs, strict=True)) | {
-        f"grad {n}": g for n, g in zip(leaves, grads, strict=True)
-    }
-
-
-def make_truth(bench: Workbench, case: Case, count: int, order: Order = first_order) -> Truth:
-    """The truth of a case, its tolerance from `count` noise runs; NotApplicable if the reference refuses it.
-
-    `order` says what is computed, from the outputs on.
+def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_order) -> Truth:
+    """The truth by a reference at its case, with a tolerance from `runs` randomly rounded runs.
 
     Raises:
-        UndecidedError: the reference makes NaN of ordinary values.
+        NotApplicable: the reference refuses the case.
+        UndecidedError: it makes NaN of ordinary values.
     """
+    case = reference.case
     try:
         plain = Float64(track=bool(case.values))
-        center = _detached(bench.reference_run(case, torch.float64, plain, order))
+        exact = {
+            name: None if t is None else t.detach() for name, t in reference.run(torch.float64, plain, order).items()
+        }
     except (SpecError, NotApplicable):
         raise
     except Exception as error:
         raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
-    if bad := [k for k, t in center.items() if t is not None and not case.values and bool(t.isnan().any())]:
+    if bad := [k for k, t in exact.items() if t is not None and not case.values and bool(t.isnan().any())]:
         raise UndecidedError(
-            f"the reference of {bench.spec.name} makes NaN in {bad[0]} at {case.text() or 'the given inputs'}; "
+            f"the reference of {reference.spec.name} makes NaN in {bad[0]} at {case.text() or 'the given inputs'}; "
             "narrow the inputs (low=, high=, sizes=) or mend the reference"
         )
-    eager = _eager(bench, case, order)
+    eager = _eager(reference, order)
     floor: dict[str, torch.Tensor] = {}
-    for name, c in center.items():
-        if c is not None:
-            e = eager.get(name)
-            floor[name] = tolerance.floor(c, None if e is None else (e - c).abs(), bench.dtype)
+    for name, want in exact.items():
+        if want is not None:
+            own = eager.get(name)
+            floor[name] = tolerance.floor(want, None if own is None else (own - want).abs(), case.dtype)
 
-    def spread(runs: int) -> dict[str, torch.Tensor]:
-        return _spread(bench, case, order, center, runs)
+    def spread(count: int) -> dict[str, torch.Tensor]:
+        return _spread(reference, order, exact, count)
 
-    return Truth(center, floor, eager, plain.peak, frozenset(plain.switches), spread, count)
+    return Truth(exact, floor, eager, plain.peak, frozenset(plain.switches), spread, runs)
 
 
-def _spread(bench: Workbench, case: Case, order: Order, center: Results, runs: int) -> dict[str, torch.Tensor]:
+def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: int) -> dict[str, torch.Tensor]:
     """Root of the mean square of what random rounding changes, by name."""
-    unit, accumulate = tolerance.units(bench.dtype, bench.spec.compute)
-    squares = {name: torch.zeros_like(t) for name, t in center.items() if t is not None}
+    unit, accumulate = tolerance.units(reference.case.dtype, reference.spec.compute)
+    squares = {name: torch.zeros_like(t) for name, t in exact.items() if t is not None}
     for k in range(runs):
-        results = bench.rounded_run(case, unit, accumulate, derive(bench.seed, "noise", k, runs), order)
+        results = reference.rounded(unit, accumulate, derive(reference.seed, "noise", k, runs), order)
         for name, t in results.items():
-            c = center[name]
-            if t is not None and c is not None:
-                squares[name] += (t.detach() - c).square().nan_to_num(0.0)
+            want = exact[name]
+            if t is not None and want is not None:
+                squares[name] += (t.detach() - want).square().nan_to_num(0.0)
     return {name: (total / max(runs, 1)).sqrt() for name, total in squares.items()}
 
 
-def _detached(results: Results) -> Results:
-    return {name: None if t is None else t.detach() for name, t in results.items()}
-
-
-def _eager(bench: Workbench, case: Case, order: Order) -> Results:
+def _eager(reference: Reference, order: DerivativeOrder) -> Results:
     """The reference in the op's own precision, as float64; empty where PyTorch has no kernel for it."""
-    width = bench.spec.compute if bench.spec.compute and bench.dtype in ("float16", "bfloat16") else bench.dtype
+    dtype, compute = reference.case.dtype, reference.spec.compute
     try:
-        results = bench.reference_run(case, make.torch_dtype(width), None, order)
+        results = reference.run(
+            make.torch_dtype(compute if compute and dtype in ("float16", "bfloat16") else dtype), None, order
+        )
     except Exception:  # "not implemented for 'Half'": the spread alone must do
         return {}
     return {name: None if t is None else t.detach().double() for name, t in results.items()}
+
+
+@dataclass
+class Oracle:
+    """Truths and kinks of the cases tried so far, by the op's reference; `noise_runs` is the level's number of them."""
+
+    runner: OpRunner
+    noise_runs: int
+    _truths: dict[Any, dict[int, Truth]] = field(default_factory=dict)
+    _intervals: dict[Case, kinks.KinkInterval] = field(default_factory=dict)
+
+    def truth(self, case: Case, runs: int | None = None, order: DerivativeOrder = first_order) -> Truth:
+        """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
+        count = self.noise_runs if runs is None else runs
+        known = self._truths.setdefault((without_strides(case), order), {})
+        if count not in known:
+            other = next(iter(known.values()), None)
+            known[count] = replace(other, runs=count) if other else truth_of(self.runner.reference(case), count, order)
+        return known[count]
+
+    def interval(self, case: Case) -> kinks.KinkInterval:
+        """The interval of right results at a case, and which elements are at a kink."""
+        key = without_strides(case)
+        if key not in self._intervals:
+            self._intervals[key] = kinks.interval(self.runner.reference(key))
+        return self._intervals[key]

@@ -1,4 +1,4 @@
-"""`verify`: strings the stages together into a Report. No stage's own knowledge lives here."""
+"""Verification of an op: runs the stages and puts their results into a Report. No stage's own knowledge lives here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import torch
 from retrograd import config
 from retrograd.check import inputs as make
 from retrograd.check import stages
-from retrograd.check.case_sharding import dealt
-from retrograd.check.finding_summary import explain, found
+from retrograd.check.case_sharding import shard_cases
+from retrograd.check.finding_summary import explain, progress_line
 from retrograd.check.heap import set_aside
-from retrograd.check.op_runner import BUDGETS, NotApplicable, OpRaised, Workbench
+from retrograd.check.levels import BUDGETS
+from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.check.spec import OpSpec, dtype_name, op
-from retrograd.check.stages import Outcome, Stage
+from retrograd.check.stages import CaseOutcome, Stage, StageContext
 from retrograd.compat import triton_interpreter
 from retrograd.compat.triton_interpreter.launch_cache import remembering
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
@@ -37,7 +38,7 @@ _LOST = "the op lost the GPU"
 GPU_LOST = "the GPU no longer answers this process"
 
 
-class Verifier:
+class Verification:
     """One op under check: runs stages one at a time, which is what the pytest plugin needs.
 
     Args and errors as in `verify`.
@@ -75,11 +76,11 @@ class Verifier:
         triton_interpreter.prepare_or_refuse()
         every, names = names, names[share[0] :: share[1]]
         self.launches: dict[Any, Any] = {}
-        given = None if case is None else {d: make.parse_case(self.spec, d, case) for d in names}
-        self.benches = {
-            d: Workbench(
-                self.spec, d, seed, self.device, BUDGETS[level], level, given and given[d], launches=self.launches,
-                dtypes=every,
+        self.contexts = {
+            d: StageContext.of(
+                self.spec, d, level=level, seed=seed, device=self.device, dtypes=every,
+                case=None if case is None else make.parse_case(self.spec, d, case),
+                interpreted=lambda: bool(self.launches),
             )
             for d in names
         }  # fmt: skip
@@ -91,10 +92,14 @@ class Verifier:
         notes = ("no reference: values were not compared with a truth",) if self.spec.reference is None else ()
         return Report(
             target=self.target, verdict=verdict_of(results), level=self.level, seed=self.seed,
-            dtypes=tuple(self.benches), device=_describe(self.device), stages=tuple(results),
+            dtypes=tuple(self.contexts), device=_describe(self.device), stages=tuple(results),
             seconds=round(seconds, 3), started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             environment=_environment(), notes=notes,
         )  # fmt: skip
+
+    def calls(self) -> int:
+        """How often the op has run, in all dtypes."""
+        return sum(context.runner.calls for context in self.contexts.values())
 
     def repro(self, finding: Finding) -> str:
         """The command that runs exactly this finding's stage, case and seed again."""
@@ -108,25 +113,25 @@ class Verifier:
         if self.watch:
             self.watch("finding", finding)
         if self.progress:
-            self.progress(finding.stage, found(finding))
+            self.progress(finding.stage, progress_line(finding))
 
     def run_stage(self, stage: Stage) -> StageResult:
         """Every case of a stage in every dtype, merged into one result."""
         start = time.perf_counter()
-        before = sum(b.runs for b in self.benches.values())
+        before = self.calls()
         result = StageResult(stage.id, stage.title, "skipped")
         if stage.needs_reference and self.spec.reference is None:
             return replace(result, reason="needs a reference; give `reference=` to retrograd.op")
         if reason := stage.applies(self.spec):
             return replace(result, reason=reason)
-        outcomes: list[Outcome] = []
+        outcomes: list[CaseOutcome] = []
         count, reasons = 0, []
-        for dtype, bench in self.benches.items():
+        for dtype, context in self.contexts.items():
             if blocked := self.failed[dtype] & set(stage.after):
                 reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
                 continue
             with remembering(self.launches):
-                done, outcome = self._run_dtype(stage, bench)
+                done, outcome = self._run_dtype(stage, context)
             count += done
             outcomes.append(outcome)
             if any(not f.partial for f in outcome.findings):
@@ -137,7 +142,7 @@ class Verifier:
         self,
         stage: Stage,
         result: StageResult,
-        outcomes: list[Outcome],
+        outcomes: list[CaseOutcome],
         reasons: list[str],
         count: int,
         seconds: float,
@@ -151,72 +156,71 @@ class Verifier:
         status = "failed" if findings else "passed" if count else "skipped"
         return replace(
             result, status=status, reason="; ".join(reasons) or ("" if count else "no case applies"), cases=count,
-            runs=sum(b.runs for b in self.benches.values()) - before, seconds=round(seconds, 3),
+            runs=self.calls() - before, seconds=round(seconds, 3),
             power=weakest.power if weakest else None, power_text=text,
             notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)), findings=findings,
             profiles=tuple(p.draw() for o in outcomes for p in o.profiles),
         )  # fmt: skip
 
-    def _run_dtype(self, stage: Stage, bench: Workbench) -> tuple[int, Outcome]:
-        merged = Outcome(power=0.0, power_text="")
+    def _run_dtype(self, stage: Stage, context: StageContext) -> tuple[int, CaseOutcome]:
+        merged = CaseOutcome(power=0.0, power_text="")
         tried: dict[Case, bool] = {}
         powers: list[float] = []
-        bench.worst.clear()
+        context.judge.worst.clear()
         try:
-            wanted, left_out = dealt(stage, bench, bench.cases(stage.cases(bench)))
+            every = [context.case] if context.case else stage.cases(context)
+            cases, left_out = shard_cases(stage, context, every)
         except (OpRaised, NotApplicable) as error:
-            return self._no_base(stage, bench, error)
+            return self._no_base(stage, context, error)
         merged.notes += [left_out] * bool(left_out)
-        for case in wanted:
+        for case in cases:
             if self.watch:
                 self.watch("case", case)
-            bench.remarks.clear()
-            outcome = self._try(stage, bench, case)
+            context.judge.remarks.clear()
+            outcome = self._try(stage, context, case)
             if outcome is None:
-                if case == bench.base:
-                    return self._no_base(stage, bench, NotApplicable("the reference raises on the ordinary case"))
+                if case == context.base:
+                    return self._no_base(stage, context, NotApplicable("the reference raises on the ordinary case"))
                 merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
                 continue
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, False) or bool(outcome.findings)
             merged.findings += outcome.findings
-            merged.notes += [*outcome.notes, *bench.remarks]
+            merged.notes += [*outcome.notes, *context.judge.remarks]
             powers += [] if outcome.power is None else [outcome.power]
             merged.power_text = merged.power_text or outcome.power_text
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
             if outcome.findings and lost(self.device):
                 # Whatever runs now raises the same, and would be told of cases that are right.
-                found = outcome.findings[-1]
-                what = f"{found.what}\nafterwards the GPU answers no call: {lost(self.device)}"
-                return len(tried), Outcome(
-                    [replace(found, kind="crash", what=what, where="the first case that does it")]
+                last = outcome.findings[-1]
+                what = f"{last.what}\nafterwards the GPU answers no call: {lost(self.device)}"
+                return len(tried), CaseOutcome(
+                    [replace(last, kind="crash", what=what, where="the first case that does it")]
                 )
         merged.power = max(powers, default=None)
         if merged.power:
-            merged.power_text = f"{bench.dtype} {merged.power:.1e}"
+            merged.power_text = f"{context.runner.dtype} {merged.power:.1e}"
         if merged.findings:
-            shrinks = stage.shrinks and bench.override is None
-            merged.findings = explain(bench, merged.findings, tried, lambda c: self._try(stage, bench, c), shrinks)
+            shrinks = stage.shrinks and context.case is None
+            merged.findings = explain(context, merged.findings, tried, lambda c: self._try(stage, context, c), shrinks)
         return len(tried), merged
 
-    def _no_base(self, stage: Stage, bench: Workbench, error: Exception) -> tuple[int, Outcome]:
+    def _no_base(self, stage: Stage, context: StageContext, error: Exception) -> tuple[int, CaseOutcome]:
         if isinstance(error, OpRaised) or lost(self.device):
-            found = bench.finding(
-                stage.id, "raises", str(error), bench.override or bench.base, where="the ordinary case"
-            )
-            self.tell(found)
-            return 1, Outcome([found])
-        at = (bench.override or bench.base).text() or "the given inputs"
+            finding = Finding(stage.id, "raises", str(error), context.case or context.base, where="the ordinary case")
+            self.tell(finding)
+            return 1, CaseOutcome([finding])
+        at = (context.case or context.base).text() or "the given inputs"
         raise SpecError(
-            f"{self.target}: {error} at {at} in {bench.dtype}; "
+            f"{self.target}: {error} at {at} in {context.runner.dtype}; "
             "mend the reference, or say which sizes and dtypes it takes (`sizes=`, `dtypes=`)"
         )
 
-    def _try(self, stage: Stage, bench: Workbench, case: Case) -> Outcome | None:
+    def _try(self, stage: Stage, context: StageContext, case: Case) -> CaseOutcome | None:
         """The outcome of one case; None if the case means nothing for the op."""
         try:
-            outcome = stage.check(bench, case)
+            outcome = stage.check(context, case)
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize(
                     self.device
@@ -224,18 +228,16 @@ class Verifier:
             return outcome
         except NotApplicable:
             # The reference may raise because of what the op has done to the GPU.
-            return (
-                Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="") if lost(self.device) else None
-            )
+            return CaseOutcome([Finding(stage.id, "crash", _LOST, case)], power_text="") if lost(self.device) else None
         except OpRaised as error:
-            if bench.spec.reference is None and case != bench.base:
+            if context.spec.reference is None and case != context.base:
                 return None  # nobody says that the op must accept it
-            return Outcome([bench.finding(stage.id, "raises", str(error), case)], power_text="")
+            return CaseOutcome([Finding(stage.id, "raises", str(error), case)], power_text="")
         except Exception:
             if not lost(self.device):
                 raise
             # A kernel that reads or writes where it must not is told by whoever looks at a result, which may be us.
-            return Outcome([bench.finding(stage.id, "crash", _LOST, case)], power_text="")
+            return CaseOutcome([Finding(stage.id, "crash", _LOST, case)], power_text="")
 
 
 def _worst_profiles(profiles: list[Any]) -> list[Any]:
@@ -302,20 +304,20 @@ def verify(
     """
     start = time.perf_counter()
     chosen = choose(only, skip)
-    verifier = Verifier(
+    verification = Verification(
         target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed, watch=watch,
         progress=progress, share=share, **describe,
     )  # fmt: skip
     if watch:
-        watch("begin", verifier.report([], 0.0))
+        watch("begin", verification.report([], 0.0))
     with set_aside():
-        results = _run(verifier, chosen if verifier.benches else ())
-    return verifier.report(results, time.perf_counter() - start)
+        results = _run(verification, chosen if verification.contexts else ())
+    return verification.report(results, time.perf_counter() - start)
 
 
-def _run(verifier: Verifier, chosen: Sequence[Stage]) -> list[StageResult]:
+def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResult]:
     """The results of these stages, one after another; the others are left out once the GPU is lost."""
-    watch, progress = verifier.watch, verifier.progress
+    watch, progress = verification.watch, verification.progress
     results: list[StageResult] = []
     for stage in chosen:
         if progress:
@@ -323,7 +325,7 @@ def _run(verifier: Verifier, chosen: Sequence[Stage]) -> list[StageResult]:
         if watch:
             watch("start", stage)
         try:
-            result = verifier.run_stage(stage)
+            result = verification.run_stage(stage)
         except UndecidedError as error:
             result = StageResult(stage.id, stage.title, "undecided", reason=str(error))
         except RetrogradError:
@@ -332,10 +334,10 @@ def _run(verifier: Verifier, chosen: Sequence[Stage]) -> list[StageResult]:
             result = StageResult(stage.id, stage.title, "undecided", reason=_broken(error))
         results.append(result)
         if watch:
-            watch("stage", verifier.report([result], result.seconds))
+            watch("stage", verification.report([result], result.seconds))
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
-        if result.findings and (reason := lost(verifier.device)):
+        if result.findings and (reason := lost(verification.device)):
             results += _left_out(chosen[len(results) :], reason)
             break
     return results

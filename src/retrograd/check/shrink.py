@@ -1,4 +1,4 @@
-"""The smallest failing case, and in words which cases fail.
+"""Shrinking of a failing case to the smallest that fails, and in words which cases fail.
 
 Own code rather than hypothesis, which was measured beside it (docs/diagnosis.md): the search starts from a known
 failure, and the cases that pass on the way are wanted too, since they say where the border of the failure runs.
@@ -18,12 +18,12 @@ _MOST_TRIES = 40
 # A failure that comes only sometimes is looked for again until it would have been seen with this risk.
 _RISK = 0.01
 _MOST_RUNS = 30
-_FAILURES = 3  # after which its rate is known well enough: three of three count as always
-_IN_ALL = 400  # runs in search of a failure that comes sometimes
+_ENOUGH_FAILURES = 3  # after which its rate is known well enough: three of three count as always
+_MOST_SPENT = 400  # runs in search of a failure that comes sometimes
 
 
-class Again:
-    """A predicate that is asked as often as a failure needs to show, and how often that is.
+class RepeatedCheck:
+    """Whether cases fail, each run as often as a failure needs to show, and how often that is.
 
     Args:
         fails: whether a case fails, this time.
@@ -36,8 +36,8 @@ class Again:
 
     def __init__(self, fails: Callable[[Case], bool], case: Case) -> None:
         self.fails = fails
-        self.failures = self.runs = self.asked = 0
-        while self.failures < _FAILURES and self.runs < _MOST_RUNS:
+        self.failures = self.runs = self.spent = 0
+        while self.failures < _ENOUGH_FAILURES and self.runs < _MOST_RUNS:
             self.failures += fails(case)
             self.runs += 1
         rate = max(self.failures, 1) / self.runs
@@ -46,9 +46,9 @@ class Again:
 
     def __call__(self, case: Case) -> bool:
         for _ in range(self.repeats):
-            if self.repeats > 1 and self.asked >= _IN_ALL:
+            if self.repeats > 1 and self.spent >= _MOST_SPENT:
                 return False
-            self.asked += 1
+            self.spent += 1
             if self.fails(case):
                 return True
         return False

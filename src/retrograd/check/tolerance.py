@@ -1,4 +1,4 @@
-"""How far a correct op may be from the truth, element by element. The only home of such numbers.
+"""Tolerance: how far a correct op may be from the truth, element by element. The only home of such numbers.
 
 tol_i = C * sigma_i + u * |want_i| + 3 * E_i + smallest: sigma_i is the spread of random rounding (rounding.py),
 u the unit roundoff of the storage dtype, E_i the error of the reference run in the op's own precision near
@@ -14,6 +14,8 @@ import torch
 C = 12.0
 EAGER = 3.0
 CONFIRM_RUNS = 48
+# Times the attainable error from which on an alarm needs no more runs: no luck of the draws makes sigma so small.
+BEYOND_NOISE = 1e4
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
@@ -29,11 +31,21 @@ def units(dtype: str, compute: str | None) -> tuple[float, float]:
 # shifted, scaled and shifted back has three roundings of up to one unit each, twice that for two formulas, and eight to
 # be safe. JUMP: the change of a gradient, of its size, that counts as one: above float32's own rounding by far, and as
 # far below what any switch of a formula is for.
+# KINK_WIDER: how many times as far away a second look is taken. A smooth change grows with the distance, a jump does
+# not: what has grown less than eightfold of the 64 is one.
 # BESIDE: units of the larger one-sided derivative that are allowed at a kink beyond what a place without one has, for
 # those derivatives are taken KINK units away and change on the way by a few times their size per size of the input.
 KINK = 8.0
 JUMP = 2.0**-7
+KINK_WIDER = 64.0
 BESIDE = 8 * KINK
+
+
+def jumps(low: torch.Tensor, high: torch.Tensor, wider: torch.Tensor) -> torch.Tensor:
+    """Where results between `low` and `high` show a jump: `wider` is how far apart they are KINK_WIDER times as far."""
+    apart = high - low
+    return (apart > wider / 8) & (apart > JUMP * torch.maximum(high.abs(), low.abs()))
+
 
 # What the oracle must be able to refuse: the same formula in the next lower precision (for bfloat16 the three digits of
 # float8 e4m3).
@@ -151,3 +163,37 @@ def coarse(got: torch.Tensor, want: torch.Tensor) -> str:
         if low <= mean <= high and float(error.abs().max()) <= C * high:
             return f"noise of {mean:.1e} of the tensor's size, as if {name} were used on the way"
     return ""
+
+
+def half_the_digits(dtype: str, want: torch.Tensor) -> torch.Tensor:
+    """Where no truth can be asked: the first half of the digits, which the order of a sum does not reach."""
+    return UNIT[dtype] ** 0.5 * want.abs().nan_to_num(0.0).max()
+
+
+def another_path(want: torch.Tensor) -> float:
+    """How far the same gradient may be off by another path of the op, taken where fewer gradients are asked for.
+
+    64 units of the largest element: another order of a sum over a row of a few thousand terms.
+    """
+    return 64 * torch.finfo(want.dtype).eps * (float(want.abs().max().nan_to_num(0.0)) if want.numel() else 0.0)
+
+
+def scales_exactly(t: torch.Tensor, factor: float) -> torch.Tensor:
+    """Where scaling by a power of two is exact: well above the subnormals (2^10 of room inside), no overflow."""
+    info = torch.finfo(t.dtype)
+    size = t.abs()
+    return (size > info.tiny * 1024) & (size * abs(factor) < info.max / 2)
+
+
+# A part of the largest element that an op which differs run to run may be from linear: its own noise is smaller by far,
+# a forgotten factor larger.
+NOISY_LINEAR = 1e-3
+
+# Times the attainable error that a smaller case must reach to stand for the first: a tiny case that is out by a hair
+# would explain nothing.
+PLAINLY_WRONG = 100.0
+
+
+def overflows(want: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Where a result is so near the largest number of its dtype that rounding may make it infinite."""
+    return want.abs() > torch.finfo(dtype).max / 2

@@ -200,9 +200,9 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
         elif what == "case":
             lines.say(what, about.dtype, about.text())
         elif what == "finding":
-            from retrograd.check.finding_summary import found as line
+            from retrograd.check.finding_summary import progress_line
 
-            lines.say(what, about.stage, line(about))
+            lines.say(what, about.stage, progress_line(about))
         elif what == "stage":
             for finding in [f for f in about.findings if not f.partial]:
                 found.setdefault(finding.case.dtype, []).append(finding.stage)

@@ -1,4 +1,4 @@
-"""What a wrong tensor looks like: which of its elements are wrong, and which known mistake gives the same numbers."""
+"""Diagnosis of a wrong tensor: which of its elements are wrong, and which known mistake gives the same numbers."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from retrograd.check import tolerance
 from retrograd.check.compare import compare
 from retrograd.check.diagnosis.elements import describe
 from retrograd.check.diagnosis.known_mistakes import Evidence, suspects
-from retrograd.check.op_runner import Workbench
-from retrograd.check.oracle import NotApplicable, OpRaised
+from retrograd.check.oracle import Oracle
+from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Finding
-from retrograd.check.spec import TensorSpec
+from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.errors import RetrogradError
 
 
-def diagnose(bench: Workbench, finding: Finding) -> Finding:
+def diagnose(oracle: Oracle, finding: Finding) -> Finding:
     """The finding with `elements` and `looks_like`, where running its case once shows the wrong value again.
 
     A mistake is named only if all elements of the tensor are what it would give, to the error that the op may make.
     """
-    if finding.kind != "wrong-value" or bench.spec.reference is None:
+    if finding.kind != "wrong-value" or oracle.runner.spec.reference is None:
         return finding
     try:
-        trial, truth = bench.run(finding.case), bench.truth(finding.case)
-        got, want = trial.tensors.get(finding.tensor), truth.want.get(finding.tensor)
+        run, truth = oracle.runner.run(finding.case), oracle.truth(finding.case)
+        got, want = run.tensors.get(finding.tensor), truth.want.get(finding.tensor)
         if got is None or want is None or got.shape != want.shape:
             return finding
         wrong = compare(got, want, truth.tol[finding.tensor]).ratio > 1
         if not bool(wrong.any()):
             return finding  # the stage did more than run the case
-        evidence = Evidence(bench, finding.case, finding.tensor, got.detach().double(), want, truth)
+        evidence = Evidence(oracle.runner, finding.case, finding.tensor, got.detach().double(), want, truth)
         like = next((suspect.text for suspect in suspects(evidence) if evidence.shows(suspect)), "")
         like = like or tolerance.coarse(evidence.got, want)
     except (NotApplicable, OpRaised, RetrogradError):
         return finding
-    return replace(finding, elements=describe(wrong, axes(bench, finding, wrong.ndim)), looks_like=like)
+    return replace(finding, elements=describe(wrong, axes(oracle.runner.spec, finding, wrong.ndim)), looks_like=like)
 
 
-def axes(bench: Workbench, finding: Finding, ndim: int) -> list[str]:
+def axes(spec: OpSpec, finding: Finding, ndim: int) -> list[str]:
     """Names of a gradient's axes, as the spec of its input has them, else "axis 0" and so on."""
-    spec = (bench.spec.tensor_specs or {}).get(finding.tensor.removeprefix("grad "))
+    tensor = (spec.tensor_specs or {}).get(finding.tensor.removeprefix("grad "))
     names: list[str] = []
-    for dim in spec.dims if isinstance(spec, TensorSpec) else ():
+    for dim in tensor.dims if isinstance(tensor, TensorSpec) else ():
         size = finding.case.size(dim.removesuffix("...")) if isinstance(dim, str) else dim
         name = dim.removesuffix("...") if isinstance(dim, str) else f"axis {len(names)}"
         many = len(size) if isinstance(size, tuple) else 1

@@ -12,7 +12,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from retrograd.check import tolerance
 from retrograd.check.compare import compare
 from retrograd.check.diagnosis.elements import describe
-from retrograd.check.op_runner import Workbench
+from retrograd.check.layouts import lay_out, without_strides
+from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Truth
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
@@ -44,7 +45,7 @@ class Suspect(NamedTuple):
 class Evidence:
     """One wrong tensor of a case; `got` and `want` are float64."""
 
-    bench: Workbench
+    runner: OpRunner
     case: Case
     name: str
     got: torch.Tensor
@@ -58,21 +59,20 @@ class Evidence:
         says = int((tensor.isfinite() & (tensor != 0)).sum())
         if tensor.shape != self.got.shape or (2 * says < tensor.numel() and bool((tensor != 0).any())):
             return False
-        tol = tolerance.alike(self.truth.tol[self.name], self.want, tensor, self.bench.dtype)
+        tol = tolerance.alike(self.truth.tol[self.name], self.want, tensor, self.case.dtype)
         return not compare(self.got, tensor, tol).wrong
 
     def reference(self, change: Callable[..., Any] | None = None, *, case: Case | None = None) -> torch.Tensor | None:
         """The tensor by the reference in float64, with `change` in its place or at another case."""
-        case = case or self.case
-        return self._result(self.bench.changed(case, self.grad_outs(), change), case)
+        return self._result(case or self.case, self.grad_outs(), change)
 
     def with_grad_outs(self, grad_outs: list[torch.Tensor]) -> torch.Tensor | None:
         """The tensor by the reference for another grad_out."""
-        return self._result(self.bench.changed(self.case, grad_outs), self.case)
+        return self._result(self.case, grad_outs)
 
     def grad_outs(self) -> list[torch.Tensor]:
         """grad_out of the case without its layout, per output."""
-        return self.bench.grad_outs(self.bench.numbers(self.case))
+        return self.runner.grad_outs(without_strides(self.case))
 
     def times(self, part: torch.Tensor) -> float | None:
         """How many times `part`, a summand of the right tensor, counts in what the op gave; None if it is 0."""
@@ -80,12 +80,21 @@ class Evidence:
         rest = self.want - part
         return float(((self.got - rest) * part).nan_to_num(0.0, 0.0, 0.0).sum()) / size if size else None
 
-    def _result(self, bench: Workbench, case: Case) -> torch.Tensor | None:
+    def _result(
+        self, case: Case, grad_outs: list[torch.Tensor], change: Callable[..., Any] | None = None
+    ) -> torch.Tensor | None:
+        reference = self.runner.reference(case)
+        layout = case.layout("grad_out")
+        reference = replace(
+            reference,
+            spec=replace(reference.spec, reference=change or reference.spec.reference),
+            grad_outs=lambda: [lay_out(g.detach().clone(), layout) for g in grad_outs],
+        )
         try:
-            found = bench.reference_run(case, torch.float64, Float64()).get(self.name)
+            result = reference.run(torch.float64, Float64()).get(self.name)
         except Exception:  # a changed reference may be nonsense; then it is not what happened
             return None
-        return None if found is None else found.detach()
+        return None if result is None else result.detach()
 
 
 def suspects(evidence: Evidence) -> Iterator[Suspect]:
@@ -142,15 +151,15 @@ def _other_tensors(e: Evidence) -> Iterator[Suspect]:
         alike = name.startswith("grad ") == e.name.startswith("grad ")
         if name != e.name and alike and tensor is not None:
             yield Suspect(f"{name} instead of {e.name}: results that changed places", tensor)
-    for i, grad_out in enumerate(e.bench.grad_outs(e.case)):
+    for i, grad_out in enumerate(e.runner.grad_outs(e.case)):
         yield Suspect(f"grad_out{i if i else ''} itself, passed through", grad_out.double())
     for name, tensor in _tensors(e).items():
         yield Suspect(f"the input {name} itself", tensor.double())
 
 
 def _tensors(e: Evidence) -> dict[str, torch.Tensor]:
-    made = e.bench.inputs(e.bench.numbers(e.case))
-    return {n: t for n, t in made.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
+    inputs = e.runner.inputs(without_strides(e.case))
+    return {n: t for n, t in inputs.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
 
 
 def _moved(e: Evidence) -> Iterator[Suspect]:
@@ -176,7 +185,7 @@ def _times_an_input(e: Evidence) -> Iterator[Suspect]:
 
 def _parameters(e: Evidence) -> Iterator[Suspect]:
     for name, value in e.case.params:
-        others = [v for v in e.bench.spec.params.get(name, ()) if v != value]
+        others = [v for v in e.runner.spec.params.get(name, ()) if v != value]
         others += [type(value)(0)] if isinstance(value, (int, float)) and value and 0 not in others else []
         for other in others:
             tensor = e.reference(case=e.case.but(params=dict(e.case.params) | {name: other}))
@@ -186,14 +195,14 @@ def _parameters(e: Evidence) -> Iterator[Suspect]:
 
 def _other_inputs(e: Evidence) -> Iterator[Suspect]:
     """Gradients of the op at ones or squares instead of an input, or for a grad_out of ones."""
-    reference = e.bench.spec.reference
+    reference = e.runner.spec.reference
     assert reference is not None
     if not e.name.startswith("grad "):
         return
     tensor = e.with_grad_outs([torch.ones_like(g) for g in e.grad_outs()])
     if tensor is not None:
         yield Suspect("grad_out is taken for ones", tensor)
-    names = list(e.bench.inputs(e.bench.numbers(e.case)))
+    names = list(e.runner.inputs(without_strides(e.case)))
     changes = (
         ("ones instead of", torch.ones_like),
         ("the square of", torch.square),
@@ -215,11 +224,11 @@ def _other_inputs(e: Evidence) -> Iterator[Suspect]:
 
 def _roots(e: Evidence) -> Iterator[Suspect]:
     """With several outputs: one that adds nothing to the gradient, or too much."""
-    given = e.grad_outs()
-    if len(given) < 2 or not e.name.startswith("grad "):
+    grad_outs = e.grad_outs()
+    if len(grad_outs) < 2 or not e.name.startswith("grad "):
         return
-    for i in range(len(given)):
-        rest = e.with_grad_outs([torch.zeros_like(g) if j == i else g for j, g in enumerate(given)])
+    for i in range(len(grad_outs)):
+        rest = e.with_grad_outs([torch.zeros_like(g) if j == i else g for j, g in enumerate(grad_outs)])
         rest = torch.zeros_like(e.want) if rest is None else rest
         part = e.want - rest
         if (times := e.times(part)) is not None:
@@ -230,7 +239,7 @@ def _roots(e: Evidence) -> Iterator[Suspect]:
 
 def _layouts(e: Evidence) -> Iterator[Suspect]:
     """grad_out read with strides that are not its own."""
-    laid = e.bench.grad_outs(e.case)
+    laid = e.runner.grad_outs(e.case)
     first = next(iter(_laid_inputs(e)), None)
     ways = [("as if it were contiguous", [torch.empty(g.shape, device="meta").stride() for g in laid])]
     if first is not None and all(g.shape == first.shape for g in laid):
@@ -244,7 +253,7 @@ def _layouts(e: Evidence) -> Iterator[Suspect]:
 
 
 def _laid_inputs(e: Evidence) -> Iterator[torch.Tensor]:
-    return (t for t in e.bench.inputs(e.case).values() if isinstance(t, torch.Tensor))
+    return (t for t in e.runner.inputs(e.case).values() if isinstance(t, torch.Tensor))
 
 
 def _read(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -289,7 +298,7 @@ def _caller() -> str:
 
 def _operators(e: Evidence) -> Iterator[Suspect]:
     """What comes back through one operator of the reference, taken 0, -1, 2 or any number of times."""
-    reference = e.bench.spec.reference
+    reference = e.runner.spec.reference
     assert reference is not None
     if not e.name.startswith("grad "):
         return
@@ -315,10 +324,10 @@ def _operators(e: Evidence) -> Iterator[Suspect]:
 
 def _parts(e: Evidence) -> Iterator[Suspect]:
     """Slices of grad_out that count 0, 2 or another whole number of times in a sum over them."""
-    given = [g.double() for g in e.grad_outs()]
-    if not e.name.startswith("grad ") or len(given) != 1 or not bool(e.got.isfinite().all()):
+    grad_outs = [g.double() for g in e.grad_outs()]
+    if not e.name.startswith("grad ") or len(grad_outs) != 1 or not bool(e.got.isfinite().all()):
         return
-    (grad_out,) = given
+    (grad_out,) = grad_outs
     for axis, n in enumerate(grad_out.shape):
         if not 1 < n <= _MOST_PARTS or e.want.numel() < n:
             continue

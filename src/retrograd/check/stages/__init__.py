@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
-__all__ = ["Outcome", "Stage", "load"]
+__all__ = ["CaseOutcome", "Stage", "StageContext", "load"]
 
 
 def load() -> list[Stage]:

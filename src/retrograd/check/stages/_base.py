@@ -1,22 +1,70 @@
-"""What a stage is: a list of cases and a check of one case. Running, shrinking, reporting are not its business."""
+"""Stage: a list of cases and a check of one case. Running, shrinking, reporting are not its business."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from retrograd.check.compare import Sketch
-from retrograd.check.op_runner import Workbench
+from retrograd.check.compare import LazyProfile
+from retrograd.check.judge import Judge
+from retrograd.check.levels import BUDGETS, Budget
+from retrograd.check.op_runner import OpRunner
+from retrograd.check.oracle import Oracle
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec
 
 
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage works with, for one dtype of an op.
+
+    Attributes:
+        runner: runs the op.
+        oracle: has the truth.
+        judge: compares the two.
+        level, budget: how much is to be done.
+        case: the only one to check; None for those that each stage wants.
+        dtypes: all that are verified.
+        interpreted: says whether the op has launched kernels in Triton's interpreter, where one run takes tens of
+            milliseconds.
+    """
+
+    runner: OpRunner
+    oracle: Oracle
+    judge: Judge
+    level: str
+    budget: Budget
+    case: Case | None = None
+    dtypes: tuple[str, ...] = ()
+    interpreted: Callable[[], bool] = lambda: False
+
+    @classmethod
+    def of(
+        cls, spec: OpSpec, dtype: str, *, level: str = "quick", seed: int = 0, device: str = "cpu",
+        case: Case | None = None, dtypes: tuple[str, ...] = (), interpreted: Callable[[], bool] = lambda: False,
+    ) -> StageContext:  # fmt: skip
+        """A context in which nothing has run yet."""
+        runner, budget = OpRunner(spec, dtype, seed, device), BUDGETS[level]
+        oracle = Oracle(runner, budget.noise_runs)
+        return cls(runner, oracle, Judge(runner, oracle), level, budget, case, dtypes, interpreted)
+
+    @property
+    def spec(self) -> OpSpec:
+        """The op as it was described."""
+        return self.runner.spec
+
+    @property
+    def base(self) -> Case:
+        """The ordinary case."""
+        return self.runner.base
+
+
 @dataclass
-class Outcome:
+class CaseOutcome:
     """What the check of one case says. `power` is the smallest relative error it would have caught; 0 is exact."""
 
     findings: list[Finding] = field(default_factory=list)
-    profiles: list[Sketch] = field(default_factory=list)
+    profiles: list[LazyProfile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     power: float | None = 0.0
     power_text: str = "exact: any bit"
@@ -36,16 +84,16 @@ class Stage:
         after: stages whose failure in the same dtype makes this one meaningless, so it is skipped.
         shrinks: whether a failing case is shrunk; not where a check takes too long to be made forty times.
         applies: "" if the op is to be checked by this stage, else why it is not.
-        deals: whether level quick may deal its cases out to the dtypes (`check.dealing`).
+        sharded: whether level quick may spread its cases over the dtypes (`check.case_sharding`).
     """
 
     id: str
     title: str
     order: int
-    cases: Callable[[Workbench], list[Case]]
-    check: Callable[[Workbench, Case], Outcome]
+    cases: Callable[[StageContext], list[Case]]
+    check: Callable[[StageContext, Case], CaseOutcome]
     needs_reference: bool = False
     after: tuple[str, ...] = ()
     shrinks: bool = True
     applies: Callable[[OpSpec], str] = lambda spec: ""
-    deals: bool = False
+    sharded: bool = False

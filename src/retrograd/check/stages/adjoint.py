@@ -15,11 +15,11 @@ import torch
 
 from retrograd.check import finite_differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
-from retrograd.check.op_runner import Workbench
+from retrograd.check.op_runner import OpRunner
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
-from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "adjoint"
 # Relative steps: at 1/16 a 16-bit forward still says something, below 2^-13 a float32 one is noise, and two more show
@@ -34,7 +34,7 @@ _WEAK = 0.5  # from this relative error on, the check of an input proves nothing
 class Line:
     """The function h -> <grad_out, f(x + h t)> beside what the backward claims about it, for one input."""
 
-    bench: Workbench
+    runner: OpRunner
     case: Case
     name: str
     grad: torch.Tensor
@@ -44,7 +44,7 @@ class Line:
 
     def inputs(self, step: float) -> dict[str, Any]:
         """The inputs of the case with one moved along the direction, and those of `others` along theirs."""
-        inputs = self.bench.inputs(self.case)
+        inputs = self.runner.inputs(self.case)
         for line in (self, *self.others):
             moved = inputs[line.name].double() + step * line.direction
             inputs[line.name] = moved.to(inputs[line.name].dtype)
@@ -52,7 +52,7 @@ class Line:
 
     def claimed(self, inputs: dict[str, Any]) -> float:
         """The moves that rounding left, times the gradients."""
-        still = self.bench.inputs(self.case)
+        still = self.runner.inputs(self.case)
         moves = (
             (line, inputs[line.name].detach().double() - still[line.name].double()) for line in (self, *self.others)
         )
@@ -61,25 +61,25 @@ class Line:
     def value(self, step: float) -> tuple[float, float]:
         """The function, and the realised move times the gradient: how much of the function that explains."""
         inputs = self.inputs(step)
-        graph = self.bench.open(self.case, inputs=inputs, grad_outs=self.bench.grad_outs(self.case))
-        pairs = zip(graph.grad_outs, graph.outs, strict=True)
+        forward = self.runner.forward(self.case, inputs=inputs)
+        pairs = zip(forward.grad_outs, forward.outs, strict=True)
         total = sum(float((g.double() * o.detach().double()).sum()) for g, o in pairs)
         return total, self.claimed(inputs)
 
     def unexplained(self, step: float) -> float:
         """Central difference of the function less what the gradient says, per unit of the direction."""
-        (above, said_above), (below, said_below) = self.value(step), self.value(-step)
-        return ((above - below) - (said_above - said_below)) / (2 * step)
+        (above, claimed_above), (below, claimed_below) = self.value(step), self.value(-step)
+        return ((above - below) - (claimed_above - claimed_below)) / (2 * step)
 
     def one_sided(self, step: float) -> float:
         """The same from this side alone."""
-        (there, said), (here, _) = self.value(step), self.value(0.0)
-        return (there - here - said) / step
+        (there, claimed), (here, _) = self.value(step), self.value(0.0)
+        return (there - here - claimed) / step
 
     def noises(self) -> tuple[float, float]:
         """Noise of the function and of the claimed slope, from points a few roundings apart.
 
-        A part of a line keeps the noise of the whole: few elements that move change few roundings.
+        A part of a line keeps the noise of all of it: few elements that move change few roundings.
         """
         if self.known is not None:
             return self.known
@@ -87,33 +87,33 @@ class Line:
         values, slopes = [], []
         for k in range(finite_differences.POINTS):
             inputs = self.inputs((k - finite_differences.POINTS // 2) * spacing)
-            graph = self.bench.open(self.case, inputs=inputs)
-            gs = [g.clone() for g in graph.grad_outs]  # the backward may overwrite them
-            trial = graph.backward()
-            pairs = zip(gs, trial.outs.values(), strict=True)
+            forward = self.runner.forward(self.case, inputs=inputs)
+            gs = [g.clone() for g in forward.grad_outs]  # the backward may overwrite them
+            run = forward.backward()
+            pairs = zip(gs, run.outs.values(), strict=True)
             total = sum(float((g.double() * o.double()).sum()) for g, o in pairs)
             values.append(total - self.claimed(inputs))
-            found = ((trial.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
-            slopes.append(sum(float((g.double() * d).sum()) for g, d in found if g is not None))
+            moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
+            slopes.append(sum(float((g.double() * d).sum()) for g, d in moving if g is not None))
         self.known = finite_differences.noise(values), finite_differences.noise(slopes)
         return self.known
 
     def judge(self) -> tuple[float, float]:
         """What the gradient leaves unexplained, and what it may leave."""
         forward, backward = self.noises()
-        found = finite_differences.extrapolate(self.unexplained, _STEPS, forward)
+        limit = finite_differences.extrapolate(self.unexplained, _STEPS, forward)
         lines = (self, *self.others)
         rounding = sum(tolerance.stored(self.case.dtype, line.grad.double() * line.direction) for line in lines)
-        return found.value, tolerance.SAFETY * found.error + tolerance.NOISE * backward + rounding
+        return limit.value, tolerance.SAFETY * limit.error + tolerance.NOISE * backward + rounding
 
 
-def _direction(bench: Workbench, case: Case, name: str, number: int) -> torch.Tensor:
+def _direction(context: StageContext, case: Case, name: str, number: int) -> torch.Tensor:
     """Random signs times the size of the values around: per row where there are rows. Zero at the edge of a range."""
-    value = bench.inputs(case)[name].double()
+    value = context.runner.inputs(case)[name].double()
     size = kinks.around(value)
-    generator = torch.Generator().manual_seed(derive(bench.seed, "direction", name, number))
+    generator = torch.Generator().manual_seed(derive(context.runner.seed, "direction", name, number))
     signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
-    rule = (bench.spec.tensor_specs or {}).get(name)
+    rule = (context.spec.tensor_specs or {}).get(name)
     if isinstance(rule, TensorSpec) and rule.low is not None and isinstance(rule.high, (int, float)):
         reach = size * _STEPS[0]
         signs = torch.where((value - reach < rule.low) | (value + reach > rule.high), 0.0, signs)
@@ -149,10 +149,10 @@ def _ratio(value: float, allowed: float) -> float:
     return abs(value) / allowed if allowed else math.inf if value else 0.0
 
 
-def _report(line: Line, whole: Line, value: float, allowed: float) -> Finding:
-    """The finding for what `whole` shows, with the elements that `line` was narrowed down to."""
-    bench, case, label = line.bench, line.case, f"grad {line.name}"
-    size = float((whole.grad.double() * whole.direction).square().sum().sqrt())
+def _report(context: StageContext, line: Line, full: Line, value: float, allowed: float) -> Finding:
+    """The finding for what `full` shows, with the elements that `line` was narrowed down to."""
+    case, label = line.case, f"grad {line.name}"
+    size = float((full.grad.double() * full.direction).square().sum().sqrt())
     what = (
         f"{label} is not the derivative of the forward: along a random direction the forward's slope differs from it "
         f"by {abs(value):.3g}, {_ratio(value, allowed):.3g} times what is attainable (its own size is {size:.3g})"
@@ -163,25 +163,27 @@ def _report(line: Line, whole: Line, value: float, allowed: float) -> Finding:
         index = tuple(int(i) for i in torch.unravel_index(left[0], line.grad.shape)) if line.grad.ndim else ()
         got = float(line.grad.double().flatten()[left[0]])
         more = dict(index=index, got=got, want=got + line.judge()[0] / float(line.direction.flatten()[left[0]]))
-    if bench.spec.reference is not None and not bench.judge(_ID, case, bench.run(case))[0]:
+    if context.spec.reference is not None and not context.judge.against_truth(_ID, case, context.runner.run(case))[0]:
         what += "; the reference has the same mistake (if both mean it, as straight-through does, say surrogate=True)"
     more |= dict(tensor=label, excess=_ratio(value, allowed), wrong=len(left), total=line.grad.numel())
-    return bench.finding(_ID, "not-the-derivative", what, case, **more)
+    return Finding(_ID, "not-the-derivative", what, case, **more)
 
 
-def check(bench: Workbench, case: Case) -> Outcome:
+def check(context: StageContext, case: Case) -> CaseOutcome:
     """Each input along random directions; an alarm counts if two more directions of three show it too."""
-    out = Outcome()
-    grads = {k.removeprefix("grad "): g for k, g in bench.run(case).grads.items() if g is not None and g.numel()}
-    directions = 1 if bench.level == "quick" else 3
-    powers = _together(bench, case, grads)
+    out = CaseOutcome()
+    grads = {
+        k.removeprefix("grad "): g for k, g in context.runner.run(case).grads.items() if g is not None and g.numel()
+    }
+    directions = context.budget.directions
+    powers = _together(context, case, grads)
     if powers:
         out.notes.append("all inputs moved at once, as kernels are interpreted; level full moves each alone")
     for name, grad in grads.items() if not powers else ():
         label = f"grad {name}"
 
         def line(number: int, name: str = name, grad: torch.Tensor = grad) -> Line:
-            return Line(bench, case, name, grad, _direction(bench, case, name, number))
+            return Line(context.runner, case, name, grad, _direction(context, case, name, number))
 
         seen = []
         for number in range(directions):
@@ -191,7 +193,7 @@ def check(bench: Workbench, case: Case) -> Outcome:
             if size > 0:
                 seen.append(allowed / size)
             if abs(value) > allowed and _confirmed(line, directions) and (narrow := _locate(at)):
-                out.findings.append(_report(narrow, at, value, allowed))
+                out.findings.append(_report(context, narrow, at, value, allowed))
                 break
         seen.sort()
         if seen:
@@ -203,15 +205,17 @@ def check(bench: Workbench, case: Case) -> Outcome:
     return out
 
 
-def _together(bench: Workbench, case: Case, grads: dict[str, torch.Tensor]) -> list[float]:
+def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor]) -> list[float]:
     """At level quick, for kernels that are interpreted: all inputs moved at once, which costs as much as one of them.
 
     The smallest relative errors of each gradient that this would have shown; empty where it is not done, shows
     something, or would say little of one of them: then each input has a line of its own.
     """
-    if not bench.interpreted or bench.level != "quick" or len(grads) < 2:
+    if not context.interpreted() or context.level != "quick" or len(grads) < 2:
         return []
-    first, *others = (Line(bench, case, name, grad, _direction(bench, case, name, 0)) for name, grad in grads.items())
+    first, *others = (
+        Line(context.runner, case, name, grad, _direction(context, case, name, 0)) for name, grad in grads.items()
+    )
     value, allowed = replace(first, others=tuple(others)).judge()
     sizes = [float((line.grad.double() * line.direction).square().sum().sqrt()) for line in (first, *others)]
     powers = [allowed / size if size > 0 else math.inf for size in sizes]
@@ -224,10 +228,10 @@ def _confirmed(line: Callable[[int], Line], first: int) -> bool:
     return sum(abs(value) > allowed for value, allowed in results) >= 2
 
 
-def _cases(bench: Workbench) -> list[Case]:
+def _cases(context: StageContext) -> list[Case]:
     """The ordinary case; with a reference only in the widest dtype, where differences are sharp."""
-    widest = min(bench.spec.dtypes, key=lambda d: torch.finfo(torch_dtype(d)).eps)
-    return [bench.base] if bench.spec.reference is None or bench.dtype == widest else []
+    widest = min(context.spec.dtypes, key=lambda d: torch.finfo(torch_dtype(d)).eps)
+    return [context.base] if context.spec.reference is None or context.runner.dtype == widest else []
 
 
 def _applies(spec: OpSpec) -> str:

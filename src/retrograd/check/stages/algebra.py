@@ -4,66 +4,49 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.check.op_runner import Trial, Workbench
-from retrograd.check.repeatability import noisy
-from retrograd.check.schema import Case
-from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check import tolerance
+from retrograd.check.op_runner import OpRun
+from retrograd.check.schema import Case, Finding
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "algebra"
 
 
-def _exact_range(t: torch.Tensor, factor: float) -> torch.Tensor:
-    """Where scaling by `factor` is exact: well above the subnormals (2^10 of room inside), no overflow."""
-    info = torch.finfo(t.dtype)
-    size = t.abs()
-    return (size > info.tiny * 1024) & (size * abs(factor) < info.max / 2)
-
-
-def _compare(bench: Workbench, case: Case, base: Trial, factor: float, label: str, out: Outcome) -> None:
+def _compare(context: StageContext, case: Case, base: OpRun, factor: float, label: str, out: CaseOutcome) -> None:
     # Made anew: a backward may have overwritten those of `base`, which is for the mutation stage to tell.
-    scaled = bench.run(case, grad_outs=[g * factor for g in bench.grad_outs(case)])
+    scaled = context.runner.run(case, grad_outs=[g * factor for g in context.runner.grad_outs(case)])
     for name, grad in base.grads.items():
         got = scaled.grads[name]
         if grad is None or got is None or got.shape != grad.shape:
             continue
         want = grad * factor
-        off = (got != want) & _exact_range(grad, factor) & ~(got.isnan() & want.isnan())
+        off = (got != want) & tolerance.scales_exactly(grad, factor) & ~(got.isnan() & want.isnan())
         if not bool(off.any()):
             continue
         index = tuple(int(i) for i in off.nonzero()[0])
         a, b = float(got[index]), float(want[index])
-        if noisy(bench, case) and abs(a - b) <= 1e-3 * float(want.abs().max()):
+        if context.judge.noisy(case) and abs(a - b) <= tolerance.NOISY_LINEAR * float(want.abs().max()):
             out.notes.append(f"{label} not bitwise for {name}: the op differs run to run")
             continue
         what = f"{name}{list(index)}: {label} fails, {a:.9g} against {b:.9g} ({int(off.sum())} elements)"
         out.findings.append(
-            bench.finding(
-                _ID,
-                "not-linear",
-                what,
-                case,
-                tensor=name,
-                index=index,
-                got=a,
-                want=b,
-                wrong=int(off.sum()),
-                total=got.numel(),
-            )
-        )
+            Finding(_ID, "not-linear", what, case, tensor=name, index=index, got=a, want=b, wrong=int(off.sum()),
+                    total=got.numel())
+        )  # fmt: skip
 
 
-def check(bench: Workbench, case: Case) -> Outcome:
+def check(context: StageContext, case: Case) -> CaseOutcome:
     """Four runs: g, -g, 8 g, 0."""
-    out = Outcome(power_text="exact: any bit of bwd(-g), bwd(8g), bwd(0)")
-    base = bench.run(case)
-    _compare(bench, case, base, -1.0, "bwd(-g) == -bwd(g)", out)
-    _compare(bench, case, base, 8.0, "bwd(8g) == 8 bwd(g)", out)
-    zero = bench.run(case, grad_outs=[torch.zeros_like(g) for g in bench.grad_outs(case)])
+    out = CaseOutcome(power_text="exact: any bit of bwd(-g), bwd(8g), bwd(0)")
+    base = context.runner.run(case)
+    _compare(context, case, base, -1.0, "bwd(-g) == -bwd(g)", out)
+    _compare(context, case, base, 8.0, "bwd(8g) == 8 bwd(g)", out)
+    zero = context.runner.run(case, grad_outs=[torch.zeros_like(g) for g in context.runner.grad_outs(case)])
     for name, grad in zero.grads.items():
         if grad is not None and bool((grad != 0).any()):
             what = f"{name} is not zero for a zero grad_out"
-            out.findings.append(bench.finding(_ID, "zero", what, case, tensor=name))
+            out.findings.append(Finding(_ID, "zero", what, case, tensor=name))
     return out
 
 
-STAGE = Stage(_ID, "backward is exactly linear", 40, lambda b: [b.base], check)
+STAGE = Stage(_ID, "backward is exactly linear", 40, lambda context: [context.base], check)

@@ -15,49 +15,51 @@ import torch
 
 from retrograd.check import memory_accesses
 from retrograd.check.guard_bands import HUGE, NAN, PLAIN, SIDES, Bands, Guard
-from retrograd.check.op_runner import OpRaised, Trial, Workbench
+from retrograd.check.op_runner import OpRun
+from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages import shapes
-from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "bounds"
-_SHAPES = {"quick": 0, "full": 6}  # of the shapes stage, beside the ordinary case
 _REPEATS = 20  # to see whether an op differs from itself, as everywhere
 
 
-def cases(bench: Workbench) -> list[Case]:
+def cases(context: StageContext) -> list[Case]:
     """The ordinary case, with gaps between the rows of everything that has rows, and at level full some shapes."""
-    base = bench.base
+    base = context.base
     rows = [
-        n for n, v in bench.inputs(base).items() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.ndim > 1
+        n
+        for n, v in context.runner.inputs(base).items()
+        if isinstance(v, torch.Tensor) and v.is_floating_point() and v.ndim > 1
     ]
-    rows += ["grad_out"] if any(g.ndim > 1 for g in bench.grad_outs(base)) else []
+    rows += ["grad_out"] if any(g.ndim > 1 for g in context.runner.grad_outs(base)) else []
     gaps = [base.but(layouts=dict.fromkeys(rows, "rows"))] if rows else []
-    return [base, *gaps, *shapes.cases(bench)[: _SHAPES[bench.level]]]
+    return [base, *gaps, *shapes.cases(context)[: context.budget.bounds_shapes]]
 
 
 @dataclass
 class _Guarded:
     """What came out of a run inside guard bands: results or the error, and what was touched outside."""
 
-    trial: Trial | None = None
+    run: OpRun | None = None
     error: OpRaised | None = None
     written: list[tuple[str, Guard, list[int]]] = field(default_factory=list)
     seen: list[memory_accesses.Watch] = field(default_factory=list)
 
 
-def _run(bench: Workbench, case: Case, bands: Bands) -> _Guarded:
+def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
     """One forward and backward with everything inside `bands`, which are looked at after each."""
     done = _Guarded()
-    inputs = {k: bands.place(v, k, f"input `{k}`") for k, v in bench.inputs(case).items()}
-    gs = bench.grad_outs(case)
+    inputs = {k: bands.place(v, k, f"input `{k}`") for k, v in context.runner.inputs(case).items()}
+    gs = context.runner.grad_outs(case)
     gs = [bands.place(g, "grad_out", f"grad_out of output {i}") for i, g in enumerate(gs)]
     graph: Any = None
 
     def part(phase: str) -> Any:
         with bands, memory_accesses.watch(bands.guards) as seen:
             done.seen.append(seen)
-            return bench.open(case, inputs=inputs, grad_outs=gs) if phase == "forward" else graph.backward()
+            return context.runner.forward(case, inputs=inputs, grad_outs=gs) if phase == "forward" else graph.backward()
 
     for phase in ("forward", "backward"):
         try:
@@ -72,16 +74,18 @@ def _run(bench: Workbench, case: Case, bands: Bands) -> _Guarded:
                 done.written.append((phase, guard, places))
         if done.error:
             return done
-    done.trial = graph
+    done.run = graph
     return done
 
 
-def _writes(bench: Workbench, case: Case, done: _Guarded) -> Iterator[Finding]:
+def _writes(case: Case, done: _Guarded) -> Iterator[Finding]:
     for phase, guard, places in done.written:
         by_side = {side: [p for p in places if guard.side(p) == side] for side in SIDES}
-        said = ", ".join(f"{_count(len(at))} {side}{_nearest(guard, side, at)}" for side, at in by_side.items() if at)
-        what = f"the {phase} writes outside {guard.name}: {said}"
-        yield bench.finding(_ID, "write", what, case, tensor=guard.owner)
+        places_by_side = ", ".join(
+            f"{_count(len(at))} {side}{_nearest(guard, side, at)}" for side, at in by_side.items() if at
+        )
+        what = f"the {phase} writes outside {guard.name}: {places_by_side}"
+        yield Finding(_ID, "write", what, case, tensor=guard.owner)
 
 
 def _count(n: int) -> str:
@@ -95,26 +99,26 @@ def _nearest(guard: Guard, side: str, places: list[int]) -> str:
     return f" (the nearest {away} away)" if away > 1 else ""
 
 
-def _touched(bench: Workbench, case: Case, done: _Guarded) -> Iterator[Finding]:
+def _outside(case: Case, done: _Guarded) -> Iterator[Finding]:
     for watch in done.seen:
         for access in watch.accesses.values():
             kind = "address-write" if access.write else "address-read"
-            yield bench.finding(_ID, kind, access.text(), case, tensor=access.argument.strip("`"))
+            yield Finding(_ID, kind, access.text(), case, tensor=access.argument.strip("`"))
 
 
 Noisy = Callable[[], bool]
 
 
-def _noisy(bench: Workbench, case: Case) -> bool:
+def _noisy(context: StageContext, case: Case) -> bool:
     """Whether the op differs from itself inside the same bands; without any, what it reads outside may be noise."""
-    first = _run(bench, case, Bands(PLAIN)).trial
-    again = (_run(bench, case, Bands(PLAIN)).trial for _ in range(_REPEATS))
-    return first is not None and any(t is not None and t.same_bits(first) for t in again)
+    first = _run(context, case, Bands(PLAIN)).run
+    again = (_run(context, case, Bands(PLAIN)).run for _ in range(_REPEATS))
+    return first is not None and any(t is not None and t.first_difference(first) for t in again)
 
 
-def _differs(one: Trial, other: Trial, noisy: Noisy) -> str:
+def _differs(one: OpRun, other: OpRun, noisy: Noisy) -> str:
     """Name of a tensor that differs by more than the op does from itself; "" if none."""
-    name = one.same_bits(other)
+    name = one.first_difference(other)
     if not name:
         return ""
     a, b = one.tensors[name], other.tensors[name]
@@ -124,40 +128,40 @@ def _differs(one: Trial, other: Trial, noisy: Noisy) -> str:
     return name if lost or not noisy() else ""
 
 
-def _reads(bench: Workbench, case: Case, runs: dict[str, _Guarded]) -> Iterator[Finding]:
+def _reads(context: StageContext, case: Case, runs: dict[str, _Guarded]) -> Iterator[Finding]:
     """A finding if results depend on what the bands hold."""
-    one, other = runs[NAN].trial, runs[HUGE].trial
+    one, other = runs[NAN].run, runs[HUGE].run
     if one is None or other is None:
         held, error = next((fill, done.error) for fill, done in runs.items() if done.error)
         what = f"with {held} around the tensors that it is given {error}; with other values it does not"
-        yield bench.finding(_ID, "read", what, case)
+        yield Finding(_ID, "read", what, case)
         return
-    noisy = cache(lambda: _noisy(bench, case))
+    noisy = cache(lambda: _noisy(context, case))
     name, held = _differs(one, other, noisy), f"{NAN}, then {HUGE}"
     if not name and any(t is not None and bool(t.isnan().any()) for t in one.tensors.values()):
         # Huge values can end as NaN too (inf - inf), and then both runs are alike.
-        other = _run(bench, case, Bands(PLAIN)).trial or other
+        other = _run(context, case, Bands(PLAIN)).run or other
         name, held = _differs(one, other, noisy), f"{NAN}, then {PLAIN}"
     if not name:
         return
     a, b = one.tensors[name], other.tensors[name]
     differing = int((~((a == b) | (a.isnan() & b.isnan()))).sum()) if a is not None and b is not None else 0
-    where = _culprit(bench, case, noisy)
+    where = _culprit(context, case, noisy)
     if not where:
         return  # it does not come again: an op that is seldom off
     what = f"{name} depends on memory outside {where}: {held} there change {_count(differing)}"
-    yield bench.finding(_ID, "read", what, case, tensor=name, wrong=differing)
+    yield Finding(_ID, "read", what, case, tensor=name, wrong=differing)
 
 
-def _culprit(bench: Workbench, case: Case, noisy: Noisy) -> str:
+def _culprit(context: StageContext, case: Case, noisy: Noisy) -> str:
     """Around which tensor, and on which side, the memory lies that is read; "" if no one's makes a difference."""
     plain = Bands(PLAIN)
-    want = _run(bench, case, plain).trial
+    want = _run(context, case, plain).run
     owners = {guard.owner: guard.name for guard in plain.guards if guard.owner} | {"": "a tensor that the op makes"}
 
     def read(owner: str, sides: tuple[str, ...]) -> bool:
         for fill in (NAN, HUGE):
-            got = _run(bench, case, Bands(fill, (owner, sides))).trial
+            got = _run(context, case, Bands(fill, (owner, sides))).run
             if got is None or (want is not None and _differs(got, want, noisy)):
                 return True
         return False
@@ -169,35 +173,35 @@ def _culprit(bench: Workbench, case: Case, noisy: Noisy) -> str:
     return ""
 
 
-def _refusal(bench: Workbench, case: Case, out: Outcome, error: OpRaised | None) -> None:
+def _refusal(context: StageContext, case: Case, out: CaseOutcome, error: OpRaised | None) -> None:
     """The op raises whatever the bands hold. Without bands too, which other stages tell; or because of them."""
     try:
-        bench.run(case)
+        context.runner.run(case)
     except OpRaised:
-        if case == bench.base or bench.override is not None:
+        if case == context.base or context.case is not None:
             raise
     else:
         out.notes.append(f"not checked at {case.text() or 'the given inputs'}: inside a larger allocation {error}")
 
 
-def check(bench: Workbench, case: Case) -> Outcome:
+def check(context: StageContext, case: Case) -> CaseOutcome:
     """Two runs inside guard bands, with NaN and with huge values; more to say where, once there is a finding."""
-    out = Outcome(
+    out = CaseOutcome(
         power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * memory_accesses.checks()}"
     )
-    runs = {fill: _run(bench, case, Bands(fill)) for fill in (NAN, HUGE)}
-    found: dict[Any, Finding] = {}
+    runs = {fill: _run(context, case, Bands(fill)) for fill in (NAN, HUGE)}
+    findings: dict[Any, Finding] = {}
     for done in runs.values():
-        for finding in (*_touched(bench, case, done), *_writes(bench, case, done)):
-            found.setdefault((finding.kind, finding.tensor, finding.what), finding)
+        for finding in (*_outside(case, done), *_writes(case, done)):
+            findings.setdefault((finding.kind, finding.tensor, finding.what), finding)
         out.notes += [watch.missing for watch in done.seen if watch.missing]
     errors = [done.error for done in runs.values()]
     if all(errors):
-        _refusal(bench, case, out, errors[0])
+        _refusal(context, case, out, errors[0])
     else:
-        found |= {(f.kind, f.tensor, f.what): f for f in _reads(bench, case, runs)}
-    out.findings += found.values()
+        findings |= {(f.kind, f.tensor, f.what): f for f in _reads(context, case, runs)}
+    out.findings += findings.values()
     return out
 
 
-STAGE = Stage(_ID, "nothing outside the tensors is touched", 35, cases, check, deals=True)
+STAGE = Stage(_ID, "nothing outside the tensors is touched", 35, cases, check, sharded=True)

@@ -8,6 +8,7 @@ for whoever compiles a model around it. Compiling and transforming is tried wher
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from retrograd.check.op_runner import OpRaised, Trial, Workbench
-from retrograd.check.schema import Case
-from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.op_runner import OpRun
+from retrograd.check.reference import OpRaised, floating
+from retrograd.check.schema import Case, Finding
+from retrograd.check.spec import OpSpec
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "compiler"
 _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "higher_order")
@@ -40,23 +43,23 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _operators(bench: Workbench, case: Case, out: Outcome) -> int:
+def _operators(context: StageContext, case: Case, out: CaseOutcome) -> int:
     """Schema and fake of every custom operator in forward and backward, with the arguments it really gets."""
-    gs = bench.grad_outs(case)
+    gs = context.runner.grad_outs(case)
     with Calls() as calls:
-        bench.run(case, grad_outs=gs)
+        context.runner.run(case, grad_outs=gs)
     for func, (args, kwargs) in calls.first.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results = torch.library.opcheck(func, args, kwargs, test_utils=tuple(_TESTS), raise_exception=False)
-        for test, said in results.items():
-            if isinstance(said, Exception):
-                line = next((text for text in str(said).splitlines() if text.strip()), type(said).__name__)
+        for test, result in results.items():
+            if isinstance(result, Exception):
+                line = next((text for text in str(result).splitlines() if text.strip()), type(result).__name__)
                 what = f"operator {func} fails {test} of torch.library.opcheck: {line.strip()}"
-                out.findings.append(bench.finding(_ID, _TESTS.get(test, "operator"), what, case, tensor=str(func)))
-        if not any(f.tensor == str(func) for f in out.findings) and (said := _strides(func, args, kwargs)):
-            what = f"operator {func} has another fake than kernel: {said}"
-            out.findings.append(bench.finding(_ID, "fake", what, case, tensor=str(func)))
+                out.findings.append(Finding(_ID, _TESTS.get(test, "operator"), what, case, tensor=str(func)))
+        if not any(f.tensor == str(func) for f in out.findings) and (difference := _strides(func, args, kwargs)):
+            what = f"operator {func} has another fake than kernel: {difference}"
+            out.findings.append(Finding(_ID, "fake", what, case, tensor=str(func)))
     return len(calls.first)
 
 
@@ -65,12 +68,12 @@ def _strides(func: Any, args: Any, kwargs: Any) -> str:
     try:
         with FakeTensorMode() as mode:
             fake = lambda t: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t  # noqa: E731
-            said = func(*tree_map(fake, args), **tree_map(fake, kwargs))
+            faked = func(*tree_map(fake, args), **tree_map(fake, kwargs))
     except Exception:
         return ""  # its shapes depend on data; what else may be wrong with it opcheck has told
     copy = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731
     got = func(*tree_map(copy, args), **tree_map(copy, kwargs))
-    for i, (a, b) in enumerate(zip(tree_leaves(got), tree_leaves(said), strict=True)):
+    for i, (a, b) in enumerate(zip(tree_leaves(got), tree_leaves(faked), strict=True)):
         # Of one element, and along a dimension of one, strides mean nothing.
         if isinstance(a, torch.Tensor) and a.numel() > 1 and _steps(a) != _steps(b):
             return f"result {i} has strides {a.stride()}, its fake {tuple(b.stride())}"
@@ -81,116 +84,126 @@ def _steps(t: torch.Tensor) -> list[int]:
     return [int(step) for size, step in zip(t.shape, t.stride(), strict=True) if size > 1]
 
 
-def _compare(bench: Workbench, case: Case, trial: Trial, eager: Trial, how: str, out: Outcome) -> None:
+def _compare(context: StageContext, case: Case, run: OpRun, eager: OpRun, how: str, out: CaseOutcome) -> None:
     """What `how` gives must be eager's bits, or as right as eager must be: compilers may reorder."""
-    name = trial.same_bits(eager)
+    name = run.first_difference(eager)
     if not name:
         return
-    got, want = trial.tensors[name], eager.tensors[name]
+    got, want = run.tensors[name], eager.tensors[name]
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
-        said = [None if t is None else (tuple(t.shape), t.dtype) for t in (got, want)]
-        what = f"{name} is {said[0]} {how}, {said[1]} in eager"
-        out.findings.append(bench.finding(_ID, "form", what, case, tensor=name))
+        forms = [None if t is None else (tuple(t.shape), t.dtype) for t in (got, want)]
+        what = f"{name} is {forms[0]} {how}, {forms[1]} in eager"
+        out.findings.append(Finding(_ID, "form", what, case, tensor=name))
         return
-    if bench.spec.reference is None:
+    if context.spec.reference is None:
         out.notes.append(
             f"{name} has other bits {how} than in eager; without a reference nobody can say which is right"
         )
         return
-    for found in bench.judge(_ID, case, trial)[0]:
-        out.findings.append(replace(found, kind=how.split()[-1], what=f"{how}: {found.what}"))
+    for finding in context.judge.against_truth(_ID, case, run)[0]:
+        out.findings.append(replace(finding, kind=how.split()[-1], what=f"{how}: {finding.what}"))
 
 
-def _compiled(bench: Workbench, case: Case, eager: Trial, backend: str, out: Outcome) -> None:
+def _compiled(context: StageContext, case: Case, eager: OpRun, backend: str, out: CaseOutcome) -> None:
     how = f"with torch.compile(fullgraph=True, backend={backend!r})"
     torch._dynamo.reset()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fn = torch.compile(bench.spec.fn, backend=backend, fullgraph=True)
-            trial = replace(bench, spec=replace(bench.spec, fn=fn)).run(case)
+            fn = torch.compile(context.spec.fn, backend=backend, fullgraph=True)
+            run = replace(context.runner, spec=replace(context.spec, fn=fn)).run(case)
     except OpRaised as error:
         line = str(error).strip().splitlines()[0]
-        out.findings.append(bench.finding(_ID, "raises", f"{how}: {line}", case))
+        out.findings.append(Finding(_ID, "raises", f"{how}: {line}", case))
         return
     finally:
         torch._dynamo.reset()
-    _compare(bench, case, trial, eager, how, out)
+    _compare(context, case, run, eager, how, out)
 
 
-def _vjp(bench: Workbench, case: Case, eager: Trial, out: Outcome) -> None:
-    """torch.func.vjp with the case's grad_out."""
-    inputs, names = bench.inputs(case), bench.differentiable(bench.inputs(case))
+def _function_of(
+    spec: OpSpec, case: Case, inputs: dict[str, Any], names: list[str]
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The op's floating outputs as a function of the named inputs alone, the others as they are."""
 
     def call(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = {**inputs, **dict(zip(names, leaves, strict=True))}
-        result = bench.spec.fn(*given.values(), **dict(case.params))
-        result = result if isinstance(result, (tuple, list)) else (result,)
-        return tuple(t for t in result if t.is_floating_point())
+        result = spec.fn(*{**inputs, **dict(zip(names, leaves, strict=True))}.values(), **dict(case.params))
+        return tuple(floating(result if isinstance(result, (tuple, list)) else (result,)))
 
+    return call
+
+
+def _vjp(context: StageContext, case: Case, eager: OpRun, out: CaseOutcome) -> None:
+    """torch.func.vjp with the case's grad_out."""
+    inputs, names = context.runner.inputs(case), context.runner.differentiable(case)
+
+    call = _function_of(context.spec, case, inputs, names)
     try:
-        made = torch.func.vjp(call, *(inputs[n] for n in names))
-        outs, grads = made[0], made[1](tuple(eager.grad_outs))
+        result = torch.func.vjp(call, *(inputs[n] for n in names))
+        outs, grads = result[0], result[1](tuple(eager.grad_outs))
     except Exception as error:
         what = f"with torch.func.vjp: {type(error).__name__}: {str(error).splitlines()[0]}"
-        out.findings.append(bench.finding(_ID, "raises", what, case))
+        out.findings.append(Finding(_ID, "raises", what, case))
         return
-    got = Trial(dict(zip(eager.outs, outs, strict=True)), {f"grad {n}": g for n, g in zip(names, grads, strict=True)},
+    got = OpRun(dict(zip(eager.outs, outs, strict=True)), {f"grad {n}": g for n, g in zip(names, grads, strict=True)},
                 eager.inputs, eager.grad_outs)  # fmt: skip
-    _compare(bench, case, got, eager, "with torch.func.vjp", out)
+    _compare(context, case, got, eager, "with torch.func.vjp", out)
 
 
-def _vmapped(bench: Workbench, case: Case, eager: Trial, out: Outcome) -> None:
+def _vmapped(context: StageContext, case: Case, eager: OpRun, out: CaseOutcome) -> None:
     """torch.func.vmap over two draws, forward and backward: the first of the two must be what eager gives it alone."""
     other = case.but(draw=case.draw + 1)
-    pair, gs = (bench.inputs(case), bench.inputs(other)), (bench.grad_outs(case), bench.grad_outs(other))
-    names = bench.differentiable(pair[0])
+    pair, gs = (
+        (context.runner.inputs(case), context.runner.inputs(other)),
+        (context.runner.grad_outs(case), context.runner.grad_outs(other)),
+    )
+    names = context.runner.differentiable(case)
     stacked = {n: torch.stack([p[n] for p in pair]).requires_grad_() for n in names}
 
-    def call(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = {**pair[0], **dict(zip(names, leaves, strict=True))}
-        result = bench.spec.fn(*given.values(), **dict(case.params))
-        result = result if isinstance(result, (tuple, list)) else (result,)
-        return tuple(t for t in result if t.is_floating_point())
-
+    call = _function_of(context.spec, case, pair[0], names)
     try:
         outs = torch.func.vmap(call)(*stacked.values())
         both = [torch.stack([a, b]) for a, b in zip(*gs, strict=True)]
         grads = torch.autograd.grad(outs, list(stacked.values()), both, allow_unused=True)
     except Exception as error:
         what = f"with torch.func.vmap: {type(error).__name__}: {str(error).splitlines()[0]}"
-        out.findings.append(bench.finding(_ID, "raises", what, case))
+        out.findings.append(Finding(_ID, "raises", what, case))
         return
     first = {f"grad {n}": None if g is None else g[0] for n, g in zip(names, grads, strict=True)}
-    got = Trial({k: t[0].detach() for k, t in zip(eager.outs, outs, strict=True)}, first, eager.inputs, eager.grad_outs)
-    _compare(bench, case, got, eager, "with torch.func.vmap", out)
+    got = OpRun({k: t[0].detach() for k, t in zip(eager.outs, outs, strict=True)}, first, eager.inputs, eager.grad_outs)
+    _compare(context, case, got, eager, "with torch.func.vmap", out)
 
 
-def check(bench: Workbench, case: Case) -> Outcome:
+def check(context: StageContext, case: Case) -> CaseOutcome:
     """Custom operators always, the rest as declared; at level quick those operators are not compiled."""
-    out = Outcome()
-    count = _operators(bench, case, out)
-    declared = bench.spec.transforms
-    if count and bench.level == "quick":
+    out = CaseOutcome()
+    count = _operators(context, case, out)
+    declared = context.spec.transforms
+    if count and context.level == "quick":
         # Of a custom operator the compiler sees schema and fake, which were just looked at; to compile takes a second.
         declared = tuple(name for name in declared if name not in _BACKENDS)
-    graph = bench.open(case)
+    graph = context.runner.forward(case)
     gs = [g.clone() for g in graph.grad_outs]  # the backward may overwrite them
     eager = replace(graph.backward(), grad_outs=gs)
     for name in declared:
         if name in _BACKENDS:
-            _compiled(bench, case, eager, _BACKENDS[name], out)
+            _compiled(context, case, eager, _BACKENDS[name], out)
         elif name == "vjp":
-            _vjp(bench, case, eager, out)
+            _vjp(context, case, eager, out)
         else:
-            _vmapped(bench, case, eager, out)
+            _vmapped(context, case, eager, out)
     parts = [f"{count} custom operator{'s' if count != 1 else ''}"] if count else []
     out.power_text = ", ".join([*parts, *declared]) or "no custom operator; declares nothing (transforms=)"
     out.power = 0.0 if parts or declared else None
     return out
 
 
+def _cases(context: StageContext) -> list[Case]:
+    """The ordinary case in the first dtype."""
+    return [context.base] if context.runner.dtype == context.spec.dtypes[0] else []
+
+
 STAGE = Stage(
-    _ID, "the same compiled and transformed", 95, lambda b: [b.base] if b.dtype == b.spec.dtypes[0] else [], check,
+    _ID, "the same compiled and transformed", 95, _cases, check,
     after=("contract",), shrinks=False,
 )  # fmt: skip

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from retrograd.check import extreme_values, tolerance
-from retrograd.check.case_sharding import share
+from retrograd.check.case_sharding import shard
 from retrograd.check.compare import compare
-from retrograd.check.op_runner import OpRaised, Trial, Workbench
+from retrograd.check.op_runner import OpRun
+from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import FLOATS, OpSpec, TensorSpec
-from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "extremes"
-_QUICK = 5  # of the extremes in values.NAMES, which are in the order of how much each finds
 _RUNS = 3  # noise runs of a finite extreme: an alarm is confirmed with more anyway
 # Another dtype differs in its range: what is about the formula is asked in the first one.
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "1e4", "max/4")
@@ -64,15 +64,15 @@ def _rows(mask: torch.Tensor) -> str:
     return f"{word}{'s' if len(places) != 1 else ''} {shown}" if places else "nothing"
 
 
-def _not_finite(bench: Workbench, case: Case, name: str, extreme: str, out: Outcome) -> None:
+def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out: CaseOutcome) -> None:
     try:
-        trial = bench.run(case)
+        run = context.runner.run(case)
     except OpRaised as error:
         out.notes.append(f"refuses {extreme} in {name}: {str(error).splitlines()[0]}")
         return
-    truth, plain = bench.truth(case), bench.truth(case.but(values=()))
-    at = list(extreme_values.cell(trial.inputs[name].shape))
-    for label, got in trial.tensors.items():
+    truth, plain = context.oracle.truth(case), context.oracle.truth(case.but(values=()))
+    at = list(extreme_values.cell(run.inputs[name].shape))
+    for label, got in run.tensors.items():
         want, before, eager = truth.want.get(label), plain.want.get(label), truth.eager.get(label)
         if got is None or want is None or before is None:
             continue
@@ -88,24 +88,24 @@ def _not_finite(bench: Workbench, case: Case, name: str, extreme: str, out: Outc
                 f"{label}, here {_rows(odd(reach.got))}"
             )
             out.findings.append(
-                bench.finding(_ID, kind, what, case, tensor=label, index=index, got=float(reach.got[index]),
+                Finding(_ID, kind, what, case, tensor=label, index=index, got=float(reach.got[index]),
                               want=float(want[index]), wrong=int(mask.sum()), total=mask.numel())
             )  # fmt: skip
 
 
-def _excused(bench: Workbench, case: Case, trial: Trial, out: Outcome) -> dict[str, torch.Tensor]:
+def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> dict[str, torch.Tensor]:
     """Elements nobody can be asked for: the same precision or the result itself overflows, or no digit is left.
 
     Random rounding says how far right results lie apart where it is a small change. Where it is not, a right result may
     be another function altogether: with a mean of 1e4 added and rounded to bfloat16, a norm's variance is 0.
     """
-    truth = bench.truth(case, _RUNS)
+    truth = context.oracle.truth(case, _RUNS)
     masks, empty = {}, []
     for label, want in truth.want.items():
-        got, eager = trial.tensors.get(label), truth.eager.get(label)
+        got, eager = run.tensors.get(label), truth.eager.get(label)
         if want is None or got is None or got.shape != want.shape:
             continue
-        beyond = want.abs() > torch.finfo(got.dtype).max / 2
+        beyond = tolerance.overflows(want, got.dtype)
         masks[label] = beyond if eager is None else beyond | ~eager.isfinite()
         if case.values[0][1] in extreme_values.ENDS:  # a mean of nothing: which number stands for it is a convention
             masks[label] = masks[label] | want.isnan()
@@ -121,37 +121,39 @@ def _excused(bench: Workbench, case: Case, trial: Trial, out: Outcome) -> dict[s
     return masks
 
 
-def _finite(bench: Workbench, case: Case, out: Outcome) -> None:
-    if bench.truth(case, _RUNS).peak > tolerance.room(case.dtype, bench.spec.compute):
+def _finite(context: StageContext, case: Case, out: CaseOutcome) -> None:
+    if context.oracle.truth(case, _RUNS).peak > tolerance.room(case.dtype, context.spec.compute):
         (_, extreme), *_ = case.values
         out.notes.append(f"{extreme} is not judged in {case.dtype}: the reference's own formula overflows there")
         return
-    trial = bench.run(case)
-    findings, profiles = bench.judge(_ID, case, trial, _excused(bench, case, trial, out), runs=_RUNS)
-    out.findings += [_named(f, trial) for f in findings]
+    run = context.runner.run(case)
+    findings, profiles = context.judge.against_truth(
+        _ID, case, run, _excused(context, case, run, out), noise_runs=_RUNS
+    )
+    out.findings += [_named(f, run) for f in findings]
     out.profiles += profiles
 
 
-def _named(finding: Finding, trial: Trial) -> Finding:
-    got = trial.tensors.get(finding.tensor)
+def _named(finding: Finding, run: OpRun) -> Finding:
+    got = run.tensors.get(finding.tensor)
     lost = got is not None and not bool(got.isfinite().all())
     return replace(finding, kind="not-finite") if lost else finding
 
 
-def check(bench: Workbench, case: Case) -> Outcome:
+def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run; the truth needs the usual noise runs for finite extremes, none for a cell that is not finite."""
-    out = Outcome(power_text="exact: any NaN or Inf; values as in oracle")
-    _, notes = _shared(bench)
+    out = CaseOutcome(power_text="exact: any NaN or Inf; values as in oracle")
+    _, notes = _shared(context)
     out.notes += notes
     for name, extreme in case.values:
         if extreme in extreme_values.CELLS:
-            _not_finite(bench, case, name, extreme, out)
+            _not_finite(context, case, name, extreme, out)
         else:
-            _finite(bench, case, out)
+            _finite(context, case, out)
     return out
 
 
-def _wanted(spec: OpSpec) -> tuple[str, ...]:
+def _unbounded(spec: OpSpec) -> tuple[str, ...]:
     """The inputs that may hold anything: those the spec names, else the described ones without a range."""
     if spec.extremes is not None:
         return spec.extremes
@@ -159,43 +161,43 @@ def _wanted(spec: OpSpec) -> tuple[str, ...]:
     return tuple(k for k, v in described if isinstance(v, TensorSpec) and v.high is None and v.differentiable)
 
 
-def _whole(spec: OpSpec) -> tuple[str, ...]:
+def _discrete(spec: OpSpec) -> tuple[str, ...]:
     """The described inputs of whole numbers or masks: each value of their range may be that of all."""
     described = (spec.tensor_specs or {}).items()
     return tuple(k for k, v in described if isinstance(v, TensorSpec) and v.dtype is not None and v.dtype not in FLOATS)
 
 
-def cases(bench: Workbench) -> list[Case]:
+def cases(context: StageContext) -> list[Case]:
     """Every extreme of every such input; at level quick the ones that find most. Whole numbers in the first dtype."""
-    wanted, _ = _shared(bench)
-    first = bench.dtype == bench.spec.dtypes[0]
-    wanted += [(name, end) for name in _whole(bench.spec) for end in extreme_values.ENDS] if first else []
-    return [bench.base.but(values=(held,)) for held in wanted]
+    extremes, _ = _shared(context)
+    first = context.runner.dtype == context.spec.dtypes[0]
+    extremes += [(name, end) for name in _discrete(context.spec) for end in extreme_values.ENDS] if first else []
+    return [context.base.but(values=(extreme,)) for extreme in extremes]
 
 
-def _shared(bench: Workbench) -> tuple[list[tuple[str, str]], list[str]]:
+def _shared(context: StageContext) -> tuple[list[tuple[str, str]], list[str]]:
     """The extremes of floating inputs in this dtype, and notes on what others take where kernels are interpreted.
 
     Where a NaN goes is asked in one of the dtypes; of finite extremes the dtypes after the first take a share each:
     only their range is another.
     """
-    names = extreme_values.NAMES[:_QUICK] if bench.level == "quick" else extreme_values.NAMES
-    others = [d for d in bench.dtypes if d != bench.spec.dtypes[0]]
-    if bench.dtype in others:
+    names = extreme_values.NAMES[: context.budget.extremes]
+    others = [d for d in context.dtypes if d != context.spec.dtypes[0]]
+    if context.runner.dtype in others:
         names = tuple(n for n in names if n in _OTHER_DTYPES)
-    every = [(name, extreme) for name in _wanted(bench.spec) for extreme in names]
-    finite, said = share(
-        bench,
+    every = [(name, extreme) for name in _unbounded(context.spec) for extreme in names]
+    finite, note_finite = shard(
+        context,
         [e for e in every if e[1] not in extreme_values.CELLS],
         "finite extremes of all dtypes but the first",
         others,
     )
-    cells, also = share(bench, [e for e in every if e[1] in extreme_values.CELLS], "cells that are not finite")
-    return [e for e in every if e in finite or e in cells], [note for note in (said, also) if note]
+    cells, note_cells = shard(context, [e for e in every if e[1] in extreme_values.CELLS], "cells that are not finite")
+    return [e for e in every if e in finite or e in cells], [note for note in (note_finite, note_cells) if note]
 
 
 def _applies(spec: OpSpec) -> str:
-    if _wanted(spec) or _whole(spec):
+    if _unbounded(spec) or _discrete(spec):
         return ""
     return "no input is known to take any value; name those that do: extremes=('x',)"
 

@@ -10,18 +10,18 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.check.inputs import torch_dtype
-from retrograd.check.op_runner import Trial, Workbench
-from retrograd.check.oracle import NotApplicable, Results, grads_of
+from retrograd.check.op_runner import OpRun
+from retrograd.check.reference import NotApplicable, Results, grads_of
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
-from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "higher_order"
 _RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with more
 
 
 def second_order(
-    bench: Workbench, case: Case, outs: list[torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
+    case: Case, seed: int, outs: list[torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
 ) -> Results:
     """Gradients of `sum_i <u_i, grad_i>` for fixed random u, with respect to the inputs and to each grad_out."""
     gs = [g.detach().requires_grad_() for g in gs]
@@ -33,9 +33,9 @@ def second_order(
     us = []
     with _disable_current_modes():  # the same numbers for the op and for its reference, which float64 would not round
         for name, grad in used:
-            generator = torch.Generator().manual_seed(derive(bench.seed, "second", name))
+            generator = torch.Generator().manual_seed(derive(seed, "second", name))
             drawn = torch.randn(grad.shape, generator=generator, dtype=torch.float64)
-            us.append(drawn.to(torch_dtype(bench.dtype)).to(grad))
+            us.append(drawn.to(torch_dtype(case.dtype)).to(grad))
     # Not torch.autograd.grad(..., allow_unused=True): it walks only the paths that lead to its inputs, so passes by the
     # node with which once_differentiable raises, and answers None.
     for leaf in leaves.values():
@@ -44,48 +44,47 @@ def second_order(
     return dict(zip(names, [t.grad for t in (*leaves.values(), *gs)], strict=True))
 
 
-def _trap(bench: Workbench, case: Case, name: str, want: torch.Tensor) -> Finding:
+def _trap(case: Case, name: str, want: torch.Tensor) -> Finding:
     what = (
         f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though its own "
         f"derivative is as large as {float(want.abs().max()):.3g}; decorate the backward with once_differentiable, "
         "so that asking raises, or make it differentiable"
     )
-    return bench.finding(_ID, "silently-constant", what, case, tensor=name)
+    return Finding(_ID, "silently-constant", what, case, tensor=name)
 
 
-def check(bench: Workbench, case: Case) -> Outcome:
+def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run with a graph over the backward, and its gradients."""
-    out = Outcome(power_text="refused, as it should be where it is not offered")
-    promise = bench.spec.double_backward
-    graph = bench.open(case)
+    out = CaseOutcome(power_text="refused, as it should be where it is not offered")
+    promise = context.spec.double_backward
+    forward = context.runner.forward(case)
+    leaves = {n: forward.inputs[n] for n in forward.names}
     try:
-        got = second_order(bench, case, graph.outs, {n: graph.inputs[n] for n in graph.names}, graph.grad_outs)
+        got = second_order(case, context.runner.seed, forward.outs, leaves, forward.grad_outs)
     except Exception as error:
         if promise == "right":
             what = f"gradients of gradients are promised, but raise {type(error).__name__}: {error}"
-            out.findings.append(bench.finding(_ID, "raises", what, case))
+            out.findings.append(Finding(_ID, "raises", what, case))
         return out
     if promise == "raises":
         what = "gradients of gradients do not raise, as the op promises (double_backward='raises')"
-        out.findings.append(bench.finding(_ID, "does-not-raise", what, case))
+        out.findings.append(Finding(_ID, "does-not-raise", what, case))
         return out
     try:
-        truth = bench.truth(case, _RUNS, second_order)
+        truth = context.oracle.truth(case, _RUNS, second_order)
     except NotApplicable as error:
         out.notes.append(f"gradients of gradients are not refused and cannot be judged: {error}")
         return out
     results = {}
     for name, want in truth.want.items():
-        known = want is not None and bool((want != 0).any())
-        if got[name] is None and known:
-            assert want is not None
-            out.findings.append(_trap(bench, case, name, want))
+        if got[name] is None and want is not None and bool((want != 0).any()):
+            out.findings.append(_trap(case, name, want))
         elif want is not None:
             results[name] = torch.zeros_like(want) if got[name] is None else got[name]
         elif got[name] is not None and bool((got[name] != 0).any()):  # type: ignore[union-attr]
             results[name] = got[name]
-    trial = Trial({}, results, graph.inputs, graph.grad_outs)
-    findings, out.profiles = bench.judge(_ID, case, trial, order=second_order, runs=_RUNS)
+    run = OpRun({}, results, forward.inputs, forward.grad_outs)
+    findings, out.profiles = context.judge.against_truth(_ID, case, run, order=second_order, noise_runs=_RUNS)
     out.findings += findings
     out.power = truth.power
     out.power_text = f"relative error {out.power:.1e}"
@@ -93,6 +92,6 @@ def check(bench: Workbench, case: Case) -> Outcome:
 
 
 STAGE = Stage(
-    _ID, "gradients of gradients right or refused", 85, lambda b: [b.base], check,
+    _ID, "gradients of gradients right or refused", 85, lambda context: [context.base], check,
     needs_reference=True, after=("oracle", "contract"),
 )  # fmt: skip

@@ -5,20 +5,19 @@ from __future__ import annotations
 import torch
 
 from retrograd.check.layouts import applicable
-from retrograd.check.op_runner import Workbench
 from retrograd.check.schema import Case
-from retrograd.check.stages._base import Stage
+from retrograd.check.stages._base import Stage, StageContext
 from retrograd.check.stages.oracle import judged
 
 _ID = "layouts"
 
 
-def cases(bench: Workbench) -> list[Case]:
+def cases(context: StageContext) -> list[Case]:
     """Each layout of grad_out, then each layout of each input; at level quick one dtype's worth of inputs."""
-    base = bench.base
-    rank = max((g.ndim for g in bench.grad_outs(base)), default=0)
+    base = context.base
+    rank = max((g.ndim for g in context.runner.grad_outs(base)), default=0)
     out = [base.but(layouts={"grad_out": layout}) for layout in applicable(rank)]
-    for name, value in bench.inputs(base).items():
+    for name, value in context.runner.inputs(base).items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             choices = [c for c in applicable(value.ndim) if c != "scalar"]
             out += [base.but(layouts={name: c}) for c in choices]
@@ -30,8 +29,8 @@ STAGE = Stage(
     "any strides of inputs and grad_out",
     60,
     cases,
-    lambda b, c: judged(b, c, _ID),
+    lambda context, case: judged(context, case, _ID),
     needs_reference=True,
     after=("oracle", "contract"),
-    deals=True,
+    sharded=True,
 )

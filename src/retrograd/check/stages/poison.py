@@ -12,10 +12,10 @@ import torch.utils.deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check.inputs import allows
-from retrograd.check.op_runner import OpRaised, Workbench
-from retrograd.check.repeatability import another
-from retrograd.check.schema import Case, Size
-from retrograd.check.stages._base import Outcome, Stage
+from retrograd.check.op_runner import OpRun
+from retrograd.check.reference import OpRaised
+from retrograd.check.schema import Case, Finding, Size
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "poison"
 _RUNS = 5  # at most: plain, NaN, huge, and two in deterministic mode
@@ -26,11 +26,11 @@ _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional")
 
 
 class Fill(TorchDispatchMode):
-    """Fill floating tensors that come uninitialised with `value`, integer ones with `whole`; None fills neither."""
+    """Fill floating tensors that come uninitialised with `value`, integer ones with `integer`; None fills neither."""
 
-    def __init__(self, value: float | None, whole: int = 0) -> None:
+    def __init__(self, value: float | None, integer: int = 0) -> None:
         super().__init__()
-        self.value, self.whole = value, whole
+        self.value, self.integer = value, integer
         self.operators = False  # whether custom operators ran, inside of which no mode sees torch.empty
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,7 +41,7 @@ class Fill(TorchDispatchMode):
                 big = torch.finfo(out.dtype).max / 8
                 out.fill_(big if self.value > 0 else float("nan"))
             elif out.dtype != torch.bool:
-                out.fill_(self.whole)
+                out.fill_(self.integer)
         return out
 
 
@@ -65,60 +65,58 @@ def deterministic(fill: bool) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def check(bench: Workbench, case: Case) -> Outcome:
+def check(context: StageContext, case: Case) -> CaseOutcome:
     """Three runs: plain, NaN, huge; where custom operators ran, two more in deterministic mode."""
-    out = Outcome()
+    out = CaseOutcome()
     # Made before the fill, so that only the op's own memory is poisoned, and for each run, as one may overwrite them.
-    given = iter([bench.grad_outs(case) for _ in range(_RUNS)])
+    grad_outs = iter([context.runner.grad_outs(case) for _ in range(_RUNS)])
     # In a mode too: an op may take another path where somebody watches its operators.
     with Fill(None):
-        plain = bench.run(case, grad_outs=next(given))
+        plain = context.runner.run(case, grad_outs=next(grad_outs))
     operators = False
-    for label, value, whole in (("NaN", float("nan"), 0), ("huge values", 1.0, 1)):
-        with Fill(value, whole) as mode:
-            poisoned = bench.run(case, grad_outs=next(given))
+    for label, value, integer in (("NaN", float("nan"), 0), ("huge values", 1.0, 1)):
+        with Fill(value, integer) as mode:
+            poisoned = context.runner.run(case, grad_outs=next(grad_outs))
         operators |= mode.operators
-        if _compare(bench, case, out, plain, poisoned, label):
+        if _compare(context, case, out, plain, poisoned, label):
             return out
     if operators:
         try:
             with deterministic(fill=False):
-                plain = bench.run(case, grad_outs=next(given))
+                plain = context.runner.run(case, grad_outs=next(grad_outs))
         except OpRaised as error:
             # Ops that add atomically refuse this mode.
             out.notes.append(f"memory inside custom operators was not filled: {str(error).splitlines()[0]}")
             return out
         with deterministic(fill=True):
-            poisoned = bench.run(case, grad_outs=next(given))
-        _compare(bench, case, out, plain, poisoned, "NaN")
+            poisoned = context.runner.run(case, grad_outs=next(grad_outs))
+        _compare(context, case, out, plain, poisoned, "NaN")
     return out
 
 
-def _compare(bench: Workbench, case: Case, out: Outcome, plain: Any, poisoned: Any, label: str) -> bool:
+def _compare(context: StageContext, case: Case, out: CaseOutcome, plain: OpRun, poisoned: OpRun, label: str) -> bool:
     """Add a finding if the runs differ by more than noise; whether they do."""
-    name = poisoned.same_bits(plain)
+    name = poisoned.first_difference(plain)
     if not name:
         return False
     got, want = poisoned.tensors[name], plain.tensors[name]
     assert got is not None
     assert want is not None
     gone = int((~got.isfinite() & want.isfinite()).sum())
-    if not gone and not (name := another(bench, _ID, case, poisoned, plain)):
+    if not gone and not (name := context.judge.changed(_ID, case, poisoned, plain)):
         return False
     what = f"{name} depends on uninitialised memory: torch.empty filled with {label} changes it"
-    out.findings.append(
-        bench.finding(_ID, "uninitialised", what, case, tensor=name, wrong=gone or None, total=got.numel())
-    )
+    out.findings.append(Finding(_ID, "uninitialised", what, case, tensor=name, wrong=gone or None, total=got.numel()))
     return True
 
 
-def cases(bench: Workbench) -> list[Case]:
+def cases(context: StageContext) -> list[Case]:
     """The ordinary case and one with every size that may be one more or less: what a stride of 2 does not reach."""
-    base = bench.base
+    base = context.base
     other = base
     for name, size in base.sizes:
         for near in (_near(size, 1), _near(size, -1)):
-            if allows(bench.spec, name, near):
+            if allows(context.spec, name, near):
                 other = other.with_size(name, near)
                 break
     return [base] if other == base else [base, other]
@@ -130,4 +128,4 @@ def _near(size: Size, by: int) -> Size:
     return max(size + by, 0)
 
 
-STAGE = Stage(_ID, "no uninitialised memory is read", 30, cases, check, deals=True)
+STAGE = Stage(_ID, "no uninitialised memory is read", 30, cases, check, sharded=True)

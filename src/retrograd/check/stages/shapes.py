@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from retrograd.check.inputs import allows, free_rank
-from retrograd.check.op_runner import Workbench
 from retrograd.check.schema import Case, Size
 from retrograd.check.spec import OpSpec, TensorSpec
-from retrograd.check.stages._base import Stage
+from retrograd.check.stages._base import Stage, StageContext
 from retrograd.check.stages.oracle import judged
 
 _ID = "shapes"
@@ -17,8 +16,8 @@ _LONG = (1000, 257)
 _MOST_ELEMENTS = 1 << 16
 
 
-def _wanted(bench: Workbench) -> list[Case]:
-    base, spec = bench.base, bench.spec
+def _wanted(context: StageContext) -> list[Case]:
+    base, spec = context.base, context.spec
     rank_free = free_rank(spec)
     by_name: list[list[Case]] = []
     for name, size in base.sizes:
@@ -31,7 +30,7 @@ def _wanted(bench: Workbench) -> list[Case]:
     out = [column[i] for i in range(turns) for column in by_name if i < len(column)]
     corners = [all_sizes(base, rank_free, n) for n in (1, 2, 33)]
     corners = [c for c in corners if all(allows(spec, k, v) for k, v in c.sizes)]
-    return [*out[: bench.budget.shapes], *corners, *_long_rows(base, spec)]
+    return [*out[: context.budget.shapes], *corners, *_long_rows(base, spec)]
 
 
 def _long_rows(base: Case, spec: OpSpec) -> list[Case]:
@@ -47,7 +46,7 @@ def all_sizes(base: Case, rank_free: frozenset[str], n: int) -> Case:
     return base.but(sizes={k: (n,) if k in rank_free else n for k, _ in base.sizes})
 
 
-def cases(bench: Workbench) -> list[Case]:
+def cases(context: StageContext) -> list[Case]:
     """The sweep, without shapes too large for a sweep."""
 
     def elements(case: Case) -> int:
@@ -57,7 +56,7 @@ def cases(bench: Workbench) -> list[Case]:
                 total *= max(n, 1)
         return total
 
-    return [c for c in dict.fromkeys(_wanted(bench)) if elements(c) <= _MOST_ELEMENTS]
+    return [c for c in dict.fromkeys(_wanted(context)) if elements(c) <= _MOST_ELEMENTS]
 
 
 STAGE = Stage(
@@ -65,8 +64,8 @@ STAGE = Stage(
     "0, 1, block edges, primes, any rank",
     70,
     cases,
-    lambda b, c: judged(b, c, _ID),
+    lambda context, case: judged(context, case, _ID),
     needs_reference=True,
     after=("oracle", "contract"),
-    deals=True,
+    sharded=True,
 )

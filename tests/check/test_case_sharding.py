@@ -7,10 +7,9 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check.case_sharding import dealt, share
-from retrograd.check.op_runner import BUDGETS, Workbench
-from retrograd.check.runner import Verifier
-from retrograd.check.stages import adjoint, contract, determinism, extremes, layouts, oracle, state
+from retrograd.check.case_sharding import shard, shard_cases
+from retrograd.check.runner import Verification
+from retrograd.check.stages import StageContext, adjoint, contract, determinism, extremes, layouts, oracle, state
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -21,17 +20,18 @@ def product(wrong: float = 1.0) -> rg.OpSpec:
     return rg.op(fn, lambda x, w: x * w, dict(x=rg.tensor("M", "N"), w=rg.tensor("M", "N")), dtypes=DTYPES)
 
 
-def bench(dtype: str, *, interpreted: bool = True, level: str = "quick", dtypes: tuple[str, ...] = DTYPES) -> Workbench:
-    launches = {"a launch": []} if interpreted else {}
-    return Workbench(product(), dtype, 0, "cpu", BUDGETS[level], level, launches=launches, dtypes=dtypes)
+def context(
+    dtype: str, *, interpreted: bool = True, level: str = "quick", dtypes: tuple[str, ...] = DTYPES
+) -> StageContext:
+    return StageContext.of(product(), dtype, level=level, interpreted=lambda: interpreted, dtypes=dtypes)
 
 
 def shares(**how: object) -> list[list[object]]:
-    return [dealt(layouts.STAGE, b, layouts.cases(b))[0] for b in (bench(d, **how) for d in DTYPES)]  # type: ignore[arg-type]
+    return [shard_cases(layouts.STAGE, b, layouts.cases(b))[0] for b in (context(d, **how) for d in DTYPES)]  # type: ignore[arg-type]
 
 
 def test_every_case_is_run_in_exactly_one_dtype():
-    every = {c.but(dtype="float32") for c in layouts.cases(bench("float32"))}
+    every = {c.but(dtype="float32") for c in layouts.cases(context("float32"))}
     dealt_out = [c.but(dtype="float32") for part in shares() for c in part]
     assert len(dealt_out) == len(every)
     assert set(dealt_out) == every
@@ -42,18 +42,18 @@ def test_every_case_is_run_in_exactly_one_dtype():
     "how", [dict(interpreted=False), dict(level="full")], ids=["kernels-are-not-interpreted", "level-full"]
 )
 def test_nothing_is_left_out_elsewhere(how):
-    assert [len(part) for part in shares(**how)] == [len(layouts.cases(bench("float32")))] * 3
+    assert [len(part) for part in shares(**how)] == [len(layouts.cases(context("float32")))] * 3
 
 
 def test_a_dtype_alone_has_all_cases():
-    alone = bench("float16", dtypes=("float16",))
-    assert dealt(layouts.STAGE, alone, layouts.cases(alone)) == (layouts.cases(alone), "")
+    alone = context("float16", dtypes=("float16",))
+    assert shard_cases(layouts.STAGE, alone, layouts.cases(alone)) == (layouts.cases(alone), "")
 
 
 def test_fewer_cases_than_dtypes_leave_none_without_one():
     for dtype in DTYPES:
-        one = bench(dtype)
-        (case,), said = dealt(layouts.STAGE, one, layouts.cases(one)[:2])
+        one = context(dtype)
+        (case,), said = shard_cases(layouts.STAGE, one, layouts.cases(one)[:2])
         assert case.dtype == dtype
         assert (
             said
@@ -62,10 +62,10 @@ def test_fewer_cases_than_dtypes_leave_none_without_one():
 
 
 def test_a_sweep_of_many_cases_is_dealt_out_wherever_it_runs():
-    many = bench("float32", interpreted=False)
+    many = context("float32", interpreted=False)
     wanted = [many.base.but(draw=d) for d in range(40)]
-    assert len(dealt(layouts.STAGE, many, wanted)[0]) == 14
-    assert dealt(oracle.STAGE, many, wanted) == (wanted, "")  # a stage that does not deal
+    assert len(shard_cases(layouts.STAGE, many, wanted)[0]) == 14
+    assert shard_cases(oracle.STAGE, many, wanted) == (wanted, "")  # a stage that does not deal
 
 
 def test_sweeps_of_an_op_of_many_inputs_are_dealt_out_wherever_it_runs():
@@ -74,29 +74,29 @@ def test_sweeps_of_an_op_of_many_inputs_are_dealt_out_wherever_it_runs():
 
     inputs = {name: rg.tensor("M") for name in "wxyz"}
     spec = rg.op(four, four, inputs, dtypes=list(DTYPES))
-    wide = Workbench(spec, "float32", 0, "cpu", BUDGETS["quick"], "quick", dtypes=DTYPES)
+    wide = StageContext.of(spec, "float32", dtypes=DTYPES)
     wanted = [wide.base.but(sizes=(("M", m),)) for m in (1, 2, 3)]
-    (case,), said = dealt(layouts.STAGE, wide, wanted)
+    (case,), said = shard_cases(layouts.STAGE, wide, wanted)
     assert case == wanted[0]
     assert said.endswith("as there are many inputs; level full has all in each")
-    full = Workbench(spec, "float32", 0, "cpu", BUDGETS["full"], "full", dtypes=DTYPES)
-    assert dealt(layouts.STAGE, full, wanted) == (wanted, "")
+    full = StageContext.of(spec, "float32", level="full", dtypes=DTYPES)
+    assert shard_cases(layouts.STAGE, full, wanted) == (wanted, "")
 
 
 def test_parts_of_a_case_are_shared_likewise():
-    parts = [share(bench(d), "abcde", "letters")[0] for d in DTYPES]
+    parts = [shard(context(d), "abcde", "letters")[0] for d in DTYPES]
     assert sorted(letter for part in parts for letter in part) == list("abcde")
-    assert share(bench("float32"), "ab", "letters", ["float16", "bfloat16"]) == (["a", "b"], "")
+    assert shard(context("float32"), "ab", "letters", ["float16", "bfloat16"]) == (["a", "b"], "")
 
 
 def test_repeats_and_parts_of_state_are_dealt_out_only_where_kernels_are_interpreted():
     for stage, said in ((determinism, "19 repeats"), (state, "second calls, second backwards and two graphs at once")):
-        dear, cheap = ([bench(d, interpreted=i) for d in DTYPES] for i in (True, False))
+        dear, cheap = ([context(d, interpreted=i) for d in DTYPES] for i in (True, False))
         for few, all_ in zip(dear, cheap, strict=True):
             notes = stage.check(few, few.base).notes
             assert any(note.startswith(f"{said} dealt out to") for note in notes)
             assert not any("dealt out" in note for note in stage.check(all_, all_.base).notes)
-        assert sum(b.runs for b in dear) < sum(b.runs for b in cheap) * 2 / 3
+        assert sum(b.runner.calls for b in dear) < sum(b.runner.calls for b in cheap) * 2 / 3
 
 
 def test_a_buffer_that_is_kept_is_found_by_the_dtype_that_looks_for_it():
@@ -108,26 +108,25 @@ def test_a_buffer_that_is_kept_is_found_by_the_dtype_that_looks_for_it():
 
     fn = with_backward(lambda x, w: x * w, backward)
     spec = rg.op(fn, lambda x, w: x * w, dict(x=rg.tensor("M", "N"), w=rg.tensor("M", "N")), dtypes=DTYPES)
-    launches = {"a launch": []}
-    found = []
+    kinds = []
     for d in DTYPES:
-        one = Workbench(spec, d, 0, "cpu", BUDGETS["quick"], "quick", launches=launches, dtypes=DTYPES)
-        found += [f.kind for f in state.check(one, one.base).findings]
-    assert "kept-buffer" in found
+        one = StageContext.of(spec, d, interpreted=lambda: True, dtypes=DTYPES)
+        kinds += [f.kind for f in state.check(one, one.base).findings]
+    assert "kept-buffer" in kinds
 
 
 def test_one_line_along_all_inputs_finds_what_a_line_for_each_does():
     """What a joint line shows is narrowed down to the input by lines of their own; a right op needs none."""
-    healthy = bench("float32")
+    healthy = context("float32")
     out = adjoint.check(healthy, healthy.base)
     assert (out.findings, out.notes) == (
         [], ["all inputs moved at once, as kernels are interpreted; level full moves each alone"]
     )  # fmt: skip
-    joint = healthy.runs
-    alone = bench("float32", interpreted=False)
+    joint = healthy.runner.calls
+    alone = context("float32", interpreted=False)
     assert adjoint.check(alone, alone.base).notes == []
-    assert joint < alone.runs
-    broken = Workbench(product(1.001), "float32", 0, "cpu", BUDGETS["quick"], "quick", launches={"a launch": []})
+    assert joint < alone.runner.calls
+    broken = StageContext.of(product(1.001), "float32", interpreted=lambda: True)
     assert [f.tensor for f in adjoint.check(broken, broken.base).findings] == ["grad w"]
 
 
@@ -135,18 +134,18 @@ def test_the_first_finding_is_told_before_its_smallest_case_is_looked_for():
     told: list[tuple[str, str]] = []
     runs: list[int] = []
     spec = product(1.5)
-    verifier = Verifier(spec, level="quick", progress=lambda *said: (told.append(said), runs.append(count())))
+    verification = Verification(spec, level="quick", progress=lambda *said: (told.append(said), runs.append(count())))
 
     def count() -> int:
-        return sum(b.runs for b in verifier.benches.values())
+        return verification.calls()
 
-    result = verifier.run_stage(oracle.STAGE)
+    result = verification.run_stage(oracle.STAGE)
     assert [stage for stage, _ in told] == ["oracle"] * 3
     assert all(
         said.startswith("found: grad w[") and dtype in said for (_, said), dtype in zip(told, DTYPES, strict=True)
     )
     assert "M=7 N=48" in told[0][1]
-    assert result.findings[0].case.sizes != oracle.cases(bench("float32"))[0].sizes  # shrunk afterwards
+    assert result.findings[0].case.sizes != oracle.cases(context("float32"))[0].sizes  # shrunk afterwards
     assert runs[0] == 1
     healthy = rg.verify(product(), level="quick", progress=lambda *said: told.append(said))
     assert healthy
@@ -164,9 +163,8 @@ def test_an_exception_on_the_ordinary_case_is_told_at_once():
     assert torch.is_grad_enabled()
 
 
-def described(spec: rg.OpSpec, *, interpreted: bool = True) -> list[Workbench]:
-    launches = {"a launch": []} if interpreted else {}
-    return [Workbench(spec, d, 0, "cpu", BUDGETS["quick"], "quick", launches=launches, dtypes=DTYPES) for d in DTYPES]
+def described(spec: rg.OpSpec, *, interpreted: bool = True) -> list[StageContext]:
+    return [StageContext.of(spec, d, interpreted=lambda: interpreted, dtypes=DTYPES) for d in DTYPES]
 
 
 def test_each_combination_of_parameters_but_the_first_is_run_in_one_dtype():
@@ -218,4 +216,4 @@ def test_finite_extremes_are_all_in_the_first_dtype_and_each_cell_that_is_not_fi
     for b in described(spec):
         said = " ".join(extremes.check(b, extremes.cases(b)[0]).notes)
         assert "cells that are not finite dealt out" in said
-        assert ("finite extremes of all dtypes but the first" in said) == (b.dtype != "float32")
+        assert ("finite extremes of all dtypes but the first" in said) == (b.runner.dtype != "float32")

@@ -53,13 +53,13 @@ def test_a_fault_of_the_checker_is_not_told_as_one_of_the_op(monkeypatch):
     def broken(*_args):
         raise KeyError("distance")
 
-    monkeypatch.setattr("retrograd.check.op_runner.compare", broken)
+    monkeypatch.setattr("retrograd.check.judge.compare", broken)
     report = rg.verify(square(fn=lambda x: x * x), level="quick", only=["contract", "oracle", "state"])
     assert report.verdict == "undecided"
     assert [s.status for s in report.stages] == ["passed", "undecided", "passed"]
     reason = report.stage("oracle").reason
     assert reason.startswith("the check itself failed, not the op: KeyError: 'distance' (")
-    assert "test_right_or_noisy.py:" in reason
+    assert "test_repeatability.py:" in reason
 
 
 class Product(torch.autograd.Function):

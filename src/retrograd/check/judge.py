@@ -1,0 +1,168 @@
+"""Judge: findings from what the op gave and the truth, and whether two runs of it gave the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from retrograd.check import tolerance
+from retrograd.check.compare import LazyProfile, TensorComparison, compare, profile
+from retrograd.check.levels import repeats_for_noise
+from retrograd.check.op_runner import OpRun, OpRunner, same_bits
+from retrograd.check.oracle import Oracle, Truth
+from retrograd.check.reference import DerivativeOrder, Results, first_order
+from retrograd.check.schema import Case, Finding
+
+
+@dataclass
+class Judge:
+    """Compares runs of an op with the oracle's truth, and with each other.
+
+    Attributes:
+        runner, oracle: of the op in one dtype.
+        remarks: what was let pass in the present case, in words.
+        worst: by tensor, of what the present stage has judged.
+    """
+
+    runner: OpRunner
+    oracle: Oracle
+    remarks: list[str] = field(default_factory=list)
+    worst: dict[str, float] = field(default_factory=dict)
+    _noisy: bool | None = None
+
+    def against_truth(
+        self,
+        stage: str,
+        case: Case,
+        run: OpRun,
+        excused: dict[str, torch.Tensor] | None = None,
+        order: DerivativeOrder = first_order,
+        noise_runs: int | None = None,
+    ) -> tuple[list[Finding], list[LazyProfile]]:
+        """Compare a run with the truth; an alarm is confirmed with many more noise runs before it counts.
+
+        `excused` has masks of elements that do not count; `order` is what the run's results are; `noise_runs` the
+        number of noise runs before an alarm, if not the level's.
+        """
+        truth = self.oracle.truth(case, noise_runs, order)
+        findings, profiles = list[Finding](), list[LazyProfile]()
+        for name, got in run.tensors.items():
+            want = truth.want.get(name)
+            if got is None or want is None or got.shape != want.shape:
+                findings += _missing_or_misshapen(stage, case, name, got, want)
+                continue
+            if excused and name in excused:
+                got = torch.where(excused[name], want.to(got.dtype), got.detach())
+                want = torch.where(excused[name], got.double(), want)
+            comparison, used = compare(got, want, truth.floor[name]), truth
+            if comparison.wrong:
+                comparison = compare(got, want, truth.tol[name])
+            if 1 < comparison.worst < tolerance.BEYOND_NOISE:
+                used = self.oracle.truth(case, tolerance.CONFIRM_RUNS, order)
+                comparison = compare(got, want, used.tol[name])
+            if got.numel() and comparison.worst > self.worst.get(name, -1.0):  # only the worst of a stage is drawn
+                self.worst[name] = comparison.worst
+                draw = partial(profile, name, got, want, comparison, case)
+                profiles.append(LazyProfile(name, comparison.worst, draw))
+            if not comparison.wrong:
+                continue
+            tol = truth.tol[name]
+            if order is first_order and (remark := self._at_kinks(case, name, got, tol, comparison)):
+                self.remarks.append(remark)
+            else:
+                findings.append(_wrong_value(stage, case, name, got, comparison, used))
+        return findings, profiles
+
+    def _at_kinks(
+        self, case: Case, name: str, got: torch.Tensor, tol: torch.Tensor, comparison: TensorComparison
+    ) -> str:
+        """A remark if every element that is out is at a kink or jump, and between what its sides give; else ""."""
+        if not got.numel() or not self.oracle.truth(case).switches:
+            return ""
+        try:
+            interval = self.oracle.interval(case)
+        except Exception:  # the reference refuses points beside the case: then it stays with the tolerance
+            return ""
+        if name not in interval.at:
+            return ""
+        accepted = interval.at[name] & (interval.outside(name, got) <= tol)
+        if not bool(accepted[comparison.ratio > 1].all()):
+            return ""
+        places, sides = "kinks", "both one-sided derivatives"
+        if not name.startswith("grad "):
+            places, sides = "jumps", "the values of both sides"
+        return (
+            f"{comparison.wrong} of {got.numel()} elements of {name} are at {places} of the forward, such as "
+            f"{list(comparison.index)} at {case.text() or 'the given inputs'}; there {sides} are accepted"
+        )
+
+    def noisy(self, case: Case) -> bool:
+        """Whether the op differs from itself run to run on this case, once per verify; so it does if it says so."""
+        if self._noisy is None:
+            first = self.runner.run(case)
+            again = (self.runner.run(case) for _ in range(repeats_for_noise(self.runner.device)))
+            promised = self.runner.spec.deterministic is False
+            self._noisy = promised or any(run.first_difference(first) for run in again)
+        return self._noisy
+
+    def changed(self, stage: str, case: Case, got: OpRun, want: OpRun) -> str:
+        """Name of a tensor that is not what it is in `want`, a run of the same case, by more than the op promises.
+
+        Any bit counts if it promises its bits; without a reference also where repeats show no noise. Elsewhere bits
+        are no evidence, however many repeats had the same: atomics meet in another order on another stream, or when
+        another process has the GPU. Then the truth decides, if the op is right at all.
+        """
+        name = got.first_difference(want)
+        if not name or self.runner.spec.deterministic:
+            return name
+        if self.runner.spec.reference is None:
+            return "" if self.noisy(case) else name
+        if self.against_truth(stage, case, want)[0]:
+            return self.clearly_changed(got.tensors, want.tensors)
+        findings, _ = self.against_truth(stage, case, got)
+        return findings[0].tensor if findings else ""
+
+    def clearly_changed(self, got: Results, want: Results) -> str:
+        """Name of a tensor that is another where there is no truth to ask: by any bit if the op promises its bits.
+
+        Else in the first half of its digits, which the order of a sum does not reach and other data does.
+        """
+        for name, a in got.items():
+            b = want.get(name)
+            if same_bits(a, b):
+                continue
+            if self.runner.spec.deterministic or a is None or b is None or a.shape != b.shape:
+                return name
+            slack = tolerance.half_the_digits(self.runner.dtype, b)
+            if not bool(((a - b).abs() <= slack).logical_or(a.isnan() & b.isnan()).all()):
+                return name
+        return ""
+
+
+def _missing_or_misshapen(
+    stage: str, case: Case, name: str, got: torch.Tensor | None, want: torch.Tensor | None
+) -> list[Finding]:
+    """The finding for a tensor that is there on one side only (all zeros count as nothing), or of another shape."""
+    if got is not None and want is not None:
+        what = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+        return [Finding(stage, "shape", what, case, tensor=name)]
+    there = want if got is None else got
+    if there is None or not bool(there.ne(0).any()):
+        return []
+    what = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
+    return [Finding(stage, "missing-gradient", what, case, tensor=name)]
+
+
+def _wrong_value(
+    stage: str, case: Case, name: str, got: torch.Tensor, comparison: TensorComparison, truth: Truth
+) -> Finding:
+    """The finding for a tensor with elements out of tolerance, by its worst one."""
+    index = comparison.index
+    least, tol = (float(bound[name][index]) for bound in (truth.floor, truth.tol))
+    return Finding(
+        stage, "wrong-value", comparison.text(name), case, tensor=name, index=index,
+        got=comparison.got, want=comparison.want, excess=comparison.worst, wrong=comparison.wrong, total=got.numel(),
+        terms=tolerance.terms(comparison.want, least, tol, case.dtype),
+    )  # fmt: skip

@@ -1,0 +1,39 @@
+"""Levels of `verify`: how many repeats, draws, shapes and randomly rounded runs "quick" and "full" do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How much of everything a level does.
+
+    Attributes:
+        noise_runs: randomly rounded runs of the reference behind a tolerance, before an alarm.
+        repeats: runs of the determinism stage.
+        draws: of the ordinary case in the oracle stage.
+        shapes: of the shapes stage, beside those where all sizes are alike.
+        bounds_shapes: of these in the bounds stage, beside the ordinary case.
+        directions: along which the adjoint stage differentiates the forward, for each input.
+        extremes: of `extreme_values.NAMES`, which are in the order of how much each finds.
+    """
+
+    noise_runs: int
+    repeats: int
+    draws: int
+    shapes: int
+    bounds_shapes: int
+    directions: int
+    extremes: int
+
+
+BUDGETS = {
+    "quick": Budget(noise_runs=6, repeats=20, draws=1, shapes=9, bounds_shapes=0, directions=1, extremes=5),
+    "full": Budget(noise_runs=8, repeats=60, draws=3, shapes=40, bounds_shapes=6, directions=3, extremes=11),
+}
+
+
+def repeats_for_noise(device: str) -> int:
+    """Runs that show whether an op differs from itself; on a GPU it may do so in a few of a hundred."""
+    return 100 if device.startswith("cuda") else 20

@@ -1,0 +1,164 @@
+"""Reference of an op at one case: what it gives in any precision, with exact or randomly rounded operators."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from retrograd.check import inputs as make
+from retrograd.check.rounding import Float64
+from retrograd.check.schema import Case
+from retrograd.check.spec import OpSpec
+from retrograd.errors import SpecError
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+Results = dict[str, torch.Tensor | None]
+# What is computed from the outputs on: called with the case, the seed, floating outputs, differentiable inputs by name
+# and a gradient for each output; gives results by name, of the op or of its reference.
+DerivativeOrder = Callable[[Case, int, list[torch.Tensor], dict[str, torch.Tensor], list[torch.Tensor]], Results]
+
+
+class OpRaised(Exception):
+    """The op under test raised, on a case its reference accepts."""
+
+    @classmethod
+    def at(cls, phase: str, error: Exception) -> OpRaised:
+        """Kind and text of an error, without the colours that compilers write for terminals."""
+        return cls(f"the {phase} raised {type(error).__name__}: {_COLOUR.sub('', str(error)).strip()}")
+
+
+class NotApplicable(Exception):
+    """The case means nothing for this op: the reference itself refuses it."""
+
+
+def out_names(n: int) -> list[str]:
+    """ "out" for a single output, else "out0", "out1"..."""
+    return ["out"] if n == 1 else [f"out{i}" for i in range(n)]
+
+
+def as_tuple(result: Any, spec: OpSpec, argument: str) -> tuple[torch.Tensor, ...]:
+    """The tensors that `fn` or `reference` returned; SpecError if it returned something else."""
+    outs = result if isinstance(result, (tuple, list)) else (result,)
+    if not outs or not all(isinstance(t, torch.Tensor) for t in outs):
+        kinds = [type(t).__name__ for t in outs]
+        raise SpecError(f"`{argument}` of {spec.name} returned {kinds}; expected a tensor or a tuple of tensors")
+    return tuple(outs)
+
+
+def floating(outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs that have a gradient at all."""
+    return [out for out in outs if out.is_floating_point()]
+
+
+def grads_of(
+    outs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], gs: Sequence[torch.Tensor], create_graph: bool = False
+) -> list[torch.Tensor | None]:
+    """Gradients of the leaves; None where none of the outputs depends on one."""
+    pairs = [(o, g) for o, g in zip(outs, gs, strict=True) if o.requires_grad]
+    if not pairs or not leaves:
+        return [None] * len(leaves)
+    roots, cotangents = zip(*pairs, strict=True)
+    more = dict(allow_unused=True, retain_graph=True, create_graph=create_graph)
+    return list(torch.autograd.grad(roots, leaves, cotangents, **more))  # type: ignore[arg-type]
+
+
+def first_order(
+    case: Case, seed: int, outs: list[torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
+) -> Results:
+    """Outputs and gradients: what a truth holds unless something else is asked for."""
+    del case, seed
+    grads = grads_of(outs, list(leaves.values()), gs)
+    return dict(zip(out_names(len(outs)), outs, strict=True)) | {
+        f"grad {n}": g for n, g in zip(leaves, grads, strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference of an op at one case.
+
+    Attributes:
+        spec: of the op, with a reference.
+        case: whose layouts matter only where they repeat values.
+        seed, device: of the random rounding.
+        inputs: makes fresh inputs by name, as a reference may change them.
+        grad_outs: makes a fresh gradient for each floating output.
+    """
+
+    spec: OpSpec
+    case: Case
+    seed: int
+    device: str
+    inputs: Callable[[], dict[str, Any]]
+    grad_outs: Callable[[], list[torch.Tensor]]
+
+    def call(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
+        """Floating outputs for these inputs."""
+        assert self.spec.reference is not None
+        return floating(
+            as_tuple(self.spec.reference(*inputs.values(), **dict(self.case.params)), self.spec, "reference")
+        )
+
+    def outputs(self) -> list[torch.Tensor]:
+        """Floating outputs in float64; NotApplicable if the reference refuses the case."""
+        inputs = self.inputs()
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                inputs[name] = value.double()
+        try:
+            with torch.no_grad(), Float64():
+                return self.call(inputs)
+        except SpecError:
+            raise
+        except Exception as error:
+            raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
+
+    def run(
+        self,
+        dtype: torch.dtype,
+        mode: Float64 | None = None,
+        order: DerivativeOrder = first_order,
+        shift: dict[str, torch.Tensor] | None = None,
+    ) -> Results:
+        """What `order` makes of the reference with inputs in `dtype`, moved by `shift` where that names them."""
+        inputs = self.inputs()
+        names = make.differentiable(self.spec, inputs)
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                value = value.contiguous().to(dtype)
+                value = value + shift[name] if shift is not None and name in shift else value
+                if mode is not None and mode.unit and mode.inputs:
+                    value = value * (1 + mode.unit * mode.noise(value))
+                inputs[name] = value.detach().requires_grad_(name in names)
+        gs = [g.to(dtype).contiguous() for g in self.grad_outs()]
+        if mode is not None and mode.grad_outs:
+            gs = [g * (1 + mode.unit * mode.noise(g)) for g in gs]
+        # Fused attention hides its softmax from the mode, the composite form does not. The run in the op's own
+        # precision keeps what PyTorch would choose: the fused form cancels differently (one key: dq is not quite 0).
+        backend = contextlib.nullcontext() if mode is None else sdpa_kernel(SDPBackend.MATH)
+        with backend, mode or contextlib.nullcontext():
+            return order(self.case, self.seed, self.call(inputs), {n: inputs[n] for n in names}, gs)
+
+    def rounded(
+        self, unit: float, accumulate: float, seed: int, order: DerivativeOrder = first_order,
+        *, inputs: bool = True, grad_outs: bool = False,
+    ) -> Results:  # fmt: skip
+        """`run` in float64 with random rounding; arguments as in `Float64`.
+
+        Inputs stay exact where the reference refuses what comes of rounding them, as at the edge of their range.
+        """
+        for round_inputs in (True, False) if inputs else (False,):
+            try:
+                mode = Float64(unit, accumulate, seed, self.device, inputs=round_inputs, grad_outs=grad_outs)
+                return self.run(torch.float64, mode, order)
+            except Exception:
+                if not round_inputs:
+                    raise
+        raise AssertionError("unreachable")
