@@ -27,6 +27,7 @@ from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import CaseOutcome, Stage, StageContext
 from retrograd.compat import triton_interpreter
 from retrograd.compat.triton_interpreter.launch_cache import remembering
+from retrograd.compat.triton_launch import LaunchCount, count_launches
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
 
 Progress = Callable[[str, str], None]
@@ -75,12 +76,13 @@ class Verification:
                 raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
         triton_interpreter.prepare_or_refuse()
         every, names = names, names[share[0] :: share[1]]
-        self.launches: dict[Any, Any] = {}
+        self.launches: dict[Any, Any] = {}  # what interpreted ones did, to be put in place when they come again
+        self.launch_counts: list[LaunchCount] = []
         self.contexts = {
             d: StageContext.of(
                 self.spec, d, level=level, seed=seed, device=self.device, dtypes=every,
                 case=None if case is None else make.parse_case(self.spec, d, case),
-                interpreted=lambda: bool(self.launches),
+                interpreted=lambda: any(count.interpreted for count in self.launch_counts),
             )
             for d in names
         }  # fmt: skip
@@ -125,18 +127,19 @@ class Verification:
         if reason := stage.applies(self.spec):
             return replace(result, reason=reason)
         outcomes: list[CaseOutcome] = []
-        count, reasons = 0, []
+        cases, reasons = 0, []
         for dtype, context in self.contexts.items():
             if blocked := self.failed[dtype] & set(stage.after):
                 reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
                 continue
-            with remembering(self.launches):
+            with remembering(self.launches), count_launches() as count:
+                self.launch_counts.append(count)
                 done, outcome = self._run_dtype(stage, context)
-            count += done
+            cases += done
             outcomes.append(outcome)
             if any(not f.partial for f in outcome.findings):
                 self.failed[dtype].add(stage.id)
-        return self._merge(stage, result, outcomes, reasons, count, time.perf_counter() - start, before)
+        return self._merge(stage, result, outcomes, reasons, cases, time.perf_counter() - start, before)
 
     def _merge(
         self,
