@@ -199,9 +199,8 @@ def settings() -> list[Setting]:
         ("RETROGRAD_FSDP_CHECK", "unset", "options of `retrograd fsdp check` for this process"),
         ("XLA_SAVE_TENSORS_FILE", "unset", "torch_xla's graphs, which `retrograd graph watch` reads"),
     ]
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for name, default, meaning in chosen:
-        given = os.environ.get(name)
-        source = "environment" if given else "default"
-        found.append(Setting(name, given or default, source, meaning))
-    return found
+        value = os.environ.get(name)
+        settings.append(Setting(name, value or default, "environment" if value else "default", meaning))
+    return settings
