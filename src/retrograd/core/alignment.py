@@ -1,4 +1,4 @@
-"""Which elements of two sequences correspond: patience, then Myers' shortest edit script. Pure.
+"""Alignment of two sequences: patience, then Myers' shortest edit script. Pure.
 
 Elements are equal or not, nothing else is known of them. What both sequences have equally often is paired in order,
 and of these pairs the longest chain that crosses nowhere is kept (patience; O(n log n)); between them the same again;
@@ -16,30 +16,37 @@ from itertools import pairwise
 MOST_EDITS = 600  # of one stretch without anchors: 180 000 numbers kept, half a second
 
 
-def align(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Pairs (position in a, position in b) of equal elements, ascending on both sides."""
-    found: list[tuple[int, int]] = []
+def align(a: Sequence[Hashable], b: Sequence[Hashable], *, patience: bool = True) -> list[tuple[int, int]]:
+    """Pairs (position in a, position in b) of equal elements, ascending on both sides.
+
+    Args:
+        a: a sequence.
+        b: another.
+        patience: Without it the pairs are as many as there can be, within `MOST_EDITS`; with it what is equally often
+            on both sides stays together, which people read more easily, and long sequences take less time.
+    """
+    pairs: list[tuple[int, int]] = []
     stretches = [(0, len(a), 0, len(b))]
     while stretches:
         a0, a1, b0, b1 = stretches.pop()
         while a0 < a1 and b0 < b1 and a[a0] == b[b0]:
-            found.append((a0, b0))
+            pairs.append((a0, b0))
             a0, b0 = a0 + 1, b0 + 1
         while a0 < a1 and b0 < b1 and a[a1 - 1] == b[b1 - 1]:
             a1, b1 = a1 - 1, b1 - 1
-            found.append((a1, b1))
+            pairs.append((a1, b1))
         if a0 == a1 or b0 == b1:
             continue
-        anchors = _anchors(a, b, (a0, a1, b0, b1))
+        anchors = _anchors(a, b, (a0, a1, b0, b1)) if patience else []
         if not anchors:
-            found += _shortest(a, b, (a0, a1, b0, b1))
+            pairs += _shortest(a, b, (a0, a1, b0, b1))
             continue
-        found += anchors
+        pairs += anchors
         ends = [(a0 - 1, b0 - 1), *anchors, (a1, b1)]
         for (i, j), (k, m) in pairwise(ends):
             if k - i > 1 and m - j > 1:
                 stretches.append((i + 1, k, j + 1, m))
-    return sorted(found)
+    return sorted(pairs)
 
 
 Stretch = tuple[int, int, int, int]
@@ -79,12 +86,12 @@ def chain(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             tails[length], holders[length] = j, k
         before[k] = holders[length - 1] if length else -1
-    found: list[tuple[int, int]] = []
+    kept: list[tuple[int, int]] = []
     k = holders[-1] if holders else -1
     while k >= 0:
-        found.append(pairs[k])
+        kept.append(pairs[k])
         k = before[k]
-    return found[::-1]
+    return kept[::-1]
 
 
 def _shortest(a: Sequence[Hashable], b: Sequence[Hashable], stretch: Stretch) -> list[tuple[int, int]]:
@@ -108,7 +115,7 @@ def _shortest(a: Sequence[Hashable], b: Sequence[Hashable], stretch: Stretch) ->
 
 
 def _walk_back(history: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for d in range(len(history) - 1, -1, -1):
         reach, k = history[d], x - y
         down = k == -d or (k != d and reach.get(k - 1, -1) < reach.get(k + 1, -1))
@@ -117,6 +124,6 @@ def _walk_back(history: Sequence[dict[int, int]], x: int, y: int) -> list[tuple[
         from_y = from_x - last
         while x > from_x and y > from_y:
             x, y = x - 1, y - 1
-            found.append((x, y))
+            pairs.append((x, y))
         x, y = from_x, from_y
-    return found[::-1]
+    return pairs[::-1]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from retrograd.core.alignment import chain
 from retrograd.graph.canonical import Collective
-from retrograd.graph.diffing.sequence_alignment import ascending
 from retrograd.graph.diffing.side_by_side import Half, View, plural, shapes
 from retrograd.graph.schema import Cause
 
@@ -80,7 +80,7 @@ def _reordered(view: View, links: list[set[int]]) -> list[Cause]:
     if not (_ordered(view.a) and _ordered(view.b)):
         return []
     places = [(g, min(found)) for g, found in enumerate(links) if len(found) == 1]
-    kept = {places[k][0] for k in ascending([h for _, h in places])}
+    kept = {g for g, _ in chain(places)}
     moved = [(g, h) for g, h in places if g not in kept]
     # Of several that became one, all stand at the same place: not moved.
     moved = [(g, h) for g, h in moved if sum(h == other for _, other in places) == 1]

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from retrograd.core.alignment import align
 from retrograd.graph.canonical import Form, Label
-from retrograd.graph.diffing.sequence_alignment import common
 
 
 class Matching:
@@ -143,7 +143,7 @@ class _Outputs:
         new: list[tuple[int, int]] = []
         for left, right in self.gaps():
             if left and right:
-                inner = common([view_a[i] for i in left], [view_b[j] for j in right])  # type: ignore[arg-type]
+                inner = align([view_a[i] for i in left], [view_b[j] for j in right], patience=False)  # type: ignore[arg-type]
                 new += [(left[x], right[y]) for x, y in inner]
         self.add(new)
 
@@ -209,8 +209,10 @@ def _propose_operands(made: Matching, a: int, b: int) -> None:
         for x, y in zip(operands_a, operands_b, strict=True):
             _propose(made, x, y, 2)
         return
-    ids = common([made.ids_a[o] for o in operands_a], [made.ids_b[o] for o in operands_b])
-    pairs = ids or common([made.form_a.labels[o] for o in operands_a], [made.form_b.labels[o] for o in operands_b])
+    pairs = align([made.ids_a[o] for o in operands_a], [made.ids_b[o] for o in operands_b], patience=False)
+    if not pairs:
+        labels_a, labels_b = made.form_a.labels, made.form_b.labels
+        pairs = align([labels_a[o] for o in operands_a], [labels_b[o] for o in operands_b], patience=False)
     for i, j in pairs:
         _propose(made, operands_a[i], operands_b[j], 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from retrograd.graph.diffing.sequence_alignment import ascending
+from retrograd.core.alignment import chain
 from retrograd.graph.diffing.side_by_side import View, plural
 from retrograd.graph.schema import Cause
 
@@ -19,7 +19,7 @@ def parameters(view: View) -> tuple[list[Cause], str]:
     shifted = [(i, j) for i, j in pairs if i != j]
     if not shifted:
         return [], ""
-    kept = {pairs[k] for k in ascending([j for _, j in pairs])}
+    kept = set(chain(pairs))
     out_of_order = [pair for pair in pairs if pair not in kept]
     counts = Counter(j - i for i, j in shifted)
     histogram = ", ".join(f"{shift:+d} x{n}" if n > 1 else f"{shift:+d}" for shift, n in counts.most_common(4))
@@ -38,7 +38,7 @@ def parameters(view: View) -> tuple[list[Cause], str]:
 def outputs(view: View) -> list[Cause]:
     """A cause if outputs that both have stand in another order."""
     pairs = sorted(view.outputs)
-    kept = {pairs[k] for k in ascending([j for _, j in pairs])}
+    kept = set(chain(pairs))
     moved = [pair for pair in pairs if pair not in kept]
     if not moved:
         return []

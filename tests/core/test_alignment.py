@@ -59,3 +59,12 @@ def test_far_more_edits_than_are_searched_still_give_pairs(monkeypatch: pytest.M
     found = align(a, b)
     assert found
     assert all(a[i] == b[j] for i, j in found)
+
+
+def test_without_patience_as_many_are_paired_as_can_be() -> None:
+    for seed in range(500):
+        a, b = _pairs_of(seed)
+        assert len(align(a, b, patience=False)) == _longest(a, b)
+    # What is once on both sides is an anchor of patience, whatever it costs.
+    a, b = [1, 2, 1, 9, 3], [9, 1, 2, 1, 1]
+    assert [len(align(a, b, patience=patience)) for patience in (False, True)] == [3, 1]
