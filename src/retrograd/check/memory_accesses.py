@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from retrograd import config
-from retrograd.check import heap
 from retrograd.check.guard_bands import BAND, SIDES, Guard
 from retrograd.compat.triton_interpreter.launch_cache import afresh
 from retrograd.compat.triton_interpreter.program_recorder import refuse
+from retrograd.core import gc_pause
 
 _MODULE = "triton.runtime.interpreter"
 _BUILDER = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
@@ -181,7 +181,7 @@ class Watch:
         """Which are in another tensor of the process and not in a band: kernels may find pointers in a table."""
         banded = {g.flat.untyped_storage().data_ptr() for g in self.guards}
         spans = []
-        for thing in heap.objects():
+        for thing in gc_pause.objects():
             if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
                 storage = thing.untyped_storage()
                 if storage.nbytes() and storage.data_ptr() not in banded:

@@ -19,7 +19,6 @@ from retrograd.check import inputs as make
 from retrograd.check import stages
 from retrograd.check.case_sharding import shard_cases
 from retrograd.check.finding_summary import explain, progress_line
-from retrograd.check.heap import set_aside
 from retrograd.check.levels import BUDGETS
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
@@ -28,6 +27,7 @@ from retrograd.check.stages import CaseOutcome, Stage, StageContext
 from retrograd.compat import triton_interpreter
 from retrograd.compat.triton_interpreter.launch_cache import remembering
 from retrograd.compat.triton_launch import LaunchCount, count_launches
+from retrograd.core import gc_pause
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
 
 Progress = Callable[[str, str], None]
@@ -313,7 +313,7 @@ def verify(
     )  # fmt: skip
     if watch:
         watch("begin", verification.report([], 0.0))
-    with set_aside():
+    with gc_pause.frozen():
         results = _run(verification, chosen if verification.contexts else ())
     return verification.report(results, time.perf_counter() - start)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -245,19 +243,3 @@ def made_of_others(kind: Any) -> bool:
 
     own = getattr(kind, "__torch_dispatch__", _OWN)
     return own is not _OWN and own is not torch._C._disabled_torch_dispatch_impl and not issubclass(kind, FakeTensor)
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Records hold no cycles, but their number calls the collector: of 200 ms for two steps it took 150.
-
-    They are old at once, so that the next step does not pay for their youth.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.collect(1)
-            gc.enable()

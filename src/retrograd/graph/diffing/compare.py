@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import replace
 
-from retrograd.core.gc_pause import no_collection
+from retrograd.core import gc_pause
 from retrograd.graph import keys
 from retrograd.graph.canonical import Form, forms
 from retrograd.graph.diffing import carried_gradients, collectives, regions, relabeled, reordered
@@ -52,7 +52,7 @@ _LAYOUTS = re.compile(r"\{[\d,]*(?::[^{}]*)?\}")
 
 def compare(a: Graph, b: Graph, pictured: bool = True) -> Diff:
     """Compare two graphs. `pictured`: keep the neighbourhood of the causes, for pictures."""
-    with no_collection():
+    with gc_pause.paused():
         return _compare(a, b, pictured)
 
 

@@ -11,7 +11,7 @@ import re
 from itertools import product
 from math import prod
 
-from retrograd.core.gc_pause import no_collection
+from retrograd.core import gc_pause
 from retrograd.errors import GraphError
 from retrograd.graph.ir import Computation, Graph, Instruction
 from retrograd.graph.readers import scan
@@ -62,7 +62,7 @@ _MOST_FRAMES = 64
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
     """One HLO module. `source` and `first` (the line number of its first line) are for messages."""
-    with no_collection():
+    with gc_pause.paused():
         return _Reader(text, source, first).graph()
 
 
