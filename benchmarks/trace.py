@@ -176,8 +176,8 @@ def kernel() -> None:
     other = torch.empty_like(copied)
     print(f"a copy, read and written: {gigabytes_per_second(lambda: other.copy_(copied), 2 << 30):6.0f} GB/s")
     for histogram in (False, True):
-        buffers = collector._Buffers(torch.device("cuda"), kernel, histogram)
-        ints, floats, counts = buffers._fresh()
+        buffers = collector._DeviceBuffers(torch.device("cuda"), kernel, histogram)
+        ints, floats, counts = buffers._new_chunk()
         for dtype in kernel.DTYPES:
             if histogram and not dtype.is_floating_point:
                 continue

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from retrograd import trace
 from retrograd.trace import Trace
-from retrograd.trace.diffing.matching import pair
-from retrograd.trace.diffing.verdicts import Judge
+from retrograd.trace.diffing.matching import match
+from retrograd.trace.diffing.verdicts import PairJudge
 
 
 class Block(nn.Module):
@@ -72,8 +72,8 @@ def recorded(dtype: torch.dtype) -> tuple[Trace, list[torch.Tensor]]:
 def main() -> None:
     """Prints quantiles by phase."""
     (a, exact), (b, coarse) = recorded(torch.float32), recorded(torch.bfloat16)
-    judge, ratios, worst = Judge(bitwise=False), defaultdict(list), 0.0
-    for found in map(judge.judge, pair(a.ops, b.ops)):
+    judge, ratios, worst = PairJudge(bitwise=False), defaultdict(list), 0.0
+    for found in map(judge.judge, match(a.ops, b.ops)):
         one, other = found.pair.a, found.pair.b
         worst = max(worst, found.excess)
         if one is None or other is None or not one.outputs[0].rms:

@@ -56,7 +56,7 @@ of_the_interpreter = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWar
 EMPTY = {"none": torch.empty(0, 3)}
 
 
-def exact(row: cpu.Row) -> tuple[object, ...]:
+def exact(row: cpu.StatisticsRow) -> tuple[object, ...]:
     """All but the root mean square, whose last bits depend on the order of additions."""
     return row[:2] + row[3:]
 
@@ -74,8 +74,8 @@ def test_the_kernel_counts_what_numpy_counts(x, device):
     from retrograd.trace.statistics import collector
     from retrograd.trace.statistics.triton import kernel
 
-    rows: list[cpu.Row] = []
-    buffers = collector._Buffers(torch.device(device), kernel, histogram=True)
+    rows: list[cpu.StatisticsRow] = []
+    buffers = collector._DeviceBuffers(torch.device(device), kernel, histogram=True)
     for _ in range(2):  # the second time in rows that were used before
         buffers.request(cpu.as_real(x).to(device), rows.append)
         buffers.collect()
@@ -122,16 +122,16 @@ def test_many_tensors_at_once_count_what_each_counts_alone(device):
     xs = [cpu.as_real(x).to(device) for x in TENSORS.values()]
     xs += [torch.arange(70_000.0, device=device)[:n] for n in (1, 16, 20_000, 70_000)]
     xs += [torch.arange(70.0, device=device)[1:]]  # its address is no multiple of 16
-    alone: list[cpu.Row] = []
-    together: dict[int, cpu.Row] = {}
-    buffers = collector._Buffers(torch.device(device), kernel, histogram=True)
+    alone: list[cpu.StatisticsRow] = []
+    together: dict[int, cpu.StatisticsRow] = {}
+    buffers = collector._DeviceBuffers(torch.device(device), kernel, histogram=True)
     for x in xs:
         buffers.request(x, alone.append)
     buffers.collect()
     xs = [x.contiguous() for x in xs]
     buffers.request_table(*kernel.grouped(xs), together.update)
     buffers.fold()  # a step ends, another begins
-    again: dict[int, cpu.Row] = {}
+    again: dict[int, cpu.StatisticsRow] = {}
     buffers.request_table(*kernel.grouped(xs[:1]), again.update)
     buffers.collect()
     assert [together[at] for at in range(len(xs))] == alone
@@ -145,8 +145,8 @@ def test_a_program_takes_several_tiles(dtype, device, monkeypatch):
     from retrograd.trace.statistics.triton import kernel
 
     x = torch.randn(70_002, generator=torch.Generator().manual_seed(3)).mul(50).to(dtype)
-    rows: list[cpu.Row] = []
-    buffers = collector._Buffers(torch.device(device), kernel, histogram=True)
+    rows: list[cpu.StatisticsRow] = []
+    buffers = collector._DeviceBuffers(torch.device(device), kernel, histogram=True)
     buffers.request(x.to(device), lambda _: None)  # makes room for the usual number of programs
     monkeypatch.setattr(kernel, "PROGRAMS", 2)
     for part in (x, x[:-2]):  # the second has no part of a unit at its end
@@ -191,4 +191,4 @@ def test_as_much_waits_as_the_smallest_gpu_has_room_for(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memories))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(total_memory=memories[at]))
-    assert collector.tables() == ("cuda", 4096 if kernel else 0, 1 << 26)
+    assert collector.table_limits() == ("cuda", 4096 if kernel else 0, 1 << 26)

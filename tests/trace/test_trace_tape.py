@@ -20,7 +20,7 @@ from retrograd import trace
 from retrograd.errors import NativeBuildError, UsageError
 from retrograd.trace import tape
 from retrograd.trace.statistics import cpu
-from retrograd.trace.statistics.collector import Gather
+from retrograd.trace.statistics.collector import StatisticsCollector
 from retrograd.trace.tape import engine
 
 # Under a dispatch mode in Python autograd keeps gradients in another way, and the mode is told of views that no
@@ -87,16 +87,16 @@ def late(monkeypatch):
     """Statistics come as from a GPU: once the records are made, when many of the tensors are long gone."""
     rows: list[Any] = []
 
-    def request_all(_: Gather, tensors: list[Any]) -> None:
+    def request_all(_: StatisticsCollector, tensors: list[Any]) -> None:
         rows.extend((take, cpu.measure(tensor)) for tensor, take in tensors)
 
-    def collect(_: Gather) -> None:
+    def collect(_: StatisticsCollector) -> None:
         while rows:
             take, row = rows.pop(0)
             take(row)
 
-    monkeypatch.setattr(Gather, "request_all", request_all)
-    monkeypatch.setattr(Gather, "collect", collect)
+    monkeypatch.setattr(StatisticsCollector, "request_all", request_all)
+    monkeypatch.setattr(StatisticsCollector, "collect", collect)
 
 
 def test_numbers_that_come_late_find_values_that_are_gone(late):
@@ -113,14 +113,14 @@ def together(monkeypatch):
         return
     from retrograd.trace.statistics.triton import kernel
 
-    monkeypatch.setattr(engine, "tables", lambda: ("cpu", kernel.FEW_BYTES, 1 << 28))
+    monkeypatch.setattr(engine, "table_limits", lambda: ("cpu", kernel.FEW_BYTES, 1 << 28))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
 @pytest.mark.parametrize("level", ["fast", "full"])
 def test_tensors_that_are_measured_together_have_their_own_numbers(device, level, together, monkeypatch):
     found = recorded("tape", device, level=level)
-    monkeypatch.setattr(engine, "tables", lambda: ("cuda", 0, 0))
+    monkeypatch.setattr(engine, "table_limits", lambda: ("cuda", 0, 0))
     for a, b in zip(found, recorded("tape", device, level=level), strict=True):
         for s, t in zip((*a.inputs, *a.outputs), (*b.inputs, *b.outputs), strict=True):
             # What is held is not added to in place, and so lies in another storage.
@@ -268,7 +268,7 @@ def test_without_the_tape_python_records_and_it_is_built_where_there_is_a_gpu(tm
         engine, why = chosen()
         assert engine == "python"
         assert why.startswith("CXX is 'no-such-compiler'")
-        assert "retrograd: compiling what notes operators" in capfd.readouterr().err
+        assert "retrograd: compiling the trace tape" in capfd.readouterr().err
         with pytest.raises(NativeBuildError, match="CXX is 'no-such-compiler'"):
             trace.record(engine="tape")
     finally:

@@ -173,11 +173,11 @@ def diff(
     Exit code: 0 same, 1 different, 2 wrong usage.
     """
     from retrograd.report import check_paths
-    from retrograd.trace.diffing import api
+    from retrograd.trace.diffing.compare import diff
     from retrograd.trace.diffing.schema import TraceDiff
 
     check_paths(*outputs, of=TraceDiff)
-    result = api.diff(a, b, None if bitwise is None else "bitwise" if bitwise else "attainable")
+    result = diff(a, b, None if bitwise is None else "bitwise" if bitwise else "attainable")
     show(result, outputs, "json" if as_json else "text", everything)
     ctx.exit(result.exit_code)
 
@@ -217,7 +217,7 @@ def repeat(
     Exit code: 0 same, 1 different, 2 wrong usage, 3 the program failed.
     """
     from retrograd.report import check_paths
-    from retrograd.trace.diffing import api
+    from retrograd.trace.diffing.compare import diff
     from retrograd.trace.diffing.schema import TraceDiff
 
     check_paths(*outputs, of=TraceDiff)
@@ -227,7 +227,7 @@ def repeat(
         files = [folder / "first.trace", folder / "second.trace"]
         for file in files:
             _record_in_process(program, file, steps, level)
-        result = api.diff(*files, "bitwise")
+        result = diff(*files, "bitwise")
     show(result, outputs, "json" if as_json else "text")
     ctx.exit(result.exit_code)
 

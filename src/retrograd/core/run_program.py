@@ -41,7 +41,7 @@ def run(program: Sequence[str], out: Path, options: dict[str, Any]) -> tuple[Rec
     command = [*program[1:]] if program and Path(program[0]).name.startswith("python") else [*program]
     _check(command)
     recorder = record(None, out=out, **options)
-    recorder.on_enough = _enough
+    recorder.on_last_step = _enough
     arguments, path = sys.argv, list(sys.path)
     code = 0
     try:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from retrograd.report.events import Events, seconds
+from retrograd.trace.diffing.identity import base_name
 from retrograd.trace.filters import Listing
-from retrograd.trace.nan_reasons import base
 from retrograd.trace.schema import Exponents, Op, Stats
 
 
@@ -42,7 +42,7 @@ def results(ops: tuple[Op, ...]) -> Iterator[tuple[int, str, Stats]]:
     """Step, tag and first result of each operator that has one."""
     calls: Counter[tuple[int, str]] = Counter()
     for op in ops:
-        name = f"{op.phase}/{f'{op.module}/' if op.module else ''}{base(op)}"
+        name = f"{op.phase}/{f'{op.module}/' if op.module else ''}{base_name(op.name)}"
         number = calls[op.step, name]
         calls[op.step, name] += 1
         if op.outputs:

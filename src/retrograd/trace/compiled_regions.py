@@ -1,4 +1,4 @@
-"""torch.compile beside a recorder: compiled regions stay compiled and unseen, which is said; or they run eagerly."""
+"""Compiled regions beside a recorder: they stay compiled and unseen, with a warning, or run eagerly."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.errors import UsageError
 
+FORWARD_CODE_RAN = "code that torch.compile generated ran"
+BACKWARD_RAN = "a compiled backward ran"
 CHOICES = ("keep", "eager", "refuse")
 
 
-class Compiled:
-    """Notices compiled regions.
+class CompiledRegions:
+    """Notices regions that torch.compile has compiled.
 
     Args:
         choice: "keep", "eager" or "refuse", as `retrograd.trace.record` describes.
@@ -29,61 +31,44 @@ class Compiled:
     def __init__(self, choice: str, model: Any) -> None:
         if choice not in CHOICES:
             raise UsageError(f"`compiled` is {choice!r}, expected one of {', '.join(map(repr, CHOICES))}")
-        self.choice, self._said = choice, False
+        self.choice, self._why = choice, ""
         if model is not None and _has_compiled(model):
-            self._found("the model has compiled modules")
+            self.notice("the model has compiled modules")
 
-    @property
-    def in_frames(self) -> bool:
-        """Whether generated code was among the callers of an operator."""
-        return self._said
-
-    @in_frames.setter
-    def in_frames(self, found: bool) -> None:
-        if found and not self._said:
-            self._found("code that torch.compile generated ran")
-
-    @property
-    def in_nodes(self) -> bool:
-        """Whether a compiled backward ran."""
-        return self._said
-
-    @in_nodes.setter
-    def in_nodes(self, found: bool) -> None:
-        if found and not self._said:
-            self._found("a compiled backward ran")
-
-    def look(self, tensor: torch.Tensor) -> None:
+    def check_tensor(self, tensor: torch.Tensor) -> None:
         """Notice a value that comes out of a compiled region."""
-        if not self._said and tensor.grad_fn is not None and tensor.grad_fn.name().startswith("CompiledFunction"):
-            self._found("a compiled forward ran")
+        if not self._why and tensor.grad_fn is not None and tensor.grad_fn.name().startswith("CompiledFunction"):
+            self.notice("a compiled forward ran")
 
     def stance(self) -> AbstractContextManager[Any]:
         """The context in which compiled functions run as chosen."""
         return torch.compiler.set_stance("force_eager") if self.choice == "eager" else nullcontext()
 
     def meta(self) -> dict[str, str]:
-        """What the trace says of it."""
+        """The entry for `Trace.meta`."""
         if self.choice == "eager":
             return {"compiled": "functions compiled by torch.compile ran eagerly"}
-        return {"compiled": f"not seen: {self._why}"} if self._said else {}
+        return {"compiled": f"not seen: {self._why}"} if self._why else {}
 
-    def _found(self, why: str) -> None:
-        self._said, self._why = True, why
+    def notice(self, why: str) -> None:
+        """Warn or refuse, the first time, since a compiled region ran."""
+        if self._why:
+            return
+        self._why = why
         if self.choice == "eager":
             return
         if self.choice == "refuse":
             raise UsageError(f"{why}, and compiled='refuse'; pass compiled='eager' to record it operator by operator")
         kept = hasattr(TorchDispatchMode, "ignore_compile_internals")
-        what = (
+        consequence = (
             "regions that torch.compile has compiled run as they are, and a dispatch mode cannot see the operators "
             "that were fused in them"
             if kept
             else f"torch {torch.__version__} runs compiled functions eagerly while a recorder is active"
         )
         warnings.warn(
-            f"retrograd.trace: {why}: {what}; compiled='eager' (--compiled eager) runs and records them eagerly, which "
-            "may change last bits",
+            f"retrograd.trace: {why}: {consequence}; compiled='eager' (--compiled eager) runs and records them "
+            "eagerly, which may change last bits",
             stacklevel=4,
         )
 

@@ -1,8 +1,7 @@
-"""Operators of a trace, chosen by filters, as a record that can be shown. No torch."""
+"""Operators of a trace, selected by filters, as a record that can be shown. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -69,18 +68,24 @@ def listing(
     if phase is not None and phase not in PHASES:
         raise UsageError(f"`phase` is {phase!r}, expected one of {', '.join(map(repr, PHASES))}")
 
-    def chosen() -> Iterator[Op]:
-        for one in trace.ops:
-            fits = step in (None, one.step) and phase in (None, one.phase) and _fits(one, op, module)
-            if fits and (not bad or any(s.bad for s in one.outputs)):
-                yield one
+    def fits(o: Op) -> bool:
+        fitting = step in (None, o.step) and phase in (None, o.phase) and _matches(o, op, module)
+        return fitting and (not bad or any(s.bad for s in o.outputs))
 
-    matching = sum(1 for _ in chosen())
-    steps = len({one.step for one in trace.ops})
-    return Listing(tuple(islice(chosen(), most)), matching, len(trace.ops), steps, trace.level, trace.rank, trace.meta)
+    matching = sum(map(fits, trace.ops))
+    steps = len({o.step for o in trace.ops})
+    return Listing(
+        tuple(islice(filter(fits, trace.ops), most)),
+        matching,
+        len(trace.ops),
+        steps,
+        trace.level,
+        trace.rank,
+        trace.meta,
+    )
 
 
-def _fits(op: Op, name: str | None, module: str | None) -> bool:
+def _matches(op: Op, name: str | None, module: str | None) -> bool:
     return all(
         pattern is None or fnmatchcase(text, pattern if "*" in pattern else f"*{pattern}*")
         for pattern, text in ((name, op.name), (module, op.module))

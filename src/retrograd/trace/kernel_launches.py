@@ -1,10 +1,11 @@
-"""Triton kernels that are launched beside operators, as in an autograd.Function: seen where Triton is asked to run."""
+"""Kernel launches of Triton beside operators, as in an autograd.Function: seen where Triton is asked to run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,40 +13,41 @@ import torch
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches
 
 if TYPE_CHECKING:
-    from retrograd.trace.recorder import Recorder
     from retrograd.trace.value_ids import Value
 
 
 class KernelOperator:
     """A Triton kernel in the place of an operator."""
 
-    launch, silent, random, makes_memory, view = True, False, False, False, ""
+    is_launch, silent, random, makes_memory, view = True, False, False, False, ""
 
     def __init__(self, name: str) -> None:
         self.name = f"triton::{name}"
 
 
 @cache
-def kernel(name: str) -> Any:
+def kernel_operator(name: str) -> Any:
     """The kernel of this name, as an operator."""
     return KernelOperator(name)
 
 
-@contextmanager
-def seen(recorder: Recorder) -> Iterator[None]:
-    """Launches of Triton's kernels pass by the recorder, also where Triton is imported later."""
+# Name, tensors among the arguments, what launches the kernel, frame of the caller; returns what the launch returns.
+LaunchCallback = Callable[[str, list[torch.Tensor], Callable[[], Any], FrameType], Any]
+
+
+def observe_launches(callback: LaunchCallback) -> AbstractContextManager[None]:
+    """Launches of Triton's kernels go through a callback, also where Triton is imported later."""
 
     def note(launch: KernelLaunch, proceed: Proceed) -> Any:
         if launch.warmup:
             return proceed()
         tensors = [value for value in (*launch.args, *launch.kwargs.values()) if isinstance(value, torch.Tensor)]
-        return recorder.launch(launch.name, tensors, proceed, launch.caller)
+        return callback(launch.name, tensors, proceed, launch.caller)
 
-    with around_launches(note):
-        yield
+    return around_launches(note)
 
 
-def sides(before: list[Value], after: list[Value]) -> tuple[list[Value], list[Value]]:
+def inputs_and_outputs(before: list[Value], after: list[Value]) -> tuple[list[Value], list[Value]]:
     """Inputs and outputs of a launch, from what its tensors held before and after: what changed is an output.
 
     Memory that nobody had written before is no input if it was written now.

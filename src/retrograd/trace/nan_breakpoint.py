@@ -1,4 +1,4 @@
-"""Stop at the operator that made the first NaN or Inf, with its tensors at hand."""
+"""Breakpoint at the operator that made the first NaN or Inf, with its tensors at hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from retrograd.errors import UsageError
 from retrograd.trace.nan_reasons import writes_infinity
 from retrograd.trace.schema import Op, Stats
-from retrograd.trace.source_lines import depth
+from retrograd.trace.source_lines import frames_to_user
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +22,8 @@ class Stop:
     """The operator at which a run was stopped.
 
     Attributes:
-        op: what the trace will say of it.
-        inputs: the tensors it was given. One that it wrote into holds what it wrote.
+        op: its record in the trace.
+        inputs: its input tensors. One that it wrote into holds what it wrote.
         outputs: the tensors it returned or wrote into.
     """
 
@@ -32,7 +32,7 @@ class Stop:
     outputs: list[torch.Tensor]
 
 
-def wanted(breakpoint_on: str | None) -> frozenset[str]:
+def stop_kinds(breakpoint_on: str | None) -> frozenset[str]:
     """Which values stop a run.
 
     Raises:
@@ -47,11 +47,11 @@ def wanted(breakpoint_on: str | None) -> frozenset[str]:
     return _KINDS[breakpoint_on]
 
 
-class Masks:
-    """Tells infinities that were meant from others, operator by operator, as `trace nan` does for a whole trace."""
+class InfinityMasks:
+    """Tells infinities of masks from others, operator by operator, as `trace nan` does for a whole trace."""
 
     def __init__(self) -> None:
-        self._meant: set[int] = set()  # storages, which the views of a mask share
+        self._mask_storages: set[int] = set()  # storages, which the views of a mask share
 
     def stops(self, op: Op, kinds: frozenset[str]) -> bool:
         """Whether an operator made a bad value of these kinds that is not part of a mask; called for each in turn."""
@@ -59,21 +59,23 @@ class Masks:
             return "nan" in kinds or ("inf" in kinds and any(s.inf for s in op.outputs))
         infinite = [s for s in op.outputs if s.inf]
         if infinite and (writes_infinity(op) or any(self._is_mask(s) for s in op.inputs)):
-            self._meant.update(s.storage for s in infinite if s.storage >= 0)
+            self._mask_storages.update(s.storage for s in infinite if s.storage >= 0)
             return False
         return bool(infinite) and "inf" in kinds
 
     def _is_mask(self, stats: Stats) -> bool:
         # One that came in has nothing but zeros between its infinities.
-        return bool(stats.inf) and not stats.nan and (stats.storage in self._meant or stats.low == stats.high == 0)
+        return (
+            bool(stats.inf) and not stats.nan and (stats.storage in self._mask_storages or stats.low == stats.high == 0)
+        )
 
 
-def debugger(stop: Stop) -> None:
+def open_debugger(stop: Stop) -> None:
     """Open the debugger of `breakpoint()` with `op`, `inputs` and `outputs` as local names; `up` leads outwards."""
     op, inputs, outputs = stop.op, stop.inputs, stop.outputs
-    away = depth(sys._getframe())
-    said = f"{op.name}{f' at {op.place}' if op.place else ''}{f', inside {op.inside}' if op.inside else ''}"
+    away = frames_to_user(sys._getframe())
+    origin = f"{op.name}{f' at {op.place}' if op.place else ''}{f', inside {op.inside}' if op.inside else ''}"
     line = f", `up {away}` is the line that asked for it" if away else ""
-    sys.stderr.write(f"retrograd: NaN or Inf from {said}; here are `op`, `inputs` and `outputs`{line}\n")
+    sys.stderr.write(f"retrograd: NaN or Inf from {origin}; here are `op`, `inputs` and `outputs`{line}\n")
     breakpoint()
     del op, inputs, outputs  # something has to follow, or the debugger stops at a return

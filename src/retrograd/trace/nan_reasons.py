@@ -1,6 +1,6 @@
-"""Why an operator made a NaN or Inf, in a sentence, from the ranges of what it was given. No torch.
+"""Reasons of a NaN or Inf: a sentence from the operator and the ranges of its inputs. No torch.
 
-Only what follows from operator, dtype and ranges is said; where several reasons remain, the sentence says so.
+Only what follows from operator, dtype and ranges is stated; where several reasons remain, the sentence says so.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable
 
+from retrograd.trace.diffing.identity import base_name, names
 from retrograd.trace.schema import Op, Stats
 
 LARGEST = {
@@ -28,49 +29,28 @@ NORMAL = {
     "float8_e5m2": (-14, 15),
 }
 _LITERAL = re.compile(r"=-?inf\b|[\[ ]-?inf\b")
-_SUMS = (
-    "mm",
-    "bmm",
-    "addmm",
-    "baddbmm",
-    "addmv",
-    "mv",
-    "dot",
-    "convolution",
-    "sum",
-    "cumsum",
-    "mean",
-    "linear",
-    "conv2d",
-)
-_PRODUCTS = ("mul", "pow", "square", "addcmul", "prod", "_foreach_mul")
-_SOFTMAX = ("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax", "logsumexp")
+_SUMS = names("mm bmm addmm baddbmm addmv mv dot convolution sum cumsum mean linear conv2d")
+_PRODUCTS = names("mul pow square addcmul prod _foreach_mul")
+_SOFTMAX = names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp")
 
 
-def base(op: Op) -> str:
-    """ "div" of "aten.div_.Tensor": the name without space, overload and the sign of an in-place operator."""
-    name = op.name.rpartition("::")[2]
-    name = name.split(".")[1] if name.startswith("aten.") else name
-    return name.removesuffix("_") if not name.startswith("__") else name
-
-
-def makes_memory(op: Op) -> bool:
+def only_allocates(op: Op) -> bool:
     """Whether the operator only makes memory, whose content means nothing."""
-    return op.name.startswith("aten.") and "empty" in base(op)
+    return op.name.startswith("aten.") and "empty" in base_name(op.name)
 
 
 def writes_infinity(op: Op) -> bool:
-    """Whether an infinity is among the arguments, as in masked_fill(mask, -inf): it was meant."""
+    """Whether an infinity is among the arguments, as in masked_fill(mask, -inf): it is deliberate."""
     return bool(_LITERAL.search(f" {op.arguments}"))
 
 
-def why(op: Op) -> str:
+def explain(op: Op) -> str:
     """The reason in a sentence; "" where none is plain."""
     nan = any(s.nan for s in op.outputs)
-    for reason in (_empty, _of_ours, _beyond, _by_name, _of_infinities if nan else _overflow):
-        said = reason(op, nan)
-        if said:
-            return said
+    for rule in (_empty_reduction, _own_kernel, _huge_argument, _by_name, _from_infinities if nan else _overflow):
+        reason = rule(op, nan)
+        if reason:
+            return reason
     return ""
 
 
@@ -83,115 +63,117 @@ def spread(stats: Stats) -> str:
 
 def magnitudes(stats: Stats) -> str:
     """ "2^-9 to 2^3": powers of two at or below the magnitudes of the finite elements but zeros; "" if uncounted."""
-    found = stats.exponents
-    if not found:
+    fields = stats.exponents
+    if not fields:
         return ""
-    return f"2^{found.least}" + ("" if found.least == found.greatest else f" to 2^{found.greatest}")
+    return f"2^{fields.least}" + ("" if fields.least == fields.greatest else f" to 2^{fields.greatest}")
 
 
-def _given(op: Op, at: int) -> Stats | None:
+def _input(op: Op, at: int) -> Stats | None:
     """An input of which the range is known."""
     return op.inputs[at] if at < len(op.inputs) and op.inputs[at].low is not None else None
 
 
 def _largest(op: Op) -> float:
-    made = next((s.dtype for s in op.outputs if s.bad), "")
-    return LARGEST.get(made, math.inf)
+    dtype = next((s.dtype for s in op.outputs if s.bad), "")
+    return LARGEST.get(dtype, math.inf)
 
 
-def _empty(op: Op, nan: bool) -> str:
-    if nan and base(op) in ("mean", "var", "std", "var_mean", "std_mean", "nanmean"):
+def _empty_reduction(op: Op, nan: bool) -> str:
+    if nan and base_name(op.name) in ("mean", "var", "std", "var_mean", "std_mean", "nanmean"):
         counts = [math.prod(s.shape) for s in op.inputs]
         if 0 in counts:
             return "the mean of no elements is 0/0"
-        if base(op) != "mean" and counts and counts[0] == math.prod(op.outputs[0].shape):
+        if base_name(op.name) != "mean" and counts and counts[0] == math.prod(op.outputs[0].shape):
             return "the variance of one element with Bessel's correction is 0/0"
-    if nan and base(op) in ("nll_loss_forward", "nll_loss2d_forward"):
+    if nan and base_name(op.name) in ("nll_loss_forward", "nll_loss2d_forward"):
         return "every target is the ignored one (or all weights are 0), so the mean over the others is 0/0"
     return ""
 
 
-def _of_ours(op: Op, nan: bool) -> str:
+def _own_kernel(op: Op, nan: bool) -> str:
     """The kernels of retrograd.ops."""
     if op.name == "retrograd::norm_fwd" and nan and re.search(r"\beps=0(\.0)?\b", op.arguments):
         return "with eps = 0 a row of zeros is divided by 0"
     return ""
 
 
-def _beyond(op: Op, nan: bool) -> str:
+def _huge_argument(op: Op, nan: bool) -> str:
     """A number among the arguments that is infinite in the dtype it is computed in, which is at least float32."""
     dtype = "float64" if any(s.dtype == "float64" for s in op.outputs) else "float32"
     for text in re.findall(r"\b(?:other|alpha|beta|value)=(-?\d[\d.e+]*)", op.arguments):
         if abs(float(text)) > LARGEST[dtype]:
-            zeros = nan and base(op) in _PRODUCTS and any(s.zero for s in op.inputs)
-            why = "; 0 times inf where the input is zero" if zeros else ""
-            return f"the number {text} is infinite in {dtype}, whose largest is {LARGEST[dtype]:.5g}{why}"
+            zeros = nan and base_name(op.name) in _PRODUCTS and any(s.zero for s in op.inputs)
+            product = "; 0 times inf where the input is zero" if zeros else ""
+            return f"the number {text} is infinite in {dtype}, whose largest is {LARGEST[dtype]:.5g}{product}"
     return ""
 
 
 def _divided(op: Op, nan: bool) -> str:
-    over, by = _given(op, 0), _given(op, 1)
-    if by is None and "other=0" in op.arguments:
+    dividend, divisor = _input(op, 0), _input(op, 1)
+    if divisor is None and "other=0" in op.arguments:
         return "0/0: it divides by the number 0" if nan else "division by the number 0"
-    if by is None or not by.zero:
+    if divisor is None or not divisor.zero:
         return ""
-    if nan and over is not None and over.zero:
-        return f"0/0: the divisor has {by.zero} zeros, and the dividend has {over.zero}"
-    return f"division by zero: the divisor has {by.zero} zeros"
+    if nan and dividend is not None and dividend.zero:
+        return f"0/0: the divisor has {divisor.zero} zeros, and the dividend has {dividend.zero}"
+    return f"division by zero: the divisor has {divisor.zero} zeros"
 
 
 def _exponential(op: Op, nan: bool) -> str:
-    given, largest = _given(op, 0), _largest(op)
-    if given is None or nan or math.isinf(largest):
+    x, largest = _input(op, 0), _largest(op)
+    if x is None or nan or math.isinf(largest):
         return ""
-    power = 2.0 if base(op) == "exp2" else math.e
+    power = 2.0 if base_name(op.name) == "exp2" else math.e
     limit = math.log(largest, power)
-    if given.high is None or given.high < limit * 0.999:
+    if x.high is None or x.high < limit * 0.999:
         return ""
-    return f"{base(op)} overflows {op.outputs[0].dtype} beyond {limit:.4g}, and its input reaches {given.high:.4g}"
+    return (
+        f"{base_name(op.name)} overflows {op.outputs[0].dtype} beyond {limit:.4g}, and its input reaches {x.high:.4g}"
+    )
 
 
 def _logarithm(op: Op, nan: bool) -> str:
-    given = _given(op, 0)
-    edge = -1 if base(op) == "log1p" else 0
-    if given is None or given.low is None:
+    x = _input(op, 0)
+    edge = -1 if base_name(op.name) == "log1p" else 0
+    if x is None or x.low is None:
         return ""
-    if nan and given.low < edge:
-        return f"{base(op)} of numbers below {edge}: its input goes down to {given.low:.4g}"
-    if not nan and given.low <= edge:
-        return f"{base(op)}({edge}) is -inf" + (
-            f": its input has {given.zero} zeros" if edge == 0 and given.zero else ""
+    if nan and x.low < edge:
+        return f"{base_name(op.name)} of numbers below {edge}: its input goes down to {x.low:.4g}"
+    if not nan and x.low <= edge:
+        return f"{base_name(op.name)}({edge}) is -inf" + (
+            f": its input has {x.zero} zeros" if edge == 0 and x.zero else ""
         )
     return ""
 
 
 def _root(op: Op, nan: bool) -> str:
-    given = _given(op, 0)
-    if given is None or given.low is None:
+    x = _input(op, 0)
+    if x is None or x.low is None:
         return ""
-    if nan and given.low < 0:
-        return f"{base(op)} of negative numbers: its input goes down to {given.low:.4g}"
-    if not nan and given.zero and base(op) in ("rsqrt", "reciprocal"):
-        return f"{base(op)}(0): its input has {given.zero} zeros"
+    if nan and x.low < 0:
+        return f"{base_name(op.name)} of negative numbers: its input goes down to {x.low:.4g}"
+    if not nan and x.zero and base_name(op.name) in ("rsqrt", "reciprocal"):
+        return f"{base_name(op.name)}(0): its input has {x.zero} zeros"
     return ""
 
 
 def _power(op: Op, nan: bool) -> str:
-    given, exponent = _given(op, 0), re.search(r"exponent=(-?[\d.e+-]+)", op.arguments)
-    if given is None or given.low is None or exponent is None:
+    x, exponent = _input(op, 0), re.search(r"exponent=(-?[\d.e+-]+)", op.arguments)
+    if x is None or x.low is None or exponent is None:
         return ""
     number = float(exponent[1])
-    if nan and given.low < 0 and not number.is_integer():
-        return f"negative numbers to the power {number:g}: the base goes down to {given.low:.4g}"
-    if not nan and number < 0 and given.zero:
-        return f"0 to the power {number:g}: the base has {given.zero} zeros"
+    if nan and x.low < 0 and not number.is_integer():
+        return f"negative numbers to the power {number:g}: the base goes down to {x.low:.4g}"
+    if not nan and number < 0 and x.zero:
+        return f"0 to the power {number:g}: the base has {x.zero} zeros"
     return ""
 
 
 def _arc(op: Op, nan: bool) -> str:
-    given = _given(op, 0)
-    if nan and given is not None and max(abs(given.low or 0), abs(given.high or 0)) > 1:
-        return f"{base(op)} outside of -1 to 1: its input has {spread(given)}"
+    x = _input(op, 0)
+    if nan and x is not None and max(abs(x.low or 0), abs(x.high or 0)) > 1:
+        return f"{base_name(op.name)} outside of -1 to 1: its input has {spread(x)}"
     return ""
 
 
@@ -206,16 +188,16 @@ _RULES: dict[str, Callable[[Op, bool], str]] = {
 
 
 def _by_name(op: Op, nan: bool) -> str:
-    rule = _RULES.get(base(op))
-    said = rule(op, nan) if rule else ""
+    rule = _RULES.get(base_name(op.name))
+    reason = rule(op, nan) if rule else ""
     # The derivatives of sqrt, log, pow and norm are infinite at 0.
-    of = op.node.rstrip("0123456789").removesuffix("Backward")
-    return f"{said}, in the derivative of {of.lower()}" if said and of else said
+    function = op.node.rstrip("0123456789").removesuffix("Backward")
+    return f"{reason}, in the derivative of {function.lower()}" if reason and function else reason
 
 
-def _of_infinities(op: Op, nan: bool) -> str:
+def _from_infinities(op: Op, nan: bool) -> str:
     """NaN from infinities, masks among them."""
-    name = base(op)
+    name = base_name(op.name)
     infinite = [s for s in op.inputs if s.inf]
     if name in _SOFTMAX or "attention" in name:
         if infinite:
@@ -246,21 +228,23 @@ def _where(op: Op) -> str:
 
 
 def _overflow(op: Op, nan: bool) -> str:
-    largest, name = _largest(op), base(op)
+    largest, name = _largest(op), base_name(op.name)
     reach = [max(abs(s.low or 0.0), abs(s.high or 0.0)) for s in op.inputs if s.low is not None]
     if math.isinf(largest) or not reach:
         return ""
     dtype = next(s.dtype for s in op.outputs if s.bad)
     limit = f"the largest {dtype} is {largest:.5g}"
-    said = ", ".join(f"{value:.4g}" for value in reach)
-    said += "".join(f" ({text})" for text in re.findall(r"\b(?:other|alpha|value|exponent)=[\d.e+-]+", op.arguments))
+    reached = ", ".join(f"{value:.4g}" for value in reach)
+    reached += "".join(f" ({text})" for text in re.findall(r"\b(?:other|alpha|value|exponent)=[\d.e+-]+", op.arguments))
     top = max(reach)
     if "::" in op.name:
-        return f"the kernel divides by zero or goes beyond the largest {dtype}, {largest:.5g}; its inputs reach {said}"
+        return (
+            f"the kernel divides by zero or goes beyond the largest {dtype}, {largest:.5g}; its inputs reach {reached}"
+        )
     if name in ("_to_copy", "to", "copy", "_foreach_copy") and top > largest:
         return f"overflow: a number of {top:.4g} was cast to {dtype}, and {limit}"
     if name in _SUMS or "norm" in name or "backward" in name or name in _PRODUCTS or name in ("add", "sub"):
-        return f"overflow: the inputs reach {said}, and {limit}"
+        return f"overflow: the inputs reach {reached}, and {limit}"
     if name == "div":
-        return f"overflow: a quotient is too large ({limit}); the inputs reach {said}"
+        return f"overflow: a quotient is too large ({limit}); the inputs reach {reached}"
     return ""

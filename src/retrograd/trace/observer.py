@@ -1,4 +1,4 @@
-"""What is looked at of an operator: who asked for it, what it was given and what it made."""
+"""Observer: source line, module, inputs and outputs of each operator before and after it runs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import torch
 
 from retrograd.trace import kernel_launches
-from retrograd.trace.compiled_regions import Compiled
-from retrograd.trace.operator_schemas import Operator, tensors_in, told
+from retrograd.trace.compiled_regions import BACKWARD_RAN, FORWARD_CODE_RAN, CompiledRegions
+from retrograd.trace.operator_schemas import Attributes, Operator, attributes_text, tensors_in
 from retrograd.trace.schema import BACKWARD, FORWARD, OTHER, Op
-from retrograd.trace.source_lines import Line, Places
-from retrograd.trace.statistics.collector import Gather
-from retrograd.trace.value_ids import Value, Values
+from retrograd.trace.source_lines import Line, SourceLocator
+from retrograd.trace.statistics.collector import StatisticsCollector
+from retrograd.trace.value_ids import Value, ValueTable
 
 _OWN = torch.Tensor.__torch_dispatch__
-_MOST_NODES = 500_000  # remembered of graphs that are kept over steps
+_MAX_NODES = 500_000  # remembered of graphs that are kept over steps
 
 
-class Pending:
+class PendingOp:
     """An operator whose statistics are not read yet; fields as in `Op`."""
 
     __slots__ = (
-        "facts", "generated", "inputs", "inside", "kernels", "line", "module", "node", "operator", "outputs", "phase",
-        "seen", "step",
+        "attributes", "in_generated_code", "input_tensors", "inputs", "inside", "kernels", "line", "module", "node",
+        "operator", "outputs", "phase", "step",
     )  # fmt: skip
 
     def __init__(self, operator: Operator, step: int) -> None:
@@ -33,159 +33,173 @@ class Pending:
         self.phase, self.module, self.node = OTHER, "", ""
         self.line: Line | None = None
         self.inside: Line | None = None
-        self.facts: tuple[tuple[str, Any], ...] = ()
+        self.attributes: Attributes = ()
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
-        self.seen: list[torch.Tensor] = []  # the inputs themselves, for who stops; else empty
+        self.input_tensors: list[torch.Tensor] = []  # for a breakpoint; else empty
         self.kernels: list[str] = []
-        self.generated = False
+        self.in_generated_code = False
 
 
 class Observer:
-    """Looks at operators of one run.
+    """Observes the operators of one run.
 
     Args:
         model: names are those of its modules; None takes the outermost at work.
         level: "names", "fast" or "full".
         compiled: notices compiled regions.
-        at_once: Read statistics after every operator, and keep its inputs for who stops there.
-        quietly: runs something that is no part of the step.
+        immediate: Read statistics after every operator, and keep its inputs for a breakpoint there.
+        unrecorded: runs a function whose operators are no part of the step.
     """
 
     def __init__(
-        self, model: Any, level: str, compiled: Compiled, at_once: bool, quietly: Callable[[Callable[[], Any]], Any]
+        self,
+        model: Any,
+        level: str,
+        compiled: CompiledRegions,
+        immediate: bool,
+        unrecorded: Callable[[Callable[[], Any]], Any],
     ) -> None:
         self.level, self.optimizing = level, False
-        self.places = Places(model)
-        self.values = Values(self.places.tensors)
-        self.gather = Gather(at_once, level == "full")
-        self._compiled, self._keep, self._quietly = compiled, at_once, quietly
-        self._forward: dict[int, tuple[Line | None, str]] = {}  # number of an autograd node -> who made it
+        self.locator = SourceLocator(model)
+        self.values = ValueTable(self.locator.tensor_names)
+        self.statistics = StatisticsCollector(immediate, level == "full")
+        self._compiled, self._keep_inputs, self._unrecorded = compiled, immediate, unrecorded
+        self._forward: dict[
+            int, tuple[Line | None, str]
+        ] = {}  # number of an autograd node -> line and module of its forward
         self._thread = threading.get_ident()
 
-    waiting = 0  # operators that were noted elsewhere
+    # An observer with a buffer of its own (the tape's) overrides these.
+
+    buffered = 0  # operators in that buffer
 
     def stop(self) -> None:
-        """Nothing more will come."""
+        """Observe nothing more."""
 
-    def fold(self) -> None:
-        """A step has ended: wait for no device."""
-        self.gather.fold()
-
-    def between_steps(self, step: int = 0) -> None:
-        """Learn new names, and forget what is gone."""
-        self.values.refresh()
-        if len(self._forward) > _MOST_NODES:
-            self._forward.clear()
-
-    def op(self, pending: Pending, index: int) -> Op:
-        place, code = self.places.text(pending.line)
-        inputs, outputs, operator = pending.inputs, pending.outputs, pending.operator
-        if operator.launch:
-            inputs, outputs = kernel_launches.sides(inputs, outputs)
-        inside = ": ".join(filter(None, self.places.text(pending.inside))) if pending.inside else ""
-        # By position and without loops of Python: a step makes thousands.
-        return Op(
-            index, pending.step, pending.phase, operator.name, pending.module, pending.node, place, code,
-            told(pending.facts) if pending.facts else "", tuple([v._stats or v.stats() for v in inputs]),
-            tuple([v._stats or v.stats() for v in outputs]), operator.random, tuple(pending.kernels), inside,
-        )  # fmt: skip
-
-    def drain(self) -> list[Pending]:
-        """Operators that were noted elsewhere; none."""
+    def drain(self) -> list[PendingOp]:
+        """Take the operators out of the buffer."""
         return []
 
     def forget(self) -> None:
-        """What was drained has its statistics."""
+        """The operators that were drained have their statistics."""
 
-    def before(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+    def fold(self) -> None:
+        """A step has ended: join its partial results, and wait for no device."""
+        self.statistics.fold()
+
+    def between_steps(self, step: int = 0) -> None:
+        """Look up names of tensors, and forget tensors that are gone."""
+        self.values.refresh()
+        if len(self._forward) > _MAX_NODES:
+            self._forward.clear()
+
+    def finished_op(self, pending: PendingOp, index: int) -> Op:
+        """The record of an operator whose statistics are there."""
+        place, code = self.locator.text(pending.line)
+        inputs, outputs, operator = pending.inputs, pending.outputs, pending.operator
+        if operator.is_launch:
+            inputs, outputs = kernel_launches.inputs_and_outputs(inputs, outputs)
+        inside = ": ".join(filter(None, self.locator.text(pending.inside))) if pending.inside else ""
+        # By position and without loops of Python: a step makes thousands.
+        return Op(
+            index, pending.step, pending.phase, operator.name, pending.module, pending.node, place, code,
+            attributes_text(pending.attributes) if pending.attributes else "",
+            tuple([v._stats or v.stats() for v in inputs]), tuple([v._stats or v.stats() for v in outputs]),
+            operator.random, tuple(pending.kernels), inside,
+        )  # fmt: skip
+
+    def before(self, pending: PendingOp, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
+        """Note the inputs of an operator that is about to run."""
         operator = pending.operator
         self._locate(pending, frame)
-        tensors, pending.facts = operator.split(args, kwargs)
+        tensors, pending.attributes = operator.split_arguments(args, kwargs)
         measuring = not (operator.view or operator.aliases or self.level == "names")
         measuring &= not (self.optimizing and self.level == "fast")
         overwritten = [id(t) for t in operator.overwritten(args, kwargs)] if operator.writes else ()
         for tensor in tensors:
             if overwritten and id(tensor) in overwritten:
                 continue
-            value = self.values.of(tensor)
-            if not value.asked:
-                self._compiled.look(tensor)
+            value = self.values.value_of(tensor)
+            if not value.requested:
+                self._compiled.check_tensor(tensor)
                 if measuring:
-                    self._ask(value, tensor)
+                    self._request_statistics(value, tensor)
             pending.inputs.append(value)
-            if self._keep:
-                pending.seen.append(tensor)
+            if self._keep_inputs:
+                pending.input_tensors.append(tensor)
         if pending.phase == OTHER and not self.optimizing and torch.is_grad_enabled():
             # Outside of every module a loss is forward, and what makes the data is not.
             pending.phase = FORWARD if any(t.requires_grad for t in tensors) else OTHER
 
-    def after(self, pending: Pending, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def after(self, pending: PendingOp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Note the outputs of an operator that has run."""
         operator = pending.operator
         written = list(operator.written(args, kwargs)) if operator.writes else []
         for tensor in written:
-            self.values.written(tensor)
-        made = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
+            self.values.bump_version(tensor)
+        results = [out] if isinstance(out, torch.Tensor) else list(tensors_in(out))
         if written:
-            returned = {id(t) for t in made}
-            made += [t for t in written if id(t) not in returned]
-        for tensor in made:
+            returned = {id(t) for t in results}
+            results += [t for t in written if id(t) not in returned]
+        for tensor in results:
             if operator.makes_memory:
-                self.values.born(tensor)
-            value = self.values.of(tensor)
+                self.values.mark_allocated(tensor)
+            value = self.values.value_of(tensor)
             pending.outputs.append(value)
             if operator.view and not written:
-                self._link(value, pending, tensor)
-            elif not (operator.makes_memory or operator.aliases or operator.asynchronous) and self._counts(tensor):
-                self._ask(value, tensor)
-
-        if pending.generated:
+                self._share_statistics(value, pending, tensor)
+            elif not (operator.makes_memory or operator.aliases or operator.asynchronous) and self._measures(tensor):
+                self._request_statistics(value, tensor)
+        if pending.in_generated_code:
             # Kernels that are not seen run between the operators of compiled code: what was measured may not last.
-            for tensor in (*tensors_in((args, kwargs)), *made):
-                self.values.written(tensor)
+            for tensor in (*tensors_in((args, kwargs)), *results):
+                self.values.bump_version(tensor)
 
-    def before_launch(self, pending: Pending, tensors: list[torch.Tensor], frame: Any) -> None:
+    def before_launch(self, pending: PendingOp, tensors: list[torch.Tensor], frame: Any) -> None:
+        """Note the tensors of a kernel that is about to be launched."""
         self._locate(pending, frame)
         if pending.phase == OTHER and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             pending.phase = FORWARD
         for tensor in tensors:
-            value = self.values.of(tensor)
+            value = self.values.value_of(tensor)
             if self.level != "names":
-                self._ask(value, tensor)
+                self._request_statistics(value, tensor)
             pending.inputs.append(value)
-            if self._keep:
-                pending.seen.append(tensor)
+            if self._keep_inputs:
+                pending.input_tensors.append(tensor)
 
-    def after_launch(self, pending: Pending, tensors: list[torch.Tensor]) -> None:
-        # Which tensors a kernel wrote shows in their digests, once those are read (`_op`).
+    def after_launch(self, pending: PendingOp, tensors: list[torch.Tensor]) -> None:
+        """Note the tensors of a kernel that was launched."""
+        # Which tensors a kernel wrote shows in their digests, once those are read (`finished_op`).
         pending.kernels.append(pending.operator.name.rpartition("::")[2])
         for tensor, before in zip(tensors, pending.inputs, strict=True):
-            fresh = self.values.unwritten(tensor)
-            self.values.written(tensor)
-            value = self.values.of(tensor)
+            fresh = self.values.is_unwritten(tensor)
+            self.values.bump_version(tensor)
+            value = self.values.value_of(tensor)
             value.fresh = fresh
             if before.number != value.number and self.level != "names":
-                self._ask(value, tensor)
+                self._request_statistics(value, tensor)
             pending.outputs.append(value)
 
-    def _counts(self, tensor: torch.Tensor) -> bool:
+    def _measures(self, tensor: torch.Tensor) -> bool:
         """Whether results are measured now; what an optimizer keeps for itself is not at level fast."""
         if self.level == "names":
             return False
         return self.level == "full" or not self.optimizing or isinstance(tensor, torch.nn.Parameter)
 
-    def _ask(self, value: Value, tensor: torch.Tensor) -> None:
-        if value.asked:
+    def _request_statistics(self, value: Value, tensor: torch.Tensor) -> None:
+        if value.requested:
             return
-        value.asked = True
-        if has_numbers(tensor):
+        value.requested = True
+        if has_readable_memory(tensor):
             tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor
-            self._quietly(lambda: self.gather.request(tensor, value.take))
+            self._unrecorded(lambda: self.statistics.request(tensor, value.set_row))
 
-    def _link(self, value: Value, pending: Pending, tensor: torch.Tensor) -> None:
+    def _share_statistics(self, value: Value, pending: PendingOp, tensor: torch.Tensor) -> None:
         """A view with the elements of its source has the statistics of its source."""
         source = pending.inputs[0] if pending.inputs else value
-        if value.asked or value is source or not source.asked or source.dtype != value.dtype:
+        if value.requested or value is source or not source.requested or source.dtype != value.dtype:
             return
         elements, before = tensor.numel(), source.count
         kind = pending.operator.view
@@ -194,17 +208,17 @@ class Observer:
         ordered = kind == "ordered" or elements == before == 1 or (kind == "expanded" and elements == before)
         if self.level == "full" and not ordered:
             return
-        value.asked, value.source, value.times, value.ordered = True, source, elements // before, ordered
+        value.requested, value.source, value.repeats, value.ordered = True, source, elements // before, ordered
 
-    def _locate(self, pending: Pending, frame: Any) -> None:
+    def _locate(self, pending: PendingOp, frame: Any) -> None:
         """Phase, module, autograd node and line."""
-        line, module = self.places.look(frame)
-        pending.generated = self.places.generated
-        if pending.generated:
-            self._compiled.in_frames = True
-        if self.places.grown:  # a model that was not known before
-            self.places.grown = False
-            self.values.rename()
+        line, module = self.locator.locate(frame)
+        pending.in_generated_code = self.locator.in_generated_code
+        if pending.in_generated_code:
+            self._compiled.notice(FORWARD_CODE_RAN)
+        if self.locator.has_new_root:  # a model that was not known before
+            self.locator.has_new_root = False
+            self.values.refresh_names()
         if torch._C._current_graph_task_id() == -1:
             pending.line, pending.module = line, module or ""
             if module is not None and not self.optimizing:
@@ -217,10 +231,11 @@ class Observer:
         if node is not None:
             pending.node = node.name().removeprefix("torch::autograd::")
             pending.line, pending.module = self._forward.get(node._sequence_nr(), (None, ""))
-            self._compiled.in_nodes |= pending.node.startswith("CompiledFunction")
+            if pending.node.startswith("CompiledFunction"):
+                self._compiled.notice(BACKWARD_RAN)
             variable = getattr(node, "variable", None)
             if variable is not None:
-                pending.module = self.values.of(variable).name.rpartition(".")[0]
+                pending.module = self.values.value_of(variable).name.rpartition(".")[0]
         if module is not None:  # a forward computed again, by checkpointing
             pending.line, pending.module = line, module
         else:
@@ -230,15 +245,15 @@ class Observer:
             self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (pending.line, pending.module))
 
 
-def has_numbers(tensor: torch.Tensor) -> bool:
+def has_readable_memory(tensor: torch.Tensor) -> bool:
     """Whether there is memory to read: not of fake tensors, nor of sparse ones but COO."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     dense = tensor.layout is torch.strided or tensor.layout is torch.sparse_coo
     return plain and dense and not tensor.is_quantized and tensor.device.type != "meta"
 
 
-def made_of_others(kind: Any) -> bool:
-    """Whether tensors of this type consist of other tensors, as DTensor: operators on those are what is recorded."""
+def is_wrapper_subclass(kind: Any) -> bool:
+    """Whether tensors of this type wrap other tensors, as DTensor does: operators on those are what is recorded."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     own = getattr(kind, "__torch_dispatch__", _OWN)

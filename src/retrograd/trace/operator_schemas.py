@@ -1,4 +1,4 @@
-"""What an operator's schema says once and for all: which arguments it writes, whether it draws or only makes memory."""
+"""Facts of an operator's schema: the arguments it writes, whether it draws random numbers or only allocates."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ import torch
 _EMPTY = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
           "aten::empty_permuted", "aten::_empty_affine_quantized")  # fmt: skip
 # Views with the elements of their source in the same order ...
-_ORDERED = (
-    "view",
-    "_unsafe_view",
-    "_reshape_alias",
-    "detach",
-    "alias",
-    "unsqueeze",
-    "squeeze",
-    "lift_fresh",
-    "view_as",
-)
+_ORDERED = ("view", "_unsafe_view", "_reshape_alias", "detach", "alias", "unsqueeze", "squeeze", "lift_fresh",
+            "view_as")  # fmt: skip
 # ... and in another one.
 _PERMUTED = ("t", "transpose", "permute", "numpy_T", "movedim")
 # In-place operators that read nothing of what they fill.
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_",
                "cauchy_", "geometric_", "_foreach_copy_", "_foreach_zero_", "set_", "resize_")  # fmt: skip
-# Nothing is computed: asked for by profilers and by Python itself.
+# Nothing is computed: dispatched by profilers and by Python itself.
 _SILENT = ("profiler", "prim", "prims", "inductor")
+
+Attributes = tuple[tuple[str, Any], ...]  # names and values of arguments that are no tensors
 
 
 class Operator:
@@ -50,13 +43,11 @@ class Operator:
         "_arguments", "_defaults", "aliases", "asynchronous", "makes_memory", "name", "overwrites", "random", "silent",
         "view", "writes",
     )  # fmt: skip
-    launch = False  # of a Triton kernel
+    is_launch = False  # of a Triton kernel
 
     def __init__(self, func: Any) -> None:
         schema = getattr(func, "_schema", None)
-        if (
-            schema is None
-        ):  # an operator that takes functions, such as flex_attention: no schema, and nothing is written
+        if schema is None:  # it takes functions, such as flex_attention: no schema, and nothing is written
             self._arguments, self._defaults, self.writes = [str(n) for n in range(32)], {}, []
             self.name, self.view = str(getattr(func, "name", lambda: func)()), ""
             self.makes_memory = self.random = self.silent = self.aliases = self.asynchronous = False
@@ -65,8 +56,8 @@ class Operator:
         space, _, base = schema.name.partition("::")
         self.name = str(func) if space == "aten" else schema.name
         self._arguments = [argument.name for argument in schema.arguments]
-        given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-        self._defaults = {name: tuple(value) if type(value) is list else value for name, value in given.items()}
+        defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        self._defaults = {name: tuple(value) if type(value) is list else value for name, value in defaults.items()}
         self.writes = [
             (at, argument.name)
             for at, argument in enumerate(schema.arguments)
@@ -79,29 +70,22 @@ class Operator:
         self.silent = space in _SILENT
         self.asynchronous = space in ("c10d", "_c10d_functional") and base != "wait_tensor"
         self.aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        whole = base in _OVERWRITES or func._overloadname.endswith("out")
-        self.overwrites = [w for w in self.writes if whole or (self.asynchronous and w[1].startswith("output"))]
+        fills = base in _OVERWRITES or func._overloadname.endswith("out")
+        self.overwrites = [w for w in self.writes if fills or (self.asynchronous and w[1].startswith("output"))]
         self.view = _view(base) if space == "aten" else ""
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """The tensors among the arguments that it writes to."""
-        if not self.writes:
-            return
-        for at, name in self.writes:
-            given = args[at] if at < len(args) else kwargs.get(name)
-            yield from tensors_in(given)
+        return _tensors_at(self.writes, args, kwargs)
 
     def overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """The tensors that it writes to without reading them."""
-        for at, name in self.overwrites:
-            yield from tensors_in(args[at] if at < len(args) else kwargs.get(name))
+        return _tensors_at(self.overwrites, args, kwargs)
 
-    def split(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[torch.Tensor], tuple[tuple[str, Any], ...]]:
+    def split_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Attributes]:
         """The tensors among the arguments, and names and values of the others that are not left at their default."""
         tensors: list[torch.Tensor] = []
-        facts: list[tuple[str, Any]] = []
+        attributes: list[tuple[str, Any]] = []
         defaults = self._defaults
         named = zip(self._arguments, args, strict=False)
         for name, value in (*named, *kwargs.items()) if kwargs else named:
@@ -109,28 +93,35 @@ class Operator:
                 tensors.append(value)
                 continue
             if isinstance(value, (list, tuple)):
-                inside = [one for one in value if isinstance(one, torch.Tensor)] or list(tensors_in(value))
+                inside = [item for item in value if isinstance(item, torch.Tensor)] or list(tensors_in(value))
                 if inside:
                     tensors += inside
                     continue
                 value = tuple(value)
             default = defaults.get(name, _MISSING)
             if default is _MISSING or (default is not value and (type(default) is not type(value) or default != value)):
-                facts.append((name, value))
-        return tensors, tuple(facts)
+                attributes.append((name, value))
+        return tensors, tuple(attributes)
 
-    def given(self, values: Iterable[tuple[int, Any]]) -> tuple[tuple[str, Any], ...]:
-        """Names and values, of all arguments that are no tensors, of those that are not left at their default."""
-        facts: list[tuple[str, Any]] = []
+    def attributes_at(self, values: Iterable[tuple[int, Any]]) -> Attributes:
+        """Names and values, of arguments by position that are no tensors, of those not left at their default."""
+        attributes: list[tuple[str, Any]] = []
         for at, value in values:
             name = self._arguments[at]
             default = self._defaults.get(name, _MISSING)
             if type(default) is not type(value) or default != value:
-                facts.append((name, value))
-        return tuple(facts)
+                attributes.append((name, value))
+        return tuple(attributes)
 
 
 _MISSING = object()
+
+
+def _tensors_at(
+    arguments: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[torch.Tensor]:
+    for at, name in arguments:
+        yield from tensors_in(args[at] if at < len(args) else kwargs.get(name))
 
 
 def _view(base: str) -> str:
@@ -143,23 +134,20 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Tensors in an argument or result, in order."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from tensors_in(one)
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from tensors_in(one)
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
 
 
-def told(facts: tuple[tuple[str, Any], ...]) -> str:
-    """Facts as text, without addresses: two runs must say the same."""
-    return ", ".join(f"{name}={_said(value)}" for name, value in facts)
+def attributes_text(attributes: Attributes) -> str:
+    """ "dim=-1, keepdim=False", without addresses: two runs must have the same text."""
+    return ", ".join(f"{name}={_value_text(value)}" for name, value in attributes)
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, torch.Generator):
         return "generator"
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_said, value))}]"
+        return f"[{', '.join(map(_value_text, value))}]"
     text = str(value)
     return type(value).__name__ if " at 0x" in text else text.removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""The recorder: a dispatch mode that sees operators on their way to the kernels, forward and backward.
+"""Recorder: a dispatch mode that sees operators on their way to the kernels, forward and backward.
 
 It calls each operator as it came, draws no random numbers and waits for no device inside a step; statistics are read
-where a step ends. What goes wrong in its own book-keeping is told in the trace's `meta` and never stops a run.
+where a step ends. An error of its own book-keeping is noted in the trace's `meta` and never stops a run.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from retrograd import config
 from retrograd.core import gc_pause
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiled_regions, kernel_launches, store, tape
-from retrograd.trace.nan_breakpoint import Masks, Stop, debugger, wanted
-from retrograd.trace.observer import Observer, Pending, made_of_others
+from retrograd.trace.nan_breakpoint import InfinityMasks, Stop, open_debugger, stop_kinds
+from retrograd.trace.observer import Observer, PendingOp, is_wrapper_subclass
 from retrograd.trace.operator_schemas import Operator, tensors_in
 from retrograd.trace.schema import Trace
 
-LEVELS = ("names", "fast", "full")
 ENGINES = ("auto", "tape", "python")
-# A step of more operators is read in parts, which bounds the memory of what waits.
-_MOST_WAITING = 20_000
-
+# A step of more operators is read in parts, which bounds the memory of pending operators.
+_MAX_PENDING = 20_000
 
 # Recorders at work. A forked process, as a worker of a DataLoader, has them too; what it does is no part of the run.
 _active: weakref.WeakSet[Recorder] = weakref.WeakSet()
@@ -51,47 +49,46 @@ class Recorder:
 
     Attributes:
         path: the file it is written to, with the rank in its name if there are several; None for none.
-        on_enough: called when the last of `steps` has been recorded; may raise.
+        on_last_step: called when the last of `steps` has been recorded; may raise.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module | None = None,
+        model: torch.nn.Module | None,
         *,
-        level: str = "fast",
-        out: str | os.PathLike[str] | None = None,
-        steps: int | None = None,
-        compiled: str = "keep",
-        breakpoint_on: str | None = None,
-        then: Callable[[Stop], None] | None = None,
-        engine: str = "auto",
+        level: str,
+        out: str | os.PathLike[str] | None,
+        steps: int | None,
+        compiled: str,
+        breakpoint_on: str | None,
+        then: Callable[[Stop], None] | None,
+        engine: str,
     ) -> None:
-        _check(model, level, steps, breakpoint_on)
         self._tape, why = _tape(engine, breakpoint_on)
         self._rank, path = _rank_and_path(out)
         self.path = path
-        self._stops, self._masks = wanted(breakpoint_on), Masks()
-        self._then = then or debugger
+        self._stops, self._masks = stop_kinds(breakpoint_on), InfinityMasks()
+        self._then = then or open_debugger
         self._writer = None if path is None else store.Writer(path, level, self._rank)
         self._trace = Trace(level=level, rank=self._rank, meta=_meta() | {"engine": self.engine})
         if why:
             self._trace.meta["no tape"] = why
         self._steps = steps
-        self._compiled = compiled_regions.Compiled(compiled, model)
-        self._look: Any = (
-            Observer(model, level, self._compiled, bool(self._stops), self._quietly)
+        self._compiled = compiled_regions.CompiledRegions(compiled, model)
+        self._observer: Any = (
+            Observer(model, level, self._compiled, bool(self._stops), self._unrecorded)
             if self._tape is None
-            else _observer(self._tape, model, level, self._compiled, self)
+            else _tape_observer(self._tape, model, level, self._compiled, self)
         )
         self._operators: dict[Any, Operator] = {}
-        self._waiting: list[Pending] = []
+        self._pending: list[PendingOp] = []
         self._step, self._step_began, self._automatic, self._unread = 0, 0, True, False
         self._done = False
         self._lost: dict[str, int] = {}
         self._lock = threading.RLock()
-        self._here = threading.local()
+        self._local = threading.local()
         self._stack: ExitStack | None = None
-        self.on_enough: Callable[[], None] | None = None
+        self.on_last_step: Callable[[], None] | None = None
 
     def __enter__(self) -> Recorder:
         if self._stack is not None:
@@ -99,15 +96,15 @@ class Recorder:
         from torch.optim import optimizer
 
         if self._tape is None:
-            self._guarded(self._look.between_steps)
+            self._guarded(self._observer.between_steps)
         self._stack = ExitStack()
         before = optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
         after = optimizer.register_optimizer_step_post_hook(self._after_optimizer)
         self._stack.callback(before.remove)
         self._stack.callback(after.remove)
         self._stack.enter_context(self._compiled.stance())
-        self._stack.enter_context(kernel_launches.seen(self))
-        self._stack.enter_context(_Mode(self) if self._tape is None else self._look.at_work())
+        self._stack.enter_context(kernel_launches.observe_launches(self.launch))
+        self._stack.enter_context(_Mode(self) if self._tape is None else self._observer.recording())
         _active.add(self)
         return self
 
@@ -120,16 +117,16 @@ class Recorder:
             self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
         self.trace.meta["seed"] = str(torch.initial_seed())  # the program's own, if it has set one
         self.trace.meta.update(self._compiled.meta())
-        for number, note in enumerate(sorted(self._look.gather.notes)):
+        for number, note in enumerate(sorted(self._observer.statistics.notes)):
             self.trace.meta[f"note {number + 1}"] = note
         if self._lost:
-            self.trace.meta["lost"] = "; ".join(f"{what} ({times} times)" for what, times in self._lost.items())
+            self.trace.meta["lost"] = "; ".join(f"{error} ({count} times)" for error, count in self._lost.items())
         if self._writer is not None:
             self._writer.close(self.trace.meta)
 
     @property
     def trace(self) -> Trace:
-        """What was recorded, up to the end of the last step; all of it after the block. Made when it is asked for."""
+        """The operators up to the end of the last step; after the block all of them. Built at the first access."""
         if self._unread:
             self._unread = False
             self._read()
@@ -137,7 +134,7 @@ class Recorder:
 
     @property
     def engine(self) -> str:
-        """What records: "tape" or "python"."""
+        """Which engine records: "tape" or "python"."""
         return "python" if self._tape is None else "tape"
 
     @property
@@ -153,162 +150,160 @@ class Recorder:
     def abandon(self) -> None:
         """Record nothing more and write nothing more, in a process that was forked."""
         self._done = True
-        self._look.stop()
+        self._observer.stop()
         if self._writer is not None:
             self._writer.abandon()
 
-    # What the mode and the launches of kernels call.
+    # Called by the dispatch mode and by launches of kernels.
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator and write it down."""
+        """Call an operator and record it."""
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = Operator(func)
-        if operator.silent or self._done or getattr(self._here, "quiet", False):
+        if operator.silent or self._done or getattr(self._local, "unrecorded", False):
             return func(*args, **kwargs)
-        pending = Pending(operator, self._step)
-        self._guarded(self._look.before, pending, args, kwargs, sys._getframe(2))
-        outer, self._here.pending = getattr(self._here, "pending", None), pending
+        pending = PendingOp(operator, self._step)
+        self._guarded(self._observer.before, pending, args, kwargs, sys._getframe(2))
+        outer, self._local.pending = getattr(self._local, "pending", None), pending
         try:
             out = func(*args, **kwargs)
         except Exception as error:
             self._guarded(self._failed, pending, error)
             raise
         finally:
-            self._here.pending = outer
-        self._guarded(self._after, self._look.after, pending, args, kwargs, out)
+            self._local.pending = outer
+        self._guarded(self._after, self._observer.after, pending, args, kwargs, out)
         if self._stops:
             self._stop(pending, out)
         return out
 
     def launch(self, name: str, tensors: list[torch.Tensor], run: Callable[[], Any], frame: Any) -> Any:
-        """Run a Triton kernel and write it down: as an operator, or as part of the one that launches it."""
-        if self._done or getattr(self._here, "quiet", False):
+        """Run a Triton kernel and record it: as an operator, or as part of the one that launches it."""
+        if self._done or getattr(self._local, "unrecorded", False):
             return run()
         if self._tape is not None:
-            return self._look.launch(name, tensors, run)
-        outer = getattr(self._here, "pending", None)
+            return self._observer.launch(name, tensors, run)
+        outer = getattr(self._local, "pending", None)
         if outer is not None:
             outer.kernels.append(name)
-            return self._quietly(run)
-        pending = Pending(kernel_launches.kernel(name), self._step)
-        self._guarded(self._look.before_launch, pending, tensors, frame)
+            return self._unrecorded(run)
+        pending = PendingOp(kernel_launches.kernel_operator(name), self._step)
+        self._guarded(self._observer.before_launch, pending, tensors, frame)
         try:
-            out = self._quietly(run)
+            out = self._unrecorded(run)
         except Exception as error:
             self._guarded(self._failed, pending, error)
             raise
-        self._guarded(self._after, self._look.after_launch, pending, tensors)
+        self._guarded(self._after, self._observer.after_launch, pending, tensors)
         if self._stops:
-            self._stop(pending, [t for t, v in zip(tensors, pending.outputs, strict=False) if v is not None])
+            self._stop(pending, tensors)
         return out
 
-    def _quietly(self, run: Callable[[], Any]) -> Any:
-        """What runs inside is no part of the step: Triton's interpreter copies tensors about."""
-        before = getattr(self._here, "quiet", False)
-        self._here.quiet = True
+    def _unrecorded(self, run: Callable[[], Any]) -> Any:
+        """Run a function whose operators are no part of the step: Triton's interpreter copies tensors about."""
+        before = getattr(self._local, "unrecorded", False)
+        self._local.unrecorded = True
         if self._tape is not None:
             self._tape.quiet(True)
         try:
             return run()
         finally:
-            self._here.quiet = before
+            self._local.unrecorded = before
             if self._tape is not None:
                 self._tape.quiet(False)
 
-    def _guarded(self, what: Callable[..., Any], *args: Any) -> None:
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function of the book-keeping; its errors are noted."""
         try:
             with self._lock:
-                what(*args)
+                function(*args)
         except RetrogradError:
             raise
-        except Exception as error:  # an exotic tensor must not end the run that is looked at
-            self._losing(f"{type(error).__name__}: {str(error)[:200]}")
+        except Exception as error:  # an exotic tensor must not end the run that is recorded
+            self._note_lost(f"{type(error).__name__}: {str(error)[:200]}")
 
-    def _losing(self, said: str) -> None:
-        self._lost[said] = self._lost.get(said, 0) + 1
+    def _note_lost(self, error: str) -> None:
+        self._lost[error] = self._lost.get(error, 0) + 1
 
     # Before and after an operator.
 
-    def _failed(self, pending: Pending, error: Exception) -> None:
-        self._raised(pending, f"{type(error).__name__}: {str(error)[:500]}")
+    def _failed(self, pending: PendingOp, error: Exception) -> None:
+        self._note_raised(pending, f"{type(error).__name__}: {str(error)[:500]}")
         self._append(pending)
 
-    def _raised(self, pending: Pending, said: str) -> None:
-        place, _ = self._look.places.text(pending.line)
-        self._trace.meta.setdefault("raised", f"{pending.operator.name}{f' at {place}' if place else ''}: {said}")
+    def _note_raised(self, pending: PendingOp, error: str) -> None:
+        place, _ = self._observer.locator.text(pending.line)
+        self._trace.meta.setdefault("raised", f"{pending.operator.name}{f' at {place}' if place else ''}: {error}")
 
-    def _after(self, look: Callable[..., None], pending: Pending, *args: Any) -> None:
-        look(pending, *args)
+    def _after(self, observe: Callable[..., None], pending: PendingOp, *args: Any) -> None:
+        observe(pending, *args)
         self._append(pending)
 
-    def _append(self, pending: Pending) -> None:
-        self._waiting.append(pending)
-        if len(self._waiting) >= _MOST_WAITING:
+    def _append(self, pending: PendingOp) -> None:
+        self._pending.append(pending)
+        if len(self._pending) >= _MAX_PENDING:
             self._read()
 
     # Steps.
 
     def _before_optimizer(self, *_: Any) -> None:
-        self._look.optimizing = True
+        self._observer.optimizing = True
 
     def _after_optimizer(self, *_: Any) -> None:
-        self._look.optimizing = False
+        self._observer.optimizing = False
         if self._automatic and not self._done:
             self._end_step()
 
     def _end_step(self) -> None:
-        if not self._ran():  # nothing ran since the last end
+        if self._recorded_count() <= self._step_began:  # nothing ran since the last end
             return
         self._step += 1
         self._unread = True
-        if self._writer is not None or self._many():
+        if self._writer is not None or self._pending_count() >= _MAX_PENDING:
             self._unread = False
             self._read()
         else:
-            self._guarded(self._quietly, self._look.fold)
-        self._step_began = len(self._trace.ops) + self._waiting_count()
-        self._guarded(self._look.between_steps, self._step)
+            self._guarded(self._unrecorded, self._observer.fold)
+        self._step_began = self._recorded_count()
+        self._guarded(self._observer.between_steps, self._step)
         if self._writer is not None:
             self._writer.flush()
         if self._steps is not None and self._step >= self._steps:
             self._done = True
-            self._look.stop()
-            if self.on_enough is not None:
-                self.on_enough()
+            self._observer.stop()
+            if self.on_last_step is not None:
+                self.on_last_step()
 
-    def _waiting_count(self) -> int:
-        return len(self._waiting) + self._look.waiting
+    def _pending_count(self) -> int:
+        return len(self._pending) + self._observer.buffered
 
-    def _ran(self) -> bool:
-        return len(self._trace.ops) + self._waiting_count() > self._step_began
-
-    def _many(self) -> bool:
-        return self._waiting_count() >= _MOST_WAITING
+    def _recorded_count(self) -> int:
+        return len(self._trace.ops) + self._pending_count()
 
     def _read(self) -> None:
-        """Read the statistics and turn what waits into operators of the trace."""
-        # Records hold no cycles, but their number calls the collector: of 200 ms for two steps it took 150.
+        """Read the statistics and append pending operators to the trace."""
+        # Records hold no cycles, but their number starts the collector: of 200 ms for two steps it took 150.
         with self._lock, gc_pause.paused(age=True):
-            waiting, self._waiting = [*self._waiting, *self._look.drain()], []
+            pending_ops, self._pending = [*self._pending, *self._observer.drain()], []
             # A device that has failed answers no more; what is known of the operators is kept all the same.
-            self._guarded(self._quietly, self._look.gather.collect)
-            self._look.forget()
-            for pending in waiting:
-                op = self._look.op(pending, len(self._trace.ops))
+            self._guarded(self._unrecorded, self._observer.statistics.collect)
+            self._observer.forget()
+            for pending in pending_ops:
+                op = self._observer.finished_op(pending, len(self._trace.ops))
                 self._trace.ops.append(op)
                 if self._writer is not None:
                     self._writer.add(op)
 
-    def _stop(self, pending: Pending, out: Any) -> None:
-        """Hand the first operator with a bad result to the callback."""
+    def _stop(self, pending: PendingOp, out: Any) -> None:
+        """Call the breakpoint for the first operator with a bad result."""
         if not any(v.row is not None and (v.row[3] or v.row[4]) for v in pending.outputs):
             return
-        op = self._look.op(pending, len(self._trace.ops) + len(self._waiting) - 1)
+        op = self._observer.finished_op(pending, len(self._trace.ops) + len(self._pending) - 1)
         if not self._masks.stops(op, self._stops):
             return
         self._stops = frozenset()
-        self._quietly(lambda: self._then(Stop(op, pending.seen, list(tensors_in(out)))))
+        self._unrecorded(lambda: self._then(Stop(op, pending.input_tensors, list(tensors_in(out)))))
 
 
 class _Mode(TorchDispatchMode):
@@ -324,31 +319,20 @@ class _Mode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Tensors that are made of others (DTensor) go first, so that what they do inside is seen.
-        if types and any(made_of_others(t) for t in types):
+        # Wrapper subclasses (DTensor) dispatch first, so that the operators inside them are recorded.
+        if types and any(is_wrapper_subclass(t) for t in types):
             return NotImplemented
         return self._recorder.run(func, args, kwargs or {})
 
 
-def _check(model: Any, level: str, steps: int | None, breakpoint_on: str | None) -> None:
-    if model is not None and not isinstance(model, torch.nn.Module):
-        raise UsageError(f"`model` is a {type(model).__name__}, expected a torch.nn.Module, or None")
-    if level not in LEVELS:
-        raise UsageError(f"`level` is {level!r}, expected one of {', '.join(map(repr, LEVELS))}")
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise UsageError(f"`steps` is {steps!r}, expected a positive integer, or None for all")
-    if breakpoint_on is not None and level == "names":
-        raise UsageError("`breakpoint_on` needs numbers, but level='names' reads none; use level='fast'")
-
-
 def _tape(engine: str, breakpoint_on: str | None) -> tuple[Any, str]:
-    """The compiled tape, or None where Python records, and why that is so if nobody asked for it."""
+    """The compiled tape, or None where Python records, and why that is so with engine "auto"."""
     if engine not in ENGINES:
         raise UsageError(f"`engine` is {engine!r}, expected one of {', '.join(map(repr, ENGINES))}")
     if engine == "python":
         return None, ""
     if engine == "auto":
-        return (None, "it stops at no operator") if breakpoint_on is not None else tape.offered()
+        return (None, "it stops at no operator") if breakpoint_on is not None else tape.available()
     if breakpoint_on is not None:
         raise UsageError("`breakpoint_on` needs engine='python': the tape does not stop; leave `engine` out")
     module = tape.load()
@@ -357,12 +341,14 @@ def _tape(engine: str, breakpoint_on: str | None) -> tuple[Any, str]:
     return module, ""
 
 
-def _observer(module: Any, model: Any, level: str, compiled: compiled_regions.Compiled, recorder: Recorder) -> Any:
-    """The observer that takes operators from the tape."""
+def _tape_observer(
+    module: Any, model: Any, level: str, compiled: compiled_regions.CompiledRegions, recorder: Recorder
+) -> Any:
+    """The observer of operators that the tape has recorded."""
     from retrograd.trace.tape.engine import TapeObserver
 
     return TapeObserver(
-        module, model, level, compiled, recorder._quietly, recorder._losing, recorder._raised, recorder._read
+        module, model, level, compiled, recorder._unrecorded, recorder._note_lost, recorder._note_raised, recorder._read
     )
 
 

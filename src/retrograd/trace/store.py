@@ -102,9 +102,9 @@ class Writer:
     def add(self, op: Op) -> None:
         """Append an operator."""
         texts = [self._string(getattr(op, name)) for name in _TEXTS]
-        given, made = ([self._tensor(s) for s in side] for side in (op.inputs, op.outputs))
+        inputs, outputs = ([self._tensor(s) for s in side] for side in (op.inputs, op.outputs))
         kernels = [self._string(kernel) for kernel in op.kernels]
-        self._line(["o", op.index, op.step, *texts, given, made, int(op.random), kernels])
+        self._line(["o", op.index, op.step, *texts, inputs, outputs, int(op.random), kernels])
         self.count += 1
 
     def flush(self) -> None:
@@ -171,7 +171,7 @@ def _portable(value: float | None) -> float | str | None:
 
 
 def _lines(raw: io.BufferedReader, name: str, partial: bool, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; what is wrong with the compression is told as TraceError."""
+    """Numbered lines; an error of the compression is a TraceError."""
     if raw.peek(2)[:2] != b"\x1f\x8b":
         raise TraceError(
             f"{name!r} is no trace: it is not compressed by gzip; expected what `retrograd trace record` wrote"
@@ -256,14 +256,14 @@ class _Reader:
             raise ValueError(f"a line of an unknown kind {kind!r}")
 
     def _op(self, row: list[Any]) -> Op:
-        index, step, *texts, given, made, random, kernels = row
-        said = dict(zip(_TEXTS, map(self._string, texts), strict=True))
-        if said["phase"] not in PHASES:
-            raise ValueError(f"phase {said['phase']!r}")
-        inputs, outputs = (tuple(self.tensors[_number(k)] for k in side) for side in (given, made))
+        index, step, *texts, inputs, outputs, random, kernels = row
+        fields = dict(zip(_TEXTS, map(self._string, texts), strict=True))
+        if fields["phase"] not in PHASES:
+            raise ValueError(f"phase {fields['phase']!r}")
+        stats = [tuple(self.tensors[_number(k)] for k in side) for side in (inputs, outputs)]
         return Op(
-            _number(index), _number(step), inputs=inputs, outputs=outputs, random=bool(random),
-            kernels=tuple(map(self._string, kernels)), **said,
+            _number(index), _number(step), inputs=stats[0], outputs=stats[1], random=bool(random),
+            kernels=tuple(map(self._string, kernels)), **fields,
         )  # fmt: skip
 
     def _stats(self, row: list[Any]) -> Stats:

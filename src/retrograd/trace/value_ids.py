@@ -1,4 +1,4 @@
-"""Which value a tensor holds: a number for each storage, view and version, and what is known of it.
+"""Value ids: a number for each storage, view and version of a tensor, and the statistics of the value.
 
 A write through any view makes a new version of all that share the storage, also where PyTorch counts no versions.
 """
@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from retrograd.trace.schema import Stats
-from retrograd.trace.statistics.cpu import NOTHING, Row
+from retrograd.trace.statistics.cpu import NO_STATISTICS, StatisticsRow
 
 
 @cache
@@ -31,25 +31,36 @@ class Value:
         storage: number of its storage.
         shape: its sizes.
         row: its statistics, once they are read.
-        asked: whether they were asked for, or need not be.
-        source: the value that it is another view of, elements and their number alike but for `times`.
-        times: how often each element of `source` occurs in it.
+        requested: whether they were requested, or need not be.
+        source: the value that it is another view of, elements and their number alike but for `repeats`.
+        repeats: how often each element of `source` occurs in it.
         ordered: whether its elements come in the order of `source`.
-        fresh: whether a kernel got it as memory in which nobody had written.
+        fresh: whether a kernel received it as memory in which nobody had written.
     """
 
     __slots__ = (
-        "_stats", "asked", "device", "dtype", "fresh", "name", "number", "ordered", "row", "shape", "source",
-        "storage", "times",
+        "_stats",
+        "device",
+        "dtype",
+        "fresh",
+        "name",
+        "number",
+        "ordered",
+        "repeats",
+        "requested",
+        "row",
+        "shape",
+        "source",
+        "storage",
     )  # fmt: skip
 
     def __init__(self, number: int, storage: int, shape: tuple[int, ...], dtype: Any, device: Any, name: str) -> None:
         self.number, self.storage, self.name = number, storage, name
         self.shape, self.dtype, self.device = shape, dtype, device
-        self.row: Row | None = None
-        self.asked = False
+        self.row: StatisticsRow | None = None
+        self.requested = False
         self.source: Value | None = None
-        self.times, self.ordered, self.fresh = 1, True, False
+        self.repeats, self.ordered, self.fresh = 1, True, False
         self._stats: Stats | None = None
 
     @property
@@ -57,12 +68,12 @@ class Value:
         """How many elements it has."""
         return math.prod(self.shape)
 
-    def take(self, row: Row) -> None:
-        """Receive the statistics."""
+    def set_row(self, row: StatisticsRow) -> None:
+        """Set the statistics."""
         self.row = row
 
     def stats(self) -> Stats:
-        """The value as a record; asked for once the statistics are there."""
+        """The value as a record; made once the statistics are there."""
         if self._stats is None:
             # By position and without loops of Python: a step makes thousands.
             low, high, rms, nan, inf, subnormal, zero, digest, exponents = self._row()
@@ -72,13 +83,13 @@ class Value:
             )  # fmt: skip
         return self._stats
 
-    def _row(self) -> Row:
+    def _row(self) -> StatisticsRow:
         if self.row is not None or self.source is None:
-            return self.row or NOTHING
+            return self.row or NO_STATISTICS
         low, high, rms, *counts, digest, exponents = self.source._row()
-        counted = (None if n is None else n * self.times for n in counts)
-        found = exponents if self.times == 1 else None
-        return (low, high, rms, *counted, digest if self.ordered else None, found)  # type: ignore[return-value]
+        scaled = (None if n is None else n * self.repeats for n in counts)
+        histogram = exponents if self.repeats == 1 else None
+        return (low, high, rms, *scaled, digest if self.ordered else None, histogram)  # type: ignore[return-value]
 
 
 class _Storage:
@@ -90,20 +101,20 @@ class _Storage:
         self.values: dict[Any, Value] = {}  # of the present version
 
 
-class Values:
-    """Numbers values of one run.
+class ValueTable:
+    """The values of one run, numbered.
 
     Args:
         names: parameters and buffers: name and elements by address of the storage object.
     """
 
     def __init__(self, names: Callable[[], dict[int, tuple[str, int]]]) -> None:
-        self._names_of = names
+        self._tensor_names = names
         self._names: dict[int, tuple[str, int]] = {}
         self._storages: dict[int, _Storage] = {}
         self._numbers = self._storage_numbers = 0
 
-    def of(self, tensor: torch.Tensor) -> Value:
+    def value_of(self, tensor: torch.Tensor) -> Value:
         """What the tensor holds now."""
         if tensor.layout is not torch.strided:
             return self._new(-1, tensor, "")
@@ -121,31 +132,31 @@ class Values:
             entry.values[key] = value
         return value
 
-    def written(self, tensor: torch.Tensor) -> None:
+    def bump_version(self, tensor: torch.Tensor) -> None:
         """Somebody wrote into the tensor: all views of its storage hold new values."""
         entry = self._entry_of(tensor)
         if entry is not None:
             entry.values, entry.unwritten = {}, False
 
-    def born(self, tensor: torch.Tensor) -> None:
+    def mark_allocated(self, tensor: torch.Tensor) -> None:
         """The tensor is fresh memory in which nobody has written."""
         entry = self._entry_of(tensor)
         if entry is not None:
             entry.values, entry.unwritten = {}, True
 
-    def unwritten(self, tensor: torch.Tensor) -> bool:
+    def is_unwritten(self, tensor: torch.Tensor) -> bool:
         """Whether nobody seen has written to the memory since it was made."""
         entry = self._entry_of(tensor)
         return entry is not None and entry.unwritten
 
     def refresh(self) -> None:
-        """Ask for the names again, and forget storages that are gone; between steps."""
-        self.rename()
+        """Look the names up again, and forget storages that are gone; between steps."""
+        self.refresh_names()
         self._storages = {key: s for key, s in self._storages.items() if not s.ref.expired()}
 
-    def rename(self) -> None:
-        """Ask for the names of parameters and buffers again."""
-        self._names = self._names_of()
+    def refresh_names(self) -> None:
+        """Look the names of parameters and buffers up again."""
+        self._names = self._tensor_names()
         for address, (name, count) in self._names.items():
             entry = self._storages.get(address)
             for value in entry.values.values() if entry is not None else ():

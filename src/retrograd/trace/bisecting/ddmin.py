@@ -1,4 +1,4 @@
-"""The smallest part of a list that still has a property: delta debugging (Zeller and Hildebrandt 2002, ddmin). Pure."""
+"""Delta debugging (ddmin, Zeller and Hildebrandt 2002): the smallest part of a list that still has a property. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def minimise(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> 
     """
     known: dict[tuple[Item, ...], bool] = {}
 
-    def asked(part: Sequence[Item]) -> bool:
+    def has_property(part: Sequence[Item]) -> bool:
         key = tuple(part)
         if key not in known:
             known[key] = holds(part)
@@ -34,11 +34,11 @@ def minimise(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> 
         rests: list[list[Item]] = (
             [[item for item in left if item not in set(part)] for part in parts] if len(parts) > 2 else []
         )
-        smaller = next((part for part in parts if asked(part)), None)
+        smaller = next((part for part in parts if has_property(part)), None)
         if smaller is not None:
             left, pieces = smaller, 2
             continue
-        smaller = next((rest for rest in rests if asked(rest)), None)
+        smaller = next((rest for rest in rests if has_property(rest)), None)
         if smaller is not None:
             left, pieces = smaller, max(pieces - 1, 2)
         elif pieces >= len(left):

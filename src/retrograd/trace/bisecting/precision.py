@@ -1,4 +1,4 @@
-"""Bisecting precision: replays of a step with parts of it in higher precision, reduced to the smallest that matters."""
+"""Bisection of precision: the smallest part of a step that matters if it is replayed in higher precision."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from retrograd.errors import UsageError
 from retrograd.trace.bisecting.ddmin import minimise
 from retrograd.trace.bisecting.replay import Replay
 from retrograd.trace.bisecting.schema import Bisection, Culprit
-from retrograd.trace.bisecting.upcasting import PRECISIONS, Candidate, Raising
+from retrograd.trace.bisecting.upcasting import PRECISIONS, Candidate, UpcastMode
 
 BY = ("module", "operator")
-_PART = 10.0  # of the error, where no tolerance is given
+_DEFAULT_FRACTION = 10.0  # without a tolerance the error must fall to a tenth of what it is
 
 
 def bisect_precision(
@@ -65,13 +65,13 @@ def bisect_precision(
     search.prepare(reference)
     before, worst = search.error(frozenset())
     everything, _ = search.error(search.all)
-    limit = before / _PART if tolerance is None else tolerance
-    found: list[int] = []
+    limit = before / _DEFAULT_FRACTION if tolerance is None else tolerance
+    positions: list[int] = []
     verdict = "within" if before <= limit else "undecided" if everything > limit else "found"
     if verdict == "found":
-        found = search.smallest(limit, by)
-    after = search.error(frozenset(found))[0]
-    culprits = search.culprits(found, by)
+        positions = search.smallest(limit, by)
+    after = search.error(frozenset(positions))[0]
+    culprits = search.culprits(positions, by)
     search.restore()
     return Bisection(
         target,
@@ -106,7 +106,7 @@ class _Search:
     def __init__(self, replay: Replay, model: nn.Module, precision: torch.dtype) -> None:
         self._replay, self._model, self._precision = replay, model, precision
         self.runs = 0
-        self._known: dict[frozenset[int], tuple[float, str]] = {}
+        self._errors: dict[frozenset[int], tuple[float, str]] = {}
         self._refused: set[int] = set()
         self._want: dict[str, torch.Tensor] = {}
         self.seen: list[Candidate] = []
@@ -114,21 +114,21 @@ class _Search:
 
     def prepare(self, reference: Any) -> None:
         """Run once to see the operators, and get the reference."""
-        mode = Raising(self._model, self._precision)
+        mode = UpcastMode(self._model, self._precision)
         got = self._run(mode)
         self.seen = mode.seen
-        self.all = frozenset(c.index for c in self.seen if c.raisable)
+        self.all = frozenset(c.index for c in self.seen if c.upcastable)
         if not self.all:
             raise UsageError(f"`step` runs no operator that could be computed in {self._precision}")
         if reference is None:
-            raised = Raising(self._model, self._precision, self.seen, self.all)
+            raised = UpcastMode(self._model, self._precision, self.seen, self.all)
             self._want = self._run(raised)
             self._refused |= raised.refused
         else:
             self._want = results(reference() if callable(reference) else reference, None, "reference")
         _same_form(got, self._want)
 
-    def _run(self, mode: Raising) -> dict[str, torch.Tensor]:
+    def _run(self, mode: UpcastMode) -> dict[str, torch.Tensor]:
         self._replay.restore()
         with mode:
             got = self._replay.call()
@@ -141,14 +141,14 @@ class _Search:
 
     def error(self, part: frozenset[int]) -> tuple[float, str]:
         """The largest relative error of a result with a part in higher precision, and whose it is."""
-        if part not in self._known:
-            mode = Raising(self._model, self._precision, self.seen, part)
+        if part not in self._errors:
+            mode = UpcastMode(self._model, self._precision, self.seen, part)
             got = self._run(mode)
             self._refused |= mode.refused
             errors = {name: _relative(got[name], want) for name, want in self._want.items()}
             worst = max(errors, key=lambda name: errors[name])
-            self._known[part] = (errors[worst], worst)
-        return self._known[part]
+            self._errors[part] = (errors[worst], worst)
+        return self._errors[part]
 
     def smallest(self, limit: float, by: str) -> list[int]:
         """Positions of a 1-minimal part: of modules, then of operators of these."""
@@ -158,34 +158,40 @@ class _Search:
         kept = minimise(
             list(groups), lambda part: self.error(frozenset(k for g in part for k in groups[g]))[0] <= limit
         )
-        found = sorted(k for g in kept for k in groups[g])
-        return found if by == "module" else minimise(found, lambda part: self.error(frozenset(part))[0] <= limit)
+        positions = sorted(k for g in kept for k in groups[g])
+        return (
+            positions if by == "module" else minimise(positions, lambda part: self.error(frozenset(part))[0] <= limit)
+        )
 
-    def culprits(self, found: Sequence[int], by: str) -> tuple[Culprit, ...]:
-        """What was found, one each operator or module, with the errors that say what each of them matters."""
-        whole = frozenset(found)
+    def culprits(self, positions: Sequence[int], by: str) -> tuple[Culprit, ...]:
+        """One culprit for each operator or module, with the errors that show how much each of them matters."""
+        everything = frozenset(positions)
         groups: dict[Any, list[int]] = {}
-        for k in found:
-            one = self.seen[k]
-            groups.setdefault((one.module, one.phase) if by == "module" else k, []).append(k)
-        made = []
+        for k in positions:
+            first = self.seen[k]
+            groups.setdefault((first.module, first.phase) if by == "module" else k, []).append(k)
+        culprits = []
         for members in groups.values():
-            one, part = self.seen[members[0]], frozenset(members)
-            name = (f"module {one.module}" if one.module else "outside of modules") if by == "module" else one.name
-            alone, without = self.error(part)[0], self.error(whole - part)[0]
-            made.append(Culprit(name, one.module, one.phase, alone, without, len(members), one.place, one.code))
-        return tuple(made)
+            first, part = self.seen[members[0]], frozenset(members)
+            name = (
+                (f"module {first.module}" if first.module else "outside of modules") if by == "module" else first.name
+            )
+            alone, without = self.error(part)[0], self.error(everything - part)[0]
+            culprits.append(
+                Culprit(name, first.module, first.phase, alone, without, len(members), first.place, first.code)
+            )
+        return tuple(culprits)
 
     def notes(self) -> tuple[str, ...]:
-        """What could not be done."""
+        """Operators that could not be upcast."""
         names = sorted({self.seen[k].name for k in self._refused})
         if not names:
             return ()
         return (f"cannot be computed in {str(self._precision).removeprefix('torch.')}, left as is: {', '.join(names)}",)
 
 
-def results(value: Any, model: nn.Module | None, what: str) -> dict[str, torch.Tensor]:
-    """What a step returned as float64 tensors on CPU by name; gradients where it returned None.
+def results(value: Any, model: nn.Module | None, argument: str) -> dict[str, torch.Tensor]:
+    """The results of a step as float64 tensors on CPU by name; gradients where it returned None.
 
     Raises:
         UsageError: there is no tensor in it, or something else.
@@ -199,12 +205,14 @@ def results(value: Any, model: nn.Module | None, what: str) -> dict[str, torch.T
     elif isinstance(value, Sequence) and not isinstance(value, str):
         named = {f"result {k}": v for k, v in enumerate(value)}
     else:
-        raise UsageError(f"`{what}` gives {type(value).__name__}, expected a tensor, or a mapping or sequence of them")
+        raise UsageError(
+            f"`{argument}` gives {type(value).__name__}, expected a tensor, or a mapping or sequence of them"
+        )
     odd = next((k for k, v in named.items() if not isinstance(v, torch.Tensor)), None)
     if odd is not None:
-        raise UsageError(f"`{what}` gives {type(named[odd]).__name__} as {odd!r}, expected a tensor")
+        raise UsageError(f"`{argument}` gives {type(named[odd]).__name__} as {odd!r}, expected a tensor")
     if not named:
-        raise UsageError(f"`{what}` gives nothing to compare; return tensors, or call backward() and return None")
+        raise UsageError(f"`{argument}` gives nothing to compare; return tensors, or call backward() and return None")
     return {k: v.detach().to("cpu", torch.float64) for k, v in named.items()}
 
 

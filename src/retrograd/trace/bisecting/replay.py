@@ -1,4 +1,4 @@
-"""A step that can be run again from the same state: parameters, buffers, gradients, optimizers, generators."""
+"""Replay of a step from the same state: parameters, buffers, gradients, optimizers, generators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retrograd.errors import UsageError
 
 
 class Replay:
-    """Remembers how things are now; `run` puts them back first.
+    """A step with the state before it, which `restore` puts back.
 
     Args:
         step: called with the model if it takes an argument, else without.
@@ -29,28 +29,23 @@ class Replay:
             raise UsageError(f"`step` is {type(step).__name__}, expected a function that runs one training step")
         if model is not None and not isinstance(model, nn.Module):
             raise UsageError(f"`model` is {type(model).__name__}, expected a torch.nn.Module")
-        for one in state:
-            if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
-                raise UsageError(f"`state` has a {type(one).__name__}, which has no state_dict; expected optimizers")
+        for item in state:
+            if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict"):
+                raise UsageError(f"`state` has a {type(item).__name__}, which has no state_dict; expected optimizers")
         self.model = model
-        self._step, self._state = step, [(one, copy.deepcopy(one.state_dict())) for one in state]
+        self._step, self._state = step, [(item, copy.deepcopy(item.state_dict())) for item in state]
         self._tensors = _tensors(model)
         self._gradients = {} if model is None else {p: _copied(p.grad) for p in model.parameters()}
         self._training = {} if model is None else {m: m.training for m in model.modules()}
         self._generators = _generators()
 
-    def run(self) -> Any:
-        """What the step returns, from the state that was remembered."""
-        self.restore()
-        return self.call()
-
     def call(self) -> Any:
-        """What the step returns, from where things are."""
+        """Run the step from the present state."""
         takes = bool(self.model is not None and _takes_argument(self._step))
         return self._step(self.model) if takes else self._step()
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put the state back."""
         with torch.no_grad():
             for tensor, held in self._tensors:
                 tensor.copy_(held)
@@ -58,8 +53,8 @@ class Replay:
             parameter.grad = _copied(gradient)
         for module, training in self._training.items():
             module.training = training
-        for one, held in self._state:
-            one.load_state_dict(copy.deepcopy(held))
+        for item, held in self._state:
+            item.load_state_dict(copy.deepcopy(held))
         for put, held in self._generators:
             put(held)
 
@@ -83,14 +78,14 @@ def _takes_argument(step: Callable[..., Any]) -> bool:
 
 
 def _generators() -> list[tuple[Callable[[Any], Any], Any]]:
-    """How to put back each generator that a step may draw from, with its state now."""
-    found: list[tuple[Callable[[Any], Any], Any]] = [
+    """The setter of each generator that a step may draw from, with its state now."""
+    generators: list[tuple[Callable[[Any], Any], Any]] = [
         (torch.set_rng_state, torch.get_rng_state()),
         (random.setstate, random.getstate()),
     ]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        generators.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     if "numpy" in sys.modules:
         numpy = sys.modules["numpy"].random
-        found.append((numpy.set_state, numpy.get_state()))
-    return found
+        generators.append((numpy.set_state, numpy.get_state()))
+    return generators

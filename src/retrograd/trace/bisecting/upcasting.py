@@ -1,4 +1,4 @@
-"""Chosen operators of a step computed in higher precision, results rounded where others use them; the rest as it is."""
+"""Upcasting: chosen operators of a step run in higher precision, results are rounded where others use them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from retrograd.errors import UndecidedError
-from retrograd.trace.bisecting.shadow_values import Shadows
 from retrograd.trace.diffing.identity import names
 from retrograd.trace.operator_schemas import Operator, tensors_in
 from retrograd.trace.schema import BACKWARD, FORWARD
-from retrograd.trace.source_lines import Places
+from retrograd.trace.source_lines import SourceLocator
 
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
-# They move numbers and compute none, so that what has not been rounded stays so on its way through them.
+# They move numbers and compute none: an unrounded value stays unrounded through them.
 _MOVES = names(
     "clone _to_copy cat stack where masked_fill embedding index_select gather index repeat roll flip "
     "constant_pad_nd select_backward slice_backward _unsafe_view"
@@ -43,17 +42,51 @@ class Candidate:
     place: str
     code: str
     dtypes: tuple[torch.dtype | None, ...]
-    raisable: bool
+    upcastable: bool
 
 
-class Raising(TorchDispatchMode):
+Place = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class ShadowValues:
+    """Values before rounding, in higher precision, by the memory of the tensors that hold them rounded.
+
+    Autograd returns saved tensors as other objects, so they are told by their memory and their view of it. Each tensor
+    is kept, so that its memory is not allocated again.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, dict[Place, tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def of(self, t: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tensor before it was rounded; None if it was never computed in higher precision."""
+        views = self._storages.get(t.untyped_storage()._cdata, {})
+        return views.get(_place(t), (None, None))[1]
+
+    def keep(self, t: torch.Tensor, value: torch.Tensor) -> None:
+        """`t` is `value` rounded."""
+        self._storages.setdefault(t.untyped_storage()._cdata, {})[_place(t)] = (t.detach(), value)
+
+    def forget(self, t: torch.Tensor) -> None:
+        """The memory of `t` has been written to."""
+        self._storages.pop(t.untyped_storage()._cdata, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
+
+def _place(t: Any) -> Place:
+    return t.storage_offset(), tuple(t.shape), tuple(t.stride()), t.dtype
+
+
+class UpcastMode(TorchDispatchMode):
     """Counts operators as they are dispatched, forward and backward, and computes the chosen ones in `precision`.
 
     Args:
         model: its modules name where operators belong.
-        precision: inputs of a coarser floating-point dtype are cast to it. What a chosen operator is given by another
-            chosen one it takes as that one computed it, before rounding.
-        known: the operators of an earlier run, which must come again; None notes them, in `seen`.
+        precision: inputs of a coarser floating-point dtype are cast to it. An input that another chosen operator
+            computed is taken as it was before rounding.
+        known: the operators of an earlier run, which must run again; None notes them, in `seen`.
         chosen: positions to compute in higher precision.
     """
 
@@ -68,10 +101,10 @@ class Raising(TorchDispatchMode):
         self.seen: list[Candidate] = []
         self.refused: set[int] = set()
         self._precision, self._known, self._chosen = precision, known, chosen
-        self._places = Places(model) if known is None else None
+        self._locator = SourceLocator(model) if known is None else None
         self._operators: dict[Any, Operator] = {}
         self._nodes: dict[int, tuple[str, str, str]] = {}  # sequence number of an autograd node -> its forward
-        self._shadows = Shadows()
+        self._unrounded = ShadowValues()
         self._at = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,43 +126,43 @@ class Raising(TorchDispatchMode):
         if at in self._chosen:
             # What refuses the dtype has written nothing yet.
             with contextlib.suppress(NotImplementedError, RuntimeError):
-                return self._raised(func, operator, args, kwargs, self._known[at].dtypes)
+                return self._upcast_call(func, operator, args, kwargs, self._known[at].dtypes)
             self.refused.add(at)
         out = func(*args, **kwargs)
         for tensor in operator.written(args, kwargs):
-            self._shadows.forget(tensor)
-        if self._shadows and not operator.writes and (operator.aliases or _base(func) in _MOVES):
-            self._moved(func, args, kwargs, out)
+            self._unrounded.forget(tensor)
+        if self._unrounded and not operator.writes and (operator.aliases or _base(func) in _MOVES):
+            self._move_unrounded(func, args, kwargs, out)
         return out
 
-    def _up(self, args: Any, kwargs: Any) -> tuple[Any, Any, dict[int, torch.Tensor]]:
-        """The arguments in higher precision, and what was put in whose place, by identity."""
+    def _upcast_arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any, dict[int, torch.Tensor]]:
+        """The arguments in higher precision, and the tensors that replaced others, by the identity of these."""
         flat, spec = tree_flatten((args, kwargs))
-        up: dict[int, torch.Tensor] = {}
+        upcast: dict[int, torch.Tensor] = {}
         for t in flat:
-            if _coarser(t, self._precision) and id(t) not in up:
-                shadow = self._shadows.of(t)
-                up[id(t)] = t.to(self._precision) if shadow is None else shadow
-        new_args, new_kwargs = tree_unflatten([up.get(id(t), t) for t in flat], spec)
+            if _coarser(t, self._precision) and id(t) not in upcast:
+                shadow = self._unrounded.of(t)
+                upcast[id(t)] = t.to(self._precision) if shadow is None else shadow
+        new_args, new_kwargs = tree_unflatten([upcast.get(id(t), t) for t in flat], spec)
         dtype = new_kwargs.get("dtype")
         if dtype is not None and dtype.is_floating_point:
             new_kwargs = {**new_kwargs, "dtype": self._precision}
-        return new_args, new_kwargs, up
+        return new_args, new_kwargs, upcast
 
-    def _raised(self, func: Any, operator: Operator, args: Any, kwargs: Any, dtypes: Sequence[Any]) -> Any:
+    def _upcast_call(self, func: Any, operator: Operator, args: Any, kwargs: Any, dtypes: Sequence[Any]) -> Any:
         for t in operator.written(args, kwargs):
-            shadow = self._shadows.of(t)
+            shadow = self._unrounded.of(t)
             if shadow is not None:  # it is written to, and views of it must not see that
-                self._shadows.keep(t, shadow.clone())
-        new_args, new_kwargs, up = self._up(args, kwargs)
+                self._unrounded.keep(t, shadow.clone())
+        new_args, new_kwargs, up = self._upcast_arguments(args, kwargs)
         out = func(*new_args, **new_kwargs)
         back = {}
         for t in operator.written(args, kwargs):
             if id(t) in up:
                 t.copy_(up[id(t)])
                 back[id(up[id(t)])] = t
-                self._shadows.forget(t)
-                self._shadows.keep(t, up[id(t)])
+                self._unrounded.forget(t)
+                self._unrounded.keep(t, up[id(t)])
         results, spec = tree_flatten(out)
         return tree_unflatten([self._rounded(t, d, back) for t, d in zip(results, dtypes, strict=True)], spec)
 
@@ -140,28 +173,28 @@ class Raising(TorchDispatchMode):
             return back[id(t)]
         rounded = t.to(dtype)
         if rounded is not t:
-            self._shadows.keep(rounded, t)
+            self._unrounded.keep(rounded, t)
         return rounded
 
-    def _moved(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Results of what only moves numbers hold the numbers of its inputs, rounded or not."""
+    def _move_unrounded(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Results of an operator that only moves numbers hold those of its inputs, rounded or not."""
         if not any(
-            _coarser(t, self._precision) and self._shadows.of(t) is not None for t in tensors_in((args, kwargs))
+            _coarser(t, self._precision) and self._unrounded.of(t) is not None for t in tensors_in((args, kwargs))
         ):
             return
-        new_args, new_kwargs, _ = self._up(args, kwargs)
+        new_args, new_kwargs, _ = self._upcast_arguments(args, kwargs)
         # A view of memory laid out otherwise may be impossible; then its rounded numbers count.
         with contextlib.suppress(RuntimeError):
-            made = func(*new_args, **new_kwargs)
-            for t, value in zip(tensors_in(out), tensors_in(made), strict=True):
+            results = func(*new_args, **new_kwargs)
+            for t, value in zip(tensors_in(out), tensors_in(results), strict=True):
                 if _coarser(t, self._precision) and value.dtype == self._precision:
-                    self._shadows.keep(t, value)
+                    self._unrounded.keep(t, value)
 
-    def _candidate(self, at: int, func: Any, operator: Operator, given: Any, out: Any) -> Candidate:
-        assert self._places is not None
-        line, module = self._places.look(sys._getframe(2))
+    def _candidate(self, at: int, func: Any, operator: Operator, arguments: Any, out: Any) -> Candidate:
+        assert self._locator is not None
+        line, module = self._locator.locate(sys._getframe(2))
         backward = torch._C._current_graph_task_id() != -1
-        where = (module or "", *self._places.text(line))
+        where = (module or "", *self._locator.text(line))
         if not backward:
             # Autograd numbers its nodes as the operators come; the last number given out is this one's.
             self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, where)
@@ -169,9 +202,9 @@ class Raising(TorchDispatchMode):
             node = torch._C._current_autograd_node()
             where = self._nodes.get(node._sequence_nr(), ("", "", "")) if node is not None else where
         dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in tree_flatten(out)[0])
-        coarse = any(_coarser(t, self._precision) for t in tensors_in(given))
-        raisable = coarse and any(d is not None and d.is_floating_point for d in dtypes) and _computes(func, operator)
-        return Candidate(at, operator.name, where[0], BACKWARD if backward else FORWARD, *where[1:], dtypes, raisable)
+        coarse = any(_coarser(t, self._precision) for t in tensors_in(arguments))
+        upcastable = coarse and any(d is not None and d.is_floating_point for d in dtypes) and _computes(func, operator)
+        return Candidate(at, operator.name, where[0], BACKWARD if backward else FORWARD, *where[1:], dtypes, upcastable)
 
 
 def _base(func: Any) -> str:

@@ -1,54 +1,93 @@
-"""Two traces -> what differs first, in words; what follows from it is counted."""
+"""Comparison of two traces: causes of divergence in words; what follows from them is counted."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from retrograd.errors import UsageError
-from retrograd.trace.diffing.divergence_reasons import Setting, reason
+from retrograd.trace.diffing.divergence_reasons import RunConditions, reason
 from retrograd.trace.diffing.formatting import row, seen, side
-from retrograd.trace.diffing.identity import base, module
-from retrograd.trace.diffing.matching import STEP, pair
+from retrograd.trace.diffing.identity import base_name, unwrapped_module
+from retrograd.trace.diffing.matching import STEP, match
 from retrograd.trace.diffing.schema import Cause, Kind, Row, TraceDiff
-from retrograd.trace.diffing.verdicts import Judge, Judged, packs
+from retrograd.trace.diffing.verdicts import PairJudge, PairVerdict, is_packaging
 from retrograd.trace.schema import BACKWARD, OTHER, Op, Trace
 
 MODES = ("bitwise", "attainable")
 _BEFORE, _AFTER = 6, 10  # rows of the neighbourhood
-_MOST_OTHERS = 12
-_INCIDENTAL = frozenset({"start", "seed", "lost"})  # of what a trace says of itself: no two runs need share it
+_MAX_OTHERS = 12
+_INCIDENTAL = frozenset({"start", "seed", "lost"})  # keys of `Trace.meta` that no two runs need share
+
+
+Source = Trace | str | os.PathLike[str]
+
+
+def diff(a: Source, b: Source, level: str | None = None) -> TraceDiff:
+    """Name the first operator at which two runs differ by themselves, and why; what follows from it is counted.
+
+    Operators are aligned first, so runs may differ in them: patience and Myers' algorithm over name, module, phase,
+    arguments and sizes, then over less and less of these. An operator is a cause if its inputs are the same on both
+    sides and its outputs are not; or if only one side has it; or if an input differs that no recorded operator made.
+
+    Args:
+        a, b: each a `Trace`, or a file that a recorder wrote.
+        level: "bitwise": each bit counts. "attainable": what rounding explains does not (see `diffing.error_bounds`
+            for the bound). None takes "bitwise" where both ran on the same kind of device in the same dtypes, otherwise
+            "attainable".
+
+    Returns:
+        Causes in the order of the run, the neighbourhood of the first, counts. True if nothing differs.
+
+    Raises:
+        TraceError: a file is no trace, or damaged.
+        UsageError: a file cannot be read, a trace is empty, or `level` is wrong or was not recorded.
+    """
+    (trace_a, title_a), (trace_b, title_b) = _loaded(a, "A"), _loaded(b, "B")
+    return compare(trace_a, trace_b, level, (title_a, title_b))
+
+
+def _loaded(source: Source, letter: str) -> tuple[Trace, str]:
+    if isinstance(source, Trace):
+        return source, f"run {letter}"
+    if not isinstance(source, (str, os.PathLike)):
+        raise UsageError(f"`{letter.lower()}` is {type(source).__name__}, expected a Trace or a file with one")
+    from retrograd.trace.store import load
+
+    return load(source), Path(source).name
 
 
 def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str] = ("A", "B")) -> TraceDiff:
     """What `retrograd.trace.diff` returns; `titles` are what the runs are called."""
     began = time.perf_counter()
     mode = _mode(a, b, level)
-    judge = Judge(mode != "attainable", values=mode != "names")
-    judged = [judge.judge(p) for p in pair(a.ops, b.ops)]
-    setting = Setting(_devices(a) == _devices(b), (a.meta.get("seed", ""), b.meta.get("seed", "")))
-    gathered = _Gathered(setting, judge.bitwise)
-    for k, found in enumerate(judged):
-        gathered.add(k, found)
-    causes = [cause for _, cause in sorted(gathered.causes.values(), key=lambda c: c[0])]
-    first = min((at for at, _ in gathered.causes.values()), default=None)
+    judge = PairJudge(mode != "attainable", values=mode != "names")
+    verdicts = [judge.judge(pair) for pair in match(a.ops, b.ops)]
+    conditions = RunConditions(_devices(a) == _devices(b), (a.meta.get("seed", ""), b.meta.get("seed", "")))
+    collector = _CauseCollector(conditions, judge.bitwise)
+    for k, verdict in enumerate(verdicts):
+        collector.add(k, verdict)
+    causes = [cause for _, cause in sorted(collector.causes.values(), key=lambda c: c[0])]
+    first = min((at for at, _ in collector.causes.values()), default=None)
     counts = dict.fromkeys(("same", "within", "carried", "outside"), 0)
-    for found in judged:
-        if found.status in counts:
-            counts[found.status] += 1
+    for verdict in verdicts:
+        if verdict.status in counts:
+            counts[verdict.status] += 1
     return TraceDiff(
         side(a, titles[0]),
         side(b, titles[1]),
         mode,
         tuple(causes),
-        tuple(_notes(a, b, mode, gathered)),
+        tuple(_notes(a, b, mode, collector)),
         counts["same"],
         counts["within"],
-        counts["carried"] + gathered.late,
+        counts["carried"] + collector.late,
         time.perf_counter() - began,
-        _rows(judged, first),
+        _rows(verdicts, first),
     )
 
 
@@ -81,10 +120,10 @@ Key = tuple[str, ...]
 
 
 @dataclass
-class _Gathered:
-    """Causes by what they have in common, each with the position of its first place."""
+class _CauseCollector:
+    """Causes by a key that one edit shares, each with the position of its first place."""
 
-    setting: Setting
+    conditions: RunConditions
     bitwise: bool
     causes: dict[Key, tuple[int, Cause]] = field(default_factory=dict[Key, tuple[int, Cause]])
     late: int = 0  # values from outside that differ after something had differed already
@@ -98,20 +137,20 @@ class _Gathered:
     _last: tuple[int, Key] = (-2, ())
     _diverged: bool = False
 
-    def add(self, at: int, found: Judged) -> None:
+    def add(self, at: int, verdict: PairVerdict) -> None:
         """One more pair."""
-        op = found.pair.b or found.pair.a
+        op = verdict.pair.b or verdict.pair.a
         assert op is not None
-        if found.status in ("inserted", "missing") and not self.bitwise and packs(op):
+        if verdict.status in ("inserted", "missing") and not self.bitwise and is_packaging(op):
             self.packed += 1
-        elif found.status in ("inserted", "missing"):
-            self._structural(at, found, op)
-        elif found.status == "outside":
-            self._outside(at, found, op)
-        elif found.status == "made":
-            self._made(at, found, op)
-        elif found.differs:
-            self._itself(at, found, op)
+        elif verdict.status in ("inserted", "missing"):
+            self._structural(at, verdict, op)
+        elif verdict.status == "outside":
+            self._outside(at, verdict, op)
+        elif verdict.status == "made":
+            self._divergence(at, verdict, op)
+        elif verdict.differs:
+            self._operator_itself(at, verdict, op)
 
     def _put(self, key: Key, at: int, cause: Cause) -> None:
         if key not in self.causes:
@@ -123,71 +162,71 @@ class _Gathered:
             if key[1:2] == (STEP,)
             else known.others + ((cause.where,) if cause.where not in (known.where, *known.others) else ())
         )
-        self.causes[key] = (first, replace(known, count=known.count + 1, others=others[:_MOST_OTHERS]))
+        self.causes[key] = (first, replace(known, count=known.count + 1, others=others[:_MAX_OTHERS]))
 
-    def _made(self, at: int, found: Judged, op: Op) -> None:
-        why = reason(found, self.setting)
+    def _divergence(self, at: int, verdict: PairVerdict, op: Op) -> None:
+        r = reason(verdict, self.conditions)
         self._diverged = True
-        cause = Cause(why.kind, why.what, why.why, why.advice, **_both(found))
+        cause = Cause(r.kind, r.description, r.why, r.advice, **_both(verdict))
         # A random operator is one cause wherever it is; any other is one where it stands in the source.
-        place = () if why.kind == "random" else (op.place or module(op.module),)
-        self._put((why.kind, op.name, *place), at, cause)
+        place = () if r.kind == "random" else (op.place or unwrapped_module(op.module),)
+        self._put((r.kind, op.name, *place), at, cause)
 
-    def _itself(self, at: int, found: Judged, op: Op) -> None:
+    def _operator_itself(self, at: int, verdict: PairVerdict, op: Op) -> None:
         """The operator differs in itself, and its values do not or may not for that reason."""
-        if found.status in ("same", "within"):
-            self.renamed += found.differs == "replaced"
-            self.idle += found.differs != "replaced"
-        elif found.differs == "number" or _sizes_differ(found):
+        if verdict.status in ("same", "within"):
+            self.renamed += verdict.differs == "replaced"
+            self.idle += verdict.differs != "replaced"
+        elif verdict.differs == "number" or _sizes_differ(verdict):
             self.computed += 1
         else:
-            self._made(at, found, op)
+            self._divergence(at, verdict, op)
 
-    def _outside(self, at: int, found: Judged, op: Op) -> None:
-        assert found.pair.a is not None
-        assert found.pair.b is not None
+    def _outside(self, at: int, verdict: PairVerdict, op: Op) -> None:
+        assert verdict.pair.a is not None
+        assert verdict.pair.b is not None
         _, known = self.causes.get(("outside",), (0, None))
         # What differs later may have been changed by what differs by now, where nobody recorded it.
         if self._diverged and (known is None or known.b is None or op.phase == BACKWARD or op.step != known.b.step):
             self.late += 1
             return
-        k = found.outside[0]
-        was, now = found.pair.a.inputs[k], found.pair.b.inputs[k]
+        k = verdict.outside[0]
+        was, now = verdict.pair.a.inputs[k], verdict.pair.b.inputs[k]
         how = "sizes" if was.shape != now.shape else "dtype" if was.dtype != now.dtype else "values"
         name = next((f"{t.name}, " for t in (now, was) if t.name), "")
-        what = f"{name}input {k} of {op.name}{',' if name else ''} comes in from outside with other {how}"
+        description = f"{name}input {k} of {op.name}{',' if name else ''} comes in from outside with other {how}"
         why = "no operator of the trace made it: a parameter, data, or state that was there before"
         advice = "load the same state and the same batch in both runs, or record from an earlier step"
         if op.node == "AccumulateGrad" and op.name == "aten.add_.Tensor" and k == 0:
             why = "it is the gradient that the new one is added to, from a backward before the recording began"
             advice = "set gradients to None in both runs (zero_grad) before the first backward"
         self._diverged = True
-        self._put(("outside",), at, Cause("outside", what, why, advice, **_both(found)))
+        self._put(("outside",), at, Cause("outside", description, why, advice, **_both(verdict)))
 
-    def _structural(self, at: int, found: Judged, op: Op) -> None:
+    def _structural(self, at: int, verdict: PairVerdict, op: Op) -> None:
         """An operator without a counterpart; in a backward it belongs to one of the forward where one explains it."""
-        status: Kind = "inserted" if found.status == "inserted" else "missing"
+        status: Kind = "inserted" if verdict.status == "inserted" else "missing"
         self._diverged = True
-        if found.pair.level == STEP:
-            what = f"step {op.step} is in {'B' if status == 'inserted' else 'A'} alone"
-            self._put((status, STEP, str(op.step)), at, Cause(status, what, **_both(found)))
+        if verdict.pair.level == STEP:
+            description = f"step {op.step} is in {'B' if status == 'inserted' else 'A'} alone"
+            self._put((status, STEP, str(op.step)), at, Cause(status, description, **_both(verdict)))
             return
         owner = self._owner(at, status, op)
         if owner is not None:
             first, known = self.causes[owner]
             backward = f"its backward: {op.name}"
-            full = backward in known.others or len(known.others) >= _MOST_OTHERS
+            full = backward in known.others or len(known.others) >= _MAX_OTHERS
             others = known.others if full else (*known.others, backward)
             self.causes[owner] = (first, replace(known, others=others))
             self._last = (at, owner)
             return
-        key = (status, op.place or module(op.module))
+        key = (status, op.place or unwrapped_module(op.module))
         if key in self.causes:
             self._again(key, op, status)
         else:
             near = f"module {op.module}" if op.module else f"the {op.phase}" if op.phase != OTHER else "the step"
             why = f"{'A' if status == 'inserted' else 'B'} has nothing that corresponds to it in {near}"
-            self._put(key, at, Cause(status, _alone([op.name], status), why, "", **_both(found)))
+            self._put(key, at, Cause(status, _alone([op.name], status), why, "", **_both(verdict)))
             self._names[key] = [op.name]
         self._last = (at, key)
 
@@ -202,7 +241,7 @@ class _Gathered:
             names.append(op.name)
             known = replace(known, what=_alone(names, status))
         where = seen(op).where
-        if where not in (first.where, *known.others) and len(known.others) < _MOST_OTHERS:
+        if where not in (first.where, *known.others) and len(known.others) < _MAX_OTHERS:
             known = replace(known, others=(*known.others, where))
         self.causes[key] = (at, known)
 
@@ -211,54 +250,54 @@ class _Gathered:
             return None
         node = op.node.removesuffix("0").removesuffix("Backward").lower().replace("_", "")
         for key, (_, cause) in self.causes.items():
-            one = cause.b or cause.a
-            if key[0] != status or one is None or one.phase == BACKWARD:
+            first = cause.b or cause.a
+            if key[0] != status or first is None or first.phase == BACKWARD:
                 continue
-            same_line = one.place and one.place == op.place
-            if same_line or (node and base(one.name).replace("_", "") == node and one.module == op.module):
+            same_line = first.place and first.place == op.place
+            if same_line or (node and base_name(first.name).replace("_", "") == node and first.module == op.module):
                 return key
         last, key = self._last
-        # What stands beside an operator of such a backward sums up its gradient or hands it on.
+        # An operator beside one of such a backward sums up its gradient or propagates it.
         belongs = last == at - 1 and key and key[0] == status and self.causes[key][1].others
         return key if belongs else None
 
 
-def _both(found: Judged) -> dict[str, Any]:
-    a, b = found.pair.a, found.pair.b
+def _both(verdict: PairVerdict) -> dict[str, Any]:
+    a, b = verdict.pair.a, verdict.pair.b
     return {
-        "a": seen(a, found.inputs, found.outputs) if a else None,
-        "b": seen(b, found.inputs, found.outputs) if b else None,
+        "a": seen(a, verdict.inputs, verdict.outputs) if a else None,
+        "b": seen(b, verdict.inputs, verdict.outputs) if b else None,
     }
 
 
-def _sizes_differ(found: Judged) -> bool:
-    a, b = found.pair.a, found.pair.b
+def _sizes_differ(verdict: PairVerdict) -> bool:
+    a, b = verdict.pair.a, verdict.pair.b
     assert a is not None
     assert b is not None
     return [t.shape for t in a.inputs] != [t.shape for t in b.inputs]
 
 
-def _rows(judged: Sequence[Judged], first: int | None) -> tuple[Row, ...]:
+def _rows(verdicts: Sequence[PairVerdict], first: int | None) -> tuple[Row, ...]:
     if first is None:
         return ()
-    return tuple(row(found) for found in judged[max(0, first - _BEFORE) : first + _AFTER + 1])
+    return tuple(row(verdict) for verdict in verdicts[max(0, first - _BEFORE) : first + _AFTER + 1])
 
 
-def _notes(a: Trace, b: Trace, mode: str, gathered: _Gathered) -> Iterable[str]:
+def _notes(a: Trace, b: Trace, mode: str, collector: _CauseCollector) -> Iterable[str]:
     if mode == "names":
         yield "a run was recorded without values: only operators, arguments, sizes and dtypes were compared"
     elif mode == "attainable":
         yield "differences within the attainable error of each operator do not count"
     if mode == "bitwise" and not all(any(t.digest is not None for op in x.ops for t in op.outputs) for x in (a, b)):
         yield "no digests were recorded: tensors with the same least, greatest and rms count as the same"
-    if gathered.packed:
-        yield f"{gathered.packed} casts and views only one of the runs has"
-    if gathered.renamed:
-        yield f"{_have(gathered.renamed)} another name and the same result"
-    if gathered.idle:
-        yield f"{_have(gathered.idle)} other arguments and the same result"
-    if gathered.computed:
-        yield f"{_have(gathered.computed)} other numbers or sizes as arguments, which follows from the causes"
+    if collector.packed:
+        yield f"{collector.packed} casts and views only one of the runs has"
+    if collector.renamed:
+        yield f"{_have(collector.renamed)} another name and the same result"
+    if collector.idle:
+        yield f"{_have(collector.idle)} other arguments and the same result"
+    if collector.computed:
+        yield f"{_have(collector.computed)} other numbers or sizes as arguments, which follows from the causes"
     for name in sorted((set(a.meta) & set(b.meta)) - _INCIDENTAL):
         if a.meta[name] != b.meta[name]:
             yield f"{name}: {a.meta[name]} in A, {b.meta[name]} in B"

@@ -1,8 +1,8 @@
-"""How far two correct runs may differ: an error carried through the trace from the statistics of its tensors. Pure.
+"""Error bounds: how far two correct runs may differ, propagated from the statistics of the tensors. Pure.
 
-Each tensor has an error, in root mean square (rms) per element. An operator hands on the errors of its inputs and adds
-its own rounding; independent errors add by their squares. With u the unit roundoff of the coarser of both dtypes, v
-that of the accumulator (float32 for 16-bit dtypes) and K the length of the reduction:
+Each tensor has an error, in root mean square (rms) per element. An operator propagates the errors of its inputs and
+adds its own rounding; independent errors add by their squares. With u the unit roundoff of the coarser of both dtypes,
+v that of the accumulator (float32 for 16-bit dtypes) and K the length of the reduction:
 
 - stored result: u rms(y); nothing where numbers are only moved.
 - sum of K products: v sqrt(K) S, where S = max(rms(y), sqrt(K) rms(a) rms(b)) is the size of the partial sums, since
@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from retrograd.trace.diffing.identity import base, names
+from retrograd.trace.diffing.identity import base_name, names
 from retrograd.trace.schema import Op, Stats
 
 UNIT = {
@@ -60,16 +60,9 @@ _MOVES = names(
 )
 # By how much they multiply a relative error.
 _POWERS = {"mul": 1.0, "div": 1.0, "square": 2.0, "pow": 3.0, "sqrt": 0.5, "rsqrt": 0.5, "reciprocal": 1.0}
-_SUMS = frozenset(["sum", "cumsum", "nansum"])
-_NORMS = frozenset(
-    [
-        "native_layer_norm",
-        "native_group_norm",
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "cudnn_batch_norm",
-        "_fused_rms_norm",
-    ]
+_SUMS = names("sum cumsum nansum")
+_NORMS = names(
+    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm _fused_rms_norm"
 )
 
 
@@ -86,7 +79,7 @@ def numel(t: Stats) -> int:
 def reduction(op: Op) -> int:
     """How many terms are added up to one element of the first result."""
     shapes = [t.shape for t in op.inputs]
-    name = base(op.name)
+    name = base_name(op.name)
     out = max((numel(t) for t in op.outputs), default=1) or 1
     if name in ("convolution_backward",):
         return max(1, max(map(math.prod, shapes), default=1) * max(1, math.prod(shapes[-1])) // out // 4)
@@ -108,67 +101,67 @@ def _top(t: Stats) -> float:
     return max(abs(t.low or 0.0), abs(t.high or 0.0))
 
 
-def errors(a: Op, b: Op, given: Sequence[float]) -> list[float]:
+def errors(a: Op, b: Op, input_errors: Sequence[float]) -> list[float]:
     """Errors of the outputs, rms per element, of an operator that ran on both sides.
 
     Args:
         a, b: the operator in either run.
-        given: errors of the inputs of `a`, in the same measure; inf where one is unknown.
+        input_errors: errors of the inputs of `a`, in the same measure; inf where one is unknown.
     """
-    if len(given) != len(a.inputs) or len(a.outputs) != len(b.outputs):
+    if len(input_errors) != len(a.inputs) or len(a.outputs) != len(b.outputs):
         return [math.inf] * len(a.outputs)
-    if base(a.name).startswith(("_foreach_", "_fused_")):
-        return [_one(a, b, k, _every(a, given, k)) for k in range(len(a.outputs))]
-    return [_one(a, b, k, list(zip(a.inputs, given, strict=True))) for k in range(len(a.outputs))]
+    if base_name(a.name).startswith(("_foreach_", "_fused_")):
+        return [_output_error(a, b, k, _list_inputs(a, input_errors, k)) for k in range(len(a.outputs))]
+    return [_output_error(a, b, k, list(zip(a.inputs, input_errors, strict=True))) for k in range(len(a.outputs))]
 
 
-Given = list[tuple[Stats, float]]
+Inputs = list[tuple[Stats, float]]  # tensors with their errors
 
 
-def _every(op: Op, given: Sequence[float], k: int) -> Given:
-    """What belongs to output k of an operator on lists of tensors."""
-    pairs = list(zip(op.inputs, given, strict=True))
+def _list_inputs(op: Op, input_errors: Sequence[float], k: int) -> Inputs:
+    """The inputs that belong to output k of an operator on lists of tensors."""
+    pairs = list(zip(op.inputs, input_errors, strict=True))
     return pairs[k :: max(1, len(op.outputs))] if len(pairs) >= len(op.outputs) else pairs
 
 
-def _one(a: Op, b: Op, k: int, given: Given) -> float:
+def _output_error(a: Op, b: Op, k: int, inputs: Inputs) -> float:
     y, z = a.outputs[k], b.outputs[k]
-    chosen = [e for x, e in given if x.dtype != "bool"]  # a flipped mask is as small as what flipped it
-    if math.inf in chosen or (y.dtype not in UNIT and any(e for _, e in given)):
+    chosen = [e for x, e in inputs if x.dtype != "bool"]  # a flipped mask is as small as what flipped it
+    if math.inf in chosen or (y.dtype not in UNIT and any(e for _, e in inputs)):
         return math.inf
     if y.dtype not in UNIT:
         return 0.0
-    given = [(x, e) for x, e in given if x.dtype in UNIT]
+    inputs = [(x, e) for x, e in inputs if x.dtype in UNIT]
     stored, size = unit(y.dtype, z.dtype), max(_size(y), _size(z))
-    if y.rms is None and z.rms is None:  # nobody measured it: it is taken to be as large as what it was made of
-        size = max((_size(x) for x, _ in given), default=0.0)
-    carried = _carried(a, k, given, size)
-    if base(a.name) in _MOVES:
-        carried = max(carried, *(e for x, e in given if x.rms is None), 0.0) if given else carried
-        finer = all(unit(x.dtype) >= stored for x, _ in given)
-        return carried if given and finer else math.hypot(carried, stored * size)
-    coarsest = unit(y.dtype, z.dtype, *(x.dtype for x, _ in given), *(x.dtype for x in b.inputs))
+    if y.rms is None and z.rms is None:  # not measured: taken to be as large as its inputs
+        size = max((_size(x) for x, _ in inputs), default=0.0)
+    propagated = _propagated(a, k, inputs, size)
+    if base_name(a.name) in _MOVES:
+        propagated = max(propagated, *(e for x, e in inputs if x.rms is None), 0.0) if inputs else propagated
+        finer = all(unit(x.dtype) >= stored for x, _ in inputs)
+        return propagated if inputs and finer else math.hypot(propagated, stored * size)
+    coarsest = unit(y.dtype, z.dtype, *(x.dtype for x, _ in inputs), *(x.dtype for x in b.inputs))
     accumulated = min(coarsest, UNIT["float32"])
-    return math.hypot(carried, stored * size, _rounding(a, given, size, accumulated, coarsest))
+    return math.hypot(propagated, stored * size, _rounding(a, inputs, size, accumulated, coarsest))
 
 
-def _factors(op: Op, given: Given) -> Given:
+def _factors(op: Op, inputs: Inputs) -> Inputs:
     """The two tensors that are multiplied by each other; what is added comes first."""
-    return given[-2:] if base(op.name) in ("addmm", "baddbmm", "addmv", "_addmm_activation") else given[:2]
+    return inputs[-2:] if base_name(op.name) in ("addmm", "baddbmm", "addmv", "_addmm_activation") else inputs[:2]
 
 
-def _rounding(op: Op, given: Given, size: float, v: float, u: float) -> float:
-    name, length = base(op.name), reduction(op)
-    if name in PRODUCTS and len(given) >= 2:
-        (x, _), (w, _) = _factors(op, given)
+def _rounding(op: Op, inputs: Inputs, size: float, v: float, u: float) -> float:
+    name, length = base_name(op.name), reduction(op)
+    if name in PRODUCTS and len(inputs) >= 2:
+        (x, _), (w, _) = _factors(op, inputs)
         return v * math.sqrt(length) * max(size, math.sqrt(length) * _size(x) * _size(w))
-    if "attention" in name and len(given) >= 3:
-        return 2 * u * max(size, _size(given[2][0]))  # kernels keep the weights in the dtype of the inputs
-    if name in _NORMS and given:
-        return 4 * v * size + v * _top(given[0][0]) * _inverse_sigma(op) * size
+    if "attention" in name and len(inputs) >= 3:
+        return 2 * u * max(size, _size(inputs[2][0]))  # kernels keep the weights in the dtype of the inputs
+    if name in _NORMS and inputs:
+        return 4 * v * size + v * _top(inputs[0][0]) * _inverse_sigma(op) * size
     if name in _ADDITIVE:
-        return v * max((_size(x) for x, _ in given), default=0.0)
-    largest = max((_size(x) for x, _ in given), default=0.0)
+        return v * max((_size(x) for x, _ in inputs), default=0.0)
+    largest = max((_size(x) for x, _ in inputs), default=0.0)
     if name == "mean":
         return v * math.sqrt(length) * max(size, largest / math.sqrt(length))
     return v * math.sqrt(length) * max(size, math.sqrt(length) * largest if name in _SUMS else 0.0)
@@ -185,78 +178,78 @@ def _relative(x: Stats, e: float) -> float:
     return e / size if size else (math.inf if e else 0.0)
 
 
-def _carried(op: Op, k: int, given: Given, size: float) -> float:
-    """What the errors of the inputs make of output k."""
-    if not any(e for _, e in given):
+def _propagated(op: Op, k: int, inputs: Inputs, size: float) -> float:
+    """The error of output k that the errors of the inputs cause."""
+    if not any(e for _, e in inputs):
         return 0.0
-    name, first = base(op.name).removeprefix("_foreach_"), given[0]
+    name, first = base_name(op.name).removeprefix("_foreach_"), inputs[0]
     length = reduction(op)
-    relative = math.hypot(*(_relative(x, e) for x, e in given))
-    if name in PRODUCTS and name != "convolution_backward" and len(given) >= 2:
-        (x, ex), (w, ew) = _factors(op, given)
+    relative = math.hypot(*(_relative(x, e) for x, e in inputs))
+    if name in PRODUCTS and name != "convolution_backward" and len(inputs) >= 2:
+        (x, ex), (w, ew) = _factors(op, inputs)
         root = math.sqrt(length)
-        return math.hypot(*(e for _, e in given[:-2]), root * ex * _size(w), root * _size(x) * ew)
-    if name in ("add", "sub") and len(given) == 2:
-        return math.hypot(given[0][1], _factor(op, "alpha") * given[1][1])
+        return math.hypot(*(e for _, e in inputs[:-2]), root * ex * _size(w), root * _size(x) * ew)
+    if name in ("add", "sub") and len(inputs) == 2:
+        return math.hypot(inputs[0][1], _factor(op, "alpha") * inputs[1][1])
     if name in _ADDITIVE:
-        return math.hypot(*(e for _, e in given))
-    if name in ("lerp", "addcmul", "addcdiv") and len(given) > 1:
-        return _updated(op, name, given)
+        return math.hypot(*(e for _, e in inputs))
+    if name in ("lerp", "addcmul", "addcdiv") and len(inputs) > 1:
+        return _updated(op, name, inputs)
     if name in _POWERS:
         return _POWERS[name] * relative * size
     if name in _SUMS or name == "mean":
         return max(math.sqrt(length) * first[1] / (length if name == "mean" else 1), relative * size)
     if name in _NORMS:
-        return _normalised(op, k, given, size)
-    return _special(op, name, given, size, relative)
+        return _normalised(op, k, inputs, size)
+    return _special(op, name, inputs, size, relative)
 
 
 def _factor(op: Op, name: str) -> float:
     """A number among the arguments, its size; 1 where it is left out."""
-    found = re.search(rf"\b{name}=([-+.\de]+)", op.arguments)
-    return abs(float(found[1])) if found else 1.0
+    match = re.search(rf"\b{name}=([-+.\de]+)", op.arguments)
+    return abs(float(match[1])) if match else 1.0
 
 
-def _updated(op: Op, name: str, given: Given) -> float:
-    """What optimizers do: a value moves a little."""
-    (_, e), (x, ex) = given[:2]
+def _updated(op: Op, name: str, inputs: Inputs) -> float:
+    """Optimizers' operators: a value moves a little."""
+    (_, e), (x, ex) = inputs[:2]
     if name == "lerp":
         return math.hypot(e, _factor(op, "weight") * ex)
-    y, ey = given[-1]
+    y, ey = inputs[-1]
     step = _size(x) * _size(y) if name == "addcmul" else _size(x) / _size(y) if _size(y) else math.inf
     relative = math.hypot(_relative(x, ex), _relative(y, ey))
     return math.hypot(e, GENERIC * _factor(op, "value") * step * relative) if relative else e
 
 
-def _normalised(op: Op, k: int, given: Given, size: float) -> float:
-    (_, e), inverse = given[0], _inverse_sigma(op)
+def _normalised(op: Op, k: int, inputs: Inputs, size: float) -> float:
+    (_, e), inverse = inputs[0], _inverse_sigma(op)
     if k == 0:
-        return math.hypot(e * inverse * size, *(size * _relative(x, d) for x, d in given[1:]))
+        return math.hypot(e * inverse * size, *(size * _relative(x, d) for x, d in inputs[1:]))
     return e if k == 1 and len(op.outputs) > 2 else size * e * inverse
 
 
-def _special(op: Op, name: str, given: Given, size: float, relative: float) -> float:
-    x, e = given[0]
+def _special(op: Op, name: str, inputs: Inputs, size: float, relative: float) -> float:
+    x, e = inputs[0]
     if name in ("exp", "_softmax"):
         return 1.5 * e * size
     if name == "log":
         return _relative(x, e)
     if name == "_log_softmax":
         return 1.5 * e
-    if name in ("_softmax_backward_data", "_log_softmax_backward_data") and len(given) > 1:
-        y, ey = given[1]
+    if name in ("_softmax_backward_data", "_log_softmax_backward_data") and len(inputs) > 1:
+        y, ey = inputs[1]
         if name == "_log_softmax_backward_data":
             return math.hypot(e, 1.5 * ey * size)
         return math.hypot(1.5 * e * _size(y), 1.5 * _size(x) * ey)
-    if "attention" in name and "backward" not in name and len(given) >= 3:
-        (q, eq), (w, ew), (v, ev) = given[:3]
+    if "attention" in name and "backward" not in name and len(inputs) >= 3:
+        (q, eq), (w, ew), (v, ev) = inputs[:3]
         return math.hypot(1.5 * _size(v) * eq * _size(w), 1.5 * _size(v) * _size(q) * ew, ev)
-    if "norm_backward" in name and len(given) > 1:
+    if "norm_backward" in name and len(inputs) > 1:
         # Of the statistics that were saved nothing is said: a mean near 0 has no relative error worth the name.
-        return GENERIC * math.hypot(*(_relative(x, e) for x, e in given[:2])) * size
+        return GENERIC * math.hypot(*(_relative(x, e) for x, e in inputs[:2])) * size
     if name.endswith("_backward") and name != "convolution_backward":
         return relative * size
-    if len(given) == 1 or name in _MOVES:  # also functions nobody described
+    if len(inputs) == 1 or name in _MOVES:  # also functions nobody described
         return max(e, relative * size) if name not in _MOVES else relative * size
     return GENERIC * relative * size
 

@@ -1,25 +1,25 @@
-"""Operators and tensors as text for people."""
+"""Formatting of operators and tensors as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from retrograd.trace.diffing.schema import Row, Seen, Side, Tensor
-from retrograd.trace.diffing.verdicts import Judged
+from retrograd.trace.diffing.verdicts import PairVerdict
 from retrograd.trace.schema import Op, Stats, Trace
 
 _MOST_TENSORS = 8  # of one operator: an optimizer's may have thousands
 
 
-def tensor(t: Stats) -> str:
+def tensor_text(t: Stats) -> str:
     """ "float32 [8, 16] cpu, rms 0.98, -3.1 to 2.9, 2 NaN"."""
-    said = [f"{t.dtype} {list(t.shape)} {t.device}"]
+    parts = [f"{t.dtype} {list(t.shape)} {t.device}"]
     if t.rms is not None:
-        said.append(f"rms {t.rms:.7g}")
+        parts.append(f"rms {t.rms:.7g}")
     if t.low is not None and t.high is not None:
-        said.append(f"{t.low:.7g} to {t.high:.7g}")
-    said += [f"{n} {name}" for n, name in ((t.nan, "NaN"), (t.inf, "Inf")) if n]
-    return ", ".join(said)
+        parts.append(f"{t.low:.7g} to {t.high:.7g}")
+    parts += [f"{n} {name}" for n, name in ((t.nan, "NaN"), (t.inf, "Inf")) if n]
+    return ", ".join(parts)
 
 
 def seen(op: Op, inputs: Sequence[bool] = (), outputs: Sequence[bool] = ()) -> Seen:
@@ -39,25 +39,25 @@ def seen(op: Op, inputs: Sequence[bool] = (), outputs: Sequence[bool] = ()) -> S
     )
 
 
-def _tensors(all_of_them: Sequence[Stats], differ: Sequence[bool]) -> tuple[Tensor, ...]:
-    marks = [*differ, *[False] * (len(all_of_them) - len(differ))]
-    # What differs is shown before what does not fit.
-    chosen = sorted(range(len(all_of_them)), key=lambda k: not marks[k])[:_MOST_TENSORS]
-    return tuple(Tensor(tensor(all_of_them[k]), marks[k], k) for k in sorted(chosen))
+def _tensors(tensors: Sequence[Stats], differ: Sequence[bool]) -> tuple[Tensor, ...]:
+    marks = [*differ, *[False] * (len(tensors) - len(differ))]
+    # Tensors that differ take precedence where not all fit.
+    chosen = sorted(range(len(tensors)), key=lambda k: not marks[k])[:_MOST_TENSORS]
+    return tuple(Tensor(tensor_text(tensors[k]), marks[k], k) for k in sorted(chosen))
 
 
-def row(found: Judged) -> Row:
+def row(verdict: PairVerdict) -> Row:
     """A pair as a row of the neighbourhood."""
-    a, b = found.pair.a, found.pair.b
+    a, b = verdict.pair.a, verdict.pair.b
     return Row(
-        found.status,
-        seen(a, found.inputs, found.outputs) if a else None,
-        seen(b, found.inputs, found.outputs) if b else None,
+        verdict.status,
+        seen(a, verdict.inputs, verdict.outputs) if a else None,
+        seen(b, verdict.inputs, verdict.outputs) if b else None,
     )
 
 
 def side(trace: Trace, title: str) -> Side:
-    """What a run is called, and how large it is."""
+    """Title and size of a run."""
     devices = sorted({t.device for op in trace.ops for t in op.outputs})
     return Side(
         title,

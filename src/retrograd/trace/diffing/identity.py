@@ -1,4 +1,4 @@
-"""What makes operators of two runs the same one, from everything that is known of them down to their neighbourhood."""
+"""Identity of operators: keys under which those of two runs correspond, from all that is known down to their module."""
 
 from __future__ import annotations
 
@@ -19,76 +19,77 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoi
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text: tables of operators are long, and one a line would hide what they are for."""
+    """The words of a text, for tables of operators."""
     return frozenset(text.split())
 
 
 @lru_cache(maxsize=65536)
-def arguments(text: str) -> str:
+def comparable_arguments(text: str) -> str:
     """Arguments without what another device, dtype or address changes."""
     return _INCIDENTAL.sub("", text).rstrip(", ")
 
 
-def numbers_apart(text: str) -> str:
+def without_numbers(text: str) -> str:
     """Arguments with every floating-point number left out: a coefficient computed from data is a result."""
-    return _NUMBER.sub("#", arguments(text))
+    return _NUMBER.sub("#", comparable_arguments(text))
 
 
 @lru_cache(maxsize=65536)
-def module(path: str) -> str:
+def unwrapped_module(path: str) -> str:
     """A module's path without the wrappers around it."""
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
 @lru_cache(maxsize=65536)
-def base(name: str) -> str:
+def base_name(name: str) -> str:
     """ "aten.add_.Tensor" -> "add": without namespace, overload and the sign of working in place."""
     parts = re.split(r"::|\.", name)
     middle = parts[1] if len(parts) > 1 else parts[0]
-    return middle.removesuffix("_") or middle
+    # `__and__` is no in-place operator.
+    return middle if middle.startswith("__") else middle.removesuffix("_") or middle
 
 
 def _shapes(tensors: tuple[Stats, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple([t.shape for t in tensors])
 
 
-def whole(op: Op) -> Hashable:
+def full_key(op: Op) -> Hashable:
     """Everything that may stay the same between runs of one program."""
     return (
         op.name,
         op.phase,
-        module(op.module),
-        arguments(op.arguments),
+        unwrapped_module(op.module),
+        comparable_arguments(op.arguments),
         _shapes(op.inputs),
         _shapes(op.outputs),
     )
 
 
-def but_arguments(op: Op) -> Hashable:
+def key_without_arguments(op: Op) -> Hashable:
     """The same operator of the same module on tensors of these sizes."""
-    return op.name, op.phase, module(op.module), _shapes(op.inputs), _shapes(op.outputs)
+    return op.name, op.phase, unwrapped_module(op.module), _shapes(op.inputs), _shapes(op.outputs)
 
 
-def but_sizes(op: Op) -> Hashable:
+def key_without_sizes(op: Op) -> Hashable:
     """The same operator of the same module, on tensors of other sizes."""
-    return op.name, op.phase, module(op.module), len(op.outputs)
+    return op.name, op.phase, unwrapped_module(op.module), len(op.outputs)
 
 
-def but_module(op: Op) -> Hashable:
+def key_without_module(op: Op) -> Hashable:
     """The same operator, whatever its overload and its module are called."""
-    return base(op.name), op.phase, _shapes(op.outputs)
+    return base_name(op.name), op.phase, _shapes(op.outputs)
 
 
-def but_name(op: Op) -> Hashable:
+def key_without_name(op: Op) -> Hashable:
     """Something in the same module with results of the same sizes: the operator has another name."""
-    return op.phase, module(op.module), _shapes(op.outputs)
+    return op.phase, unwrapped_module(op.module), _shapes(op.outputs)
 
 
 # In this order: each is tried only between operators that the ones before it have paired.
 LEVELS: tuple[tuple[str, Callable[[Op], Hashable]], ...] = (
-    ("same", whole),
-    ("arguments", but_arguments),
-    ("sizes", but_sizes),
-    ("module", but_module),
-    ("name", but_name),
+    ("same", full_key),
+    ("arguments", key_without_arguments),
+    ("sizes", key_without_sizes),
+    ("module", key_without_module),
+    ("name", key_without_name),
 )

@@ -1,4 +1,4 @@
-"""Which operators of two runs correspond: by steps, then by everything known of them, then by less and less."""
+"""Matching of operators of two runs: by steps, then by everything known of them, then by less and less."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from retrograd.core.alignment import align
-from retrograd.trace.diffing.identity import LEVELS, but_arguments
+from retrograd.trace.diffing.identity import LEVELS, key_without_arguments
 from retrograd.trace.schema import Op
 
 STEP = "step"
@@ -24,15 +24,15 @@ class Pair:
     level: str = ""
 
 
-def pair(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
+def match(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
     """Every operator of both runs once, in an order that both runs have."""
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for ops_a, ops_b in _steps(a, b):
         if ops_a and ops_b:
-            found += _pair_step(ops_a, ops_b)
+            pairs += _pair_step(ops_a, ops_b)
         else:
-            found += [Pair(op, None, STEP) for op in ops_a] + [Pair(None, op, STEP) for op in ops_b]
-    return found
+            pairs += [Pair(op, None, STEP) for op in ops_a] + [Pair(None, op, STEP) for op in ops_b]
+    return pairs
 
 
 def _split(ops: Sequence[Op]) -> list[Sequence[Op]]:
@@ -47,7 +47,7 @@ def _steps(a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[Sequence[Op], Seq
         yield from zip(in_a, in_b, strict=True)
         return
     # A step that only one of the runs has is as a rule at an end: those alike are found first.
-    keys = [[hash(tuple(map(but_arguments, ops))) for ops in steps] for steps in (in_a, in_b)]
+    keys = [[hash(tuple(map(key_without_arguments, ops))) for ops in steps] for steps in (in_a, in_b)]
     i = j = 0
     for k, m in [*align(*keys), (len(in_a), len(in_b))]:
         while i < k and j < m:
@@ -65,7 +65,7 @@ def _steps(a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[Sequence[Op], Seq
 def _pair_step(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
     levels: dict[int, tuple[int, str]] = {}  # position in a -> (position in b, level)
     for name, key in LEVELS:
-        for stretch in _open(levels, len(a), len(b)):
+        for stretch in _open_stretches(levels, len(a), len(b)):
             for i, j in _align(a, b, stretch, key):
                 levels[i] = (j, name)
         if name == "same":
@@ -73,15 +73,15 @@ def _pair_step(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
     return list(_merge(a, b, levels))
 
 
-def _open(levels: dict[int, tuple[int, str]], n: int, m: int) -> list[tuple[int, int, int, int]]:
+def _open_stretches(levels: dict[int, tuple[int, str]], n: int, m: int) -> list[tuple[int, int, int, int]]:
     """Stretches between pairs in which both sides have operators left."""
-    found: list[tuple[int, int, int, int]] = []
+    stretches: list[tuple[int, int, int, int]] = []
     i = j = 0
     for k, (at, _) in [*sorted(levels.items()), (n, (m, ""))]:
         if k > i and at > j:
-            found.append((i, k, j, at))
+            stretches.append((i, k, j, at))
         i, j = k + 1, at + 1
-    return found
+    return stretches
 
 
 def _align(
@@ -106,22 +106,22 @@ def _slide_side(
     for free in [j for j in range(len(y)) if j not in back]:
         at = free
         # The operator before has the same key and so could be the one without a counterpart.
-        while at > 0 and at - 1 in back and _alike(y[at - 1], y[free]):
+        while at > 0 and at - 1 in back and _same_kind(y[at - 1], y[free]):
             i, name = back[at - 1]
-            if _as_good(x[i], y[at]) <= _as_good(x[i], y[at - 1]):
+            if _common_tensors(x[i], y[at]) <= _common_tensors(x[i], y[at - 1]):
                 break
             del back[at - 1]
             back[at], levels[i] = (i, name), (at, name)
             at -= 1
 
 
-def _alike(one: Op, other: Op) -> bool:
-    return but_arguments(one) == but_arguments(other)
+def _same_kind(x: Op, y: Op) -> bool:
+    return key_without_arguments(x) == key_without_arguments(y)
 
 
-def _as_good(one: Op, other: Op) -> int:
+def _common_tensors(x: Op, y: Op) -> int:
     """How many tensors two operators have in common, bit for bit as far as was recorded."""
-    tensors = zip((*one.inputs, *one.outputs), (*other.inputs, *other.outputs), strict=False)
+    tensors = zip((*x.inputs, *x.outputs), (*y.inputs, *y.outputs), strict=False)
     return sum((s.digest, s.low, s.high, s.rms) == (t.digest, t.low, t.high, t.rms) for s, t in tensors)
 
 

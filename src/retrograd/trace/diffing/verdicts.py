@@ -1,4 +1,4 @@
-"""What is made where: each operator gives the same, or differs first, or differs because of what it was given. Pure."""
+"""Verdicts on pairs of operators: the same, different by itself, or different because of its inputs. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from retrograd.trace.diffing import error_bounds
-from retrograd.trace.diffing.identity import arguments, base, names, numbers_apart
+from retrograd.trace.diffing.identity import base_name, comparable_arguments, names, without_numbers
 from retrograd.trace.diffing.matching import Pair
 from retrograd.trace.diffing.schema import Status
 from retrograd.trace.schema import OTHER, Op, Stats
@@ -20,15 +20,15 @@ _PACKAGING = names("_to_copy to copy detach clone alias contiguous view _unsafe_
 _RANDOM = re.compile(
     r"rand|bernoulli|multinomial|poisson|(?:^|_)normal$|dropout|^uniform|^exponential|^geometric$|^cauchy$"
 )
-# What a value that was there before may be off by where both have the same dtype, in units: made by another kernel.
+# Error in unit roundoffs of a value from before the recording, of the same dtype: another kernel computed it.
 _OUTSIDE = 8.0
-# Of its size, for what is changed unseen between steps: parameters, whose changes are small, and statistics.
+# Relative error of what changes unseen between steps: parameters, whose changes are small, and statistics.
 _UNSEEN = 0.02
 
 
 @dataclass(slots=True)
-class Judged:
-    """What is said of a pair.
+class PairVerdict:
+    """The verdict on a pair.
 
     `inputs` and `outputs` say which tensors differ, `differs` names a difference of the operator itself ("argument",
     "dtype", "shape", "replaced" or ""), `outside` the inputs that differ and were made by no operator, `excess` how
@@ -47,28 +47,28 @@ class Judged:
 
 
 @dataclass(slots=True)
-class _Run:
-    """What is known of the values of one run: who made them."""
+class _RunValues:
+    """Values of one run by number: those that operators produced, memory nobody wrote, what depends on a difference."""
 
-    made: set[int] = field(default_factory=set[int])
+    produced: set[int] = field(default_factory=set[int])
     unwritten: set[int] = field(default_factory=set[int])
     tainted: set[int] = field(default_factory=set[int])
 
     @staticmethod
     def reads(op: Op, which: set[int]) -> bool:
-        """Whether an operator is given one of these."""
+        """Whether one of these is an input of the operator."""
         return any(t.tensor in which for t in op.inputs)
 
 
-class Judge:
-    """Takes pairs in their order.
+class PairJudge:
+    """Gives verdicts on pairs, in their order.
 
     `bitwise`: each bit counts, else what rounding explains does not. `values`: whether any were recorded.
     """
 
     def __init__(self, bitwise: bool, values: bool = True) -> None:
         self.bitwise, self.values = bitwise, values
-        self._a, self._b = _Run(), _Run()
+        self._a, self._b = _RunValues(), _RunValues()
         self._errors: dict[int, float] = {}  # rms per element, of tensors of A
         self._cast: set[int] = set()  # tensors of B that a cast made which A does not have
         self._drift = 0.0  # largest relative error so far
@@ -76,69 +76,73 @@ class Judge:
         self._step: int | None = None
         self._later = False  # after the first step
 
-    def judge(self, pair: Pair) -> Judged:
+    def judge(self, pair: Pair) -> PairVerdict:
         """The verdict on one pair."""
         a, b = pair.a, pair.b
         if a is None or b is None:
-            return self._alone(pair)
+            return self._unmatched(pair)
         self._later = self._later or (self._step is not None and a.step != self._step)
         self._step = a.step
-        if _UNWRITTEN.search(base(a.name)) and _UNWRITTEN.search(base(b.name)):
+        if _UNWRITTEN.search(base_name(a.name)) and _UNWRITTEN.search(base_name(b.name)):
             self._a.unwritten.update(t.tensor for t in a.outputs)
             self._b.unwritten.update(t.tensor for t in b.outputs)
-            return self._keep(Judged(pair, "same"), False)
+            return self._keep(PairVerdict(pair, "same"), False)
         ins, errors = self._inputs(a, b)
-        outs, worst, made = self._outputs(a, b, errors)
-        found = Judged(pair, "same", ins, outs, _difference(pair, self.bitwise), excess=worst)
-        found.random = draws(a) or draws(b)
-        found.outside = tuple(k for k, d in enumerate(ins) if d and self._from_outside(a, b, k))
-        found.unwritten = self._a.reads(a, self._a.unwritten) or self._b.reads(b, self._b.unwritten)
+        outs, worst, bounds = self._outputs(a, b, errors)
+        verdict = PairVerdict(pair, "same", ins, outs, _difference(pair, self.bitwise), excess=worst)
+        verdict.random = draws_random(a) or draws_random(b)
+        verdict.outside = tuple(k for k, d in enumerate(ins) if d and self._from_outside(a, b, k))
+        verdict.unwritten = self._a.reads(a, self._a.unwritten) or self._b.reads(b, self._b.unwritten)
         tainted = self._a.reads(a, self._a.tainted) or self._b.reads(b, self._b.tainted)
-        carried = any(ins) or (tainted and not _surely_equal(a, b))
-        found.status = self._status(found, carried, made)
-        if self.bitwise and found.status == "made":
-            found.excess = _beyond(a, b)
-        self._errors.update(zip((t.tensor for t in a.outputs), made, strict=True))
-        return self._keep(found, carried)
+        depends = any(ins) or (tainted and not _surely_equal(a, b))
+        verdict.status = self._status(verdict, depends, bounds)
+        if self.bitwise and verdict.status == "made":
+            verdict.excess = _excess(a, b)
+        self._errors.update(zip((t.tensor for t in a.outputs), bounds, strict=True))
+        return self._keep(verdict, depends)
 
-    def _status(self, found: Judged, carried: bool, made: Sequence[float]) -> Status:
-        differ = any(found.outputs)
-        if found.outside and set(found.outside) >= {k for k, d in enumerate(found.inputs) if d}:
+    def _status(self, verdict: PairVerdict, depends: bool, bounds: Sequence[float]) -> Status:
+        differ = any(verdict.outputs)
+        if verdict.outside and set(verdict.outside) >= {k for k, d in enumerate(verdict.inputs) if d}:
             return "outside"
-        if differ or (found.differs and not self.values):
-            drawn = found.random and self._drawn_apart and not found.differs
-            return "carried" if carried or drawn else "made"
-        return "within" if not self.bitwise and any(made) else "same"
+        if differ or (verdict.differs and not self.values):
+            drawn = verdict.random and self._drawn_apart and not verdict.differs
+            return "carried" if depends or drawn else "made"
+        return "within" if not self.bitwise and any(bounds) else "same"
 
-    def _alone(self, pair: Pair) -> Judged:
+    def _unmatched(self, pair: Pair) -> PairVerdict:
         op = pair.a or pair.b
         assert op is not None
         run = self._a if pair.a else self._b
-        run.made.update(t.tensor for t in op.outputs)
-        if self.bitwise or not packs(op) or run.reads(op, run.tainted):
+        run.produced.update(t.tensor for t in op.outputs)
+        if self.bitwise or not is_packaging(op) or run.reads(op, run.tainted):
             run.tainted.update(t.tensor for t in op.outputs)
         elif pair.a is None:
             self._cast.update(t.tensor for t in op.outputs)
         elif op.inputs[-1].tensor in self._errors:
-            given, made = op.inputs[-1], op.outputs[0]
-            rounding = error_bounds.unit(made.dtype) * (made.rms or 0.0) if made.dtype != given.dtype else 0.0
-            self._errors[made.tensor] = math.hypot(self._errors[given.tensor], rounding)
-        self._drawn_apart |= draws(op)
-        return Judged(pair, "missing" if pair.a else "inserted", random=draws(op))
+            source, cast = op.inputs[-1], op.outputs[0]
+            rounding = error_bounds.unit(cast.dtype) * (cast.rms or 0.0) if cast.dtype != source.dtype else 0.0
+            self._errors[cast.tensor] = math.hypot(self._errors[source.tensor], rounding)
+        self._drawn_apart |= draws_random(op)
+        return PairVerdict(pair, "missing" if pair.a else "inserted", random=draws_random(op))
 
-    def _keep(self, found: Judged, carried: bool) -> Judged:
-        """Remember what was made, and whether from something that differs."""
-        spoilt = carried or found.status in ("made", "carried", "outside")
-        for run, op in ((self._a, found.pair.a), (self._b, found.pair.b)):
+    def _keep(self, verdict: PairVerdict, depends: bool) -> PairVerdict:
+        """Note the values that were produced, and whether from something that differs."""
+        tainted = depends or verdict.status in ("made", "carried", "outside")
+        for run, op in ((self._a, verdict.pair.a), (self._b, verdict.pair.b)):
             assert op is not None
             numbers = [t.tensor for t in op.outputs]
-            run.made.update(numbers)
-            (run.tainted.update if spoilt else run.tainted.difference_update)(numbers)
-        self._drawn_apart |= found.random and any(found.outputs)
-        return found
+            run.produced.update(numbers)
+            (run.tainted.update if tainted else run.tainted.difference_update)(numbers)
+        self._drawn_apart |= verdict.random and any(verdict.outputs)
+        return verdict
 
     def _from_outside(self, a: Op, b: Op, k: int) -> bool:
-        return k < len(b.inputs) and a.inputs[k].tensor not in self._a.made and b.inputs[k].tensor not in self._b.made
+        return (
+            k < len(b.inputs)
+            and a.inputs[k].tensor not in self._a.produced
+            and b.inputs[k].tensor not in self._b.produced
+        )
 
     def _inputs(self, a: Op, b: Op) -> tuple[tuple[bool, ...], list[float]]:
         """Which inputs differ, and the errors of A's."""
@@ -151,17 +155,17 @@ class Judge:
         errors: list[float] = []
         for k, (s, t) in enumerate(zip(a.inputs, b.inputs, strict=True)):
             ignored = s.tensor in self._a.unwritten or t.tensor in self._b.unwritten
-            ignored = ignored or (not k and base(a.name) in _OVERWRITES and _writes(a))
+            ignored = ignored or (not k and base_name(a.name) in _OVERWRITES and _writes(a))
             error = 0.0 if ignored else self._error(s, t)
             errors.append(error)
             differ.append(not ignored and self._differ(s, t, error) > 1)
         return tuple(differ), errors
 
-    def _moved(self, op: Op, k: int, error: float) -> float:
+    def _update_error(self, op: Op, k: int, error: float) -> float:
         """The error of what an optimizer changes: where a gradient is noise, so is the step, whatever its size."""
-        made = op.outputs[k]
-        size = made.rms or 0.0
-        before = next((t.rms for t in op.inputs if t.storage == made.storage != -1 and t.rms is not None), size)
+        output = op.outputs[k]
+        size = output.rms or 0.0
+        before = next((t.rms for t in op.inputs if t.storage == output.storage != -1 and t.rms is not None), size)
         return min(max(error, _UNSEEN * size, abs(size - before)), max(size, before))
 
     def _error(self, s: Stats, t: Stats) -> float:
@@ -200,24 +204,24 @@ class Judge:
         if exact or self.bitwise:
             over = [not _bits_equal(s, t) for s, t in zip(a.outputs, b.outputs, strict=True)]
             return tuple(over), 0.0, [0.0] * len(a.outputs)
-        made = error_bounds.errors(a, b, errors)
+        bounds = error_bounds.errors(a, b, errors)
         if a.phase == OTHER and (_writes(a) or "_fused_" in a.name):
-            return (False,) * len(made), 0.0, [self._moved(a, k, e) for k, e in enumerate(made)]
-        beyond = [self._differ(s, t, e) for s, t, e in zip(a.outputs, b.outputs, made, strict=True)]
-        for t, e in zip(a.outputs, made, strict=True):
+            return (False,) * len(bounds), 0.0, [self._update_error(a, k, e) for k, e in enumerate(bounds)]
+        beyond = [self._differ(s, t, e) for s, t, e in zip(a.outputs, b.outputs, bounds, strict=True)]
+        for t, e in zip(a.outputs, bounds, strict=True):
             if t.rms and t.dtype in error_bounds.UNIT and math.isfinite(e):
                 self._drift = max(self._drift, min(e / t.rms, 1.0))
-        return tuple(times > 1 for times in beyond), max(beyond, default=0.0), made
+        return tuple(times > 1 for times in beyond), max(beyond, default=0.0), bounds
 
 
-def packs(op: Op) -> bool:
+def is_packaging(op: Op) -> bool:
     """Whether an operator gives its input another dtype, device or shape and computes nothing: a cast, a view."""
-    return base(op.name) in _PACKAGING and bool(op.inputs) and len(op.outputs) == 1
+    return base_name(op.name) in _PACKAGING and bool(op.inputs) and len(op.outputs) == 1
 
 
-def draws(op: Op) -> bool:
+def draws_random(op: Op) -> bool:
     """Whether an operator draws from a generator, as recorded or by its name."""
-    return op.random or ("backward" not in op.name and bool(_RANDOM.search(base(op.name))))
+    return op.random or ("backward" not in op.name and bool(_RANDOM.search(base_name(op.name))))
 
 
 def _writes(op: Op) -> bool:
@@ -225,12 +229,14 @@ def _writes(op: Op) -> bool:
     return (middle[1] if len(middle) > 1 else middle[0]).endswith("_")
 
 
-def _beyond(a: Op, b: Op) -> float:
+def _excess(a: Op, b: Op) -> float:
     """By how many times the attainable error outputs differ whose inputs are the same, bit for bit."""
     if len(a.outputs) != len(b.outputs) or any(s.shape != t.shape for s, t in zip(a.outputs, b.outputs, strict=True)):
         return math.inf
-    made = error_bounds.errors(a, b, [0.0] * len(a.inputs))
-    return max((error_bounds.excess(s, t, e) for s, t, e in zip(a.outputs, b.outputs, made, strict=True)), default=0.0)
+    bounds = error_bounds.errors(a, b, [0.0] * len(a.inputs))
+    return max(
+        (error_bounds.excess(s, t, e) for s, t, e in zip(a.outputs, b.outputs, bounds, strict=True)), default=0.0
+    )
 
 
 def _surely_equal(a: Op, b: Op) -> bool:
@@ -244,16 +250,16 @@ def _bits_equal(s: Stats, t: Stats) -> bool:
         return False
     if s.digest is not None and t.digest is not None:
         return s.digest == t.digest
-    return _alike(s, t)
+    return _numbers_equal(s, t)
 
 
-def _alike(s: Stats, t: Stats) -> bool:
+def _numbers_equal(s: Stats, t: Stats) -> bool:
     """Where there are no two digests: what both have is the same, but for the order in which rms was added.
 
     Level fast gives a transposed view the numbers of its source, and leaves out values that level full measures.
     """
     exact = ((s.low, t.low), (s.high, t.high), (s.nan, t.nan), (s.inf, t.inf), (s.zero, t.zero))
-    if any(one != other for one, other in exact if one is not None and other is not None):
+    if any(x != y for x, y in exact if x is not None and y is not None):
         return False
     if s.rms is None or t.rms is None:
         return True
@@ -266,10 +272,10 @@ def _difference(pair: Pair, bitwise: bool) -> str:
     a, b = pair.a, pair.b
     assert a is not None
     assert b is not None
-    if base(a.name) != base(b.name):
+    if base_name(a.name) != base_name(b.name):
         return "replaced"
-    if arguments(a.arguments) != arguments(b.arguments):
-        return "number" if numbers_apart(a.arguments) == numbers_apart(b.arguments) else "argument"
+    if comparable_arguments(a.arguments) != comparable_arguments(b.arguments):
+        return "number" if without_numbers(a.arguments) == without_numbers(b.arguments) else "argument"
     sizes = [[t.shape for t in ts] for ts in (a.inputs, b.inputs, a.outputs, b.outputs)]
     if sizes[0] == sizes[1] and sizes[2] != sizes[3]:
         return "shape"

@@ -14,22 +14,14 @@ import torch
 
 from retrograd.trace.schema import Exponents
 from retrograd.trace.statistics.digest import BLOCK, GOLDEN, MIX_1, MIX_2, SPREAD_1, SPREAD_2, UNIT, finish, keys
-from retrograd.trace.statistics.exponents import counted, exponents
+from retrograd.trace.statistics.exponents import count_exponents, exponents
 
 # low, high, rms, nan, inf, subnormal, zero, digest, histogram
-Row: TypeAlias = tuple[
-    float | None,
-    float | None,
-    float | None,
-    int | None,
-    int | None,
-    int | None,
-    int | None,
-    int | None,
-    Exponents | None,
-]
-NOTHING: Row = (None,) * 9
-NONE = Exponents(0, (), ())
+_Float: TypeAlias = float | None
+_Int: TypeAlias = int | None
+StatisticsRow: TypeAlias = tuple[_Float, _Float, _Float, _Int, _Int, _Int, _Int, _Int, Exponents | None]
+NO_STATISTICS: StatisticsRow = (None,) * 9
+NO_EXPONENTS = Exponents(0, (), ())
 # An array is hashed in pieces of so many units, which stay in a core's cache.
 _PIECE = 8 * BLOCK
 
@@ -44,32 +36,32 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def size(x: torch.Tensor) -> int:
+def byte_size(x: torch.Tensor) -> int:
     """How many bytes are hashed of a tensor."""
     return x.numel() * x.element_size()
 
 
-def measure(tensor: torch.Tensor, histogram: bool = False) -> Row:
+def measure(tensor: torch.Tensor, histogram: bool = False) -> StatisticsRow:
     """The statistics of a dense CPU tensor of any dtype; the histogram, if wanted, of floating ones."""
     x = as_real(tensor).contiguous()
-    digest = finish(hashed(x.reshape(-1).view(torch.uint8).numpy()), size(x))
+    digest = finish(block_hash(x.reshape(-1).view(torch.uint8).numpy()), byte_size(x))
     count, floating = x.numel(), x.dtype.is_floating_point
     if not count:
-        return of_none(floating, digest, histogram)
+        return empty_statistics(floating, digest, histogram)
     if not floating:
         values = x.reshape(-1).numpy()
         zero = count - int(np.count_nonzero(values))
         return float(values.min()), float(values.max()), _rms(values), None, None, None, zero, digest, None
     # Exact: every narrow number is a float32.
     values = (x if x.dtype in (torch.float32, torch.float64) else x.float()).reshape(-1).numpy()
-    found = exponents(counted(values)) if histogram else None
-    return (*_of_floats(values, torch.finfo(x.dtype).tiny), digest, found)
+    fields = exponents(count_exponents(values)) if histogram else None
+    return (*_of_floats(values, torch.finfo(x.dtype).tiny), digest, fields)
 
 
-def of_none(floating: bool, digest: int, histogram: bool) -> Row:
+def empty_statistics(floating: bool, digest: int, histogram: bool) -> StatisticsRow:
     """The statistics of a tensor without elements."""
     bad = (0, 0, 0) if floating else (None, None, None)
-    return (None, None, None, *bad, 0, digest, NONE if floating and histogram else None)
+    return (None, None, None, *bad, 0, digest, NO_EXPONENTS if floating and histogram else None)
 
 
 def _of_floats(values: np.ndarray[Any, Any], tiny: float) -> tuple[Any, ...]:
@@ -94,7 +86,7 @@ def _rms(values: np.ndarray[Any, Any]) -> float | None:
     return float(np.sqrt(np.einsum("i,i->", wide, wide) / wide.size))
 
 
-def hashed(x: np.ndarray[Any, Any]) -> int:
+def block_hash(x: np.ndarray[Any, Any]) -> int:
     """The sum over blocks of `digest`; x [n] of bytes."""
     if x.size % UNIT:
         x = np.pad(x, (0, -x.size % UNIT))
@@ -102,18 +94,18 @@ def hashed(x: np.ndarray[Any, Any]) -> int:
     key, total = _keys(), 0
     for start in range(0, words.size, 2 * _PIECE):
         piece = words[start : start + 2 * _PIECE]
-        whole = piece.size // (2 * BLOCK)
+        blocks = piece.size // (2 * BLOCK)
         sums = np.empty(-(-piece.size // (2 * BLOCK)), np.uint64)
-        if whole:
-            _products(piece[: whole * 2 * BLOCK].reshape(whole, -1) + key).sum(1, out=sums[:whole])
-        if whole < sums.size:
-            rest = piece[whole * 2 * BLOCK :]
+        if blocks:
+            _products(piece[: blocks * 2 * BLOCK].reshape(blocks, -1) + key).sum(1, out=sums[:blocks])
+        if blocks < sums.size:
+            rest = piece[blocks * 2 * BLOCK :]
             sums[-1] = _products(rest + key[: rest.size]).sum()
         total += int((sums * _factors(start // (2 * BLOCK), sums.size)).sum())
     return total
 
 
-def finished(total: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def finish_all(total: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """`digest.finish` of many, both [n] int64: uint64."""
     return _mix(total.view(np.uint64) ^ _mix(sizes.astype(np.uint64) * np.uint64(GOLDEN)))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from retrograd.trace.statistics.cpu import Row, as_real, of_none, size
+from retrograd.trace.statistics.cpu import StatisticsRow, as_real, byte_size, empty_statistics
 from retrograd.trace.statistics.digest import BLOCK, SPREAD_1, SPREAD_2, UNIT, finish, keys
 from retrograd.trace.statistics.exponents import BIAS, BUCKETS, OUTSIDE, exponents
 
@@ -16,13 +16,13 @@ _PIECE = 1 << 20
 _LOW = (1 << 32) - 1
 
 
-def measure(tensor: torch.Tensor, histogram: bool = False) -> Row:
+def measure(tensor: torch.Tensor, histogram: bool = False) -> StatisticsRow:
     """The statistics of a dense tensor of any dtype, the histogram if wanted; waits for its device."""
     x = as_real(tensor).contiguous().reshape(-1)
     count = x.numel()
-    digest = finish(int(hashed(x.view(torch.uint8))), size(x))
+    digest = finish(int(block_hash(x.view(torch.uint8))), byte_size(x))
     if not count:
-        return of_none(x.is_floating_point(), digest, histogram)
+        return empty_statistics(x.is_floating_point(), digest, histogram)
     if not x.is_floating_point():
         return _of_integers(x, digest)
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()  # exact
@@ -39,11 +39,11 @@ def measure(tensor: torch.Tensor, histogram: bool = False) -> Row:
     # The smallest magnitude decides first: subnormal numbers are rare.
     tiny = torch.finfo(x.dtype).tiny
     below = int((magnitude < tiny).sum())
-    found = exponents(counted(wide).cpu().numpy()) if histogram else None
-    return low, high, _rms(finite), nan, inf, below - zero, zero, digest, found
+    fields = exponents(count_exponents(wide).cpu().numpy()) if histogram else None
+    return low, high, _rms(finite), nan, inf, below - zero, zero, digest, fields
 
 
-def _of_integers(x: torch.Tensor, digest: int) -> Row:
+def _of_integers(x: torch.Tensor, digest: int) -> StatisticsRow:
     x = x.to(torch.uint8) if x.dtype == torch.bool else x
     try:
         low, high = (float(v) for v in torch.aminmax(x))
@@ -62,7 +62,7 @@ def _rms(x: torch.Tensor) -> float | None:
     return float(torch.linalg.vector_norm(x, dtype=wide)) / x.numel() ** 0.5
 
 
-def counted(x: torch.Tensor) -> torch.Tensor:
+def count_exponents(x: torch.Tensor) -> torch.Tensor:
     """Counts int64 [BUCKETS] of float32 or float64 numbers [n] by sign and exponent."""
     total = torch.zeros(BUCKETS, dtype=torch.int64, device=x.device)
     for start in range(0, x.numel(), _PIECE):
@@ -79,7 +79,7 @@ def counted(x: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def hashed(x: torch.Tensor) -> torch.Tensor:
+def block_hash(x: torch.Tensor) -> torch.Tensor:
     """The sum over blocks of `digest`, int64 []; x [n] of bytes."""
     units = -(-x.numel() // UNIT)
     if x.numel() % UNIT or x.storage_offset() % UNIT:
@@ -90,16 +90,16 @@ def hashed(x: torch.Tensor) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.int64, device=x.device)
     for start in range(0, units, _PIECE):
         piece = x[start : start + _PIECE]
-        whole = piece.numel() // BLOCK * BLOCK
-        parts = [_dots(piece[:whole].view(-1, BLOCK))] if whole else []
-        if piece.numel() > whole:
-            parts.append(_dots(piece[whole:].view(1, -1)))
+        full = piece.numel() // BLOCK * BLOCK
+        parts = [_block_sums(piece[:full].view(-1, BLOCK))] if full else []
+        if piece.numel() > full:
+            parts.append(_block_sums(piece[full:].view(1, -1)))
         h = torch.cat(parts)
         total += (h * _factors(start // BLOCK, h.numel(), x.device)).sum()
     return total
 
 
-def _dots(rows: torch.Tensor) -> torch.Tensor:
+def _block_sums(rows: torch.Tensor) -> torch.Tensor:
     """The sums of blocks [m, n] of units, mod 2^64: [m]."""
     low, high = (key[: rows.shape[1]] for key in _keys(rows.device))
     return ((((rows & _LOW) + low) & _LOW) * ((((rows >> 32) & _LOW) + high) & _LOW)).sum(1)

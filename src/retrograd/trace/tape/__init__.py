@@ -1,4 +1,4 @@
-"""The recorder's path without Python in a step; compiled on the user's machine, in half a minute to two."""
+"""Tape: the recorder's engine without Python in a step; compiled on the user's machine, in half a minute to two."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def load() -> Any:
     return _EXTENSION.load(build())
 
 
-def offered() -> tuple[Any, str]:
-    """For who asked for no engine: the module, or None and why Python records.
+def available() -> tuple[Any, str]:
+    """The module for engine "auto", or None and why Python records.
 
-    It is taken where it has been built; where there is a GPU, on which Python would cost ten times the step, or
-    RETROGRAD_TAPE is "build", it is built, which is said on stderr.
+    The tape is taken where it has been built. Where there is a GPU, on which Python would cost ten times the step, or
+    RETROGRAD_TAPE is "build", it is built, with a line on stderr.
     """
-    wish = config.tape()
-    if wish == "off":
+    setting = config.tape()
+    if setting == "off":
         return None, "RETROGRAD_TAPE is off"
     if _EXTENSION.find() is None:
-        if wish != "build" and not torch.cuda.is_available():
+        if setting != "build" and not torch.cuda.is_available():
             return None, "the tape has not been built, and there is no GPU"
         sys.stderr.write(
-            "retrograd: compiling what notes operators, once, in a minute or two (RETROGRAD_TAPE=off: Python does it)\n"
+            "retrograd: compiling the trace tape, once, in a minute or two (RETROGRAD_TAPE=off: Python records)\n"
         )
     try:
         module = load()

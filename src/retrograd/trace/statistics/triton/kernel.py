@@ -1,4 +1,4 @@
-"""All statistics of a tensor in one pass, as one Triton kernel: the same bits at every run.
+"""Statistics kernel: all statistics of a tensor in one pass of one Triton kernel, the same bits at every run.
 
 Elements are read as 64-bit units, the words of the digest, and taken apart in registers; each thread adds up for
 itself, and a program once at its end. A program takes every P-th tile and writes its own partial results, which are
@@ -71,7 +71,7 @@ def measure(
     """
     count = x.numel()
     grid = min(_tiles(x), PROGRAMS), 1, 1
-    _launch(x.dtype, _whole(x), grid, (x.data_ptr(), count, row), ints, floats, keys, counts, False)
+    _launch(x.dtype, _reads_unit_pairs(x), grid, (x.data_ptr(), count, row), ints, floats, keys, counts, False)
 
 
 Group = tuple[
@@ -83,7 +83,7 @@ def grouped(xs: list[torch.Tensor]) -> tuple[torch.Tensor, list[Group]]:
     """What `measure_all` takes for tensors as in `measure`, on the CPU; the last column is their place in the list."""
     groups: dict[tuple[torch.dtype, bool, bool], list[tuple[int, int, int]]] = {}
     for number, x in enumerate(xs):
-        key = x.dtype, _whole(x), x.numel() * x.element_size() <= FEW_BYTES
+        key = x.dtype, _reads_unit_pairs(x), x.numel() * x.element_size() <= FEW_BYTES
         groups.setdefault(key, []).append((x.data_ptr(), x.numel(), number))
     rows = [(address, count, at, n) for at, (address, count, n) in enumerate(r for g in groups.values() for r in g)]
     return torch.tensor(rows, dtype=torch.int64), [(*key, len(group)) for key, group in groups.items()]
@@ -120,7 +120,7 @@ def _tiles(x: torch.Tensor) -> int:
     return -(-x.numel() * x.element_size() // (BLOCK * UNIT))
 
 
-def _whole(x: torch.Tensor) -> bool:
+def _reads_unit_pairs(x: torch.Tensor) -> bool:
     """Whether it consists of pairs of units, which a thread reads at once."""
     return (x.data_ptr() | x.numel() * x.element_size()) % (2 * UNIT) == 0
 
@@ -151,9 +151,9 @@ def _launch(
         return
     gpu_of(ints)  # prepares the interpreter, whose least and greatest of NaN and a number would be NaN
     with on_device_of(ints):
-        made = launch(statistics_kernel, grid, args, num_warps=_WARPS)
-    if made is not None and again:
-        _handles[key] = made
+        launched = launch(statistics_kernel, grid, args, num_warps=_WARPS)
+    if launched is not None and again:
+        _handles[key] = launched
 
 
 @triton.jit
