@@ -76,9 +76,9 @@ def record(ctx: click.Context, program: tuple[str, ...], output: Path, pdb: bool
 
     Exit code: the program's own if it failed; with --nan 1 if there is a NaN or Inf; 2 wrong usage.
     """
-    from retrograd.core.run_program import run
+    from retrograd.trace.record_program import record_program
 
-    recorder, code = run(program, output, {**options, "breakpoint_on": "bad" if pdb else None})
+    recorder, code = record_program(program, output, {**options, "breakpoint_on": "bad" if pdb else None})
     steps = f"{recorder.steps} whole step{'' if recorder.steps == 1 else 's'}"
     click.echo(f"retrograd: {len(recorder.trace.ops)} operators, {steps}, are in {recorder.path}", err=True)
     if nan:

@@ -1,88 +1,81 @@
-"""Runs a person's program under a recorder, as Python runs it: as `__main__`, with its own arguments and folder."""
+"""A person's program, run as Python runs it: as `__main__`, with its own arguments, folder and exit code."""
 
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
-import traceback
-from bdb import BdbQuit
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 from retrograd.errors import RetrogradError, UsageError
 
-if TYPE_CHECKING:
-    from retrograd.trace.recorder import Recorder
+# Files whose frames stand above the program's own in a traceback.
+_MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
 
 
-class Enough(BaseException):
-    """As many steps as were wanted have been recorded. No Exception: a program's own handlers must not take it."""
-
-
-def run(program: Sequence[str], out: Path, options: dict[str, Any]) -> tuple[Recorder, int]:
-    """Run a program and record it.
+def command_of(program: Sequence[str], usage: str) -> list[str]:
+    """The program without a leading "python".
 
     Args:
-        program: a script, "-m" and a module, or "-c" and code; then its arguments. A leading "python" is left out.
-        out: the file to write.
-        options: of `retrograd.trace.record`.
-
-    Returns:
-        The recorder, and the exit code of the program; its exception has been printed.
+        program: a script, "-m" and a module, or "-c" and code; then its arguments.
+        usage: what could have been written, for errors.
 
     Raises:
         UsageError: there is no such program.
-        MissingExtraError: torch is not installed.
     """
-    from retrograd.trace import record
+    command = list(program)
+    if command and re.fullmatch(r"python[\d.]*(\.exe)?", Path(command[0]).name):
+        del command[0]
+    if not command:
+        raise UsageError(f"there is no program; expected {usage}")
+    if command[0] in ("-m", "-c"):
+        if len(command) < 2:
+            raise UsageError(f"{command[0]} needs what to run after it; expected {usage}")
+    elif not Path(command[0]).is_file():
+        raise UsageError(f"there is no file {command[0]!r}; expected a script, -m MODULE or -c CODE")
+    return command
 
-    command = [*program[1:]] if program and Path(program[0]).name.startswith("python") else [*program]
-    _check(command)
-    recorder = record(None, out=out, **options)
-    recorder.on_last_step = _enough
+
+def run(command: Sequence[str], watcher: AbstractContextManager[Any]) -> int:
+    """Run a program in this process.
+
+    Args:
+        command: of `command_of`.
+        watcher: is entered before the program and left after it, with its exception.
+
+    Returns:
+        The exit code. What the program raised has been printed, from the program's first line on.
+
+    Raises:
+        KeyboardInterrupt, RetrogradError: the program was interrupted; something of ours refused to go on.
+    """
     arguments, path = sys.argv, list(sys.path)
-    code = 0
     try:
-        with recorder:
-            _run(command)
-    except Enough:
-        pass
+        with watcher:
+            _execute(command[0], list(command[1:]))
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if isinstance(error.code, str):
-            sys.stderr.write(f"{error.code}\n")
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        sys.stderr.write(f"{error.code}\n")
+        return 1
     except (KeyboardInterrupt, RetrogradError):
         raise
     except BaseException as error:
-        code = 1
-        if isinstance(error, BdbQuit) and options.get("breakpoint_on"):
-            sys.stderr.write("retrograd: the debugger was left, and the program with it\n")
-        else:
-            traceback.print_exc()
+        # Not traceback.print_exc(): a program may have put a hook of its own there, as Python lets it.
+        error.__traceback__ = _own_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
     finally:
         sys.argv, sys.path[:] = arguments, path
-    return recorder, code
+    return 0
 
 
-def _enough() -> None:
-    raise Enough
-
-
-def _check(command: Sequence[str]) -> None:
-    if not command:
-        raise UsageError("there is no program; expected `retrograd trace record [options] -- train.py ...`")
-    first = command[0]
-    if first in ("-m", "-c"):
-        if len(command) < 2:
-            raise UsageError(f"{first} needs what to run after it")
-    elif not Path(first).is_file():
-        raise UsageError(f"there is no file {first!r}; expected a script, -m MODULE or -c CODE")
-
-
-def _run(command: Sequence[str]) -> None:
-    first, rest = command[0], list(command[1:])
+def _execute(first: str, rest: list[str]) -> None:
     if first == "-m":
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 (a text, as Python puts it there)
         sys.argv = rest
@@ -95,3 +88,10 @@ def _run(command: Sequence[str]) -> None:
         sys.path.insert(0, str(Path(first).resolve().parent))
         sys.argv = [first, *rest]
         runpy.run_path(first, run_name="__main__")
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in the program; None where nothing of it ran, as for a syntax error."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
+        trace = trace.tb_next
+    return trace

@@ -8,18 +8,18 @@ an optimizer (torch.optim) or cuts (torch_xla.sync); a program may also call ret
 from __future__ import annotations
 
 import json
-import os
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from retrograd.core import run_program
 from retrograd.core.import_hook import AfterImport
-from retrograd.errors import RetrogradError, UsageError
+from retrograd.errors import RetrogradError
 from retrograd.graph.watching import backends, files, lock
 from retrograd.graph.watching.watch import Watch, watch
 
+_USAGE = "SCRIPT, -m MODULE or -c CODE"
 _OF_XLA = ("threshold", "gc_before_cut", "texts")
 
 
@@ -55,8 +55,13 @@ class Program:
         register_optimizer_step_post_hook(lambda *_: one.step())
         one.session.notes.append("each call of an optimizer counts as a step")
 
-    def end(self, error: BaseException | None) -> None:
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, AfterImport(tuple(backends.MODULES.values()), self.imported))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         """Stop, write the reports, keep the graphs, hold them to the lock file."""
+        if isinstance(error, SystemExit) and not error.code:
+            error = None
         for one in reversed(self.watches):
             one.__exit__(type(error) if error else None, error, None)
         if self.report:
@@ -72,44 +77,15 @@ class Program:
             lock.hold_all(sessions, self.lock)
 
 
-def run(command: Sequence[str]) -> None:
-    """Run a script, `-m module` or `-c code` as Python does."""
-    if not command:
-        raise UsageError("there is nothing to run; expected SCRIPT, -m MODULE or -c CODE")
-    first, rest = command[0], list(command[1:])
-    if first in ("-m", "-c") and not rest:
-        raise UsageError(f"{first} needs what to run after it")
-    if first == "-m":
-        sys.path[0] = os.getcwd()  # noqa: PTH109 (a text, as Python puts it there)
-        sys.argv = rest
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    elif first == "-c":
-        sys.path[0] = ""
-        sys.argv = ["-c", *rest[1:]]
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
-    else:
-        sys.path[0] = str(Path(first).resolve().parent)
-        sys.argv = [first, *rest]
-        runpy.run_path(first, run_name="__main__")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Read the options, watch, run; ends as the program does."""
     try:
         options = json.loads(arguments[0])
     except (IndexError, json.JSONDecodeError):
         raise SystemExit("retrograd: expected options as JSON ({} for none), then the program to run") from None
-    program = Program(options)
-    sys.meta_path.insert(0, AfterImport(tuple(backends.MODULES.values()), program.imported))
-    error: BaseException | None = None
-    try:
-        run(arguments[1:])
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        ended = None if isinstance(error, SystemExit) and not error.code else error
-        program.end(ended)
+    del sys.path[0]  # the folder that `-m` put there; the program's own takes its place
+    command = run_program.command_of(arguments[1:], _USAGE)
+    sys.exit(run_program.run(command, Program(options)))
 
 
 if __name__ == "__main__":
