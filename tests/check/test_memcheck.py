@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from retrograd.check import memcheck
-from retrograd.check.isolation import Request
+from retrograd.check.isolation import VerifyCommand
 from retrograd.check.schema import Report, StageResult
 
 # From muhos/ParaFROST#10, NVIDIA/cuCollections#539 and pytorch/pytorch#196209, with host frames left out.
@@ -35,7 +35,7 @@ INSIDE = """========= Invalid __global__ write of size 256 bytes
 =========     Access to 0x147267fff80 is out of bounds
 =========     and is inside the nearest allocation at 0x14725400000 of size 20971520 bytes
 """
-REQUEST = Request(("op.py:spec", "--level", "full"), ("--only", "bounds,oracle", "--case", "M=5"))
+COMMAND = VerifyCommand(("op.py:spec", "--level", "full"), ("--only", "bounds,oracle", "--case", "M=5"))
 
 
 def summary(count):
@@ -84,7 +84,7 @@ def test_false_alarms_inside_an_allocation_are_left_out():
 
 def test_findings_join_the_bounds_stage(tool):
     words = tool(AFTER + AFTER + LINE + summary(3), "exit 1")
-    got = memcheck.with_memcheck(report("cuda (some GPU)"), REQUEST, 30)
+    got = memcheck.with_memcheck(report("cuda (some GPU)"), COMMAND, 30)
     assert got.verdict == "finding"
     assert [f.wrong for f in got.stage("bounds").findings] == [2, 1]
     assert got.stage("bounds").findings[0].repro.endswith("--only bounds --memcheck")
@@ -96,7 +96,7 @@ def test_findings_join_the_bounds_stage(tool):
 
 def test_no_fault_is_a_note(tool):
     tool(summary(0))
-    got = memcheck.with_memcheck(report("cuda"), REQUEST, 30)
+    got = memcheck.with_memcheck(report("cuda"), COMMAND, 30)
     assert got.verdict == "proved"
     assert got.stage("bounds").notes == ("memcheck: no fault",)
 
@@ -104,7 +104,7 @@ def test_no_fault_is_a_note(tool):
 @pytest.mark.parametrize(("after", "says"), [("sleep 20", "no end within 0.5 s"), ("echo no GPU; exit 3", "no GPU")])
 def test_a_tool_that_fails_is_a_note(tool, after, says):
     tool("", after)
-    got = memcheck.with_memcheck(report("cuda"), REQUEST, 0.5)
+    got = memcheck.with_memcheck(report("cuda"), COMMAND, 0.5)
     assert got.verdict == "proved"
     (note,) = got.stage("bounds").notes
     assert "did not come to its end" in note
@@ -113,15 +113,15 @@ def test_a_tool_that_fails_is_a_note(tool, after, says):
 
 def test_a_missing_tool_is_a_note(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    got = memcheck.with_memcheck(report("cuda"), REQUEST, 30)
+    got = memcheck.with_memcheck(report("cuda"), COMMAND, 30)
     assert got.verdict == "proved"
     assert "not on PATH" in got.stage("bounds").notes[0]
 
 
 def test_nothing_is_started_without_a_gpu_or_the_stage(tool):
     words = tool(AFTER + summary(1))
-    assert "it is for GPUs" in memcheck.with_memcheck(report("cpu"), REQUEST, 30).stage("bounds").notes[0]
+    assert "it is for GPUs" in memcheck.with_memcheck(report("cpu"), COMMAND, 30).stage("bounds").notes[0]
     without = report("cuda")
     without = Report(**{**vars(without), "stages": without.stages[:1]})
-    assert memcheck.with_memcheck(without, REQUEST, 30) == without
+    assert memcheck.with_memcheck(without, COMMAND, 30) == without
     assert not words.exists()

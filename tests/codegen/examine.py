@@ -16,7 +16,7 @@ import torch
 import triton
 
 from retrograd import codegen
-from retrograd.catalog.launches import Options, launches
+from retrograd.catalog.launches import LaunchArguments, launches
 from retrograd.codegen import compile as compiling
 from retrograd.codegen import fake_gpu, loaded_kernels
 
@@ -124,7 +124,7 @@ def recorded(name: str) -> dict[str, list]:
     """Architecture -> (kernel, grid) of what is launched; nothing is compiled."""
     found = {}
     for arch in ("sm_90", "gfx942"):
-        workload = launches(f"{HERE / 'specimens.py'}:{name}", Options(), arch)
+        workload = launches(f"{HERE / 'specimens.py'}:{name}", LaunchArguments(), arch)
         with codegen.recording(arch) as made:
             workload(codegen.target_named(arch))
         found[arch] = [(launch.kernel, launch.grid) for launch in made]
@@ -135,17 +135,17 @@ def main() -> None:
     found = {}
     for name, architectures in SUBJECTS.items():
         place = f"{HERE / 'specimens.py'}:{name}"
-        workload = launches(place, Options(), architectures[0])
+        workload = launches(place, LaunchArguments(), architectures[0])
         found[name] = json.loads(codegen.cross_compiled(name, workload, architectures, workers=0).to_json())
     kernel = launches(
         f"{HERE / 'specimens.py'}:add_kernel",
-        Options(signature="x_ptr=*bf16:1, out_ptr=*fp32, N=i32, BLOCK=1024"),
+        LaunchArguments(signature="x_ptr=*bf16:1, out_ptr=*fp32, N=i32, BLOCK=1024"),
         "sm_90",
     )
     found["signature"] = json.loads(codegen.cross_compiled("signature", kernel, ["sm_90"], workers=0).to_json())
-    shipped = launches("rms_norm_bias", Options(dtype="bf16", case="N=2048"), "sm_90")
+    shipped = launches("rms_norm_bias", LaunchArguments(dtype="bf16", case="N=2048"), "sm_90")
     found["shipped"] = json.loads(codegen.cross_compiled("shipped", shipped, ["sm_90"], workers=2).to_json())
-    kills = launches(f"{HERE / 'specimens.py'}:kills", Options(), "sm_90")
+    kills = launches(f"{HERE / 'specimens.py'}:kills", LaunchArguments(), "sm_90")
     found["kills"] = json.loads(codegen.cross_compiled("kills", kills, ["sm_90"], workers=1).to_json())
     found["recorded"] = {name: recorded(name) for name in ("ours", "asks")}
     found["run"] = pretended_run()

@@ -97,10 +97,10 @@ def _as_spec(value: Any, name: str, place: str) -> OpSpec:
         raise SpecError(f"{name!r} in {place!r} is {type(value).__name__}, expected an op spec; make one with rg.op")
     if isinstance(value, type) or not _takes_nothing(value):
         raise SpecError(f"{name!r} in {place!r} is a {_kind(value)}, not an op spec; {wrap}")
-    made = guard(value, f"{place}:{name}", Path(place).resolve() if is_path(place) else None)
-    if not isinstance(made, OpSpec):
-        raise SpecError(f"{name!r} in {place!r} returned {type(made).__name__}, expected an op spec; {wrap}")
-    return made
+    spec = guard(value, f"{place}:{name}", Path(place).resolve() if is_path(place) else None)
+    if not isinstance(spec, OpSpec):
+        raise SpecError(f"{name!r} in {place!r} returned {type(spec).__name__}, expected an op spec; {wrap}")
+    return spec
 
 
 def _kind(value: Any) -> str:

@@ -27,7 +27,7 @@ _TYPICAL = dict(M=4096, N=4096, H=8, B=2, Q=300, C=32, P=4, W=64)
 
 
 @dataclass(frozen=True)
-class Options:
+class LaunchArguments:
     """What a command line says of the arguments; each fits one kind of target only.
 
     Attributes:
@@ -41,7 +41,7 @@ class Options:
     dtype: str | None = None
 
 
-def launches(target: str, options: Options, architecture: str) -> Callable[[Target], object]:
+def launches(target: str, options: LaunchArguments, architecture: str) -> Callable[[Target], object]:
     """What launches the kernels of a target, to be called for a GPU while launches are recorded.
 
     Args:
@@ -58,42 +58,42 @@ def launches(target: str, options: Options, architecture: str) -> Callable[[Targ
     _need_torch()
     gpu = codegen.target_named(architecture)
     with compiling.driver(gpu), fake_gpu.gpu(gpu):
-        found = resolve(target) if target in SHIPPED else _find(target)
-    if isinstance(found, OpSpec):
-        function, inputs, params = _of_spec(found, target, options)
+        subject = resolve(target) if target in SHIPPED else _find(target)
+    if isinstance(subject, OpSpec):
+        function, inputs, params = _of_spec(subject, target, options)
         work = partial(_forward_and_backward, function, inputs, params)
         return partial(_without_executing, partial(_guarded, work, target))
     _refuse("--case", options.case, target, "a function or kernel")
     _refuse("--dtype", options.dtype, target, "a function or kernel")
-    if hasattr(found, "arg_names") and hasattr(found, "run"):
+    if hasattr(subject, "arg_names") and hasattr(subject, "run"):
         if options.signature is None:
-            expected = ", ".join(f"{name}=..." for name in signatures.needed(found))
+            expected = ", ".join(f"{name}=..." for name in signatures.needed(subject))
             raise UsageError(f"{target!r} is a kernel; give its arguments: --signature '{expected}'")
-        work = partial(signatures.launch, found, options.signature)
+        work = partial(signatures.launch, subject, options.signature)
         return lambda _: _guarded(work, target)
     _refuse("--signature", options.signature, target, "a function")
-    return partial(_without_executing, partial(_run, found, target))
+    return partial(_without_executing, partial(_run, subject, target))
 
 
-def runs(target: str, options: Options) -> Callable[[], object]:
+def runs(target: str, options: LaunchArguments) -> Callable[[], object]:
     """The same on the GPU of this machine: an op spec, or a function of a person's own, called as it is.
 
     Raises:
         UsageError: the target is a kernel, which cannot be run without tensors.
     """
     _need_torch()
-    found = resolve(target) if target in SHIPPED else _find(target)
-    if isinstance(found, OpSpec):
-        function, inputs, params = _of_spec(found, target, options)
+    subject = resolve(target) if target in SHIPPED else _find(target)
+    if isinstance(subject, OpSpec):
+        function, inputs, params = _of_spec(subject, target, options)
         inputs = {name: value.to("cuda") if hasattr(value, "to") else value for name, value in inputs.items()}
         return partial(_guarded, partial(_forward_and_backward, function, inputs, params), target)
-    if hasattr(found, "arg_names"):
+    if hasattr(subject, "arg_names"):
         raise UsageError(
             f"`--run` and `--profile` need a function that makes its inputs on the GPU; {target!r} is a kernel"
         )
     for option, value in (("--signature", options.signature), ("--case", options.case), ("--dtype", options.dtype)):
         _refuse(option, value, target, "a function")
-    return partial(_run, found, target)
+    return partial(_run, subject, target)
 
 
 def _find(target: str) -> Any:
@@ -106,14 +106,14 @@ def _find(target: str) -> Any:
         public = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         listed = f"; it has {', '.join(public)}" if public else ""
         raise UsageError(f"{place!r} has no {name!r}{near(name, public)}{listed}")
-    found = getattr(module, name)
-    if type(found).__name__ == "InterpretedFunction":
+    subject = getattr(module, name)
+    if type(subject).__name__ == "InterpretedFunction":
         raise UsageError(
             f"{target!r} is interpreted: the module sets TRITON_INTERPRET; it must not while it is compiled"
         )
-    if not callable(found) and not isinstance(found, OpSpec) and not hasattr(found, "arg_names"):
-        raise UsageError(f"{target!r} is {type(found).__name__}, expected a kernel, an op spec or a function")
-    return found
+    if not callable(subject) and not isinstance(subject, OpSpec) and not hasattr(subject, "arg_names"):
+        raise UsageError(f"{target!r} is {type(subject).__name__}, expected a kernel, an op spec or a function")
+    return subject
 
 
 def _without_executing(work: Callable[[], object], gpu: Target) -> None:
@@ -157,7 +157,7 @@ def _guarded(action: Callable[[], object], target: str) -> None:
 
 
 def _of_spec(
-    spec: OpSpec, target: str, options: Options
+    spec: OpSpec, target: str, options: LaunchArguments
 ) -> tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, Any]]:
     """(function, inputs, parameters) of one case."""
     from retrograd.check.inputs import base_case, draw, parse_case, torch_dtype
@@ -169,9 +169,9 @@ def _of_spec(
         sizes = {n: (_TYPICAL[n],) if isinstance(size, tuple) else _TYPICAL[n] for n, size in case.sizes}
         case = case.but(sizes=sizes)
     if options.case is not None:
-        given = parse_case(spec, dtype, options.case)
+        requested = parse_case(spec, dtype, options.case)
         words = {word.partition("=")[0] for word in options.case.split()}
-        case = given.but(sizes=dict(case.sizes) | {n: size for n, size in given.sizes if n in words})
+        case = requested.but(sizes=dict(case.sizes) | {n: size for n, size in requested.sizes if n in words})
     described = spec.tensor_specs
     if described is None:
         inputs = draw(spec, case, 0)
@@ -201,13 +201,13 @@ def _forward_and_backward(function: Callable[..., Any], inputs: Mapping[str, Any
     """Gradients for every floating input, of all outputs together."""
     import torch
 
-    given = [v.detach().requires_grad_(v.is_floating_point()) if hasattr(v, "detach") else v for v in inputs.values()]
-    made = function(*given, **params)
-    outs = [out for out in (made if isinstance(made, (tuple, list)) else (made,)) if hasattr(out, "requires_grad")]
-    outs = [out for out in outs if out.requires_grad]
-    wanted = [v for v in given if getattr(v, "requires_grad", False)]
-    if outs and wanted:
-        torch.autograd.grad(outs, wanted, [torch.empty_like(out) for out in outs], allow_unused=True)
+    leaves = [v.detach().requires_grad_(v.is_floating_point()) if hasattr(v, "detach") else v for v in inputs.values()]
+    result = function(*leaves, **params)
+    outs = result if isinstance(result, (tuple, list)) else (result,)
+    outs = [out for out in outs if getattr(out, "requires_grad", False)]
+    differentiable = [v for v in leaves if getattr(v, "requires_grad", False)]
+    if outs and differentiable:
+        torch.autograd.grad(outs, differentiable, [torch.empty_like(out) for out in outs], allow_unused=True)
 
 
 def _refuse(option: str, value: str | None, target: str, kind: str) -> None:

@@ -29,7 +29,7 @@ _MARGIN, _OUTSIDE = 0.1, 2
 
 
 @dataclass(frozen=True)
-class _Variant:
+class _MsdaVariant:
     """How a variant differs from zeros, align_corners=False and P points in each level.
 
     Attributes:
@@ -51,15 +51,15 @@ class _Variant:
 
 _BORDER, _ALIGNED = dict(padding_mode="border"), dict(align_corners=True)
 _VARIANTS = {
-    "": _Variant(),
-    "border": _Variant(_BORDER),
-    "aligned": _Variant(_ALIGNED),
-    "border_aligned": _Variant({**_BORDER, **_ALIGNED}),
-    "points": _Variant(uneven=True),
-    "mixed": _Variant(dtypes=_HALVES, beside=torch.float32),
-    "deterministic": _Variant(kernel=dict(deterministic=True)),
-    "fused": _Variant(beside=torch.float32, boxes=False),
-    "fused_boxes": _Variant(beside=torch.float32, boxes=True),
+    "": _MsdaVariant(),
+    "border": _MsdaVariant(_BORDER),
+    "aligned": _MsdaVariant(_ALIGNED),
+    "border_aligned": _MsdaVariant({**_BORDER, **_ALIGNED}),
+    "points": _MsdaVariant(uneven=True),
+    "mixed": _MsdaVariant(dtypes=_HALVES, beside=torch.float32),
+    "deterministic": _MsdaVariant(kernel=dict(deterministic=True)),
+    "fused": _MsdaVariant(beside=torch.float32, boxes=False),
+    "fused_boxes": _MsdaVariant(beside=torch.float32, boxes=True),
 }
 
 
@@ -94,7 +94,7 @@ def _per_point(levels: list[tuple[int, int]], points: list[int]) -> torch.Tensor
     return sizes.repeat_interleave(torch.tensor(points), dim=0)
 
 
-def _made(variant: _Variant, seed: int, dtype: torch.dtype, sizes: dict[str, int]) -> dict[str, Any]:
+def _inputs(variant: _MsdaVariant, seed: int, dtype: torch.dtype, sizes: dict[str, int]) -> dict[str, Any]:
     """Inputs of the op by name."""
     generator = torch.Generator().manual_seed(seed)
     levels, points = _levels(sizes), _points(sizes, variant.uneven)
@@ -107,14 +107,14 @@ def _made(variant: _Variant, seed: int, dtype: torch.dtype, sizes: dict[str, int
     locations = position / (size - 1).clamp_min(1) if aligned else (position + 0.5) / size
     weights = torch.randn((*shape, sum(points)), generator=generator, dtype=torch.float64)
     beside = variant.beside or dtype
-    made: dict[str, Any] = {"value": value, "spatial_shapes": levels}
+    inputs: dict[str, Any] = {"value": value, "spatial_shapes": levels}
     if variant.boxes is None:
         parts = {"sampling_locations": locations, "attention_weights": weights.softmax(dim=-1)}
     else:
         parts = _before_fusion(generator, locations, levels, points, variant.boxes) | {"attention_logits": weights}
     if not variant.uneven:
         parts = {name: _with_levels(name, tensor, len(levels)) for name, tensor in parts.items()}
-    return made | {name: tensor.to(beside) for name, tensor in parts.items()}
+    return inputs | {name: tensor.to(beside) for name, tensor in parts.items()}
 
 
 def _with_levels(name: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -180,7 +180,7 @@ def _spec(name: str, variant: str, impl: str) -> OpSpec:
     return op(
         partial(function, impl=_IMPLS[impl], **v.options, **v.kernel),
         partial(reference, **v.options),
-        partial(_made, v),
+        partial(_inputs, v),
         sizes=_SIZES,
         dtypes=v.dtypes,
         compute="float32",

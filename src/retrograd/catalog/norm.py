@@ -27,7 +27,7 @@ _HEADS, _HEAD_VECTOR = tensor("M", "H", "N"), tensor("H", "N")
 
 
 @dataclass(frozen=True)
-class _Variant:
+class _NormVariant:
     """How a variant differs from x and weight with every option at its default.
 
     Attributes:
@@ -48,22 +48,24 @@ class _Variant:
 
 
 _VARIANTS = {
-    "": _Variant(),
-    "bias": _Variant(dict(x=_X, weight=_VECTOR, bias=_VECTOR)),
-    "residual": _Variant(
+    "": _NormVariant(),
+    "bias": _NormVariant(dict(x=_X, weight=_VECTOR, bias=_VECTOR)),
+    "residual": _NormVariant(
         dict(x=_X, weight=_VECTOR, bias=_VECTOR, residual=_X), kernel=dict(prenorm=True), rounds_once=False
     ),
-    "mixed": _Variant(
+    "mixed": _NormVariant(
         dict(x=_X, weight=_WIDE_VECTOR, bias=_WIDE_VECTOR, residual=_STREAM), kernel=dict(prenorm=True), dtypes=_HALVES
     ),
-    "no_weight": _Variant(dict(x=_X)),
-    "bias_alone": _Variant(dict(x=_X, weight=None, bias=_VECTOR)),
-    "offset": _Variant(options=dict(weight_offset=1.0)),
+    "no_weight": _NormVariant(dict(x=_X)),
+    "bias_alone": _NormVariant(dict(x=_X, weight=None, bias=_VECTOR)),
+    "offset": _NormVariant(options=dict(weight_offset=1.0)),
     # M times H rows: few of each, since the interpreter runs them one tile after another.
-    "heads": _Variant(dict(x=_HEADS, weight=_HEAD_VECTOR, bias=_HEAD_VECTOR), sizes=dict(M=(0, 17), H=[0, 1, 2, 8, 3])),
-    "float32_out": _Variant(options=dict(out_dtype=torch.float32), dtypes=_HALVES),
-    "parts": _Variant(kernel=dict(dw_parts=3)),
-    "atomic": _Variant(kernel=dict(deterministic=False)),
+    "heads": _NormVariant(
+        dict(x=_HEADS, weight=_HEAD_VECTOR, bias=_HEAD_VECTOR), sizes=dict(M=(0, 17), H=[0, 1, 2, 8, 3])
+    ),
+    "float32_out": _NormVariant(options=dict(out_dtype=torch.float32), dtypes=_HALVES),
+    "parts": _NormVariant(kernel=dict(dw_parts=3)),
+    "atomic": _NormVariant(kernel=dict(deterministic=False)),
 }
 
 _OPS = {"rms_norm": (rms_norm, rms_norm_reference), "layer_norm": (layer_norm, layer_norm_reference)}

@@ -53,8 +53,8 @@ def assert_backward(
 
     Numerics: truth in float64; attainable error by random rounding with 48 runs (`check.tolerance`).
     """
-    if odd := set(grads) - set(inputs):
-        raise UsageError(f"`grads` names {sorted(odd)}, the inputs are {list(inputs)}")
+    if unknown := set(grads) - set(inputs):
+        raise UsageError(f"`grads` names {sorted(unknown)}, the inputs are {list(inputs)}")
     floats = [t for t in inputs.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
     if not floats:
         raise UsageError("`inputs` has no floating tensor; there is nothing to differentiate")

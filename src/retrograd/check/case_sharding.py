@@ -23,16 +23,16 @@ _MANY = 48
 _WIDE = 4
 
 
-def shard_cases(stage: Stage, context: StageContext, wanted: list[Case]) -> tuple[list[Case], str]:
+def shard_cases(stage: Stage, context: StageContext, cases: list[Case]) -> tuple[list[Case], str]:
     """The cases of a stage that this dtype is to run, and a note that says so; all and "" where nothing is left out."""
-    few = context.level != "quick" or context.case is not None or len(context.dtypes) < 2 or len(wanted) < 2
-    many = len(wanted) * len(context.dtypes) > _MANY
+    few = context.level != "quick" or context.case is not None or len(context.dtypes) < 2 or len(cases) < 2
+    many = len(cases) * len(context.dtypes) > _MANY
     why = _costly(context) or ("there are many" if many else "")
     if not stage.sharded or few or not why:
-        return wanted, ""
+        return cases, ""
     place = context.dtypes.index(context.runner.dtype)
-    mine = wanted[place :: len(context.dtypes)] or [wanted[place % len(wanted)]]
-    return mine, _note(context, f"{len(wanted)} cases", why)
+    mine = cases[place :: len(context.dtypes)] or [cases[place % len(cases)]]
+    return mine, _note(context, f"{len(cases)} cases", why)
 
 
 def shard(

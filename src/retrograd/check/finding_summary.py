@@ -62,11 +62,10 @@ def explain(
         first = replace(first, first=Sighting(of.case, of.excess, of.wrong, of.total))
     same = [f for f in kept[1:] if _fault(f) != _fault(first)]
     # The ordinary case tells more than the smallest, where one element may be all there is.
-    seen = {_fault(f): diagnose(context.oracle, f) for f in kept}
+    diagnosed = {_fault(f): diagnose(context.oracle, f) for f in kept}
     shown = [replace(f, where=text) for f in (first, *same)]
-    return [
-        replace(f, elements=d.elements, looks_like=d.looks_like) if (d := seen.get(_fault(f))) else f for f in shown
-    ]
+    known = [(f, diagnosed.get(_fault(f))) for f in shown]
+    return [replace(f, elements=d.elements, looks_like=d.looks_like) if d else f for f, d in known]
 
 
 def _fault(finding: Finding) -> tuple[str, ...]:

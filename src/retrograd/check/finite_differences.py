@@ -77,13 +77,13 @@ def extrapolate(difference: Callable[[float], float], steps: Sequence[float], si
         rows.append(best)
         plain.append((row[0], rounding))
         before = row
-    found = Estimate(0.0, math.inf, math.nan)
+    limit = Estimate(0.0, math.inf, math.nan)
     for k, row in enumerate(rows[:-1]):  # the last has no smaller step beside it
         apart = max(abs(row.value - finer.value) - finer.error for finer in rows[k + 1 :])
         error = max(row.error, apart)
-        if error < found.error and _smooth(plain[max(k - 2, 0) : k + 3]):
-            found = Estimate(row.value, error, row.step)
-    return found
+        if error < limit.error and _smooth(plain[max(k - 2, 0) : k + 3]):
+            limit = Estimate(row.value, error, row.step)
+    return limit
 
 
 def _smooth(quotients: Sequence[tuple[float, float]]) -> bool:

@@ -86,11 +86,11 @@ def _bytes(flat: torch.Tensor, guard: Guard) -> torch.Tensor:
     return _outside(flat, guard).view(torch.uint8)
 
 
-def _filling(t: torch.Tensor, what: str, ends: tuple[int, int]) -> float | int:
+def _filling(t: torch.Tensor, fill: str, ends: tuple[int, int]) -> float | int:
     """The number that stands for NAN, HUGE or PLAIN in a tensor's dtype; `ends` for the first two in whole numbers."""
     if t.is_floating_point() or t.is_complex():
-        return {NAN: float("nan"), HUGE: torch.finfo(t.dtype).max / 8, PLAIN: 1.0}[what]
-    return ends[1] if what == HUGE else ends[0]
+        return {NAN: float("nan"), HUGE: torch.finfo(t.dtype).max / 8, PLAIN: 1.0}[fill]
+    return ends[1] if fill == HUGE else ends[0]
 
 
 def _ends(t: torch.Tensor, known: bool) -> tuple[int, int]:
@@ -174,10 +174,10 @@ class Bands(TorchDispatchMode):
         if any(type(a) is torch.Tensor and a.untyped_storage().data_ptr() == memory for a in args if guardable(a)):
             return t  # a view in spite of its schema
         dtype = str(t.dtype).removeprefix("torch.")
-        made = func._schema.name.removeprefix("aten::")
-        if "empty" in made:
+        operator = func._schema.name.removeprefix("aten::")
+        if "empty" in operator:
             t = t.zero_()  # what nobody wrote differs from run to run, which is another stage's business
-        return self.place(t, "", f"a {dtype} tensor of shape {tuple(t.shape)} that the op made with {made}")
+        return self.place(t, "", f"a {dtype} tensor of shape {tuple(t.shape)} that the op made with {operator}")
 
 
 @cache

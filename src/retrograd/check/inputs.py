@@ -66,7 +66,7 @@ def param_cases(spec: OpSpec, case: Case, most: int = 6) -> list[Case]:
 def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
     """Read what `Case.text` writes; UsageError names the word that does not fit the spec."""
     case = base_case(spec, dtype)
-    sizes, params, layouts, held = dict(case.sizes), dict(case.params), {}, {}
+    sizes, params, layouts, values = dict(case.sizes), dict(case.params), {}, {}
     draw = 0
     for word in text.split():
         key, eq, value = word.partition("=")
@@ -83,7 +83,7 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
             elif colon and not eq:
                 layouts[name] = layout
             elif at and extreme in (*extreme_values.NAMES, *extreme_values.ENDS, extreme_values.KINK):
-                held[holder] = extreme
+                values[holder] = extreme
             else:
                 raise ValueError(word)
         except (ValueError, StopIteration):
@@ -92,7 +92,7 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
                 f"parameters { {k: list(v) for k, v in spec.params.items()} }, layouts look like x:transposed, "
                 f"values like x@nan ({', '.join(extreme_values.NAMES)})"
             ) from None
-    return case.but(sizes=sizes, params=params, layouts=layouts, draw=draw, values=held)
+    return case.but(sizes=sizes, params=params, layouts=layouts, draw=draw, values=values)
 
 
 def _shape(spec: TensorSpec, case: Case) -> tuple[int, ...]:
@@ -131,20 +131,20 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     return numbers.to(dtype)
 
 
-def _given(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
+def _supplied(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
     """Inputs that are concrete or made by the user's callable, by name."""
-    made: Any = spec.inputs
-    if isinstance(made, Callable):  # type: ignore[arg-type]
+    supplied: Any = spec.inputs
+    if isinstance(supplied, Callable):  # type: ignore[arg-type]
         flat = dict(case.sizes)
         try:
-            made = made(derive(seed, "inputs", case.draw) % 2**31, torch_dtype(case.dtype), flat)  # type: ignore[operator]
+            supplied = supplied(derive(seed, "inputs", case.draw) % 2**31, torch_dtype(case.dtype), flat)  # type: ignore[operator]
         except Exception as error:
             raise SpecError(
                 f"`inputs` of {spec.name} raised {type(error).__name__}: {error} at {case.text()}"
             ) from error
-    if isinstance(made, torch.Tensor):
-        made = (made,)
-    named = made.items() if isinstance(made, Mapping) else ((f"input{i}", v) for i, v in enumerate(made))  # type: ignore[arg-type]
+    if isinstance(supplied, torch.Tensor):
+        supplied = (supplied,)
+    named = supplied.items() if isinstance(supplied, Mapping) else ((f"input{i}", v) for i, v in enumerate(supplied))  # type: ignore[arg-type]
     out = {}
     for name, value in named:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -156,7 +156,7 @@ def _given(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
 def draw(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
     """The values of a case's inputs by name, whatever their layouts, on the CPU; not to be written to."""
     out: dict[str, Any] = {}
-    for name, value in (spec.tensor_specs or _given(spec, case, seed)).items():
+    for name, value in (spec.tensor_specs or _supplied(spec, case, seed)).items():
         if isinstance(value, TensorSpec):
             value = _values(name, value, case, derive(seed, "input", name, case.draw))
         if isinstance(value, torch.Tensor) and dict(case.values).get(name) in extreme_values.NAMES:

@@ -48,7 +48,7 @@ class _Child:
 
 
 @dataclass(frozen=True)
-class Request:
+class VerifyCommand:
     """What to verify, as the options of the command line; all strings.
 
     Attributes:
@@ -65,14 +65,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """Of a process: seconds that a case may take, bytes that it may hold (0: any)."""
 
     timeout: float
     memory: int
 
 
-def limits(timeout: float = 300.0, memory: float | None = None) -> Limits:
+def process_limits(timeout: float = 300.0, memory: float | None = None) -> ProcessLimits:
     """Limits from seconds and gigabytes; memory None is most of what is free.
 
     Raises:
@@ -81,10 +81,12 @@ def limits(timeout: float = 300.0, memory: float | None = None) -> Limits:
     for name, value in (("timeout", timeout), ("memory", memory)):
         if value is not None and value <= 0:
             raise UsageError(f"`--{name}` is {value:g}, expected a number above 0")
-    return Limits(timeout, int(memory * 1e9) if memory is not None else int(_SHARE * subprocesses.available()))
+    return ProcessLimits(timeout, int(memory * 1e9) if memory is not None else int(_SHARE * subprocesses.available()))
 
 
-def verify_isolated(request: Request, bounds: Limits, progress: Progress | None = None, jobs: int = 1) -> Report:
+def verify_isolated(
+    command: VerifyCommand, limits: ProcessLimits, progress: Progress | None = None, jobs: int = 1
+) -> Report:
     """What `retrograd verify` finds; `progress` is called with a stage id and a line of text as stages start and end.
 
     With `jobs` the dtypes are dealt out to that many processes.
@@ -97,26 +99,26 @@ def verify_isolated(request: Request, bounds: Limits, progress: Progress | None 
     if jobs < 1:
         raise UsageError(f"`--jobs` is {jobs}, expected 1 or more")
     start = time.perf_counter()
-    shares = [replace(request, share=(i, jobs)) for i in range(jobs)]
+    shares = [replace(command, share=(i, jobs)) for i in range(jobs)]
     with ThreadPoolExecutor(jobs) as pool:
-        parts = list(pool.map(lambda share: _verify_share(share, bounds, progress), shares))
+        parts = list(pool.map(lambda share: _verify_share(share, limits, progress), shares))
     return replace(_merged(parts), seconds=round(time.perf_counter() - start, 3))
 
 
 def _merged(parts: Sequence[Report]) -> Report:
     """One report of those of several dtypes; a share without a dtype has no stages."""
-    found = [part for part in parts if part.dtypes]
+    verified = [part for part in parts if part.dtypes]
     columns: dict[str, list[StageResult]] = {}
-    for part in found:
+    for part in verified:
         for stage in part.stages:
             columns.setdefault(stage.id, []).append(stage)
     stages = tuple(_joined(results) for results in columns.values())
     return replace(
-        found[0],
-        dtypes=tuple(dtype for part in found for dtype in part.dtypes),
+        verified[0],
+        dtypes=tuple(dtype for part in verified for dtype in part.dtypes),
         stages=stages,
         verdict=verdict_of(stages),
-        notes=tuple(dict.fromkeys(note for part in found for note in part.notes)),
+        notes=tuple(dict.fromkeys(note for part in verified for note in part.notes)),
     )
 
 
@@ -141,14 +143,14 @@ def _joined(results: Sequence[StageResult]) -> StageResult:
     )
 
 
-def _verify_share(request: Request, bounds: Limits, progress: Progress | None) -> Report:
+def _verify_share(command: VerifyCommand, limits: ProcessLimits, progress: Progress | None) -> Report:
     header, in_a_row = None, 0
     done: list[StageResult] = []
     failed: dict[str, list[str]] = {}
     while in_a_row < _ENOUGH:
-        left_out = [*request.skip, *(stage.id for stage in done)]
-        words = [*request.always, *request.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
-        child = _run(words, {"failed": failed, "share": request.share}, bounds, progress)
+        left_out = [*command.skip, *(stage.id for stage in done)]
+        words = [*command.always, *command.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
+        child = _run(words, {"failed": failed, "share": command.share}, limits, progress)
         done += child.stages
         header, failed = header or child.header, child.failed or failed
         if child.ended == "end":
@@ -159,7 +161,7 @@ def _verify_share(request: Request, bounds: Limits, progress: Progress | None) -
         if child.ended == "error" or not child.running or header is None:
             raise _refused(child)
         in_a_row = 1 if child.stages else in_a_row + 1
-        done.append(_lost(child, request, bounds))
+        done.append(_lost(child, command, limits))
         if progress:
             progress(child.running, f"failed ({child.ended})")
     stopped = ("stages that are left were not tried: three in a row ended the process",) if in_a_row == _ENOUGH else ()
@@ -181,40 +183,40 @@ def _refused(child: _Child) -> RetrogradError:
     return RetrogradError(f"the process {how} before the first stage, while the op was imported\n{child.log}".strip())
 
 
-def _lost(child: _Child, request: Request, bounds: Limits) -> StageResult:
+def _lost(child: _Child, command: VerifyCommand, limits: ProcessLimits) -> StageResult:
     """The result of the stage that the process was in."""
     kind = {"hung": "hang", "memory": "memory"}.get(child.ended, "crash")
-    said = {
-        "hang": f"no answer for {bounds.timeout:g} s: the op hangs, or needs a longer --timeout",
-        "memory": f"the process came to hold {bounds.memory / 1e9:.1f} GB: the op leaks, or needs more --memory",
+    message = {
+        "hang": f"no answer for {limits.timeout:g} s: the op hangs, or needs a longer --timeout",
+        "memory": f"the process came to hold {limits.memory / 1e9:.1f} GB: the op leaks, or needs more --memory",
         "crash": f"the op took the process down ({child.ended})",
     }[kind]
     at = f"{child.dtype} {child.case}".strip()
-    again = ["retrograd", "verify", *request.always, "--only", child.running]
+    again = ["retrograd", "verify", *command.always, "--only", child.running]
     again += ["--dtype", child.dtype] if child.dtype else []
     again += ["--case", child.case] if child.case else []
-    found = Finding(
+    finding = Finding(
         stage=child.running,
         kind=kind,
-        what="\n".join(filter(None, [said, child.log])),
+        what="\n".join(filter(None, [message, child.log])),
         case=Case(child.dtype),
         where=f"at {at}" if at else "before its first case",
         repro=shlex.join(again),
     )
-    return StageResult(child.running, child.title, "failed", findings=(found,))
+    return StageResult(child.running, child.title, "failed", findings=(finding,))
 
 
-def _run(arguments: Sequence[str], job: dict[str, Any], bounds: Limits, progress: Progress | None) -> _Child:
+def _run(arguments: Sequence[str], job: dict[str, Any], limits: ProcessLimits, progress: Progress | None) -> _Child:
     child = _Child([])
     with tempfile.TemporaryDirectory(prefix="retrograd-verify-") as folder:
         events = Path(folder) / "events"
         events.touch()
-        command = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
-        command += ["--child", json.dumps({"events": str(events)} | job)]
-        process = subprocesses.start(command, {})
+        words = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
+        words += ["--child", json.dumps({"events": str(events)} | job)]
+        process = subprocesses.start(words, {})
         tail = subprocesses.Tail(process)
         try:
-            child.ended = _follow(process, events, child, bounds, progress)
+            child.ended = _follow(process, events, child, limits, progress)
         finally:
             subprocesses.end(process, dump=child.ended == "hung")
             tail.close()
@@ -223,7 +225,7 @@ def _run(arguments: Sequence[str], job: dict[str, Any], bounds: Limits, progress
 
 
 def _follow(
-    process: subprocess.Popen[bytes], events: Path, child: _Child, bounds: Limits, progress: Progress | None
+    process: subprocess.Popen[bytes], events: Path, child: _Child, limits: ProcessLimits, progress: Progress | None
 ) -> str:
     heard = time.monotonic()
     with events.open(encoding="utf-8") as lines:
@@ -236,9 +238,9 @@ def _follow(
                     return str(words[0])
             if code is not None:
                 return subprocesses.death(code)
-            if time.monotonic() - heard > (bounds.timeout if child.running else max(bounds.timeout, STARTUP)):
+            if time.monotonic() - heard > (limits.timeout if child.running else max(limits.timeout, STARTUP)):
                 return "hung"
-            if bounds.memory and subprocesses.resident(process) > bounds.memory:
+            if limits.memory and subprocesses.resident(process) > limits.memory:
                 return "memory"
             subprocesses.sleep()
 

@@ -146,13 +146,13 @@ def _missing_or_misshapen(
 ) -> list[Finding]:
     """The finding for a tensor that is there on one side only (all zeros count as nothing), or of another shape."""
     if got is not None and want is not None:
-        what = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-        return [Finding(stage, "shape", what, case, tensor=name)]
+        message = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+        return [Finding(stage, "shape", message, case, tensor=name)]
     there = want if got is None else got
     if there is None or not bool(there.ne(0).any()):
         return []
-    what = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
-    return [Finding(stage, "missing-gradient", what, case, tensor=name)]
+    message = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
+    return [Finding(stage, "missing-gradient", message, case, tensor=name)]
 
 
 def _wrong_value(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrograd.check.isolation import Request
+from retrograd.check.isolation import VerifyCommand
 from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.core import subprocesses
 
@@ -57,63 +57,53 @@ def parse(log: str) -> list[Fault] | None:
     faults: list[Fault] = []
     inside: list[Fault] = []
     for line in (raw.removeprefix("=========").strip() for raw in log.splitlines()):
-        if found := _FAULT.search(line):
-            how, space, access, size = found.groups()
+        if match := _FAULT.search(line):
+            how, space, access, size = match.groups()
             faults.append(Fault(f"{how.lower()} {space.strip('_')} {access} of {size} bytes"))
-        elif faults and (found := _AT.match(line)) and faults[-1].kernel == "?":
-            faults[-1] = replace(faults[-1], kernel=found[1], line=found[2] or "")
-        elif faults and (found := _THREAD.search(line)):
-            faults[-1] = replace(faults[-1], thread=f"thread {found[1]} of block {found[2]}")
-        elif faults and (found := _NEAR.search(line)):
-            faults[-1] = replace(faults[-1], near=f"{found[1]} bytes {found[2]} an allocation of {found[3]}")
+        elif faults and (match := _AT.match(line)) and faults[-1].kernel == "?":
+            faults[-1] = replace(faults[-1], kernel=match[1], line=match[2] or "")
+        elif faults and (match := _THREAD.search(line)):
+            faults[-1] = replace(faults[-1], thread=f"thread {match[1]} of block {match[2]}")
+        elif faults and (match := _NEAR.search(line)):
+            faults[-1] = replace(faults[-1], near=f"{match[1]} bytes {match[2]} an allocation of {match[3]}")
         elif faults and "is inside the nearest allocation" in line:
             inside.append(faults[-1])
     return [f for f in faults if not any(f is i for i in inside)]
 
 
-def command(request: Request, tool: str, log: Path) -> list[str]:
+def memcheck_command(command: VerifyCommand, tool: str, log: Path) -> list[str]:
     """What runs the op's ordinary case, or the case asked for, under memcheck."""
-    words = list(request.chosen)
+    words = list(command.chosen)
     kept = [w for i in range(0, len(words), 2) if words[i] != "--only" for w in words[i : i + 2]]
-    run = [sys.executable, "-m", "retrograd", "verify", *request.always, "--level", "quick", "--only", _RUNS]
-    return [
-        tool,
-        "--tool",
-        "memcheck",
-        "--print-limit",
-        "20",
-        "--log-file",
-        str(log),
-        *run,
-        *kept,
-        "--in-process",
-        "-q",
-    ]
+    run = [sys.executable, "-m", "retrograd", "verify", *command.always, "--level", "quick", "--only", _RUNS]
+    options = ["--tool", "memcheck", "--print-limit", "20", "--log-file", str(log)]
+    return [tool, *options, *run, *kept, "--in-process", "-q"]
 
 
-def with_memcheck(report: Report, request: Request, timeout: float) -> Report:
+def with_memcheck(report: Report, command: VerifyCommand, timeout: float) -> Report:
     """The report with what memcheck finds in its bounds stage; a tool that is missing or slow is a note there."""
     if not any(stage.id == _STAGE for stage in report.stages):
         return report
-    faults, note = _faults(report.device, request, timeout)
-    again = shlex.join(["retrograd", "verify", *request.always, "--only", _STAGE, "--memcheck"])
+    faults, note = _faults(report.device, command, timeout)
+    again = shlex.join(["retrograd", "verify", *command.always, "--only", _STAGE, "--memcheck"])
     count = Counter((fault.kernel, fault.what) for fault in faults)
     first = {(fault.kernel, fault.what): fault for fault in reversed(faults)}
     case = Case(report.dtypes[0])
-    found = tuple(
+    findings = tuple(
         Finding(_STAGE, "memcheck", first[key].text(), case, wrong=n, where="the ordinary case", repro=again)
         for key, n in count.items()
     )
-    stages = [_added(s, found, note) if s.id == _STAGE else s for s in report.stages]
+    stages = [_added(s, findings, note) if s.id == _STAGE else s for s in report.stages]
     return replace(report, stages=tuple(stages), verdict=verdict_of(stages))
 
 
-def _added(stage: StageResult, found: Sequence[Finding], note: str) -> StageResult:
+def _added(stage: StageResult, findings: Sequence[Finding], note: str) -> StageResult:
+    status = "failed" if findings else stage.status
     notes = (*stage.notes, *filter(None, [note]))
-    return replace(stage, findings=(*stage.findings, *found), notes=notes, status="failed" if found else stage.status)
+    return replace(stage, findings=(*stage.findings, *findings), notes=notes, status=status)
 
 
-def _faults(device: str, request: Request, timeout: float) -> tuple[list[Fault], str]:
+def _faults(device: str, command: VerifyCommand, timeout: float) -> tuple[list[Fault], str]:
     """What memcheck reports, and a note where it could not look."""
     if not device.startswith("cuda"):
         return [], f"memcheck was not run: it is for GPUs, and the device is {device}"
@@ -122,10 +112,10 @@ def _faults(device: str, request: Request, timeout: float) -> tuple[list[Fault],
         return [], f"memcheck was not run: {TOOL} is not on PATH; it comes with the CUDA toolkit"
     with tempfile.TemporaryDirectory(prefix="retrograd-memcheck-") as folder:
         log = Path(folder) / "log"
-        ended, said = _run(command(request, tool, log), timeout)
+        ended, printed = _run(memcheck_command(command, tool, log), timeout)
         faults = parse(log.read_text(errors="replace")) if log.exists() else None
     if faults is None:
-        return [], f"memcheck did not come to its end ({ended}): {said[-300:]}".rstrip(": ")
+        return [], f"memcheck did not come to its end ({ended}): {printed[-300:]}".rstrip(": ")
     return faults, f"memcheck: {len(faults)} faults" if faults else "memcheck: no fault"
 
 

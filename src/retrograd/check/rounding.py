@@ -20,133 +20,34 @@ from torch.utils._pytree import tree_map_only
 _LOW = (torch.float32, torch.float16, torch.bfloat16)
 _ATEN = torch.ops.aten
 
+
+def _names(operators: str) -> frozenset[str]:
+    return frozenset(operators.split())
+
+
 # Fused operators hide their inner cancellation from a mode that only sees their result: taken apart.
-_FUSED = (
-    "native_layer_norm",
-    "native_layer_norm_backward",
-    "_softmax",
-    "_softmax_backward_data",
-    "_log_softmax",
-    "_log_softmax_backward_data",
-    "gelu",
-    "gelu_backward",
-    "silu",
-    "silu_backward",
-    "native_group_norm",
-    "native_group_norm_backward",
-    "native_batch_norm",
-    "native_batch_norm_backward",
-    "_fused_rms_norm",
-    "_fused_rms_norm_backward",
-    "var",
-    "var_mean",
-    "std",
-    "std_mean",
-    "logsumexp",
-    "mse_loss",
-    "mse_loss_backward",
-    "smooth_l1_loss",
-    "smooth_l1_loss_backward",
-    "huber_loss",
-    "huber_loss_backward",
-    "softplus",
-    "softplus_backward",
-    "elu",
-    "elu_backward",
-    "mish",
-    "mish_backward",
-    "sigmoid_backward",
-    "tanh_backward",
-    "hardswish",
-    "hardswish_backward",
-    "binary_cross_entropy",
-    "binary_cross_entropy_backward",
-    "addcmul",
-    "addcdiv",
-)  # Results that are exact whatever the precision: selections, copies, sign changes.
-_EXACT = {
-    "abs",
-    "neg",
-    "relu",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "where",
-    "maximum",
-    "minimum",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "clone",
-    "copy",
-    "copy_",
-    "_to_copy",
-    "zeros",
-    "zeros_like",
-    "ones",
-    "ones_like",
-    "full",
-    "full_like",
-    "empty",
-    "empty_like",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-    "fill",
-    "fill_",
-    "zero_",
-    "index",
-    "gather",
-    "cat",
-    "stack",
-    "flip",
-    "roll",
-    "constant_pad_nd",
-    "threshold_backward",
-    "sort",
-    "topk",
-    "embedding",
-    "index_select",
-    "masked_fill",
-    "new_empty_strided",
-    "empty_strided",
-    "scalar_tensor",
-    "arange",
-    "detach",
-    "lift_fresh",
-    "sign",
-    "max_pool2d_with_indices",
-    "max_pool2d_with_indices_backward",
-    "tril",
-    "triu",
-    "select_backward",
-    "slice_backward",
-    "eq",
-    "ne",
-    "lt",
-    "gt",
-    "le",
-    "ge",
-    "floor",
-    "ceil",
-    "round",
-    "trunc",
-    "repeat",
-    "index_put",
-    "squeeze",
-    "unsqueeze",
-    "view",
-    "expand",
-    "permute",
-}
+_FUSED = _names("""
+native_layer_norm native_layer_norm_backward _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
+gelu gelu_backward silu silu_backward native_group_norm native_group_norm_backward native_batch_norm
+native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward var var_mean std std_mean logsumexp mse_loss
+mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward softplus softplus_backward
+elu elu_backward mish mish_backward sigmoid_backward tanh_backward hardswish hardswish_backward binary_cross_entropy
+binary_cross_entropy_backward addcmul addcdiv
+""")
+
+# Results that are exact whatever the precision: selections, copies, sign changes.
+_EXACT = _names("""
+abs neg relu clamp clamp_min clamp_max where maximum minimum amax amin max min argmax argmin clone copy copy_
+_to_copy zeros zeros_like ones ones_like full full_like empty empty_like new_zeros new_ones new_full new_empty fill
+fill_ zero_ index gather cat stack flip roll constant_pad_nd threshold_backward sort topk embedding index_select
+masked_fill new_empty_strided empty_strided scalar_tensor arange detach lift_fresh sign max_pool2d_with_indices
+max_pool2d_with_indices_backward tril triu select_backward slice_backward eq ne lt gt le ge floor ceil round trunc
+repeat index_put squeeze unsqueeze view expand permute
+""")
 
 
 # Smooth wherever they are defined: a reference made of these alone has no kink to look for.
-_SMOOTH_NAMES = """
+_SMOOTH = _names("""
 add sub rsub mul div neg pow square sqrt rsqrt reciprocal exp expm1 log log1p erf erfc tanh tanh_backward sin cos
 sigmoid sigmoid_backward sum mean cumsum mm bmm addmm baddbmm dot mv convolution convolution_backward var var_mean
 std std_mean addcmul addcdiv real
@@ -160,24 +61,12 @@ slice_backward tril triu diagonal index index_put index_select index_add gather 
 embedding_dense_backward masked_fill lift_fresh zeros zeros_like ones ones_like full full_like empty empty_like
 new_zeros new_ones new_full new_empty new_empty_strided empty_strided fill zero_ fill_ scalar_tensor arange
 _efficientzerotensor
-"""
-_SMOOTH = frozenset(_SMOOTH_NAMES.split())
+""")
 
 # What an operator decides: which of its results are decisions, or which number they are taken by. A decision that falls
 # otherwise for other roundings is a switch near which the function may have a kink or a jump.
 _DECIDING = {"eq", "ne", "lt", "gt", "le", "ge", "floor", "ceil", "round", "trunc", "sign", "isnan", "floor_divide"}
-_AGAINST_ZERO = {
-    "relu",
-    "abs",
-    "leaky_relu",
-    "threshold",
-    "threshold_backward",
-    "relu_",
-    "prelu",
-    "elu",
-    "celu",
-    "selu",
-}
+_AGAINST_ZERO = _names("relu abs leaky_relu threshold threshold_backward relu_ prelu elu celu selu")
 _KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 
 # What adds up, so that a partial sum may be larger than the result.
@@ -325,8 +214,8 @@ class Float64(TorchDispatchMode):
         elif name in _KEEPING and isinstance(out, torch.Tensor):
             self.decisions.append((name, out.detach() == first.detach()))
         elif name != "_to_copy":  # places: of a sort, a maximum, the k largest; not what was decided before
-            found = out if isinstance(out, (tuple, list)) else (out,)
-            self.decisions += [(name, t) for t in found if isinstance(t, torch.Tensor) and t.dtype == torch.int64]
+            results = out if isinstance(out, (tuple, list)) else (out,)
+            self.decisions += [(name, t) for t in results if isinstance(t, torch.Tensor) and t.dtype == torch.int64]
 
     def _in_place(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor) and out.dtype == torch.float64:

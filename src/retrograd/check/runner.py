@@ -70,17 +70,17 @@ class Verification:
         self.target = name or self.spec.name
         names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
         marked = {re.split("[:@]", w)[0] for w in (case or "").split() if ":" in w or "@" in w}
-        if odd := marked - {"grad_out"}:
+        if unknown := marked - {"grad_out"}:
             known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
-            if odd - known:
-                raise UsageError(f"`case` is about {sorted(odd - known)}, the inputs are {sorted(known)}")
+            if unknown - known:
+                raise UsageError(f"`case` is about {sorted(unknown - known)}, the inputs are {sorted(known)}")
         triton_interpreter.prepare_or_refuse()
-        every, names = names, names[share[0] :: share[1]]
+        all_dtypes, names = names, names[share[0] :: share[1]]
         self.launches: dict[Any, Any] = {}  # what interpreted ones did, to be put in place when they come again
         self.launch_counts: list[LaunchCount] = []
         self.contexts = {
             d: StageContext.of(
-                self.spec, d, level=level, seed=seed, device=self.device, dtypes=every,
+                self.spec, d, level=level, seed=seed, device=self.device, dtypes=all_dtypes,
                 case=None if case is None else make.parse_case(self.spec, d, case),
                 interpreted=lambda: any(count.interpreted for count in self.launch_counts),
             )
@@ -197,9 +197,9 @@ class Verification:
             if outcome.findings and lost(self.device):
                 # Whatever runs now raises the same, and would be told of cases that are right.
                 last = outcome.findings[-1]
-                what = f"{last.what}\nafterwards the GPU answers no call: {lost(self.device)}"
+                message = f"{last.what}\nafterwards the GPU answers no call: {lost(self.device)}"
                 return len(tried), CaseOutcome(
-                    [replace(last, kind="crash", what=what, where="the first case that does it")]
+                    [replace(last, kind="crash", what=message, where="the first case that does it")]
                 )
         merged.power = max(powers, default=None)
         if merged.power:
@@ -266,9 +266,9 @@ def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
     """The stages to run; UsageError for an unknown id."""
     every = stages.load()
     ids = [s.id for s in every]
-    for label, wanted in (("only", only), ("skip", skip)):
-        if odd := [w for w in wanted if w not in ids]:
-            raise UsageError(f"`{label}` names {odd}, expected stages among {', '.join(ids)}")
+    for label, names in (("only", only), ("skip", skip)):
+        if unknown := [w for w in names if w not in ids]:
+            raise UsageError(f"`{label}` names {unknown}, expected stages among {', '.join(ids)}")
     return [s for s in every if (not only or s.id in only) and s.id not in skip]
 
 

@@ -130,9 +130,9 @@ def where(tried: dict[Case, bool]) -> str:
     layouts = {item for c in bad for item in c.layouts}
     if layouts and all(c.layouts for c in bad) and not layouts & {item for c in good for item in c.layouts}:
         return "only with " + ", ".join(f"{k}:{v}" for k, v in sorted(layouts))
-    held = {item for c in bad for item in c.values}
-    if held and all(c.values for c in bad) and not held & {item for c in good for item in c.values}:
-        return "only with " + ", ".join(f"{k}@{v}" for k, v in sorted(held))
+    extremes = {item for c in bad for item in c.values}
+    if extremes and all(c.values for c in bad) and not extremes & {item for c in good for item in c.values}:
+        return "only with " + ", ".join(f"{k}@{v}" for k, v in sorted(extremes))
     for name, _ in bad[0].sizes:
         rule = _size_rule(name, [_flat(c.size(name)) for c in bad], [_flat(c.size(name)) for c in good])
         if rule:

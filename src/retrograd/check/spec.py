@@ -196,8 +196,9 @@ def op(
     if empty := [k for k, v in swept.items() if not v]:
         raise SpecError(f"`params` has no value for {empty}; give at least one")
     names = tuple(dtype_name(d, "dtypes") for d in dtypes)
-    if not names or (odd := [d for d in names if d not in FLOATS]):
-        raise UsageError(f"`dtypes` has {odd if names else 'nothing'}; expected floating dtypes: {', '.join(FLOATS)}")
+    unknown = [d for d in names if d not in FLOATS]
+    if unknown or not names:
+        raise UsageError(f"`dtypes` has {unknown or 'nothing'}; expected floating dtypes: {', '.join(FLOATS)}")
     _check_promises(transforms, kinks, double_backward)
     for key, rule in (sizes or {}).items():
         _check_size_rule(key, rule)
@@ -214,9 +215,9 @@ def op(
 
 
 def _check_promises(transforms: Any, kinks: Any, double_backward: Any) -> None:
-    if isinstance(transforms, str) or (odd := set(transforms) - set(TRANSFORMS)):
-        odd = [transforms] if isinstance(transforms, str) else sorted(odd)
-        raise SpecError(f"`transforms` has {odd}, expected a sequence of some of {', '.join(TRANSFORMS)}")
+    if isinstance(transforms, str) or (unknown := set(transforms) - set(TRANSFORMS)):
+        unknown = [transforms] if isinstance(transforms, str) else sorted(unknown)
+        raise SpecError(f"`transforms` has {unknown}, expected a sequence of some of {', '.join(TRANSFORMS)}")
     if kinks is not None and not callable(kinks):
         raise SpecError(f"`kinks` is {type(kinks).__name__}, expected a callable kinks(*inputs, **params) or None")
     if double_backward not in (None, "right", "raises"):
@@ -232,6 +233,6 @@ def _names(extremes: Sequence[str], inputs: Inputs) -> tuple[str, ...]:
 
 def _check_size_rule(name: str, rule: Any) -> None:
     values = rule if isinstance(rule, (tuple, list)) else [rule]
-    whole = bool(values) and all(isinstance(v, int) and v >= 0 for v in values)
-    if not whole or (isinstance(rule, tuple) and (len(rule) != 2 or rule[0] > rule[1])):
+    valid = bool(values) and all(isinstance(v, int) and v >= 0 for v in values)
+    if not valid or (isinstance(rule, tuple) and (len(rule) != 2 or rule[0] > rule[1])):
         raise SpecError(f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest) or a list of sizes")

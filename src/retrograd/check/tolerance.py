@@ -134,10 +134,10 @@ _AMPLIFIED = 2.0**7  # most that an element's error may have grown with it: quot
 
 def alike(tol: torch.Tensor, want: torch.Tensor, suspect: torch.Tensor, dtype: str) -> torch.Tensor:
     """How far a result may be from what a suspected mistake would give: `tol`, which is about `want`, in its scale."""
-    found = suspect.nan_to_num(0.0, 0.0, 0.0).abs()
-    whole = float(found.max() / want.abs().max().clamp_min(torch.finfo(want.dtype).tiny)) if want.numel() else 1.0
-    each = (found / want.abs()).nan_to_num(1.0, 1.0).clamp(max(1.0, whole), max(_AMPLIFIED, whole))
-    return _ALIKE * each * tol + _ALIKE * UNIT[dtype] * found
+    size = suspect.nan_to_num(0.0, 0.0, 0.0).abs()
+    overall = float(size.max() / want.abs().max().clamp_min(torch.finfo(want.dtype).tiny)) if want.numel() else 1.0
+    each = (size / want.abs()).nan_to_num(1.0, 1.0).clamp(max(1.0, overall), max(_AMPLIFIED, overall))
+    return _ALIKE * each * tol + _ALIKE * UNIT[dtype] * size
 
 
 # Errors about a unit of a lower precision: rounding once leaves a third of a unit in the mean, sums of rounded terms

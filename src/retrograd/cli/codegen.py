@@ -138,13 +138,13 @@ def _compiled(target: str, options: dict[str, Any], progress: Any) -> Codegen:
     from retrograd.codegen.compile import require_triton
 
     require_triton()
-    from retrograd.catalog.launches import Options, launches
+    from retrograd.catalog.launches import LaunchArguments, launches
     from retrograd.codegen.listing import cross_compiled
     from retrograd.codegen.targets import targets
     from retrograd.env.facts import cpu_count
 
     architectures = options["architectures"] or tuple(targets())
-    chosen = Options(options["signature"], options["case"], options["dtype"])
+    chosen = LaunchArguments(options["signature"], options["case"], options["dtype"])
     workload = launches(target, chosen, architectures[0])
     jobs = options["jobs"] or cpu_count()
     return cross_compiled(target, workload, architectures, only=options["only"], workers=jobs, progress=progress)
@@ -154,9 +154,9 @@ def _ran(target: str, options: dict[str, Any]) -> Codegen:
     from retrograd.codegen.loaded_kernels import need_gpu, of_run, profiled
 
     need_gpu("--profile" if options["profile"] else "--run")
-    from retrograd.catalog.launches import Options, runs
+    from retrograd.catalog.launches import LaunchArguments, runs
 
-    workload = runs(target, Options(options["signature"], options["case"], options["dtype"]))
+    workload = runs(target, LaunchArguments(options["signature"], options["case"], options["dtype"]))
     found = of_run(target, workload, only=options["only"])
     if not options["profile"]:
         return found

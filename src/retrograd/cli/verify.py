@@ -21,7 +21,7 @@ from retrograd.cli._output import Progress, live, show
 from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 
 if TYPE_CHECKING:
-    from retrograd.check.isolation import Limits
+    from retrograd.check.isolation import ProcessLimits
     from retrograd.check.schema import Finding, Report
 
 
@@ -101,14 +101,14 @@ def verify(
 
     Exit code: 0 proved, 1 finding, 2 wrong usage, 3 cannot decide.
     """
-    from retrograd.check.isolation import limits
+    from retrograd.check.isolation import process_limits
     from retrograd.check.spec import dtype_name
     from retrograd.report import check_paths
 
     # All that can be wrong with the arguments is told before torch is imported and minutes are spent.
     check_paths(*outputs)
     names = tuple(dtype_name(d, "--dtype") for d in dtypes)
-    bounds = limits(timeout, memory)
+    bounds = process_limits(timeout, memory)
     _check_place(device, memcheck and in_process)
     options: dict[str, Any] = dict(
         level=level, seed=seed, only=only, skip=skip, dtypes=names or None, case=case, name=target
@@ -166,19 +166,19 @@ def _isolated(
     target: str,
     device: str,
     options: dict[str, Any],
-    bounds: Limits,
+    bounds: ProcessLimits,
     progress: Progress | None,
     *,
     jobs: int,
     memcheck: bool,
 ) -> Report:
-    from retrograd.check.isolation import Request, verify_isolated
+    from retrograd.check.isolation import VerifyCommand, verify_isolated
 
     always = (target, "--level", options["level"], "--seed", str(options["seed"]), "--device", device)
     given = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
     chosen = [word for name, values in given if values for word in (name, ",".join(values))]
     chosen += ["--case", options["case"]] if options["case"] is not None else []
-    request = Request(always, tuple(chosen), tuple(options["skip"]))
+    request = VerifyCommand(always, tuple(chosen), tuple(options["skip"]))
     report = verify_isolated(request, bounds, progress, jobs)
     if memcheck:
         from retrograd.check.memcheck import with_memcheck

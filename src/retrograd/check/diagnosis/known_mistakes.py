@@ -138,8 +138,8 @@ def _factor(value: float, case: Case) -> str:
 
 
 def _scaled(e: Evidence) -> Iterator[Suspect]:
-    what = "gradient" if e.name.startswith("grad ") else "value"
-    yield Suspect(f"zero everywhere: the {what} is never written, or cut off", torch.zeros_like(e.want))
+    noun = "gradient" if e.name.startswith("grad ") else "value"
+    yield Suspect(f"zero everywhere: the {noun} is never written, or cut off", torch.zeros_like(e.want))
     if (times := e.times(e.want)) is not None:
         text = "the right one with the other sign" if _factor(times, e.case) == "-1" else ""
         yield Suspect(text or f"{_factor(times, e.case)} times the right one", times * e.want)
@@ -339,13 +339,13 @@ def _parts(e: Evidence) -> Iterator[Suspect]:
             parts.append(torch.zeros_like(e.want).flatten() if tensor is None else tensor.detach().flatten())
         columns = torch.stack(parts, 1)  # [elements, n]
         times = torch.linalg.lstsq(columns, e.got.flatten()[:, None]).solution[:, 0].round()
-        odd = [i for i in range(n) if times[i] != 1]
-        if odd and len({float(times[i]) for i in odd}) == 1 and abs(float(times[odd[0]])) <= _MOST_TIMES:
-            count = int(times[odd[0]])
+        wrong = [i for i in range(n) if times[i] != 1]
+        if wrong and len({float(times[i]) for i in wrong}) == 1 and abs(float(times[wrong[0]])) <= _MOST_TIMES:
+            count = int(times[wrong[0]])
             how = {0: "is lost", 2: "is added twice", -1: "is subtracted"}.get(count, f"counts {count} times")
-            where = _places(odd, n, f"axis {axis} of grad_out")
+            where = _places(wrong, n, f"axis {axis} of grad_out")
             yield Suspect(f"what belongs to {where} {how}", (columns @ times).view(e.want.shape))
 
 
-def _places(odd: list[int], n: int, name: str) -> str:
-    return describe(torch.tensor([i in odd for i in range(n)]), [name]).replace("every element", f"all of {name}")
+def _places(wrong: list[int], n: int, name: str) -> str:
+    return describe(torch.tensor([i in wrong for i in range(n)]), [name]).replace("every element", f"all of {name}")

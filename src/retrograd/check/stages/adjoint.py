@@ -153,7 +153,7 @@ def _report(context: StageContext, line: Line, full: Line, value: float, allowed
     """The finding for what `full` shows, with the elements that `line` was narrowed down to."""
     case, label = line.case, f"grad {line.name}"
     size = float((full.grad.double() * full.direction).square().sum().sqrt())
-    what = (
+    message = (
         f"{label} is not the derivative of the forward: along a random direction the forward's slope differs from it "
         f"by {abs(value):.3g}, {_ratio(value, allowed):.3g} times what is attainable (its own size is {size:.3g})"
     )
@@ -163,18 +163,20 @@ def _report(context: StageContext, line: Line, full: Line, value: float, allowed
         index = tuple(int(i) for i in torch.unravel_index(left[0], line.grad.shape)) if line.grad.ndim else ()
         got = float(line.grad.double().flatten()[left[0]])
         more = dict(index=index, got=got, want=got + line.judge()[0] / float(line.direction.flatten()[left[0]]))
-    if context.spec.reference is not None and not context.judge.against_truth(_ID, case, context.runner.run(case))[0]:
-        what += "; the reference has the same mistake (if both mean it, as straight-through does, say surrogate=True)"
+    run = context.runner.run(case) if context.spec.reference is not None else None
+    if run is not None and not context.judge.against_truth(_ID, case, run)[0]:
+        message += (
+            "; the reference has the same mistake (if both mean it, as straight-through does, say surrogate=True)"
+        )
     more |= dict(tensor=label, excess=_ratio(value, allowed), wrong=len(left), total=line.grad.numel())
-    return Finding(_ID, "not-the-derivative", what, case, **more)
+    return Finding(_ID, "not-the-derivative", message, case, **more)
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """Each input along random directions; an alarm counts if two more directions of three show it too."""
     out = CaseOutcome()
-    grads = {
-        k.removeprefix("grad "): g for k, g in context.runner.run(case).grads.items() if g is not None and g.numel()
-    }
+    run = context.runner.run(case)
+    grads = {k.removeprefix("grad "): g for k, g in run.grads.items() if g is not None and g.numel()}
     directions = context.budget.directions
     powers = _together(context, case, grads)
     if powers:
@@ -185,20 +187,20 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         def line(number: int, name: str = name, grad: torch.Tensor = grad) -> Line:
             return Line(context.runner, case, name, grad, _direction(context, case, name, number))
 
-        seen = []
+        relative = []
         for number in range(directions):
             at = line(number)
             value, allowed = at.judge()
             size = float((at.grad.double() * at.direction).square().sum().sqrt())
             if size > 0:
-                seen.append(allowed / size)
+                relative.append(allowed / size)
             if abs(value) > allowed and _confirmed(line, directions) and (narrow := _locate(at)):
                 out.findings.append(_report(context, narrow, at, value, allowed))
                 break
-        seen.sort()
-        if seen:
-            powers.append(seen[len(seen) // 2])
-            if seen[len(seen) // 2] > _WEAK:
+        relative.sort()
+        if relative:
+            powers.append(relative[len(relative) // 2])
+            if relative[len(relative) // 2] > _WEAK:
                 out.notes.append(f"no power for {label} in {case.dtype}: the forward is too coarse for differences")
     out.power = max(powers, default=None)
     out.power_text = f"relative error {out.power:.1e}" if out.power is not None else "no gradient to check"

@@ -28,9 +28,9 @@ def _compare(context: StageContext, case: Case, base: OpRun, factor: float, labe
         if context.judge.noisy(case) and abs(a - b) <= tolerance.NOISY_LINEAR * float(want.abs().max()):
             out.notes.append(f"{label} not bitwise for {name}: the op differs run to run")
             continue
-        what = f"{name}{list(index)}: {label} fails, {a:.9g} against {b:.9g} ({int(off.sum())} elements)"
+        message = f"{name}{list(index)}: {label} fails, {a:.9g} against {b:.9g} ({int(off.sum())} elements)"
         out.findings.append(
-            Finding(_ID, "not-linear", what, case, tensor=name, index=index, got=a, want=b, wrong=int(off.sum()),
+            Finding(_ID, "not-linear", message, case, tensor=name, index=index, got=a, want=b, wrong=int(off.sum()),
                     total=got.numel())
         )  # fmt: skip
 
@@ -44,8 +44,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     zero = context.runner.run(case, grad_outs=[torch.zeros_like(g) for g in context.runner.grad_outs(case)])
     for name, grad in zero.grads.items():
         if grad is not None and bool((grad != 0).any()):
-            what = f"{name} is not zero for a zero grad_out"
-            out.findings.append(Finding(_ID, "zero", what, case, tensor=name))
+            message = f"{name} is not zero for a zero grad_out"
+            out.findings.append(Finding(_ID, "zero", message, case, tensor=name))
     return out
 
 

@@ -45,7 +45,7 @@ class _Guarded:
     run: OpRun | None = None
     error: OpRaised | None = None
     written: list[tuple[str, Guard, list[int]]] = field(default_factory=list)
-    seen: list[memory_accesses.Watch] = field(default_factory=list)
+    watches: list[memory_accesses.Watch] = field(default_factory=list)
 
 
 def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
@@ -57,8 +57,8 @@ def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
     graph: Any = None
 
     def part(phase: str) -> Any:
-        with bands, memory_accesses.watch(bands.guards) as seen:
-            done.seen.append(seen)
+        with bands, memory_accesses.watch(bands.guards) as watch:
+            done.watches.append(watch)
             return context.runner.forward(case, inputs=inputs, grad_outs=gs) if phase == "forward" else graph.backward()
 
     for phase in ("forward", "backward"):
@@ -84,8 +84,8 @@ def _writes(case: Case, done: _Guarded) -> Iterator[Finding]:
         places_by_side = ", ".join(
             f"{_count(len(at))} {side}{_nearest(guard, side, at)}" for side, at in by_side.items() if at
         )
-        what = f"the {phase} writes outside {guard.name}: {places_by_side}"
-        yield Finding(_ID, "write", what, case, tensor=guard.owner)
+        message = f"the {phase} writes outside {guard.name}: {places_by_side}"
+        yield Finding(_ID, "write", message, case, tensor=guard.owner)
 
 
 def _count(n: int) -> str:
@@ -100,7 +100,7 @@ def _nearest(guard: Guard, side: str, places: list[int]) -> str:
 
 
 def _outside(case: Case, done: _Guarded) -> Iterator[Finding]:
-    for watch in done.seen:
+    for watch in done.watches:
         for access in watch.accesses.values():
             kind = "address-write" if access.write else "address-read"
             yield Finding(_ID, kind, access.text(), case, tensor=access.argument.strip("`"))
@@ -116,12 +116,12 @@ def _noisy(context: StageContext, case: Case) -> bool:
     return first is not None and any(t is not None and t.first_difference(first) for t in again)
 
 
-def _differs(one: OpRun, other: OpRun, noisy: Noisy) -> str:
+def _differs(first: OpRun, second: OpRun, noisy: Noisy) -> str:
     """Name of a tensor that differs by more than the op does from itself; "" if none."""
-    name = one.first_difference(other)
+    name = first.first_difference(second)
     if not name:
         return ""
-    a, b = one.tensors[name], other.tensors[name]
+    a, b = first.tensors[name], second.tensors[name]
     if a is None or b is None or a.shape != b.shape:
         return name
     lost = bool((a.isfinite() != b.isfinite()).any())
@@ -130,27 +130,27 @@ def _differs(one: OpRun, other: OpRun, noisy: Noisy) -> str:
 
 def _reads(context: StageContext, case: Case, runs: dict[str, _Guarded]) -> Iterator[Finding]:
     """A finding if results depend on what the bands hold."""
-    one, other = runs[NAN].run, runs[HUGE].run
-    if one is None or other is None:
-        held, error = next((fill, done.error) for fill, done in runs.items() if done.error)
-        what = f"with {held} around the tensors that it is given {error}; with other values it does not"
-        yield Finding(_ID, "read", what, case)
+    first, second = runs[NAN].run, runs[HUGE].run
+    if first is None or second is None:
+        fill, error = next((fill, done.error) for fill, done in runs.items() if done.error)
+        message = f"with {fill} around the tensors that it is given {error}; with other values it does not"
+        yield Finding(_ID, "read", message, case)
         return
     noisy = cache(lambda: _noisy(context, case))
-    name, held = _differs(one, other, noisy), f"{NAN}, then {HUGE}"
-    if not name and any(t is not None and bool(t.isnan().any()) for t in one.tensors.values()):
+    name, fill = _differs(first, second, noisy), f"{NAN}, then {HUGE}"
+    if not name and any(t is not None and bool(t.isnan().any()) for t in first.tensors.values()):
         # Huge values can end as NaN too (inf - inf), and then both runs are alike.
-        other = _run(context, case, Bands(PLAIN)).run or other
-        name, held = _differs(one, other, noisy), f"{NAN}, then {PLAIN}"
+        second = _run(context, case, Bands(PLAIN)).run or second
+        name, fill = _differs(first, second, noisy), f"{NAN}, then {PLAIN}"
     if not name:
         return
-    a, b = one.tensors[name], other.tensors[name]
+    a, b = first.tensors[name], second.tensors[name]
     differing = int((~((a == b) | (a.isnan() & b.isnan()))).sum()) if a is not None and b is not None else 0
     where = _culprit(context, case, noisy)
     if not where:
         return  # it does not come again: an op that is seldom off
-    what = f"{name} depends on memory outside {where}: {held} there change {_count(differing)}"
-    yield Finding(_ID, "read", what, case, tensor=name, wrong=differing)
+    message = f"{name} depends on memory outside {where}: {fill} there change {_count(differing)}"
+    yield Finding(_ID, "read", message, case, tensor=name, wrong=differing)
 
 
 def _culprit(context: StageContext, case: Case, noisy: Noisy) -> str:
@@ -194,7 +194,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     for done in runs.values():
         for finding in (*_outside(case, done), *_writes(case, done)):
             findings.setdefault((finding.kind, finding.tensor, finding.what), finding)
-        out.notes += [watch.missing for watch in done.seen if watch.missing]
+        out.notes += [watch.missing for watch in done.watches if watch.missing]
     errors = [done.error for done in runs.values()]
     if all(errors):
         _refusal(context, case, out, errors[0])

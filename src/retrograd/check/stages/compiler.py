@@ -55,11 +55,11 @@ def _operators(context: StageContext, case: Case, out: CaseOutcome) -> int:
         for test, result in results.items():
             if isinstance(result, Exception):
                 line = next((text for text in str(result).splitlines() if text.strip()), type(result).__name__)
-                what = f"operator {func} fails {test} of torch.library.opcheck: {line.strip()}"
-                out.findings.append(Finding(_ID, _TESTS.get(test, "operator"), what, case, tensor=str(func)))
+                message = f"operator {func} fails {test} of torch.library.opcheck: {line.strip()}"
+                out.findings.append(Finding(_ID, _TESTS.get(test, "operator"), message, case, tensor=str(func)))
         if not any(f.tensor == str(func) for f in out.findings) and (difference := _strides(func, args, kwargs)):
-            what = f"operator {func} has another fake than kernel: {difference}"
-            out.findings.append(Finding(_ID, "fake", what, case, tensor=str(func)))
+            message = f"operator {func} has another fake than kernel: {difference}"
+            out.findings.append(Finding(_ID, "fake", message, case, tensor=str(func)))
     return len(calls.first)
 
 
@@ -92,8 +92,8 @@ def _compare(context: StageContext, case: Case, run: OpRun, eager: OpRun, how: s
     got, want = run.tensors[name], eager.tensors[name]
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
         forms = [None if t is None else (tuple(t.shape), t.dtype) for t in (got, want)]
-        what = f"{name} is {forms[0]} {how}, {forms[1]} in eager"
-        out.findings.append(Finding(_ID, "form", what, case, tensor=name))
+        message = f"{name} is {forms[0]} {how}, {forms[1]} in eager"
+        out.findings.append(Finding(_ID, "form", message, case, tensor=name))
         return
     if context.spec.reference is None:
         out.notes.append(
@@ -142,8 +142,8 @@ def _vjp(context: StageContext, case: Case, eager: OpRun, out: CaseOutcome) -> N
         result = torch.func.vjp(call, *(inputs[n] for n in names))
         outs, grads = result[0], result[1](tuple(eager.grad_outs))
     except Exception as error:
-        what = f"with torch.func.vjp: {type(error).__name__}: {str(error).splitlines()[0]}"
-        out.findings.append(Finding(_ID, "raises", what, case))
+        message = f"with torch.func.vjp: {type(error).__name__}: {str(error).splitlines()[0]}"
+        out.findings.append(Finding(_ID, "raises", message, case))
         return
     got = OpRun(dict(zip(eager.outs, outs, strict=True)), {f"grad {n}": g for n, g in zip(names, grads, strict=True)},
                 eager.inputs, eager.grad_outs)  # fmt: skip
@@ -166,8 +166,8 @@ def _vmapped(context: StageContext, case: Case, eager: OpRun, out: CaseOutcome) 
         both = [torch.stack([a, b]) for a, b in zip(*gs, strict=True)]
         grads = torch.autograd.grad(outs, list(stacked.values()), both, allow_unused=True)
     except Exception as error:
-        what = f"with torch.func.vmap: {type(error).__name__}: {str(error).splitlines()[0]}"
-        out.findings.append(Finding(_ID, "raises", what, case))
+        message = f"with torch.func.vmap: {type(error).__name__}: {str(error).splitlines()[0]}"
+        out.findings.append(Finding(_ID, "raises", message, case))
         return
     first = {f"grad {n}": None if g is None else g[0] for n, g in zip(names, grads, strict=True)}
     got = OpRun({k: t[0].detach() for k, t in zip(eager.outs, outs, strict=True)}, first, eager.inputs, eager.grad_outs)

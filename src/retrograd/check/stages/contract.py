@@ -29,14 +29,14 @@ def _forms(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> N
             known = context.spec.reference is not None
             if known and context.oracle.truth(case).want[name] is None:
                 continue
-            what = f"{name} is None without a word, expected a tensor of shape {tuple(like.shape)}"
-            out.findings.append(Finding(_ID, "silent-none", what, case, tensor=name))
+            message = f"{name} is None without a word, expected a tensor of shape {tuple(like.shape)}"
+            out.findings.append(Finding(_ID, "silent-none", message, case, tensor=name))
             continue
         for aspect in ("shape", "dtype", "device"):
             got, want = getattr(grad, aspect), getattr(like, aspect)
             if got != want:
-                what = f"{name} has {aspect} {got}, expected {want} as its input"
-                out.findings.append(Finding(_ID, aspect, what, case, tensor=name))
+                message = f"{name} has {aspect} {got}, expected {want} as its input"
+                out.findings.append(Finding(_ID, aspect, message, case, tensor=name))
 
 
 def _agree(got: torch.Tensor | None, want: torch.Tensor | None) -> bool:
@@ -59,14 +59,14 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         try:
             part = context.runner.run(case, only=subset)
         except OpRaised as error:
-            what = f"when only {', '.join(subset)} require(s) a gradient, {error}"
-            out.findings.append(Finding(_ID, "subset", what, case, tensor=", ".join(subset)))
+            message = f"when only {', '.join(subset)} require(s) a gradient, {error}"
+            out.findings.append(Finding(_ID, "subset", message, case, tensor=", ".join(subset)))
             continue
         for name, grad in part.grads.items():
             if not _agree(grad, full.grads[name]):
                 state = "is None" if grad is None else "differs"
-                what = f"{name} {state} when only {', '.join(subset)} require(s) a gradient"
-                out.findings.append(Finding(_ID, "subset", what, case, tensor=name))
+                message = f"{name} {state} when only {', '.join(subset)} require(s) a gradient"
+                out.findings.append(Finding(_ID, "subset", message, case, tensor=name))
     alone, note = shard(context, [_outputs_alone] * (len(full.outs) > 1), "gradients of each output alone", least=1)
     out.notes += [note] * bool(note)
     for part in alone:
@@ -83,8 +83,8 @@ def _outputs_alone(context: StageContext, case: Case, full: OpRun, out: CaseOutc
                 total[name] = total.get(name, torch.zeros_like(grad)) + grad
     for name, grad in full.grads.items():
         if not _agree(total.get(name), grad):
-            what = f"{name} is not the sum of its parts from each output alone"
-            out.findings.append(Finding(_ID, "output-subset", what, case, tensor=name))
+            message = f"{name} is not the sum of its parts from each output alone"
+            out.findings.append(Finding(_ID, "output-subset", message, case, tensor=name))
 
 
 STAGE = Stage(_ID, "gradients exist, fit, for every subset", 10, lambda context: [context.base], check)

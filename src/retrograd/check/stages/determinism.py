@@ -24,31 +24,28 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     out = CaseOutcome(power_text=f"{n} runs: P(a run differs) < {bound(n):.1%} (95 %)", notes=[note] * bool(note))
     if context.interpreted():
         out.notes.append("kernels were interpreted, one program after another: no race between programs can show")
-    odd = 0
+    differing = 0
     name = ""
     for _ in range(n - 1):
         again = context.runner.run(case)
         differs = again.first_difference(first)
         if not differs:
             continue
-        odd, name = odd + 1, differs
+        differing, name = differing + 1, differs
         if context.spec.reference is not None:
             findings, _ = context.judge.against_truth(_ID, case, again)
             if findings:
                 out.findings.append(findings[0])
                 break
-    if odd and not out.findings:
-        differing = f"{name} differs in {odd} of {n - 1} repeats of the same call"
+    if differing and not out.findings:
+        message = f"{name} differs in {differing} of {n - 1} repeats of the same call"
         if context.spec.deterministic:
-            out.findings.append(Finding(_ID, "not-repeatable", differing, case, tensor=name, wrong=odd, total=n - 1))
+            finding = Finding(_ID, "not-repeatable", message, case, tensor=name, wrong=differing, total=n - 1)
+            out.findings.append(finding)
         else:
-            within = (
-                "within the attainable error"
-                if context.spec.reference
-                else "how far cannot be said without a reference"
-            )
-            out.notes.append(f"{differing}, {within}")
-            out.power, out.power_text = None, f"not bitwise repeatable: {odd} of {n - 1} repeats differ"
+            unknown = "how far cannot be said without a reference"
+            out.notes.append(f"{message}, {'within the attainable error' if context.spec.reference else unknown}")
+            out.power, out.power_text = None, f"not bitwise repeatable: {differing} of {n - 1} repeats differ"
     return out
 
 

@@ -46,11 +46,11 @@ class Reach:
 
         A row that float64 leaves finite must be finite; one in which something is not must have something that is not.
         """
-        odd, odd_want, odd_eager = (~t.isfinite() for t in (self.got, self.want, self.eager))
+        not_finite, odd_want, odd_eager = (~t.isfinite() for t in (self.got, self.want, self.eager))
         if self.want.ndim > 1:
-            odd, odd_want, odd_eager = (t.any(-1, keepdim=True) for t in (odd, odd_want, odd_eager))
+            not_finite, odd_want, odd_eager = (t.any(-1, keepdim=True) for t in (not_finite, odd_want, odd_eager))
         agreed = odd_want == odd_eager
-        gone, new = (t.expand_as(self.want) for t in (agreed & odd_want & ~odd, agreed & ~odd_want & odd))
+        gone, new = (t.expand_as(self.want) for t in (agreed & odd_want & ~not_finite, agreed & ~odd_want & not_finite))
         untouched = (self.want == self.plain) & ~self.got.isfinite() & self.eager.isfinite()
         return gone & ~self.want.isfinite(), new & ~self.got.isfinite() | untouched
 
@@ -82,13 +82,13 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
             if not bool(mask.any()):
                 continue
             index = tuple(int(i) for i in mask.nonzero()[0])
-            odd = torch.isnan if extreme == "nan" else lambda t: ~t.isfinite()
-            what = (
-                f"{extreme} in {name}{at} {verb} {label}{list(index)}: in float64 it reaches {_rows(odd(want))} of "
-                f"{label}, here {_rows(odd(reach.got))}"
+            not_finite = torch.isnan if extreme == "nan" else lambda t: ~t.isfinite()
+            message = (
+                f"{extreme} in {name}{at} {verb} {label}{list(index)}: in float64 it reaches {_rows(not_finite(want))} "
+                f"of {label}, here {_rows(not_finite(reach.got))}"
             )
             out.findings.append(
-                Finding(_ID, kind, what, case, tensor=label, index=index, got=float(reach.got[index]),
+                Finding(_ID, kind, message, case, tensor=label, index=index, got=float(reach.got[index]),
                               want=float(want[index]), wrong=int(mask.sum()), total=mask.numel())
             )  # fmt: skip
 

@@ -45,12 +45,12 @@ def second_order(
 
 
 def _trap(case: Case, name: str, want: torch.Tensor) -> Finding:
-    what = (
+    message = (
         f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though its own "
         f"derivative is as large as {float(want.abs().max()):.3g}; decorate the backward with once_differentiable, "
         "so that asking raises, or make it differentiable"
     )
-    return Finding(_ID, "silently-constant", what, case, tensor=name)
+    return Finding(_ID, "silently-constant", message, case, tensor=name)
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -63,12 +63,12 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         got = second_order(case, context.runner.seed, forward.outs, leaves, forward.grad_outs)
     except Exception as error:
         if promise == "right":
-            what = f"gradients of gradients are promised, but raise {type(error).__name__}: {error}"
-            out.findings.append(Finding(_ID, "raises", what, case))
+            message = f"gradients of gradients are promised, but raise {type(error).__name__}: {error}"
+            out.findings.append(Finding(_ID, "raises", message, case))
         return out
     if promise == "raises":
-        what = "gradients of gradients do not raise, as the op promises (double_backward='raises')"
-        out.findings.append(Finding(_ID, "does-not-raise", what, case))
+        message = "gradients of gradients do not raise, as the op promises (double_backward='raises')"
+        out.findings.append(Finding(_ID, "does-not-raise", message, case))
         return out
     try:
         truth = context.oracle.truth(case, _RUNS, second_order)

@@ -90,16 +90,16 @@ def _finding(
 ) -> Finding:
     """The finding for a tensor that is out, by its worst element."""
     index = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape)) if ratio.ndim else ()
-    what = f"{key}{list(index)} is {float(got[index]):.6g} with `{case.values[0][0]}` at kinks of the forward: "
+    message = f"{key}{list(index)} is {float(got[index]):.6g} with `{case.values[0][0]}` at kinks of the forward: "
     if key in interval.at and bool(interval.at[key][index]):
         low, high = float(interval.low[key][index]), float(interval.high[key][index])
         sides = "the one-sided derivatives" if key.startswith("grad ") else "the values of both sides"
-        what += f"right is what lies between {low:.6g} and {high:.6g}, {sides}"
+        message += f"right is what lies between {low:.6g} and {high:.6g}, {sides}"
     else:
-        what += f"expected {float(want[index]):.6g}"
+        message += f"expected {float(want[index]):.6g}"
     more = dict(got=float(got[index]), want=float(want[index]), excess=float(ratio.max()))
     wrong = int((ratio > 1).sum())
-    return Finding(_ID, "beyond-kink", what, case, tensor=key, index=index, wrong=wrong, total=ratio.numel(), **more)
+    return Finding(_ID, "beyond-kink", message, case, tensor=key, index=index, wrong=wrong, total=ratio.numel(), **more)
 
 
 def _odds(runner: OpRunner, case: Case, plain: Case, name: str, mask: torch.Tensor) -> str:

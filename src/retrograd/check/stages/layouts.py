@@ -25,12 +25,6 @@ def cases(context: StageContext) -> list[Case]:
 
 
 STAGE = Stage(
-    _ID,
-    "any strides of inputs and grad_out",
-    60,
-    cases,
-    lambda context, case: judged(context, case, _ID),
-    needs_reference=True,
-    after=("oracle", "contract"),
-    sharded=True,
-)
+    _ID, "any strides of inputs and grad_out", 60, cases, lambda context, case: judged(context, case, _ID),
+    needs_reference=True, after=("oracle", "contract"), sharded=True,
+)  # fmt: skip

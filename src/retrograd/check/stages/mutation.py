@@ -23,11 +23,11 @@ def _stale(context: StageContext, case: Case, name: str, out: CaseOutcome) -> No
     except OpRaised:
         return  # autograd's version counter refused: what it is for
     if changed := context.judge.clearly_changed(after.grads, before.grads):
-        what = (
+        message = (
             f"{changed} changes silently when `{name}` is modified in place between forward and backward; "
             "save it with ctx.save_for_backward so that autograd raises"
         )
-        out.findings.append(Finding(_ID, "stale-input", what, case, tensor=changed))
+        out.findings.append(Finding(_ID, "stale-input", message, case, tensor=changed))
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -39,12 +39,12 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     run = context.runner.run(case, grad_outs=gs)
     for name, value in fresh.items():
         if isinstance(value, torch.Tensor) and not same_bits(run.inputs[name].detach(), value):
-            what = f"input `{name}` was overwritten"
-            out.findings.append(Finding(_ID, "input", what, case, tensor=name))
+            message = f"input `{name}` was overwritten"
+            out.findings.append(Finding(_ID, "input", message, case, tensor=name))
     for i, (g, copy) in enumerate(zip(gs, kept, strict=True)):
         if not same_bits(g, copy):
-            what = f"grad_out of output {i} was overwritten by the backward"
-            out.findings.append(Finding(_ID, "grad_out", what, case, tensor="grad_out"))
+            message = f"grad_out of output {i} was overwritten by the backward"
+            out.findings.append(Finding(_ID, "grad_out", message, case, tensor="grad_out"))
     if not out.findings:
         for name in context.runner.differentiable(case):
             if fresh[name].numel():

@@ -105,8 +105,9 @@ def _compare(context: StageContext, case: Case, out: CaseOutcome, plain: OpRun, 
     gone = int((~got.isfinite() & want.isfinite()).sum())
     if not gone and not (name := context.judge.changed(_ID, case, poisoned, plain)):
         return False
-    what = f"{name} depends on uninitialised memory: torch.empty filled with {label} changes it"
-    out.findings.append(Finding(_ID, "uninitialised", what, case, tensor=name, wrong=gone or None, total=got.numel()))
+    message = f"{name} depends on uninitialised memory: torch.empty filled with {label} changes it"
+    finding = Finding(_ID, "uninitialised", message, case, tensor=name, wrong=gone or None, total=got.numel())
+    out.findings.append(finding)
     return True
 
 

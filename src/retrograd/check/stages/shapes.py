@@ -16,7 +16,7 @@ _LONG = (1000, 257)
 _MOST_ELEMENTS = 1 << 16
 
 
-def _wanted(context: StageContext) -> list[Case]:
+def _sweep(context: StageContext) -> list[Case]:
     base, spec = context.base, context.spec
     rank_free = free_rank(spec)
     by_name: list[list[Case]] = []
@@ -56,16 +56,10 @@ def cases(context: StageContext) -> list[Case]:
                 total *= max(n, 1)
         return total
 
-    return [c for c in dict.fromkeys(_wanted(context)) if elements(c) <= _MOST_ELEMENTS]
+    return [c for c in dict.fromkeys(_sweep(context)) if elements(c) <= _MOST_ELEMENTS]
 
 
 STAGE = Stage(
-    _ID,
-    "0, 1, block edges, primes, any rank",
-    70,
-    cases,
-    lambda context, case: judged(context, case, _ID),
-    needs_reference=True,
-    after=("oracle", "contract"),
-    sharded=True,
-)
+    _ID, "0, 1, block edges, primes, any rank", 70, cases, lambda context, case: judged(context, case, _ID),
+    needs_reference=True, after=("oracle", "contract"), sharded=True,
+)  # fmt: skip

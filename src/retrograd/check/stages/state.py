@@ -65,8 +65,8 @@ def _twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) ->
     try:
         second = graph.backward()
     except OpRaised as error:
-        what = f"a second backward over the same graph (retain_graph=True) fails: {error}"
-        out.findings.append(Finding(_ID, "second-backward", what, case))
+        message = f"a second backward over the same graph (retain_graph=True) fails: {error}"
+        out.findings.append(Finding(_ID, "second-backward", message, case))
         return
     if name := first.first_difference(kept):
         problem = "of the first backward is overwritten by a second one over the same graph"
@@ -111,9 +111,9 @@ def _updated(context: StageContext, case: Case, out: CaseOutcome) -> None:
         with torch.no_grad():
             inputs[name].mul_(_STEP)
         got = context.runner.forward(case, inputs=inputs).backward()
-        if odd := context.judge.clearly_changed(got.tensors, want.tensors):
+        if changed := context.judge.clearly_changed(got.tensors, want.tensors):
             problem = f"does not follow `{name}` when that is updated in place between two calls: a copy of it is kept"
-            out.findings.append(_finding(case, "stale-copy", odd, problem))
+            out.findings.append(_finding(case, "stale-copy", changed, problem))
 
 
 def _late(context: StageContext, case: Case, where: torch.device, stream: torch.cuda.Stream) -> ForwardPass:
@@ -153,8 +153,8 @@ def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
             # The stream's own context makes its device current; the op is called outside of it.
             far = _late(context, case, there, stream).backward()
     except OpRaised as error:
-        what = f"on {there}, while another device is current, {error}"
-        out.findings.append(Finding(_ID, "device", what, case))
+        message = f"on {there}, while another device is current, {error}"
+        out.findings.append(Finding(_ID, "device", message, case))
         return
     torch.cuda.synchronize(there)
     torch.cuda.synchronize(here)
