@@ -15,6 +15,8 @@ import retrograd as rg
 from retrograd import config
 from retrograd.check import memory_accesses
 from retrograd.check.guard_bands import BAND, HUGE, NAN, PLAIN, SIDES, Bands
+from retrograd.compat import registry
+from retrograd.compat.triton_interpreter import memory_hooks
 
 
 def _load(name):
@@ -77,10 +79,11 @@ def test_kernel_is_found_and_named(name):
 @interpreted
 def test_results_that_never_show_it_are_found_by_the_address_only(monkeypatch):
     spec = _load("triton_bounds").OB05
-    monkeypatch.setattr(memory_accesses, "_EXECUTOR", ("no_such_thing",))
+    degraded = registry.Status(memory_hooks.ACCESSES, "degraded", "create_masked_load is gone")
+    monkeypatch.setitem(registry._statuses, memory_hooks.ACCESSES.id, degraded)
     report = bounds(spec)
     assert report.verdict == "proved"
-    assert "has no no_such_thing" in report.stage("bounds").notes[0]
+    assert "create_masked_load is gone" in report.stage("bounds").notes[0]
     monkeypatch.undo()
     assert bounds(spec).verdict == "finding"
 
@@ -102,7 +105,7 @@ def test_the_shipped_norm_is_left_alone():
 def test_the_interpreter_is_put_back():
     from triton.runtime import interpreter
 
-    names = (*memory_accesses._BUILDER, *memory_accesses._EXECUTOR)
+    names = (*memory_hooks.ACCESSES.names, "__call__")
 
     def held():
         owners = (interpreter.InterpreterBuilder, interpreter.GridExecutor)
@@ -110,6 +113,7 @@ def test_the_interpreter_is_put_back():
 
     def fails():
         with memory_accesses.watch([]):
+            _load("triton_bounds").HEALTHY["masked"].fn(torch.ones(4, 8, requires_grad=True)).sum().backward()
             seen.append(held())
             raise ZeroDivisionError
 
@@ -291,4 +295,4 @@ def test_no_interpreter_no_watch(monkeypatch):
     with memory_accesses.watch([]) as seen:
         pass
     assert not seen.missing
-    assert not memory_accesses.checks()
+    assert not memory_accesses.watches_memory()

@@ -37,16 +37,28 @@ def classes() -> list[type]:
 
 @pytest.fixture(autouse=True)
 def put_back():
-    before = [kind.run for kind in classes()]
+    hook = triton_launch._LAUNCHES
+
+    def state():
+        return [hook._replaced.get(kind, (kind.run,))[0] for kind in classes()], [*hook._callbacks]
+
+    before = state()
     yield
-    assert [kind.run for kind in classes()] == before
-    assert not triton_launch._LAUNCHES._callbacks
+    assert state() == before
 
 
 @pytest.fixture
-def untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No self-test has run yet."""
+def untested(monkeypatch: pytest.MonkeyPatch):
+    """No self-test has run yet, and nobody listens."""
+    hook = triton_launch._LAUNCHES
+    listening = [*hook._callbacks]
+    hook._callbacks.clear()
+    hook._uninstall()
     monkeypatch.setattr(registry, "_statuses", {})
+    yield
+    monkeypatch.undo()
+    hook._callbacks.extend(listening)
+    hook._install()
 
 
 def test_launches_are_counted(device: str) -> None:
@@ -144,8 +156,9 @@ def test_a_replacement_by_somebody_else_stays(device: str) -> None:
 
 
 @pytest.mark.parametrize("broken", ["renamed", "other arguments"])
+@pytest.mark.usefixtures("untested")
 def test_another_run_of_tritons_is_left_alone_with_a_note(
-    device: str, broken: str, monkeypatch: pytest.MonkeyPatch, untested: None
+    device: str, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = type(add_one_kernel)
     stock = kind.run
@@ -165,5 +178,6 @@ def test_another_run_of_tritons_is_left_alone_with_a_note(
     assert "launches are not seen" in note
 
 
-def test_the_part_works_here(device: str, untested: None) -> None:
+@pytest.mark.usefixtures("untested")
+def test_the_part_works_here() -> None:
     assert registry.status(triton_launch.HOOK).state == "works"

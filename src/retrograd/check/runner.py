@@ -24,8 +24,8 @@ from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import CaseOutcome, Stage, StageContext
-from retrograd.compat import triton_interpreter
-from retrograd.compat.triton_interpreter.launch_cache import remembering
+from retrograd.compat.triton_interpreter.launch_cache import caching_launches
+from retrograd.compat.triton_interpreter.preparation import prepare_at_first_launch
 from retrograd.compat.triton_launch import LaunchCount, count_launches
 from retrograd.core import gc_pause
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
@@ -74,7 +74,7 @@ class Verification:
             known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
             if unknown - known:
                 raise UsageError(f"`case` is about {sorted(unknown - known)}, the inputs are {sorted(known)}")
-        triton_interpreter.prepare_or_refuse()
+        prepare_at_first_launch()
         all_dtypes, names = names, names[share[0] :: share[1]]
         self.launches: dict[Any, Any] = {}  # what interpreted ones did, to be put in place when they come again
         self.launch_counts: list[LaunchCount] = []
@@ -132,7 +132,7 @@ class Verification:
             if blocked := self.failed[dtype] & set(stage.after):
                 reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
                 continue
-            with remembering(self.launches), count_launches() as count:
+            with caching_launches(self.launches), count_launches() as count:
                 self.launch_counts.append(count)
                 done, outcome = self._run_dtype(stage, context)
             cases += done

@@ -7,6 +7,7 @@ for it: where a program imports it later, it is hooked then.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -66,13 +67,18 @@ class _Hook:
         self._callbacks: list[list[Callback]] = []  # each in a list of its own: one may be there twice
         self._replaced: dict[type, tuple[Any, Any]] = {}
         self._after_import: AfterImport | None = None
+        self.silent = threading.local()
 
-    @contextmanager
-    def around(self, callback: Callback) -> Iterator[None]:
+    def add(self, callback: Callback) -> list[Callback]:
         entry = [callback]
         self._callbacks.append(entry)
         if len(self._callbacks) == 1:
             self._install()
+        return entry
+
+    @contextmanager
+    def around(self, callback: Callback) -> Iterator[None]:
+        entry = self.add(callback)
         try:
             yield
         finally:
@@ -107,6 +113,8 @@ class _Hook:
             return  # ours is still below somebody else's
 
         def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(self.silent, "now", False):
+                return stock(function, *args, **kwargs)
             launch = KernelLaunch(function, args, kwargs, module == _INTERPRETER, sys._getframe(1))
             return _proceed([callback for (callback,) in self._callbacks], launch, stock)
 
@@ -175,6 +183,23 @@ def around_launches(callback: Callback) -> Iterator[None]:
         return
     with _LAUNCHES.around(callback):
         yield
+
+
+def from_now_on(callback: Callback) -> None:
+    """Likewise until the process ends."""
+    if "triton.runtime.jit" not in sys.modules or works(HOOK):
+        _LAUNCHES.add(callback)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Launches of this thread pass by no callback: those of self-tests are nobody's."""
+    before = getattr(_LAUNCHES.silent, "now", False)
+    _LAUNCHES.silent.now = True
+    try:
+        yield
+    finally:
+        _LAUNCHES.silent.now = before
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class _Guarded:
     run: OpRun | None = None
     error: OpRaised | None = None
     written: list[tuple[str, Guard, list[int]]] = field(default_factory=list)
-    watches: list[memory_accesses.Watch] = field(default_factory=list)
+    watches: list[memory_accesses.AccessWatch] = field(default_factory=list)
 
 
 def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
@@ -187,7 +187,7 @@ def _refusal(context: StageContext, case: Case, out: CaseOutcome, error: OpRaise
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """Two runs inside guard bands, with NaN and with huge values; more to say where, once there is a finding."""
     out = CaseOutcome(
-        power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * memory_accesses.checks()}"
+        power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * memory_accesses.watches_memory()}"
     )
     runs = {fill: _run(context, case, Bands(fill)) for fill in (NAN, HUGE)}
     findings: dict[Any, Finding] = {}

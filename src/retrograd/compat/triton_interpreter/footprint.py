@@ -1,4 +1,4 @@
-"""What a launch of an interpreted kernel reads and writes, byte by byte in the memory of its tensors."""
+"""Footprint of a launch in Triton's interpreter: what it reads and writes, byte by byte in its tensors' memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 _SET = {1: 1, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
 
 
-class Trace:
+class Footprint:
     """What a launch reads first and writes, byte by byte, in the memory of its tensors."""
 
-    now: Trace | None = None
+    current: Footprint | None = None
 
     def __init__(self, memories: list[Any]) -> None:
         import numpy as np
@@ -25,14 +25,14 @@ class Trace:
         self.order = [i for _, i in sorted(starts)]
         self.begins = sorted(start for start, _ in starts)
         self.starts = np.array([memories[i].ctypes.data for i in self.order], dtype=np.uint64)
-        self.whole = bool(memories)  # whether everything that the launch does can be told
+        self.complete = bool(memories)  # whether it has all that the launch does
 
-    def undone(self) -> Trace:
-        """A trace of the same launch, with nothing made yet."""
+    def undone(self) -> Footprint:
+        """The footprint of the same launch with nothing made yet."""
         if any(written.any() for written in self.written):
             for memory, before in zip(self.memories, self.before, strict=True):
                 memory[:] = before
-        return Trace(self.memories)
+        return Footprint(self.memories)
 
     def load(self, ptrs: Any, mask: Any, other: Any, dtype: Any) -> Any:
         """What lies at the addresses where the mask is set, elsewhere `other`; noted. None if not all in one tensor.
@@ -77,7 +77,7 @@ class Trace:
         if known is None or known[0] is not mask:  # the same object if the tape has kept the mask too
             known = places.found[size] = mask, _distances(places.distances, mask, size)
         distances = known[1]
-        if distances is None or not self.whole or not self.memories:
+        if distances is None or not self.complete or not self.memories:
             return self._find(ptrs.data, mask, size)
         first, length, elements = distances
         low = int(ptrs.pointer[0]) + first
@@ -96,7 +96,7 @@ class Trace:
         """Where accesses lie: in which memory, at which places of it, and of how many bytes these are."""
         import numpy as np
 
-        if addresses.dtype != np.uint64 or mask.dtype != np.bool_ or mask.shape != addresses.shape or not self.whole:
+        if addresses.dtype != np.uint64 or mask.dtype != np.bool_ or mask.shape != addresses.shape or not self.complete:
             return None
         at = addresses[mask]
         if not at.size:
@@ -133,17 +133,17 @@ class Trace:
                 written[where] = _SET[step]
             return
         addresses = addresses[np.broadcast_to(chosen, addresses.shape)].ravel().astype(np.uint64)
-        if not addresses.size or not self.whole:
+        if not addresses.size or not self.complete:
             return
         places = np.searchsorted(self.starts, addresses, side="right").astype(np.int64) - 1
         if places.min() < 0:
-            self.whole = False
+            self.complete = False
             return
         for place in np.unique(places).tolist():
             index = self.order[place]
             offsets = (addresses[places == place] - self.starts[place]).astype(np.int64)
             if int(offsets.max()) + size > len(self.memories[index]):
-                self.whole = False
+                self.complete = False
                 return
             every = (offsets[:, None] + np.arange(size)).ravel()
             read, written = self.read[index], self.written[index]
@@ -153,7 +153,7 @@ class Trace:
                 written[every] = True
 
     def entry(self) -> tuple[list[Any], list[Any], int]:
-        """Places and bytes that were read, places and bytes that were written, and how much that is to keep."""
+        """AddressOffsets and bytes that were read, places and bytes that were written, and how much that is to keep."""
         reads, writes, total = [], [], 0
         for i, memory in enumerate(self.memories):
             for found, marks, source in ((reads, self.read, self.before), (writes, self.written, [memory] * (i + 1))):

@@ -1,84 +1,96 @@
-"""Launches that Triton's interpreter has made before, remembered by what they read.
+"""Cache of launches in Triton's interpreter, by their arguments and the memory that they read.
 
 A kernel's results depend on its arguments and on the memory it reads before it writes there, on nothing else. Both are
-kept with what it wrote, for the time of `remembering`: where the same launch meets the same bytes in all places that it
-read, the bytes that it wrote are put in place and no program runs. Everything outside kernels, such as the Python that
-launches them and the memory that they find, is as ever. Launches with other arguments than plain tensors and numbers
-are made each time, and so are those that print or reach beyond their tensors' memory.
+kept with what it wrote, for the time of `caching_launches`: where the same launch meets the same bytes in all places
+that it read, the bytes that it wrote are put in place and no program runs. Everything outside kernels, such as the
+Python that launches them and the memory that they find, is as ever. Launches with other arguments than plain tensors
+and numbers are made each time, and so are those that print or reach beyond their tensors' memory.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from retrograd import config
-from retrograd.compat.triton_interpreter import program_recorder
-from retrograd.compat.triton_interpreter.footprint import Trace
+from retrograd.compat.registry import Part, register, works
+from retrograd.compat.triton_interpreter import program_recorder, self_test
+from retrograd.compat.triton_interpreter.footprint import Footprint
+from retrograd.compat.triton_interpreter.patches import Patches
+from retrograd.compat.triton_interpreter.preparation import RAN, SPEED_UPS, while_interpreting
 
-_MODULE = "triton.runtime.interpreter"
 _NOTED = ("create_atomic_rmw", "create_atomic_cas", "create_print")
-_ACCESSES = ("create_masked_load", "create_masked_store", *_NOTED)
 _SAME = 16  # launches kept that differ only in what they read
 _MOST_BYTES = 64 << 20  # kept in all
-_paused = 0
+_pauses = 0
 
 
 @contextmanager
-def afresh() -> Iterator[None]:
-    """Make every launch meanwhile, whatever is remembered of what it reads and writes."""
-    global _paused
-    _paused += 1
+def uncached() -> Iterator[None]:
+    """Make every launch meanwhile, whatever is kept of what it reads and writes."""
+    global _pauses
+    _pauses += 1
     try:
         yield
     finally:
-        _paused -= 1
+        _pauses -= 1
 
 
 @contextmanager
-def remembering(store: dict[Any, Any]) -> Iterator[None]:
-    """Remember launches in `store` (empty at first) and take them from there; nothing where none is interpreted."""
-    module = sys.modules.get(_MODULE)
-    if module is None or not config.interpreting() or not _fits(module):
+def caching_launches(store: dict[Any, Any]) -> Iterator[None]:
+    """Keep launches in `store` (empty at first) and take them from there; nothing where none is interpreted."""
+
+    def install(patches: Patches, module: Any) -> None:
+        if works(SPEED_UPS) and works(LAUNCH_CACHE):
+            _install(patches, module, store)
+
+    with while_interpreting(install):
         yield
-        return
+
+
+def _install(patches: Patches, module: Any, store: dict[Any, Any]) -> None:
     builder, executor = module.InterpreterBuilder, module.GridExecutor
-    changes: list[tuple[Any, str, Any]] = [
-        *((builder, name, _noting(name, getattr(builder, name))) for name in _NOTED),
-        (builder, "create_masked_load", _loading(module, builder.create_masked_load)),
-        (builder, "create_masked_store", _storing(builder.create_masked_store)),
-        (executor, "__call__", _calling(module, executor.__call__, store)),
-    ]
-    stock = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-    try:
-        for owner, name, function in changes:
-            setattr(owner, name, function)
-        yield
-    finally:
-        for owner, name, function in stock:
-            setattr(owner, name, function)
+    # Whoever else replaces launches looks at each: then no program is replayed.
+    replays = executor.__call__.__module__ == module.__name__
+    for name in _NOTED:
+        patches.set(builder, name, _noting(name, getattr(builder, name)))
+    patches.set(builder, "create_masked_load", _loading(module, builder.create_masked_load))
+    patches.set(builder, "create_masked_store", _storing(builder.create_masked_store))
+    patches.set(executor, "__call__", _calling(module, executor.__call__, store, replays))
 
 
-def _fits(module: Any) -> bool:
-    builder = getattr(module, "InterpreterBuilder", None)
-    return hasattr(module, "GridExecutor") and all(hasattr(builder, name) for name in _ACCESSES)
+def _self_test() -> str:
+    from triton.runtime import interpreter as module
+
+    return self_test.of_launch_cache(lambda patches, store: _install(patches, module, store))
+
+
+LAUNCH_CACHE = register(
+    Part(
+        id="triton.interpreter.launch_cache",
+        package="triton",
+        purpose="keeps launches and programs of its interpreter that it has seen",
+        names=("GridExecutor", "create_masked_load", "create_masked_store", "interpreter_semantic", "TensorHandle"),
+        ran=RAN,
+        otherwise="every launch is interpreted, 10 times as slowly for small kernels",
+        self_test=_self_test,
+    )
+)
 
 
 def _noting(name: str, stock: Any) -> Any:
-    """An operation of the interpreter that tells the trace of the launch what it touches."""
+    """An operation of the interpreter that tells the footprint of the launch which memory it accesses."""
     at_pointer, at_mask = (1, 3) if name == "create_atomic_rmw" else (0, None)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        trace = Trace.now
-        if trace is not None:
+        footprint = Footprint.current
+        if footprint is not None:
             if name == "create_print":
-                trace.whole = False
+                footprint.complete = False
             else:
                 mask = None if at_mask is None else args[at_mask]
-                trace.note(args[at_pointer], mask, reads=True, writes=True)
+                footprint.note(args[at_pointer], mask, reads=True, writes=True)
         return stock(self, *args, **kwargs)
 
     return method
@@ -89,71 +101,73 @@ def _loading(module: Any, stock: Any) -> Any:
     import numpy as np
 
     def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **more: Any) -> Any:
-        trace = Trace.now
-        if trace is not None:
+        footprint = Footprint.current
+        if footprint is not None:
             element = ptrs.get_element_ty()
-            given = None if other is None else other.data
-            made = trace.load(ptrs, np.asarray(mask.data), given, module._get_np_dtype(element))
-            if made is not None:
-                return module.TensorHandle(made, element)
-            trace.note(ptrs, mask, reads=True, writes=False)
+            default = None if other is None else other.data
+            values = footprint.load(ptrs, np.asarray(mask.data), default, module._get_np_dtype(element))
+            if values is not None:
+                return module.TensorHandle(values, element)
+            footprint.note(ptrs, mask, reads=True, writes=False)
         return stock(self, ptrs, mask, other, *rest, **more)
 
     return create_masked_load
 
 
 def _storing(stock: Any) -> Any:
-    """A store, likewise."""
+    """A store, made here where it is known what memory it writes."""
     import numpy as np
 
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **more: Any) -> Any:
-        trace = Trace.now
-        if trace is not None:
-            if trace.store(ptrs, np.asarray(mask.data), value.data):
+        footprint = Footprint.current
+        if footprint is not None:
+            if footprint.store(ptrs, np.asarray(mask.data), value.data):
                 return None
-            trace.note(ptrs, mask, reads=False, writes=True)
+            footprint.note(ptrs, mask, reads=False, writes=True)
         return stock(self, ptrs, value, mask, *rest, **more)
 
     return create_masked_store
 
 
-def _calling(module: Any, stock: Any, store: dict[Any, Any]) -> Any:
+def _calling(module: Any, stock: Any, store: dict[Any, Any], replays: bool) -> Any:
     """What replaces a launch."""
-    taped = program_recorder.fits(module)  # asked while the launch is not yet replaced
 
-    def made(self: Any, asked: _Asked, args: Any, kwargs: Any) -> Any:
-        """Make a launch, by tapes if they fit; what it touched."""
-        trace = Trace.now = Trace(asked.memories)
+    def execute(self: Any, request: _Request, args: Any, kwargs: Any) -> Any:
+        """Make a launch, by recordings if they fit; its footprint."""
+        footprint = Footprint.current = Footprint(request.memories)
         try:
-            same = store.setdefault(asked.alike(self), []) if taped else None
-            if same is None or not program_recorder.launch(module, self, asked.given, asked.key[1], same):
-                trace = Trace.now = trace.undone()
-                if _paused:  # there will be more of what is to be seen line by line
+            recordings = store.setdefault(request.kind(self), []) if replays else None
+            if recordings is None or not program_recorder.launch(
+                module, self, request.arguments, request.key[1], recordings
+            ):
+                footprint = Footprint.current = footprint.undone()
+                if _pauses:  # there will be more of what is to be seen line by line
                     store["refused", self.fn] = True
                 stock(self, *args, **kwargs)
         finally:
-            Trace.now = None
-        return trace
+            Footprint.current = None
+        return footprint
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = None if Trace.now is not None or self.pre_run_hooks else _asked(module, self, args, kwargs)
-        if asked is None or (_paused and (not taped or ("refused", self.fn) in store)):
+        nested = Footprint.current is not None or self.pre_run_hooks
+        request = None if nested else _request(module, self, args, kwargs)
+        if request is None or (_pauses and (not replays or ("refused", self.fn) in store)):
             return stock(self, *args, **kwargs)
-        if _paused:
+        if _pauses:
             named = {k: v for k, v in kwargs.items() if k in self.arg_names}
-            self._init_args_hst(args, named)  # whoever watches launches learns there what is given
-            made(self, asked, args, kwargs)
+            self._init_args_hst(args, named)  # whoever watches launches learns there of the arguments
+            execute(self, request, args, kwargs)
             return None
-        memories = asked.memories
-        kept = store.setdefault(asked.key, [])
+        memories = request.memories
+        kept = store.setdefault(request.key, [])
         for reads, writes in kept:
             if all(memories[i][where].tobytes() == held for i, where, held in reads):
                 for i, where, held in writes:
                     memories[i][where] = held
                 return None
-        trace = made(self, asked, args, kwargs)
-        if trace.whole and len(kept) < _SAME:
-            reads, writes, size = trace.entry()
+        footprint = execute(self, request, args, kwargs)
+        if footprint.complete and len(kept) < _SAME:
+            reads, writes, size = footprint.entry()
             store["bytes"] = store.get("bytes", 0) + size
             if store["bytes"] < _MOST_BYTES:
                 kept.append(([(i, where, held.tobytes()) for i, where, held in reads], writes))
@@ -163,45 +177,45 @@ def _calling(module: Any, stock: Any, store: dict[Any, Any]) -> Any:
 
 
 @dataclass
-class _Asked:
-    """A launch: what it is known by, its arguments by name, the memory of its tensors."""
+class _Request:
+    """A launch: its key, its arguments by name, the memory of its tensors."""
 
     key: Any
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     memories: list[Any]
 
-    def alike(self, executor: Any) -> Any:
-        """What is the same for all launches that the same tapes serve."""
+    def kind(self, executor: Any) -> Any:
+        """What is the same for all launches that the same recordings serve."""
         types = [
             word if name in executor.constexprs else _type(word)
-            for name, word in zip(self.given, self.key[2], strict=True)
+            for name, word in zip(self.arguments, self.key[2], strict=True)
         ]
-        return "tapes", executor.fn, tuple(types)
+        return "recordings", executor.fn, tuple(types)
 
 
-def _asked(module: Any, executor: Any, args: Any, kwargs: Any) -> _Asked | None:
-    """The launch that is asked for; None for one that is not remembered."""
+def _request(module: Any, executor: Any, args: Any, kwargs: Any) -> _Request | None:
+    """The launch; None for one that is not kept."""
     memories: dict[int, Any] = {}
     words = []
     try:
-        given = module.inspect.getcallargs(
+        arguments = module.inspect.getcallargs(
             executor.fn, *args, **{k: v for k, v in kwargs.items() if k in executor.arg_names}
         )
-        for value in given.values():
-            words.append(None if value is None else _word(value, memories))
+        for value in arguments.values():
+            words.append(None if value is None else _key_of(value, memories))
         grid = executor.grid
         if callable(grid):
-            grid = grid({k: v if k in executor.constexprs else module._implicit_cvt(v) for k, v in given.items()})
+            grid = grid({k: v if k in executor.constexprs else module._implicit_cvt(v) for k, v in arguments.items()})
         key = (executor.fn, tuple([int(n) for n in grid]), tuple(words))
         hash(key)
     except (TypeError, ValueError):
         return None
     executor.grid = grid
-    return _Asked(key, given, [memory for _, memory in memories.values()])
+    return _Request(key, arguments, [memory for _, memory in memories.values()])
 
 
 def _type(word: Any) -> Any:
-    """Of what an argument is known by, as much as its type in a kernel depends on."""
+    """Of an argument's key, as much as its type in a kernel depends on."""
     if word is not None and len(word) > 2:
         return word[0]  # of a tensor: where it lies is a number to the kernel
     return program_recorder.kind(word[1]) if word is not None and word[0] is int else word
@@ -216,8 +230,8 @@ def _bytes(start: int, size: int) -> Any:
     return np.frombuffer((ctypes.c_uint8 * size).from_address(start), np.uint8) if size else np.empty(0, np.uint8)
 
 
-def _word(value: Any, memories: dict[int, Any]) -> Any:
-    """What an argument is known by; TypeError for one of a kind that is not."""
+def _key_of(value: Any, memories: dict[int, Any]) -> Any:
+    """The key of an argument; TypeError for one of a kind that has none."""
     import torch
 
     kind = type(value)

@@ -1,4 +1,4 @@
-"""What a recorder of programs is told by the interpreter that does not pass by its builder.
+"""Hooks that tell the recorder of programs what does not pass by the interpreter's builder.
 
 Python asks values for a number or a condition, transposes are made of arrays, and reductions too.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from retrograd.compat.triton_interpreter.program_recorder import MARK, Recorder
+from retrograd.compat.triton_interpreter.patches import Patches
+from retrograd.compat.triton_interpreter.program_recorder import ProgramRecorder
 
 
-def listen(module: Any, tl: Any) -> None:
-    """Have `triton.runtime.interpreter` tell the recorder, while there is one; nothing where a name is missing."""
-    stock_tensor = getattr(module, "_patch_lang_tensor", None)
-    if stock_tensor is None or not hasattr(module.interpreter_semantic, "builder"):
-        return
+def record_operations(patches: Patches, module: Any, tl: Any) -> None:
+    """Have `triton.runtime.interpreter` tell the recorder, while there is one."""
+    stock_tensor = module._patch_lang_tensor
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
         stock_tensor(tensor, scope)
@@ -25,18 +24,17 @@ def listen(module: Any, tl: Any) -> None:
             scope.set_attr(tensor, name, _showing(getattr(tensor, name)))
         scope.set_attr(tensor, "T", _transposing(module, tensor.T))
 
-    module._patch_lang_tensor = patch_lang_tensor
+    patches.set(module, "_patch_lang_tensor", patch_lang_tensor)
     builder = module.InterpreterBuilder
-    builder.binary_op = _operating(builder.binary_op)
+    patches.set(builder, "binary_op", _operating(builder.binary_op))
     for owner in (module.ReduceOps, module.ScanOps):
-        owner.apply_impl = _reducing(module, tl, owner.apply_impl)
-    setattr(module, MARK, Recorder(module, module.interpreter_builder))
+        patches.set(owner, "apply_impl", _reducing(module, tl, owner.apply_impl))
 
 
 def _operating(stock: Any) -> Any:
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
-        if Recorder.now is not None:
-            Recorder.now.inner = lhs, rhs, op
+        if ProgramRecorder.current is not None:
+            ProgramRecorder.current.inner = lhs, rhs, op
         return stock(self, lhs, rhs, op)
 
     return binary_op
@@ -52,8 +50,8 @@ class _Bare:
 def _answering(stock: Any) -> Callable[[Any], Any]:
     def method(self: Any) -> Any:
         value = stock(self)
-        if Recorder.now is not None:
-            Recorder.now.asked(lambda data: stock(_Bare(data)), self.handle, value)
+        if ProgramRecorder.current is not None:
+            ProgramRecorder.current.note_answer(lambda data: stock(_Bare(data)), self.handle, value)
         return value
 
     return method
@@ -61,8 +59,8 @@ def _answering(stock: Any) -> Callable[[Any], Any]:
 
 def _showing(stock: Any) -> Callable[[Any], str]:
     def method(self: Any) -> str:
-        if Recorder.now is not None:
-            Recorder.now.lose("a value is shown")
+        if ProgramRecorder.current is not None:
+            ProgramRecorder.current.abandon("a value is shown")
         return stock(self)
 
     return method
@@ -74,45 +72,45 @@ def _transposing(module: Any, stock: Any) -> Any:
 
     def method(self: Any) -> Any:
         result = stock.fget(self)
-        if Recorder.now is not None:
-            Recorder.now.made(again, [self.handle], result.handle)
+        if ProgramRecorder.current is not None:
+            ProgramRecorder.current.note_operation(again, [self.handle], result.handle)
         return result
 
     return property(method)
 
 
 def _reducing(module: Any, tl: Any, stock: Any) -> Any:
-    """A reduction or scan, which is one operation of a tape; one with a function of the kernel's own is none."""
+    """A reduction or scan, which is recorded as one operation unless its function is the kernel's own."""
 
     def apply_impl(self: Any, input: Any) -> Any:
-        recorder = Recorder.now
+        recorder = ProgramRecorder.current
         if recorder is None:
             return stock(self, input)
         semantic = module.interpreter_semantic
-        Recorder.now, semantic.builder = None, (watched := _Watched(recorder.builder))
+        ProgramRecorder.current, semantic.builder = None, (usage := _BuilderUsage(recorder.builder))
         try:
             result = stock(self, input)
         finally:
-            Recorder.now, semantic.builder = recorder, recorder
-        if watched.used:
-            recorder.lose("a reduction with a function of its own")
-        if recorder.lost:
+            ProgramRecorder.current, semantic.builder = recorder, recorder
+        if usage.used:
+            recorder.abandon("a reduction with a function of its own")
+        if recorder.abandoned:
             return result
         types = [t.type for t in input]
-        several = isinstance(result, (tuple, list))
+        is_tuple = isinstance(result, (tuple, list))
 
         def again(*handles: Any) -> Any:
-            made = stock(self, tuple(tl.tensor(h, t) for h, t in zip(handles, types, strict=True)))
-            return [t.handle for t in made] if several else made.handle
+            results = stock(self, tuple(tl.tensor(h, t) for h, t in zip(handles, types, strict=True)))
+            return [t.handle for t in results] if is_tuple else results.handle
 
-        handles = [t.handle for t in result] if several else result.handle
-        recorder.made(again, [t.handle for t in input], handles)
+        handles = [t.handle for t in result] if is_tuple else result.handle
+        recorder.note_operation(again, [t.handle for t in input], handles)
         return result
 
     return apply_impl
 
 
-class _Watched:
+class _BuilderUsage:
     """The builder, which says whether it was used."""
 
     def __init__(self, builder: Any) -> None:

@@ -1,23 +1,23 @@
-"""Programs of interpreted kernels, kept as the operations that they make, and made again without the Python between.
+"""Recorder of interpreted programs: their operations on arrays, to be made again without the Python between.
 
 Of a program on a few elements nearly all time goes into finding out what each line means: types, shapes, constants,
 which operation on which arrays. All of that follows from the types of the arguments, from constants and numbers, and
-from what the program asks of its values while it runs: a loop's bound, a condition. A tape has the operations on arrays
-in their order, with the answers to such questions between them. It is played for another program or launch with
-arguments of the same types, each operation being the interpreter's own; where an answer is another, it is given up and
-the program is interpreted, which makes another tape. So the same bits come out.
+from what the program asks of its values while it runs: a loop's bound, a condition. A recording has the operations on
+arrays in their order, with the answers to such questions between them. It is replayed for another program or launch
+with arguments of the same types, each operation being the interpreter's own; where an answer is another, it is given
+up and the program is interpreted, which makes another recording. So the same bits come out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 from typing import Any
 
-from retrograd.compat.triton_interpreter.program_replay import Diverged, Tape
+from retrograd.compat.triton_interpreter.program_replay import Diverged, RecordedProgram
 
-MARK = "_retrograd_tapes"
-_MOST = 32  # tapes of one kernel for one choice of types and constants: as many ways through it
+_MOST = 32  # recordings of one kernel for one choice of types and constants: as many ways through it
 _MOST_BYTES = 64 << 20  # of all values of a program while it is recorded
 # Operations that give another result, or do something, each time that they are made with the same constants.
 _LIVE = ("program_id", "num_programs", "load", "store", "atomic", "assert", "assume", "barrier")
@@ -36,14 +36,14 @@ _LISTS = (list, tuple)
 _under_way = False
 
 
-class Recorder:
-    """Stands for the interpreter's builder while a program runs, and keeps what it is asked for.
+class ProgramRecorder:
+    """Stands for the interpreter's builder while a program runs, and notes its operations.
 
     A value that the program has from elsewhere than from the builder, from its arguments or from reductions is not
-    known here; then there is no tape.
+    known here; then there is no recording.
     """
 
-    now: Recorder | None = None
+    current: ProgramRecorder | None = None
 
     def __init__(self, module: Any, builder: Any) -> None:
         self.builder = builder
@@ -55,7 +55,7 @@ class Recorder:
 
     def begin(self, arguments: dict[str, Any]) -> None:
         """Record from here on: nothing is known but the arguments."""
-        self.lost = ""
+        self.abandoned = ""
         self._bytes = 0
         self._slots: dict[int, int] = {}
         self._kept: list[Any] = []  # as long as they live their ids are theirs
@@ -72,45 +72,45 @@ class Recorder:
         self._inputs = len(self._kept)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.builder, name)
-        if callable(found) and not name.endswith("_ty"):  # a type is no value
-            found = self._constant(found) if name.startswith("get_") else self._operation(name, found)
-        elif not callable(found):
-            return found
-        self.__dict__[name] = found
-        return found
+        member = getattr(self.builder, name)
+        if callable(member) and not name.endswith("_ty"):  # a type is no value
+            member = self._constant(member) if name.startswith("get_") else self._operation(name, member)
+        elif not callable(member):
+            return member
+        self.__dict__[name] = member
+        return member
 
-    def lose(self, why: str) -> None:
-        """Give up: no tape of this program."""
-        self.lost = why
+    def abandon(self, reason: str) -> None:
+        """Give up: no recording of this program."""
+        self.abandoned = reason
         self._slots, self._kept = {}, []
 
-    def _constant(self, found: Any) -> Any:
+    def _constant(self, stock: Any) -> Any:
         def method(*args: Any) -> Any:
-            result = found(*args)
-            if not self.lost:
+            result = stock(*args)
+            if not self.abandoned:
                 self._keep(result, _FIXED)
             return result
 
         return method
 
-    def _operation(self, name: str, found: Any) -> Any:
+    def _operation(self, name: str, stock: Any) -> Any:
         live = any(word in name for word in _LIVE)
         least = _DATA if any(word in name for word in _MEMORY) else _INDEX if live else _FIXED
         writes = any(word in name for word in _WRITES)
-        found = _lookup(self.builder, name) if name in _ACCESSES else found
+        stock = _lookup(self.builder, name) if name in _ACCESSES else stock
 
         def method(*args: Any, **kwargs: Any) -> Any:
             self.inner = None
-            result = found(*args, **kwargs)
+            result = stock(*args, **kwargs)
             if kwargs or name == "create_print":
-                self.lose(f"{name} {' '.join(kwargs)}")
+                self.abandon(f"{name} {' '.join(kwargs)}")
             elif name == "create_ashr":
                 if any(a.data.dtype.kind == "u" for a in args):
-                    self.lose("create_ashr changes its operands")
+                    self.abandon("create_ashr changes its operands")
                 self.inner = None
-            if not self.lost:
-                self.made(found, args, result, least, writes, self.inner, _MOVES.get(name, -1))
+            if not self.abandoned:
+                self.note_operation(stock, args, result, least, writes, self.inner, _MOVES.get(name, -1))
             return result
 
         return method
@@ -124,12 +124,12 @@ class Recorder:
             self._depends.append(depends)
             self._bytes += getattr(getattr(handle, "data", None), "nbytes", 0)
             if self._bytes > _MOST_BYTES:
-                self.lose("too much memory")
+                self.abandon("too much memory")
         elif self._depends[slot] != depends:
-            self.lose("a value that is changed")
+            self.abandon("a value that is changed")
         return slot
 
-    def made(
+    def note_operation(
         self,
         function: Any,
         args: Any,
@@ -153,14 +153,14 @@ class Recorder:
             if type(arg) in _LISTS and any(type(v) is kind for v in arg):
                 args, function = _flat(args, function)
                 break
-        # No values beside constants: a tape that is never played is to keep none.
+        # No values beside constants: a recording that is never replayed is to keep none.
         places, given, types = list[int](), list[Any](), list[Any]()
         for arg in args:
             of = type(arg)
             if of is kind or of in opaque:
                 slot = self._slots.get(id(arg), -1)
                 if slot < 0:
-                    self.lose("a value from elsewhere")
+                    self.abandon("a value from elsewhere")
                     return
                 depends = max(depends, self._depends[slot])
                 places.append(slot)
@@ -173,10 +173,13 @@ class Recorder:
         if depends == _PLACE:
             depends = self._moved(places, moves, result)
         into = self._keep(result, depends) if type(result) is kind else self._results(result, depends)
-        if depends == _FIXED or self.lost:
+        if depends == _FIXED or self.abandoned:
             return
         self._wrote |= writes
         plain = inner is not None and len(args) == 2 and inner[0] is args[0] and inner[1] is args[1]
+        if plain and args[0].data.dtype == args[1].data.dtype == bool:
+            # Arithmetic of int1 wraps in the builder (Triton 3.9), not in NumPy.
+            plain = inner[2].__name__.startswith(("bitwise_", "logical_"))
         arrays = (inner[2], args[0].data.dtype, args[1].data.dtype, result.data.dtype) if plain else None
         self._steps[depends - 1].append((function, given, places, types, into, arrays))
 
@@ -197,15 +200,15 @@ class Recorder:
         if type(result) in _LISTS and all(type(r) in (self._handle, *self._opaque) for r in result):
             return [self._keep(r, depends) for r in result]
         if depends != _FIXED:
-            self.lose("an operation whose result is no value")
+            self.abandon("an operation whose result is no value")
         return None
 
-    def asked(self, answer: Callable[[Any], Any], handle: Any, value: Any) -> None:
+    def note_answer(self, answer: Callable[[Any], Any], handle: Any, value: Any) -> None:
         """Keep that Python was told `value`, which is `answer` of the value's numbers."""
         slot = self._slots.get(id(handle))
         if slot is None:
-            self.lose("a question about a value from elsewhere")
-        if self.lost or slot is None or self._depends[slot] == _FIXED:
+            self.abandon("a question about a value from elsewhere")
+        if self.abandoned or slot is None or self._depends[slot] == _FIXED:
             return
         depends = _INDEX if self._depends[slot] == _INDEX else _DATA
         late = self._wrote and depends == _DATA
@@ -216,17 +219,18 @@ class Recorder:
 
         self._steps[depends - 1].append((check, [None], [slot], [handle.dtype], None, None))
 
-    def tape(self) -> Tape | None:
-        """What was kept, which is forgotten here; None if that is not all."""
-        if self.lost:
+    def finish(self) -> RecordedProgram | None:
+        """The recording, which is forgotten here; None if it is not whole."""
+        if self.abandoned:
             return None
         used = {slot for steps in self._steps for note in steps for slot in note[2]}
         fixed = {i: h.data if type(h) is self._handle else h for i, h in enumerate(self._kept)
                  if self._depends[i] == _FIXED and i in used}  # fmt: skip
         roots = {slot: root for slot, root in self._roots.items() if slot >= self._inputs}
-        tape = Tape(self._handle, self._steps, [fixed.get(i) for i in range(len(self._kept))], self._inputs, roots)
-        self.lose("it is made")
-        return tape
+        constants = [fixed.get(i) for i in range(len(self._kept))]
+        program = RecordedProgram(self._handle, self._steps, constants, self._inputs, roots)
+        self.abandon("it is finished")
+        return program
 
 
 def _lookup(builder: Any, name: str) -> Callable[..., Any]:
@@ -244,12 +248,6 @@ def _flat(args: Any, function: Any) -> tuple[Any, Any]:
     return [v for a in args for v in (a if type(a) in _LISTS else (a,))], call
 
 
-def fits(module: Any) -> bool:
-    """Whether launches can be made by tapes: by this version of the interpreter, and nobody else makes them."""
-    own = getattr(module.GridExecutor.__call__, "__module__", "") == module.__name__
-    return own and hasattr(module.interpreter_semantic, "builder") and getattr(module, MARK, False)
-
-
 def kind(value: int) -> int:
     """Which integers become tensors of the same type."""
     return sum(value >= limit for limit in _RANGES)
@@ -264,35 +262,40 @@ def number(value: Any) -> Any:
     return np.array([value], INTEGERS[kind(value)])
 
 
-def launch(module: Any, executor: Any, given: dict[str, Any], grid: tuple[int, ...], tapes: list[Tape]) -> bool:
-    """Make the programs of a launch by tapes, interpreting those that none fits; False if it must be made anew.
+def launch(
+    module: Any, executor: Any, arguments: dict[str, Any], grid: tuple[int, ...], recordings: list[RecordedProgram]
+) -> bool:
+    """Make the programs of a launch by recordings, interpreting those that none fits; False if it must be made anew.
 
     Args:
         module: `triton.runtime.interpreter`.
         executor: the launch.
-        given: arguments by name: tensors in the CPU's memory, numbers, constants.
+        arguments: by name: tensors in the CPU's memory, numbers, constants.
         grid: how many programs.
-        tapes: those of such launches, to which are added what this one needs.
+        recordings: those of such launches, to which are added what this one needs.
 
     After False memory may have been written to.
     """
     global _under_way
-    builder, scope, arguments = module.interpreter_builder, None, None
+    builder, scope, converted = module.interpreter_builder, None, None
     _under_way = True
     try:
-        varying = [v for n, v in given.items() if n not in executor.constexprs]
+        varying = [v for n, v in arguments.items() if n not in executor.constexprs]
+        if any(type(v) is bool for v in varying):
+            return False  # one bit to Triton 3.9, an integer to those before
         numbers = tuple(v for v in varying if isinstance(v, int))
         inputs = [number(v) for v in varying if isinstance(v, int) or hasattr(v, "data_ptr")]
         size = (*grid, 1, 1)[:3]
         builder.set_grid_dim(*size)
         for at in product(*map(range, size)):
             builder.set_grid_idx(*at)
-            if any(tape.play(inputs, (numbers, size, at)) for tape in tapes):
+            if any(recording.replay(inputs, (numbers, size, at)) for recording in recordings):
                 continue
             scope = scope or module._patch_lang(executor.fn)
-            if arguments is None:
-                arguments = {n: v if n in executor.constexprs else module._implicit_cvt(v) for n, v in given.items()}
-            _interpret(module, executor.fn, arguments, tapes)
+            if converted is None:
+                constexprs = executor.constexprs
+                converted = {n: v if n in constexprs else module._implicit_cvt(v) for n, v in arguments.items()}
+            _interpret(module, executor.fn, converted, recordings)
     except Exception:
         return False  # another way through, or an error that is to come from where it always comes from
     finally:
@@ -302,23 +305,30 @@ def launch(module: Any, executor: Any, given: dict[str, Any], grid: tuple[int, .
     return True
 
 
-def refuse() -> None:
-    """Have the launch that is under way made anew without tapes: what it does is to be seen line by line."""
+def interpret_again() -> None:
+    """Have the launch that is under way made anew without recordings: what it does is to be seen line by line."""
     if _under_way:
         raise Diverged(late=True)
 
 
-def _interpret(module: Any, fn: Any, arguments: dict[str, Any], tapes: list[Tape]) -> None:
-    """Interpret a program, and keep its tape if there is room."""
-    if len(tapes) >= _MOST:
+@cache
+def recorder_of(module: Any) -> ProgramRecorder:
+    """The one recorder, which keeps the builder's methods that it has wrapped."""
+    return ProgramRecorder(module, module.interpreter_builder)
+
+
+def _interpret(module: Any, fn: Any, arguments: dict[str, Any], recordings: list[RecordedProgram]) -> None:
+    """Interpret a program, and record it if there is room."""
+    if len(recordings) >= _MOST:
         fn(**arguments)
         return
-    semantic, recorder = module.interpreter_semantic, getattr(module, MARK)
+    semantic = module.interpreter_semantic
+    recorder = recorder_of(module)
     recorder.begin(arguments)
-    Recorder.now, semantic.builder = recorder, recorder
+    ProgramRecorder.current, semantic.builder = recorder, recorder
     try:
         fn(**arguments)
     finally:
-        Recorder.now, semantic.builder = None, recorder.builder
-    if tape := recorder.tape():
-        tapes.append(tape)
+        ProgramRecorder.current, semantic.builder = None, recorder.builder
+    if recording := recorder.finish():
+        recordings.append(recording)

@@ -20,7 +20,7 @@ class Diverged(Exception):
         self.late = late
 
 
-class Places:
+class AddressOffsets:
     """Addresses by their distances from a pointer.
 
     Attributes:
@@ -35,7 +35,7 @@ class Places:
         self.nbytes = distances.nbytes
 
 
-class Tape:
+class RecordedProgram:
     """The operations of one way through a kernel."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Tape:
         self._known: dict[Any, list[Any] | None] = {}
         self._room = _BYTES
 
-    def play(self, inputs: list[Any], program: Any) -> bool:
+    def replay(self, inputs: list[Any], program: Any) -> bool:
         """Make the operations; False if another way is to be taken and nothing is written yet.
 
         Args:
@@ -79,7 +79,7 @@ class Tape:
                 _make(self._index, values)
                 _make(self._place, values)
                 for slot, root in self._roots.items():
-                    values[slot] = Places(root, values[slot] - values[root])
+                    values[slot] = AddressOffsets(root, values[slot] - values[root])
                 self._remember(program, values)
                 values = values.copy()
             values[: self._inputs] = inputs

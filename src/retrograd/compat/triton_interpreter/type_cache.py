@@ -18,7 +18,7 @@ class _Unknown(Exception):
     """An argument that is not known by a type or a constant."""
 
 
-class _Notes:
+class _OperationRecorder:
     """Stands for the builder during a call, and keeps what it is asked for."""
 
     def __init__(self, builder: Any, kind: Any, given: list[Any]) -> None:
@@ -26,7 +26,7 @@ class _Notes:
         self.slots = {id(h): slot for slot, h in enumerate(given)}
         self._kept = [*given]  # as long as they live their ids are theirs
         self.steps: list[tuple[str, tuple[Any, ...], int]] = []
-        self.lost = False
+        self.abandoned = False
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._builder, name)
@@ -46,7 +46,7 @@ class _Notes:
         unknown = any(p is None and (type(a) is kind or _holds(a, kind)) for p, a in zip(places, args, strict=True))
         plain = result is None or type(result) is kind
         if unknown or kwargs or name in _NEVER or not (plain or not any(p is not None for p in places)):
-            self.lost = True
+            self.abandoned = True
         elif plain:
             into = -1
             if result is not None:
@@ -68,7 +68,7 @@ def _holds(value: Any, kind: Any) -> bool:
     return type(value).__name__.endswith("Handle")
 
 
-class Meanings:
+class OperationCache:
     """What makes of functions of the language such as keep what their calls mean.
 
     Args:
@@ -81,7 +81,7 @@ class Meanings:
         self._tensor, self._constexpr, self._dtype = tl.tensor, tl.constexpr, tl.dtype
         self._several = getattr(tl, "tuple", None)
 
-    def _word(self, value: Any, tensors: list[Any]) -> Any:
+    def _key_of(self, value: Any, tensors: list[Any]) -> Any:
         """What an argument is known by; values are noted in `tensors`."""
         of = type(value)
         if of is self._tensor:
@@ -94,13 +94,13 @@ class Meanings:
         if of is float:
             return of, value.hex()  # 0 is not -0
         if of is self._constexpr:
-            return of, self._word(value.value, tensors)
+            return of, self._key_of(value.value, tensors)
         if of is list or of is tuple:
-            return of, *[self._word(v, tensors) for v in value]
+            return of, *[self._key_of(v, tensors) for v in value]
         if of is self._several:
-            return of, *[self._word(v, tensors) for v in value.values]
+            return of, *[self._key_of(v, tensors) for v in value.values]
         if of is slice:
-            return of, *[self._word(v, tensors) for v in (value.start, value.stop, value.step)]
+            return of, *[self._key_of(v, tensors) for v in (value.start, value.stop, value.step)]
         if isinstance(value, self._dtype):
             return self._dtype, value.name
         raise _Unknown
@@ -108,7 +108,7 @@ class Meanings:
     def _key(self, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """What a call is known by; None if by nothing."""
         try:
-            key = self._word(args, tensors), self._word([*kwargs.items()], tensors) if kwargs else None
+            key = self._key_of(args, tensors), self._key_of([*kwargs.items()], tensors) if kwargs else None
         except (_Unknown, AttributeError):  # a value of an unnamed type
             return None
         places: dict[int, int] = {}
@@ -118,12 +118,12 @@ class Meanings:
     def _first(self, function: Any, args: Any, kwargs: Any, tensors: list[Any]) -> tuple[Any, Any]:
         """Make a call; its result, and what is to be kept of it: False if that is nothing."""
         builder = self._semantic.builder
-        notes = self._semantic.builder = _Notes(builder, self._kind, [t.handle for t in tensors])
+        notes = self._semantic.builder = _OperationRecorder(builder, self._kind, [t.handle for t in tensors])
         try:
             result = function(*args, **kwargs)
         finally:
             self._semantic.builder = builder
-        if notes.lost or type(result) is not self._tensor:
+        if notes.abandoned or type(result) is not self._tensor:
             return result, False
         slot = None if result.handle is None else notes.slots.get(id(result.handle))
         if slot is None and result.handle is not None:

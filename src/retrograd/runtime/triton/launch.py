@@ -12,7 +12,7 @@ import torch
 import triton
 
 from retrograd import config
-from retrograd.compat import triton_interpreter
+from retrograd.compat.triton_interpreter.preparation import prepare
 from retrograd.runtime.cuda import driver
 from retrograd.runtime.triton.gpu import Backend, Gpu
 
@@ -142,7 +142,7 @@ def _backend() -> Backend:
 
 
 def _interpreter() -> Gpu:
-    triton_interpreter.prepare()
+    prepare()
     return _INTERPRETER
 
 

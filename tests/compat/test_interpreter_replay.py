@@ -1,4 +1,4 @@
-"""Programs made by tapes: the same bits as interpreted ones, another tape where another way is taken."""
+"""Replayed programs: the same bits as interpreted ones, another recording where another way is taken."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from triton.runtime.errors import InterpreterError
 
 from retrograd import config
 from retrograd.check import memory_accesses
-from retrograd.compat import triton_interpreter
-from retrograd.compat.triton_interpreter import program_recorder
-from retrograd.compat.triton_interpreter.launch_cache import remembering
+from retrograd.compat.registry import works
+from retrograd.compat.triton_interpreter import launch_cache, program_recorder
+from retrograd.compat.triton_interpreter.launch_cache import caching_launches
+from retrograd.compat.triton_interpreter.preparation import prepare
 
 pytestmark = pytest.mark.skipif(not config.interpreting(), reason="kernels are compiled in this process")
 
@@ -66,7 +67,8 @@ def own_reduction_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 @pytest.fixture(autouse=True)
 def prepared() -> None:
-    triton_interpreter.prepare()
+    prepare()
+    assert works(launch_cache.LAUNCH_CACHE)
 
 
 @pytest.fixture
@@ -99,11 +101,11 @@ def products(m: int, n: int, k: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["f32", "f16", "bf16"])
-def test_played_programs_give_the_bits_of_interpreted_ones(interpreted, dtype):
+def test_replayed_programs_give_the_bits_of_interpreted_ones(interpreted, dtype):
     sizes = [(5, 7, 9), (4, 7, 9), (5, 16, 16), (4, 3, 3), (5, 1, 2)]
     want = [rows(*size, dtype) for size in sizes]
     assert interpreted == []
-    with remembering({}):
+    with caching_launches({}):
         got = [rows(*size, dtype) for size in sizes]
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert len(interpreted) == 4  # two programs, for five rows and for four; none for other columns and strides
@@ -112,7 +114,7 @@ def test_played_programs_give_the_bits_of_interpreted_ones(interpreted, dtype):
 def test_a_program_for_each_tile_is_interpreted_once(interpreted):
     sizes = [(5, 6, 40), (6, 5, 33), (16, 16, 16)]
     want = [products(*size) for size in sizes]
-    with remembering({}):
+    with caching_launches({}):
         got = [products(*size) for size in sizes]
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert len(interpreted) == 1
@@ -120,7 +122,7 @@ def test_a_program_for_each_tile_is_interpreted_once(interpreted):
 
 def test_another_way_after_something_was_written_is_made_from_the_start(interpreted):
     x = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    with remembering({}):
+    with caching_launches({}):
         for _ in range(3):
             x = -x
             out = torch.ones(4)
@@ -129,8 +131,8 @@ def test_another_way_after_something_was_written_is_made_from_the_start(interpre
     assert len(interpreted) < 12
 
 
-def test_a_reduction_with_a_function_of_its_own_has_no_tape(interpreted):
-    with remembering({}):
+def test_a_reduction_with_a_function_of_its_own_is_not_recorded(interpreted):
+    with caching_launches({}):
         for factor in (1.0, 2.0):
             out = torch.zeros(1)
             own_reduction_kernel[(1,)](factor * torch.arange(4.0), out, BLOCK=4)
@@ -147,9 +149,9 @@ def test_an_error_is_the_interpreters_own():
     x = torch.zeros(4)
     with pytest.raises(InterpreterError, match="too small") as plain:
         wrong_kernel[(1,)](x, BLOCK=4)
-    with remembering({}), pytest.raises(InterpreterError, match="too small") as taped:
+    with caching_launches({}), pytest.raises(InterpreterError, match="too small") as recorded:
         wrong_kernel[(1,)](x, BLOCK=4)
-    assert str(taped.value) == str(plain.value)
+    assert str(recorded.value) == str(plain.value)
 
 
 def test_values_that_are_shown_are_shown_each_time(interpreted, capsys):
@@ -157,14 +159,14 @@ def test_values_that_are_shown_are_shown_each_time(interpreted, capsys):
     def show_kernel(x_ptr):
         tl.static_print(tl.load(x_ptr))
 
-    with remembering({}):
+    with caching_launches({}):
         for value in (1.0, 2.0):
             show_kernel[(1,)](torch.tensor([value]))
     assert capsys.readouterr().out.split() == ["[1.]", "[2.]"]
     assert len(interpreted) == 2
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["interpreted", "played"])
+@pytest.mark.parametrize("known", [False, True], ids=["interpreted", "replayed"])
 def test_accesses_are_watched_in_programs_of_either_kind(known):
     """One element behind the tensor is read; the first program of all has told the recorder what a load is."""
 
@@ -174,7 +176,7 @@ def test_accesses_are_watched_in_programs_of_either_kind(known):
         tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at <= n, other=0.0), mask=at < n)
 
     whole = torch.zeros(16)
-    with remembering({}):
+    with caching_launches({}):
         rows(3, 7, 7, torch.float32)
         if known:
             beyond_kernel[(1,)](whole, torch.zeros(8), 8, BLOCK=16)
@@ -212,16 +214,16 @@ def places(n: int, first: int, seed: int) -> torch.Tensor:
 def test_addresses_follow_their_tensors(interpreted):
     calls = [(5, 2, seed) for seed in range(6)] + [(7, 0, 3), (7, 0, 4), (5, 2, 7)]
     want = [places(*call) for call in calls]
-    with remembering({}):
+    with caching_launches({}):
         got = [places(*call) for call in calls]
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert interpreted == ["places_kernel"]
 
 
-def test_a_launch_that_was_played_is_made_again_where_what_it_read_has_changed(monkeypatch):
-    played = []
-    stock = program_recorder.Tape.play
-    monkeypatch.setattr(program_recorder.Tape, "play", lambda *given: played.append(1) or stock(*given))
+def test_a_launch_that_was_replayed_is_made_again_where_what_it_read_has_changed(monkeypatch):
+    replayed = []
+    stock = program_recorder.RecordedProgram.replay
+    monkeypatch.setattr(program_recorder.RecordedProgram, "replay", lambda *given: replayed.append(1) or stock(*given))
     x, at = torch.randn(64), torch.tensor([1, 3, 2, 0, 2], dtype=torch.int32)
 
     def call() -> torch.Tensor:
@@ -231,11 +233,11 @@ def test_a_launch_that_was_played_is_made_again_where_what_it_read_has_changed(m
 
     store: dict = {}
     for place, read in ((6, True), (8, True), (40, False)):  # as 2 + cols, as 2 * cols, by nobody
-        with remembering(store):
+        with caching_launches(store):
             call()
         x[place] += 1.0
         want = call()
-        played.clear()
-        with remembering(store):
+        replayed.clear()
+        with caching_launches(store):
             assert torch.equal(call(), want)
-        assert bool(played) == read
+        assert bool(replayed) == read

@@ -1,4 +1,4 @@
-"""Launches that the interpreter remembers: the same bytes as an interpreted one, and never where what it read differs."""
+"""Launches that are kept: the same bytes as an interpreted one, and never where what it read differs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import triton
 import triton.language as tl
 
 from retrograd import config
-from retrograd.compat import triton_interpreter
-from retrograd.compat.triton_interpreter.launch_cache import afresh, remembering
+from retrograd.compat.registry import works
+from retrograd.compat.triton_interpreter import launch_cache
+from retrograd.compat.triton_interpreter.launch_cache import caching_launches, uncached
+from retrograd.compat.triton_interpreter.preparation import prepare
 
 pytestmark = pytest.mark.skipif(not config.interpreting(), reason="kernels are compiled in this process")
 
@@ -36,7 +38,8 @@ def print_kernel(x_ptr):
 
 @pytest.fixture(autouse=True)
 def prepared() -> None:
-    triton_interpreter.prepare()
+    prepare()
+    assert works(launch_cache.LAUNCH_CACHE)
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def scale(x: torch.Tensor, out: torch.Tensor, factor: float = 2.0, *, adds: bool
 
 def test_the_same_launch_is_interpreted_once(interpreted):
     x = torch.rand(13)
-    with remembering({}):
+    with caching_launches({}):
         first = scale(x, torch.empty(16))
         # Other memory, in other places, whose bytes the kernel does not read.
         again = scale(x.clone(), torch.full((16,), 7.0))
@@ -79,7 +82,7 @@ def test_the_same_launch_is_interpreted_once(interpreted):
     ids=["values", "size", "number", "constexpr", "dtype"],
 )  # fmt: skip
 def test_another_launch_is_another(interpreted, x, factor, adds):
-    with remembering({}):
+    with caching_launches({}):
         scale(torch.zeros(13), torch.zeros(16))
         out = scale(x, torch.ones(16, dtype=x.dtype), factor, adds=adds)
     assert len(interpreted) == 2
@@ -89,7 +92,7 @@ def test_another_launch_is_another(interpreted, x, factor, adds):
 def test_what_is_read_before_it_is_written_counts():
     """A buffer that is added to, in place; and one that nobody has filled, which the poison stage must see."""
     x, total = torch.ones(13), torch.zeros(16)
-    with remembering({}):
+    with caching_launches({}):
         for _ in range(3):
             scale(x, total, adds=True)
         lost = scale(x, torch.full((16,), float("nan")), adds=True)
@@ -99,7 +102,7 @@ def test_what_is_read_before_it_is_written_counts():
 
 def test_atomic_sums_are_read_too():
     total, x = torch.zeros(1), torch.ones(16)
-    with remembering({}):
+    with caching_launches({}):
         for _ in range(3):
             count_kernel[(2,)](total, x, BLOCK=8)
     assert total.tolist() == [48.0]
@@ -108,7 +111,7 @@ def test_atomic_sums_are_read_too():
 def test_arguments_that_share_memory_are_no_others(interpreted):
     """Two views of one buffer, and two buffers, hold the same numbers before the launch; the first changes both."""
     flat = torch.ones(32)
-    with remembering({}):
+    with caching_launches({}):
         scale(torch.ones(16), torch.ones(16), adds=True)
         scale(flat[:16], flat[8:24], adds=True)
     assert len(interpreted) == 2
@@ -118,22 +121,22 @@ def test_arguments_that_share_memory_are_no_others(interpreted):
 
 def test_what_prints_or_reaches_outside_is_made_each_time(interpreted, capsys):
     x = torch.ones(16)
-    with remembering({}):
+    with caching_launches({}):
         for _ in range(2):
             print_kernel[(1,)](x)
     assert interpreted == ["print_kernel"] * 2
     assert capsys.readouterr().out.count("x") == 2
 
 
-def test_afresh_and_outside_of_the_block_nothing_is_taken_from_there(interpreted):
+def test_uncached_and_outside_of_the_block_nothing_is_taken_from_there(interpreted):
     x, store = torch.ones(13), {}
-    with remembering(store):
+    with caching_launches(store):
         scale(x, torch.empty(16))
-        with afresh():
+        with uncached():
             scale(x, torch.empty(16))
     scale(x, torch.empty(16))
     assert len(interpreted) == 3
-    with remembering(store):
+    with caching_launches(store):
         scale(x, torch.empty(16))
     assert len(interpreted) == 3
 
@@ -141,7 +144,7 @@ def test_afresh_and_outside_of_the_block_nothing_is_taken_from_there(interpreted
 def test_a_grid_that_is_computed_from_outside_is_looked_at(interpreted):
     """The number of programs is no argument of the kernel."""
     x = torch.ones(16)
-    with remembering({}):
+    with caching_launches({}):
         for programs in (1, 2, 2):
             out = torch.zeros(16)
             scale_kernel[lambda meta, n=programs: (n,)](x, out, 16, 2.0, BLOCK=8, ADDS=False)
