@@ -9,4 +9,4 @@ python3 -m pytest -q --no-header --tb=short --no-showlocals 2>&1 | tail -40
 for op in rms_norm rms_norm_atomic rms_norm_residual; do
   python3 -m retrograd verify "$op" --device cuda -q -o "$OUT/$op.json" | tail -14; echo "exit ${PIPESTATUS[0]}"
 done
-timeout 300 python3 benchmarks/norm.py --out "$OUT/norm.jsonl" --max-seconds 240
+PYTHONPATH=src timeout 300 python3 -m retrograd bench norm --out "$OUT/norm.jsonl" --max-seconds 240

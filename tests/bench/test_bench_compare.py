@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from retrograd.bench.compare import compare, markdown, refuse_other_machines
-from retrograd.bench.msda.rows import Row as Deformable
 from retrograd.bench.rows import OVER, Row
 from retrograd.errors import UndecidedError
 
 ROW = Row(
-    "rms_norm", 8, 64, "float32", "retrograd", fwd_how="wall", bwd_how="wall", copy_gb_per_s=10.0, machine={"cpu": "C"}
+    "rms_norm", "8x64", "float32", "retrograd", fwd_how="wall", bwd_how="wall", copy_gb_per_s=10.0, machine={"cpu": "C"}
 )
 THEN = (1.0, 1.01, 1.02, 1.03, 1.04)
 
@@ -59,22 +58,22 @@ def test_what_went_wrong_since_is_told():
 
 def test_only_rows_of_the_same_thing_measured_alike_are_compared():
     others = [
-        row(*THEN, n=128),
+        row(*THEN, shape="8x128"),
         row(*THEN, provider="liger"),
         row(*THEN, dtype="bfloat16"),
         row(*THEN, fwd_how="graph"),
     ]
     with pytest.raises(UndecidedError, match="no time for any"):
         compare([row(*THEN)], others)
-    found = compare([row(*THEN), row(*THEN, m=9)], [row(*THEN)])
+    found = compare([row(*THEN), row(*THEN, shape="9x64")], [row(*THEN)])
     assert (len(found.changes), found.unmatched) == (1, 1)
-    point = Deformable("dec300", "bfloat16", "float32", "mmcv", fwd_ms=1.0)
+    point = Row("ms_deform_attn", "dec300", "bfloat16", "mmcv", beside="float32", fwd_ms=1.0)
     assert compare([point], [replace(point, fwd_ms=2.0)]).changes[0].ratio.median == 0.5
 
 
 def test_what_was_not_begun_or_timed_otherwise_is_no_finding():
-    rows = [row(*THEN), row(*THEN, n=128), row(*THEN, n=256)]
-    now = [row(*THEN), replace(ROW, n=128, skipped=OVER), replace(rows[2], fwd_how="events")]
+    rows = [row(*THEN), row(*THEN, shape="8x128"), row(*THEN, shape="8x256")]
+    now = [row(*THEN), replace(ROW, shape="8x128", skipped=OVER), replace(rows[2], fwd_how="events")]
     found = compare(now, rows)
     assert (len(found.changes), found.unmatched, found.lost) == (1, 2, ())
     assert "2 rows cannot be compared" in markdown(found)
@@ -82,7 +81,7 @@ def test_what_was_not_begun_or_timed_otherwise_is_no_finding():
 
 def test_host_times_are_compared_too():
     (change,) = compare([replace(ROW, host_us=30.0)], [replace(ROW, host_us=20.0)]).changes
-    assert (change.way, change.ratio.median, change.then_us) == ("host", 1.5, 20.0)
+    assert (change.direction, change.ratio.median, change.then_us) == ("host", 1.5, 20.0)
 
 
 def test_another_machine_decides_nothing():

@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fake_timer import FakeTimer
 
 import retrograd as rg
-from retrograd.bench import families, registry
-from retrograd.bench.general import ops
-from retrograd.bench.general import run as bench
-from retrograd.bench.general.rows import Row
-from retrograd.bench.general.table import markdown
-from retrograd.bench.rows import to_line
-from retrograd.bench.timing import FakeTimer
+from retrograd.bench import registry, runner
+from retrograd.bench.rows import Row, load, to_line
+from retrograd.bench.selection import Selection
+from retrograd.bench.table import markdown
 from retrograd.catalog.timing import offer, usual_shape
 from retrograd.errors import SpecError, UsageError
 
@@ -34,15 +32,12 @@ def gate(fn=_gate, **changes):
 
 @pytest.fixture(autouse=True)
 def _own_tables(monkeypatch):
-    monkeypatch.setattr(registry, "TABLE", list(registry.TABLE))
-    monkeypatch.setattr(ops, "OPS", ops.OPS)
-    for name, op in list(ops.OPS.items()):
-        monkeypatch.setitem(ops.OPS, name, op)
+    monkeypatch.setattr(registry, "PROVIDERS", list(registry.PROVIDERS))
+    monkeypatch.setattr(registry, "BENCHMARKS", dict(registry.BENCHMARKS))
 
 
 def run(name, **what):
-    settings = bench.Settings((name,), **{"device": "cpu", **what})
-    return bench.run(settings, FakeTimer(), lambda line: None)
+    return runner.run(Selection((name,), **{"device": "cpu", **what}), FakeTimer(), lambda line: None)
 
 
 def test_an_op_of_ones_own_is_timed_beside_its_reference():
@@ -105,7 +100,7 @@ def test_what_cannot_be_timed_says_why():
     with pytest.raises(SpecError, match="no reference"):
         offer(rg.op(abs, inputs=dict(x=rg.tensor("N"))))
     with pytest.raises(UsageError, match="--shapes"):
-        bench.Settings((offer(gate()),), ("K=3",))
+        Selection((offer(gate()),), ("K=3",))
 
 
 @pytest.mark.parametrize("provider", ["retrograd", "retrograd-loop", "torch"])
@@ -116,7 +111,17 @@ def test_the_sum_over_ranks(provider, dtype):
 
 
 def test_the_table_holds_everybody_against_the_first():
-    first = Row("gate", "M=3", "float32", "op", 2000, 3000, fwd_ms=0.001, copy_gb_per_s=10.0, machine={"cpu": "C"})
+    first = Row(
+        "gate",
+        "M=3",
+        "float32",
+        "op",
+        fwd_bytes=2000,
+        bwd_bytes=3000,
+        fwd_ms=0.001,
+        copy_gb_per_s=10.0,
+        machine={"cpu": "C"},
+    )
     rows = [
         first,
         replace(first, provider="reference", fwd_ms=0.003, bwd_ms=1.0),
@@ -129,15 +134,12 @@ def test_the_table_holds_everybody_against_the_first():
     assert "over that of op" in lines[-1]
 
 
-def test_rows_of_all_families_come_back_from_one_file(tmp_path):
-    from retrograd.bench.msda.rows import Row as Deformable
-    from retrograd.bench.rows import Row as Norm
-
+def test_rows_of_all_kinds_come_back_from_one_file(tmp_path):
     rows = [
         Row("gate", "M=3", "float32", "op", fwd_ms=1.0),
-        Norm("rms_norm", 8, 64, "float32", "torch", fwd_ms=1.0),
-        Deformable("dec300", "float32", "float32", "retrograd", fwd_ms=1.0),
+        Row("rms_norm", "8x64", "float32", "torch", fwd_ms=1.0),
+        Row("ms_deform_attn", "dec300", "float32", "retrograd", beside="float32", fwd_ms=1.0),
     ]
     (tmp_path / "r.jsonl").write_text("\n".join(map(to_line, rows)) + "\n")
-    assert families.load([tmp_path / "r.jsonl"]) == rows
-    assert all(word in families.markdown(rows) for word in ("| 8x64 float32 |", "| dec300 |", "| M=3 |"))
+    assert load([tmp_path / "r.jsonl"]) == rows
+    assert all(word in markdown(rows) for word in ("| 8x64 float32 |", "| dec300 |", "| M=3 |"))

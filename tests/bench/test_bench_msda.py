@@ -7,38 +7,40 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fake_timer import FakeTimer
 
-from retrograd.bench import registry
-from retrograd.bench.harness import Provider, UnavailableError
-from retrograd.bench.msda import run as bench
-from retrograd.bench.msda.correct import judged, truth
-from retrograd.bench.msda.providers import by_grid_sample, grid_sample
-from retrograd.bench.msda.rows import Row, load
-from retrograd.bench.msda.shapes import MORE_SHAPES, SHAPES, Shape, shape_of
-from retrograd.bench.msda.table import best_peer, markdown
-from retrograd.bench.rows import to_line
-from retrograd.bench.timing import FakeTimer
+from retrograd.bench import registry, runner
+from retrograd.bench.accuracy import judge
+from retrograd.bench.benchmark import Implementation, Provider, UnavailableError
+from retrograd.bench.ops import msda
+from retrograd.bench.ops.msda import MORE_SHAPES, SHAPES, Shape, by_grid_sample, grid_sample, shape_of
+from retrograd.bench.rows import Row, load, to_line
+from retrograd.bench.selection import Selection
+from retrograd.bench.table import best_peer, markdown
 from retrograd.errors import UsageError
 
 TINY = "B2-Q20-H2-C8-P2-6x5+3x4"
-BASE = Row("dec300", "float32", "float32", "grid_sample", copy_gb_per_s=4000.0, machine={"gpu": "G", "torch": "2.11"})
+BASE = Row(
+    msda.OP, "dec300", "float32", "grid_sample",
+    beside="float32", copy_gb_per_s=4000.0, machine={"gpu": "G", "torch": "2.11"},
+)  # fmt: skip
 
 
 @pytest.fixture
 def offered(monkeypatch):
     """A function that puts a provider in place of its namesake, for one test."""
-    monkeypatch.setattr(registry, "TABLE", list(registry.TABLE))
-    return lambda name, make: registry.add(registry.Entry(name, (registry.MSDA,), make))
+    monkeypatch.setattr(registry, "PROVIDERS", list(registry.PROVIDERS))
+    return lambda name, make: registry.add(Provider(name, (msda.OP,), make))
 
 
 def run(**what):
-    said = []
-    rows = bench.run(bench.Settings(**{"shapes": (TINY,), **what}), FakeTimer(), said.append)
-    return rows, said
+    told = []
+    rows = runner.run(Selection((msda.OP,), **{"shapes": (TINY,), **what}), FakeTimer(), told.append)
+    return rows, told
 
 
 @pytest.mark.parametrize("provider", ["retrograd", "retrograd-deterministic", "retrograd-torch", "grid_sample"])
-@pytest.mark.parametrize("dtype", bench.DTYPES)
+@pytest.mark.parametrize("dtype", msda.DeformableAttention.dtypes)
 @pytest.mark.parametrize("locations", ["float32", "same"])
 def test_right_providers_are_timed(provider, dtype, locations):
     (row,), _ = run(providers=(provider,), dtypes=(dtype,), locations=locations)
@@ -49,14 +51,14 @@ def test_right_providers_are_timed(provider, dtype, locations):
 def test_compile_is_timed_too_and_comes_last(monkeypatch):
     # Without Inductor, whose C++ compiler takes half a minute for this graph.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    rows, said = run(providers=("grid_sample-compile", "grid_sample"), dtypes=("float32",))
+    rows, told = run(providers=("grid_sample-compile", "grid_sample"), dtypes=("float32",))
     assert [row.provider for row in rows] == ["grid_sample-compile", "grid_sample"]
     assert not any(row.skipped for row in rows)
-    assert "grid_sample:" in said[0]
+    assert "grid_sample:" in told[0]
 
 
 def data(shape, dtype="float32"):
-    return next(bench.make_data(shape, replace(BASE, dtype=dtype, beside="float32"), "cpu"))
+    return next(msda.make_data(shape, dtype, "float32", "cpu"))
 
 
 @pytest.mark.parametrize("shape", [shape_of(TINY), Shape(1, ((6, 5), (3, 4)), 42, 2, 8, 2, pixels=True)])
@@ -71,7 +73,7 @@ def test_points_keep_away_from_borders(shape):
 def _transposed(shape):
     """A classic: height and width swapped."""
     levels = tuple((w, h) for h, w in shape.levels)
-    return Provider(lambda t: (by_grid_sample(t["value"], levels, t["locations"], t["weights"]),))
+    return Implementation(lambda t: (by_grid_sample(t["value"], levels, t["locations"], t["weights"]),))
 
 
 def test_a_wrong_provider_is_reported_and_not_timed(offered):
@@ -98,7 +100,7 @@ class _HalfAtomics(torch.autograd.Function):
 def test_sums_in_16_bits_are_timed_and_noted(offered, dtype, verdict):
     def noisy(shape):
         inner = grid_sample(shape)
-        return Provider(lambda t: inner.call({**t, "value": _HalfAtomics.apply(t["value"])}))
+        return Implementation(lambda t: inner.call({**t, "value": _HalfAtomics.apply(t["value"])}))
 
     offered("mmcv", noisy)
     (row,), _ = run(providers=("mmcv",), dtypes=(dtype,))
@@ -109,11 +111,12 @@ def test_sums_in_16_bits_are_timed_and_noted(offered, dtype, verdict):
 def test_the_truth_does_not_depend_on_its_pieces(monkeypatch):
     shape = shape_of(TINY)
     inputs, grads = data(shape)
-    whole = truth(shape, inputs, grads)
-    monkeypatch.setattr("retrograd.bench.msda.correct._CHUNK_ELEMENTS", 1)
-    for name, tensor in truth(shape, inputs, grads).items():
-        torch.testing.assert_close(tensor, whole[name], rtol=1e-14, atol=1e-14)
-    assert judged(grid_sample(shape), shape, inputs, grads, whole) == ("", "")
+    at_once = msda.truth(shape, inputs, grads)
+    monkeypatch.setattr(msda, "_CHUNK_ELEMENTS", 1)
+    for name, tensor in msda.truth(shape, inputs, grads).items():
+        torch.testing.assert_close(tensor, at_once[name], rtol=1e-14, atol=1e-14)
+    problem = registry.BENCHMARKS[msda.OP].problem(TINY, "float32", "float32", "cpu")
+    assert judge(grid_sample(shape), problem, inputs, grads) == ("", "")
 
 
 def test_missing_libraries_are_said_once(offered):
@@ -121,9 +124,9 @@ def test_missing_libraries_are_said_once(offered):
         raise UnavailableError("mmcv is gone")
 
     offered("mmcv", gone)
-    rows, said = run(providers=("mmcv",))
+    rows, told = run(providers=("mmcv",))
     assert rows == []
-    assert said == ["left out: mmcv is gone"]
+    assert told == ["left out: mmcv is gone"]
 
 
 def test_the_usual_shapes():
@@ -131,7 +134,7 @@ def test_the_usual_shapes():
     assert {shape.size for shape in SHAPES.values()} == {22223, 5440}
     assert shape_of("B4-Q300-H8-C32-P4-100x167+50x84+25x42+13x21") == SHAPES["dec300"]
     assert (MORE_SHAPES["rfdetr"].heads, MORE_SHAPES["mask2former"].queries) == (16, 21504)
-    assert {job.provider for job in bench.Settings().jobs()} == {
+    assert {job.provider for job in Selection((msda.OP,)).jobs([registry.BENCHMARKS[msda.OP]])} == {
         *[
             "retrograd",
             "retrograd-deterministic",
@@ -147,12 +150,12 @@ def test_the_usual_shapes():
 def test_useful_bytes():
     """By hand for a DETR encoder of one image: 22.8 MB of value, 22.8 of locations, 11.4 of weights, 22.8 of out."""
     shape = SHAPES["enc800b1"]
-    assert shape.useful_bytes("fwd", "float32", "float32") == 22223 * 4 * (256 + 256 + 128 + 256)
-    assert shape.useful_bytes("bwd", "float32", "float32") == 22223 * 4 * (2 * (256 + 256 + 128) + 256)
-    assert shape.useful_bytes("fwd", "bfloat16", "float32") == 22223 * (2 * 256 + 4 * 384 + 2 * 256)
+    assert shape.bytes_moved("fwd", "float32", "float32") == 22223 * 4 * (256 + 256 + 128 + 256)
+    assert shape.bytes_moved("bwd", "float32", "float32") == 22223 * 4 * (2 * (256 + 256 + 128) + 256)
+    assert shape.bytes_moved("fwd", "bfloat16", "float32") == 22223 * (2 * 256 + 4 * 384 + 2 * 256)
     # Of a level with 50 pixels and one with 6 one query with 2 points reads at most 8 and 6.
     few = Shape(1, ((5, 10), (2, 3)), 1, heads=1, channels=1, points=2)
-    assert few.useful_bytes("fwd", "float32", "float32") == 4 * (8 + 6 + 3 * 4 + 1)
+    assert few.bytes_moved("fwd", "float32", "float32") == 4 * (8 + 6 + 3 * 4 + 1)
 
 
 def rows_of(**ms):
@@ -196,4 +199,4 @@ def test_lines_come_back(tmp_path):
 )
 def test_unknown_names_are_usage_errors(bad):
     with pytest.raises(UsageError, match="expected s"):
-        bench.Settings(**bad)
+        Selection((msda.OP,), **bad)

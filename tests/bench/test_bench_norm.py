@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_timer import FakeTimer
 
-from retrograd.bench import norm as bench
-from retrograd.bench import registry, timing
-from retrograd.bench.correct import wrong_results
-from retrograd.bench.harness import Provider, UnavailableError
-from retrograd.bench.providers import OPS
-from retrograd.bench.rows import Row
+from retrograd.bench import registry, runner, timing
+from retrograd.bench.accuracy import judge
+from retrograd.bench.benchmark import Implementation, Provider, UnavailableError
+from retrograd.bench.ops.norm import HOST_SHAPE
+from retrograd.bench.selection import Selection
 from retrograd.errors import UsageError
 
-TINY = ((24, 64),)
+OPS = registry.GROUPS["norm"]
+TINY = ("24x64",)
 
 
 @pytest.fixture
 def offered(monkeypatch):
     """A function that puts a provider of the norms in place of its namesake, for one test."""
-    monkeypatch.setattr(registry, "TABLE", list(registry.TABLE))
-    return lambda name, make: registry.add(registry.Entry(name, tuple(OPS), make))
+    monkeypatch.setattr(registry, "PROVIDERS", list(registry.PROVIDERS))
+    return lambda name, make: registry.add(Provider(name, OPS, make))
 
 
 def run(**what):
-    said = []
-    rows = bench.run(bench.Settings(shapes=TINY, **what), timing.FakeTimer(), said.append)
-    return rows, said
+    told = []
+    rows = runner.run(Selection(**{"ops": OPS, "shapes": TINY, **what}), FakeTimer(), told.append)
+    return rows, told
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -37,19 +38,18 @@ def test_right_providers_are_timed(op, provider):
 
 
 def test_compile_is_timed_too_and_comes_last():
-    said = []
-    settings = bench.Settings(("add_layer_norm",), TINY, ("compile", "torch"), ("float32",))
-    rows = bench.run(settings, timing.FakeTimer(), said.append)
+    rows, told = run(ops=("add_layer_norm",), providers=("compile", "torch"), dtypes=("float32",))
     assert [row.provider for row in rows] == ["compile", "torch"]
     assert not any(row.skipped for row in rows)
-    assert "torch" in said[0]
+    assert "torch:" in told[0]
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_definition_passes_its_own_check(op, dtype):
-    inputs, grads = next(bench._data(OPS[op], Row(op, 40, 96, dtype, ""), "cpu"))
-    assert wrong_results(Provider(OPS[op].written_out), OPS[op], inputs, grads) == ""
+    problem = registry.BENCHMARKS[op].problem("40x96", dtype, "", "cpu")
+    implementation = registry.make(op, registry.find(op, "written-out"), "40x96", dtype)
+    assert judge(implementation, problem, *next(problem.data())) == ("", "")
 
 
 def _no_projection(t):
@@ -60,7 +60,7 @@ def _no_projection(t):
 
 
 def test_a_wrong_provider_is_reported_and_not_timed(offered):
-    offered("torch", lambda op: Provider(_no_projection))
+    offered("torch", lambda op: Implementation(_no_projection))
     (row,), _ = run(ops=("rms_norm",), providers=("torch",))
     assert "grad_x" in row.skipped
     assert "grad_weight" not in row.skipped
@@ -68,7 +68,7 @@ def test_a_wrong_provider_is_reported_and_not_timed(offered):
 
 
 def test_a_provider_that_raises_does_not_end_the_run(offered):
-    offered("liger", lambda op: Provider(lambda t: 1 / 0))
+    offered("liger", lambda op: Implementation(lambda t: 1 / 0))
     rows, _ = run(ops=("rms_norm",), providers=("liger", "torch"))
     assert rows[0].skipped.startswith("ZeroDivisionError")
     assert rows[1].fwd_ms == 1.0
@@ -79,15 +79,13 @@ def test_a_missing_provider_is_said_once(offered):
         raise UnavailableError("quack is gone")
 
     offered("quack", gone)
-    said = []
-    settings = bench.Settings(("rms_norm",), ((8, 64), (16, 64)), ("quack",))
-    assert bench.run(settings, timing.FakeTimer(), said.append) == []
-    assert said == ["left out: quack is gone"]
+    rows, told = run(ops=("rms_norm",), shapes=("8x64", "16x64"), providers=("quack",))
+    assert rows == []
+    assert told == ["left out: quack is gone"]
 
 
 def test_forward_only_providers_have_no_backward(offered):
-    op = OPS["layer_norm"]
-    offered("quack", lambda _: Provider(op.written_out, backward=False))
+    offered("quack", lambda norm: Implementation(norm.written_out, backward=False))
     (row,), _ = run(ops=("layer_norm",), providers=("quack",))
     assert (row.fwd_ms, row.bwd_ms, row.note) == (1.0, None, "no backward")
 
@@ -98,7 +96,8 @@ def test_nothing_starts_after_max_seconds():
 
 
 def test_host_time():
-    assert {(job.m, job.n) for job in bench.Settings(host=True).jobs()} == {bench.HOST_SHAPE}
+    selection = Selection(OPS, host=True)
+    assert {job.shape for job in selection.jobs(selection.groups()["norm"])} == {HOST_SHAPE}
     (row,), _ = run(ops=("rms_norm",), providers=("torch",), host=True)
     assert row.host_us > 0
     assert row.fwd_ms is None
@@ -107,7 +106,7 @@ def test_host_time():
 @pytest.mark.parametrize("bad", [{"ops": ("rmsnorm",)}, {"providers": ("apex",)}])
 def test_unknown_names_are_usage_errors(bad):
     with pytest.raises(UsageError, match="expected some of"):
-        bench.Settings(**bad)
+        Selection(**{"ops": OPS, **bad})
 
 
 @pytest.mark.parametrize("touched", [1, 4 * 2**20, 100 * 2**20, 2**31, 2**36])

@@ -9,7 +9,16 @@ from retrograd.bench.rows import Row
 from retrograd.errors import UsageError
 
 ROWS = [
-    Row("rms_norm", m, n, "bfloat16", provider, fwd_ms=ms, bwd_ms=2 * ms, copy_gb_per_s=4000.0, machine={"gpu": "<G>"})
+    Row(
+        "rms_norm",
+        f"{m}x{n}",
+        "bfloat16",
+        provider,
+        fwd_ms=ms,
+        bwd_ms=2 * ms,
+        copy_gb_per_s=4000.0,
+        machine={"gpu": "<G>"},
+    )
     for m, n in ((32768, 1024), (512, 1024), (4096, 2000), (16384, 16384))
     for provider, ms in (("retrograd", 0.1), ("torch", 0.3))
 ]
@@ -45,4 +54,4 @@ def test_what_cannot_be_drawn_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="no folder"):
         plot.check_path(tmp_path / "nowhere" / "p.png")
     with pytest.raises(UsageError, match="nothing to draw"):
-        plot.chart([Row("rms_norm", 8, 2000, "bfloat16", "torch", fwd_ms=1.0)])
+        plot.chart([Row("rms_norm", "8x2000", "bfloat16", "torch", fwd_ms=1.0)])

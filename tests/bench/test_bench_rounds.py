@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fake_timer import FakeTimer
 
-from retrograd.bench import cpu, registry, spread
-from retrograd.bench import norm as bench
+from retrograd.bench import cpu, ratios, registry, runner
+from retrograd.bench.benchmark import Implementation, Provider, own
 from retrograd.bench.cpu import CpuTimer, threads
-from retrograd.bench.harness import Provider
-from retrograd.bench.rows import Row, load, own, to_line
-from retrograd.bench.session import Request, Session
+from retrograd.bench.rows import Row, load, to_line
+from retrograd.bench.selection import Selection
 from retrograd.bench.table import markdown
-from retrograd.bench.timing import FakeTimer, Timing
+from retrograd.bench.timing import Timing
 from retrograd.errors import UsageError
 
 MiB = 2**20
@@ -40,24 +40,24 @@ class Scripted(FakeTimer):
 @pytest.fixture
 def two(monkeypatch):
     """Two providers of rms_norm, and what each was given and when."""
-    monkeypatch.setattr(registry, "TABLE", list(registry.TABLE))
+    monkeypatch.setattr(registry, "PROVIDERS", list(registry.PROVIDERS))
     seen = []
 
     def provider(name):
         def call(t):
             seen.append((name, id(t["x"])))
-            return bench.OPS["rms_norm"].written_out(t)
+            return registry.BENCHMARKS["rms_norm"].written_out(t)
 
-        return lambda op: Provider(call)
+        return lambda op: Implementation(call)
 
     for name in ("a", "b"):
-        registry.add(registry.Entry(name, ("rms_norm",), provider(name)))
+        registry.add(Provider(name, ("rms_norm",), provider(name)))
     return seen
 
 
 def rows_of(timer, **what):
-    settings = bench.Settings(("rms_norm",), ((8, 64),), ("a", "b"), ("float32",), device="cpu", **what)
-    return bench.run(settings, timer, lambda line: None)
+    selection = Selection(("rms_norm",), ("8x64",), ("a", "b"), ("float32",), device="cpu", **what)
+    return runner.run(selection, timer, lambda line: None)
 
 
 def test_providers_take_turns_on_the_same_data(two):
@@ -81,7 +81,7 @@ def test_on_a_gpu_each_round_measures_each_provider_anew(two):
 
 
 def test_who_takes_too_long_has_fewer_rounds(two, monkeypatch):
-    monkeypatch.setattr("retrograd.bench.harness._ROUNDS_SECONDS", -1.0)
+    monkeypatch.setattr("retrograd.bench.runner._ROUNDS_SECONDS", -1.0)
     a, _ = rows_of(Scripted())
     assert (a.fwd_rounds, a.fwd_ms) == ((1.0,), 1.0)
 
@@ -97,9 +97,9 @@ def test_a_provider_that_fails_in_a_round_leaves_the_others_alone(two, monkeypat
     def failing(t):
         if next(calls) >= 3:
             raise RuntimeError("out of luck")
-        return bench.OPS["rms_norm"].written_out(t)
+        return registry.BENCHMARKS["rms_norm"].written_out(t)
 
-    registry.add(registry.Entry("a", ("rms_norm",), lambda op: Provider(failing)))
+    registry.add(Provider("a", ("rms_norm",), lambda op: Implementation(failing)))
     a, b = rows_of(Scripted())
     assert a.skipped == "RuntimeError: out of luck"
     assert len(b.fwd_rounds) == 4
@@ -109,8 +109,8 @@ def test_the_cpu_is_measured_with_its_threads_and_versions(monkeypatch):
     monkeypatch.setattr(cpu, "_CACHE_BYTES", MiB)
     monkeypatch.setattr(cpu, "_COPY_BYTES", MiB)
     monkeypatch.setattr(cpu, "last_level_cache_bytes", lambda: None)
-    settings = bench.Settings(("rms_norm",), ((64, 64),), ("torch",), ("float32",), device="cpu", rounds=4)
-    (row,) = bench.run(settings, CpuTimer(), lambda line: None)
+    selection = Selection(("rms_norm",), ("64x64",), ("torch",), ("float32",), device="cpu", rounds=4)
+    (row,) = runner.run(selection, CpuTimer(), lambda line: None)
     assert row.fwd_ms > 0
     assert (row.fwd_how, len(row.bwd_rounds)) == ("wall", 4)
     assert row.copy_gb_per_s > 0
@@ -140,9 +140,9 @@ def test_a_call_that_finds_its_inputs_in_the_cache_is_noted(two):
 def test_results_stay_for_a_round_and_the_median_counts(monkeypatch):
     clock = iter([0, 5, 10, 11, 20, 22, 30, 33])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    timer, made = CpuTimer(), []
-    timing = timer.time(lambda i: made.append(i) or (torch.zeros(1),), 2, 4)
-    assert made == [0, 0, 1, 0, 1]  # one goes before
+    timer, sets = CpuTimer(), []
+    timing = timer.time(lambda i: sets.append(i) or (torch.zeros(1),), 2, 4)
+    assert sets == [0, 0, 1, 0, 1]  # one goes before
     assert (timing.ms, timing.how) == (2500.0, "wall")
 
 
@@ -156,22 +156,22 @@ def test_threads_come_back():
 
 def test_spread_of_pairs_and_of_runs():
     # A machine that is twice as slow in rounds 2 and 3 changes no pair.
-    assert str(spread.paired([2, 4, 4, 2, 2], [1, 2, 2, 1, 1])) == "2.00 (2.00-2.00)"
-    assert str(spread.paired([2, 4], [1, 2])) == "2.00"
-    assert spread.paired([], [1.0]) is None
-    assert spread.crossed([1, 1, 2, 2], [1, 1, 1, 1]).high == 2.0
-    assert spread.quartiles([1, 2, 3, 4, 5, 6, 7, 8, 9]) == (3, 7)
+    assert str(ratios.paired([2, 4, 4, 2, 2], [1, 2, 2, 1, 1])) == "2.00 (2.00-2.00)"
+    assert str(ratios.paired([2, 4], [1, 2])) == "2.00"
+    assert ratios.paired([], [1.0]) is None
+    assert ratios.crossed([1, 1, 2, 2], [1, 1, 1, 1]).high == 2.0
+    assert ratios.quartiles([1, 2, 3, 4, 5, 6, 7, 8, 9]) == (3, 7)
 
 
 @pytest.mark.parametrize(
     ("now", "verdict"), [((11, 12, 13, 14), 1), ((1, 1, 2, 2), -1), ((8, 10, 11, 12), 0), ((50, 60, 70), 0)]
 )
 def test_apart_means_every_round(now, verdict):
-    assert spread.apart(now, (4, 5, 8, 9)) == verdict
+    assert ratios.apart(now, (4, 5, 8, 9)) == verdict
 
 
 def test_ratios_of_rounds_have_their_quartiles_in_the_table():
-    base = Row("rms_norm", 8, 64, "float32", "torch", machine={"cpu": "C", "threads": "2"})
+    base = Row("rms_norm", "8x64", "float32", "torch", machine={"cpu": "C", "threads": "2"})
     base = replace(base, fwd_ms=2.5, fwd_rounds=(2.0, 2.0, 3.0, 3.0))
     ours = replace(base, provider="retrograd", fwd_ms=1.0, fwd_rounds=(1.0, 1.0, 1.0, 1.0))
     text = markdown([ours, base])
@@ -181,14 +181,14 @@ def test_ratios_of_rounds_have_their_quartiles_in_the_table():
 
 
 def test_rounds_come_back_from_a_file(tmp_path):
-    row = Row("rms_norm", 8, 64, "float32", "torch", fwd_ms=2.0, fwd_rounds=(2.0, 3.0), machine={"cpu": "C"})
+    row = Row("rms_norm", "8x64", "float32", "torch", fwd_ms=2.0, fwd_rounds=(2.0, 3.0), machine={"cpu": "C"})
     (tmp_path / "r.jsonl").write_text(to_line(row) + "\n")
     assert load([tmp_path / "r.jsonl"]) == [row]
 
 
 def test_every_op_has_a_usual_provider_on_both_devices():
     for op in registry.ops():
-        assert op in registry.CALLS
+        assert registry.BENCHMARKS[op].signature
         for device in ("cuda", "cpu"):
             usual = registry.names((op,), device)
             assert any(own(name) for name in usual)
@@ -197,18 +197,20 @@ def test_every_op_has_a_usual_provider_on_both_devices():
 
 
 def test_the_list_says_what_is_not_installed(monkeypatch):
-    monkeypatch.setattr(registry, "TABLE", [replace(registry.TABLE[0], name="x", package="no-such-package-of-ours")])
+    monkeypatch.setattr(
+        registry, "PROVIDERS", [replace(registry.PROVIDERS[0], name="x", package="no-such-package-of-ours")]
+    )
     text = registry.listing()
     assert "not installed: pip install no-such-package-of-ours" in text
     assert "f(x, weight, eps=) -> y" in text
 
 
 def test_a_provider_of_ones_own_is_checked_and_timed(monkeypatch):
-    monkeypatch.setattr(registry, "TABLE", list(registry.TABLE))
+    monkeypatch.setattr(registry, "PROVIDERS", list(registry.PROVIDERS))
     registry.register("mine", "rms_norm", lambda x, w, eps: torch.nn.functional.rms_norm(x, w.shape, w, eps))
     registry.register("off", "rms_norm", lambda x, w, eps: 1.01 * torch.nn.functional.rms_norm(x, w.shape, w, eps))
-    settings = bench.Settings(("rms_norm",), ((8, 64),), ("mine", "off"), ("float32",))
-    mine, off = bench.run(settings, FakeTimer(), lambda line: None)
+    selection = Selection(("rms_norm",), ("8x64",), ("mine", "off"), ("float32",))
+    mine, off = runner.run(selection, FakeTimer(), lambda line: None)
     assert (mine.skipped, mine.fwd_ms) == ("", 1.0)
     assert off.skipped.startswith("wrong: y")
     assert "mine" in registry.names(("rms_norm",), "cpu")
@@ -234,10 +236,11 @@ def test_what_cannot_be_registered_is_a_usage_error(name, op, function, devices)
 @pytest.mark.parametrize("bad", [{"host": True, "device": "cpu"}, {"threads": 2}, {"shapes": ("enc800",)}])
 def test_options_that_do_not_fit_are_usage_errors(bad):
     with pytest.raises(UsageError):
-        Session(Request(("rms_norm",), **bad))
+        Selection(("rms_norm",), **bad)
 
 
 def test_files_are_called_after_what_was_measured():
-    name = Session(Request(("rms_norm", "ms_deform_attn", "rank_sum"), device="cpu")).name
+    selection = Selection(("rms_norm", "ms_deform_attn", "rank_sum"), device="cpu")
+    name = runner.results_name(selection, CpuTimer())
     assert name.startswith("norm-msda-ops-")
     assert " " not in name

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from retrograd.bench.rows import Row, load, to_line, useful_bytes
-from retrograd.bench.table import best_peer, markdown, ratio
+from retrograd.bench.registry import BENCHMARKS
+from retrograd.bench.rows import Row, load, to_line
+from retrograd.bench.table import best_peer, markdown, times_faster
 from retrograd.errors import UsageError
 
-BASE = Row("rms_norm", 1024, 4096, "bfloat16", "torch", copy_gb_per_s=4000.0, machine={"gpu": "G", "torch": "2.11"})
+BASE = Row("rms_norm", "1024x4096", "bfloat16", "torch", copy_gb_per_s=4000.0, machine={"gpu": "G", "torch": "2.11"})
 
 
 def row(provider, fwd_ms=None, bwd_ms=None, **changes):
@@ -22,8 +23,8 @@ def row(provider, fwd_ms=None, bwd_ms=None, **changes):
     [("rms_norm", "fwd", 2), ("rms_norm", "bwd", 3), ("add_rms_norm", "fwd", 4), ("add_layer_norm", "bwd", 4)],
 )
 def test_useful_bytes_count_each_matrix_once(op, direction, tensors):
-    assert useful_bytes(op, direction, 8, 16, "bfloat16") == tensors * 8 * 16 * 2
-    assert useful_bytes(op, direction, 8, 16, "float32") == tensors * 8 * 16 * 4
+    assert BENCHMARKS[op].bytes_moved(direction, "8x16", "bfloat16", "") == tensors * 8 * 16 * 2
+    assert BENCHMARKS[op].bytes_moved(direction, "8x16", "float32", "") == tensors * 8 * 16 * 4
 
 
 def test_bandwidth_of_a_row():
@@ -34,9 +35,9 @@ def test_bandwidth_of_a_row():
 def test_best_peer_is_never_this_project():
     rows = [row("retrograd", 1.0), row("retrograd-atomic", 0.1), row("torch", 4.0), row("quack", 2.0)]
     assert best_peer(rows, "fwd").provider == "quack"
-    assert ratio(rows, "fwd") == pytest.approx(2.0)
-    assert ratio(rows, "bwd") is None
-    assert ratio(rows[:2], "fwd") is None
+    assert best_peer(rows[:2], "fwd") is None
+    assert times_faster(rows[0], rows[3], "fwd").median == pytest.approx(2.0)
+    assert times_faster(rows[0], rows[3], "bwd") is None
 
 
 def test_table_has_speeds_shares_and_ratios():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from retrograd.bench.timing import CudaTimer, host_us
+from retrograd.compat import torch_compile
 
 
 class _Stream:
@@ -141,3 +142,14 @@ def test_host_time_counts_calls():
     counted = []
     assert host_us(lambda: counted.append(0), calls=7, repeats=3) > 0
     assert len(counted) == 28  # one loop warms up
+
+
+def test_compiled_backwards_that_may_overwrite_what_they_need_are_refused_again_and_the_switch_prevents_it(monkeypatch):
+    import torch._functorch.config as functorch
+
+    with functorch.patch(donated_buffer=True):
+        assert torch_compile.PART.self_test() == ""
+    monkeypatch.setattr(torch_compile, "_switch_off", lambda: None)
+    torch.compiler.reset()
+    with functorch.patch(donated_buffer=True), pytest.raises(RuntimeError, match="donated"):
+        torch_compile.PART.self_test()

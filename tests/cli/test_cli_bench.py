@@ -10,19 +10,18 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
+from fake_timer import FakeTimer
 
-from retrograd.bench import registry
-from retrograd.bench.general import ops
-from retrograd.bench.msda.rows import Row as Deformable
-from retrograd.bench.msda.rows import load as load_msda
+from retrograd.bench import registry, runner
 from retrograd.bench.rows import Row, load, to_line
-from retrograd.bench.timing import FakeTimer
 from retrograd.cli import main
 
-ROW = Row("rms_norm", 64, 256, "bfloat16", "retrograd", fwd_ms=1.0, bwd_ms=1.0, copy_gb_per_s=1000.0)
+ROW = Row("rms_norm", "64x256", "bfloat16", "retrograd", fwd_ms=1.0, bwd_ms=1.0, copy_gb_per_s=1000.0)
 
 
-POINTS = Deformable("dec300", "float32", "float32", "retrograd", fwd_ms=1.0, bwd_ms=1.0, copy_gb_per_s=1000.0)
+POINTS = Row(
+    "ms_deform_attn", "dec300", "float32", "retrograd", beside="float32", fwd_ms=1.0, bwd_ms=1.0, copy_gb_per_s=1000.0
+)
 
 
 TINY = ("--shapes", "8x64", "--dtype", "float32")
@@ -35,15 +34,15 @@ def bench(*args, of="norm"):
 @pytest.fixture(autouse=True)
 def _own_tables(monkeypatch):
     """Nothing is measured, and what a test adds is gone after it."""
-    monkeypatch.setattr("retrograd.bench.session.make_timer", _timer)
-    monkeypatch.setattr(registry, "TABLE", list(registry.TABLE))
-    for name, op in list(ops.OPS.items()):
-        monkeypatch.setitem(ops.OPS, name, op)
+    monkeypatch.setattr(runner, "make_timer", _timer)
+    monkeypatch.setattr(registry, "PROVIDERS", list(registry.PROVIDERS))
+    monkeypatch.setattr(registry, "BENCHMARKS", dict(registry.BENCHMARKS))
+
+
+make_timer = runner.make_timer
 
 
 def _timer(device, timing):
-    from retrograd.bench.harness import make_timer
-
     return FakeTimer() if device == "cpu" else make_timer(device, timing)
 
 
@@ -93,7 +92,7 @@ def test_deformable_attention_writes_its_table_beside_the_lines(tmp_path):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "| B1-Q20-H2-C8-P2-6x5+3x4 | grid_sample | 1000.0 |" in result.stdout
-    assert [row.provider for row in load_msda([tmp_path / "r.jsonl"])] == ["retrograd", "grid_sample"]
+    assert [row.provider for row in load([tmp_path / "r.jsonl"])] == ["retrograd", "grid_sample"]
     assert (tmp_path / "r.md").read_text() == result.stdout
 
 

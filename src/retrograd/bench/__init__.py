@@ -1,8 +1,8 @@
-"""How fast ops are, beside torch and other libraries.
+"""Speed of ops, beside torch and other libraries.
 
-`registry` says who offers what; `rows`, `spread`, `table`, `plot`, `compare` and `families` read and show results and
-need no torch; `timing`, `cpu`, `deviation` and `harness` measure any op; `providers`, `correct` and `norm` the norms,
-`msda` deformable attention, `general` anything else; `session` is what the command runs.
+An op is a file in `ops`, which says of what `benchmark` has it; `registry` is the table of ops and who offers them.
+`selection`, `rows`, `ratios`, `table`, `plot` and `compare` need no torch, so results are shown anywhere; `runner`
+checks (`accuracy`) and times (`timing`, `cpu`).
 """
 
 from retrograd.bench.registry import register as register

@@ -1,4 +1,4 @@
-"""Time on a CPU: the clock on the wall around single calls, on inputs that are not in the cache. Knows no op."""
+"""Clock of CPUs: time on the wall around single calls, on inputs that are not in the cache."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class CpuTimer:
         taken = []
         for i in range(calls):
             began = time.perf_counter()
-            found = call(i % sets)
+            results = call(i % sets)
             taken.append(time.perf_counter() - began)
-            ring[i % sets] = found  # frees the older result outside of the time
+            ring[i % sets] = results  # frees the older result outside of the time
         return Timing(1e3 * statistics.median(taken), "wall")
 
     def copy_gb_per_s(self) -> float:

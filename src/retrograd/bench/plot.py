@@ -1,5 +1,5 @@
-"""Bandwidth as a Vega-Lite chart, written as an offline page or a picture: lines over the width of norms, bars for the
-rest. No torch."""
+"""Chart of bandwidth, in Vega-Lite, written as an offline page or a picture: lines over the width of norms, bars for
+the rest. No torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retrograd.bench.families import markdown
-from retrograd.bench.rows import OPS, WAYS, Measured, Row
+from retrograd.bench.registry import GROUPS
+from retrograd.bench.rows import DIRECTIONS, Row
+from retrograd.bench.table import markdown
 from retrograd.errors import MissingExtraError, UsageError
 
 _COLOURS = {
@@ -22,6 +23,7 @@ _COLOURS = {
     "quack": "#8a5fb0",
 }
 _COPY = "device copy"
+_WORDS = dict(zip(DIRECTIONS, ("forward", "backward"), strict=True))
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
@@ -48,7 +50,7 @@ def check_path(path: Path) -> None:
         raise MissingExtraError("vl-convert-python", "html", "a plot") from None
 
 
-def write(rows: Sequence[Measured], path: Path) -> None:
+def write(rows: Sequence[Row], path: Path) -> None:
     """Draw `rows` into a self-contained .html page or a .png picture.
 
     Raises:
@@ -67,15 +69,15 @@ def write(rows: Sequence[Measured], path: Path) -> None:
     path.write_text(page, encoding="utf-8")
 
 
-def chart(rows: Sequence[Measured]) -> dict[str, Any]:
+def chart(rows: Sequence[Row]) -> dict[str, Any]:
     """The Vega-Lite description: for norms GB/s against N, a panel an op and direction, the copy as a dashed line; for
     other ops a bar a provider.
 
     Raises:
         UsageError: no row has a time, or those of norms have none at a width that is a power of two.
     """
-    points = _points([row for row in rows if isinstance(row, Row)])
-    bars = _bar_points([row for row in rows if not isinstance(row, Row)])
+    points = _points([row for row in rows if row.group == "norm"])
+    bars = _bar_points([row for row in rows if row.group != "norm"])
     if not points and not bars:
         raise UsageError("there is nothing to draw: no row has a time (of norms: at a width that is a power of two)")
     parts = [_lines(points)] * bool(points) + [_bars(bars)] * bool(bars)
@@ -101,7 +103,7 @@ def _lines(points: list[dict[str, Any]]) -> dict[str, Any]:
     names += sorted({p["provider"] for p in points} - set(names) - {_COPY})
     names += [_COPY] * any(p["provider"] == _COPY for p in points)
     colours = [_COLOURS.get(name, "#b08a2e" if name != _COPY else "#999999") for name in names]
-    present = [op for op in OPS if any(p["op"] == op for p in points)]
+    present = [op for op in GROUPS["norm"] if any(p["op"] == op for p in points)]
     ticks = sorted({p["n"] for p in points})
     scale = {"type": "log", "base": 2}
     x: dict[str, Any] = {"field": "n", "type": "quantitative", "title": "N (columns)", "scale": scale}
@@ -144,15 +146,15 @@ def _bars(points: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _bar_points(rows: Sequence[Measured]) -> list[dict[str, Any]]:
+def _bar_points(rows: Sequence[Row]) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     firsts: dict[tuple[str, str, str], str] = {}
     for row in rows:
-        firsts.setdefault(row.place, row.provider)
-        for way, words in zip(WAYS, ("forward", "backward"), strict=True):
-            if speed := row.gb_per_s(way):
-                at = {"place": " ".join(row.place), "direction": words, "provider": row.provider}
-                points.append({**at, "gb_per_s": float(f"{speed:.3g}"), "first": firsts[row.place] == row.provider})
+        firsts.setdefault(row.case, row.provider)
+        for direction, words in _WORDS.items():
+            if speed := row.gb_per_s(direction):
+                at = {"place": " ".join(row.case), "direction": words, "provider": row.provider}
+                points.append({**at, "gb_per_s": float(f"{speed:.3g}"), "first": firsts[row.case] == row.provider})
     return points
 
 
@@ -166,7 +168,7 @@ def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for row in rows:
         if tallest.get((row.op, row.n)) != row.m:
             continue
-        for direction, words in (("fwd", "forward"), ("bwd", "backward")):
+        for direction, words in _WORDS.items():
             speed = row.gb_per_s(direction)
             if speed is None:
                 continue

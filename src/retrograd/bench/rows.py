@@ -1,32 +1,39 @@
-"""Measured rows, useful bytes, and the JSON lines they are kept in. No torch."""
+"""Row: one op, shape and provider as measured, and the JSON lines that rows are kept in. No torch."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
+from retrograd.bench import registry
 from retrograd.errors import UsageError
 
-R = TypeVar("R", bound="Measured")
-
-OPS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
-OURS = "retrograd"
-WAYS = ("fwd", "bwd")
+DIRECTIONS = ("fwd", "bwd")
 OVER = "over --max-seconds"  # why a row was not begun
+# Of every JSON line, behind those that its kind of op has.
+_FIELDS = (
+    *("fwd_ms", "bwd_ms", "fwd_how", "bwd_how", "fwd_rounds", "bwd_rounds", "copy_gb_per_s", "host_us"),
+    *("skipped", "note", "machine"),
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What the rows of all benchmarks have beside an `op`, a `provider` and a `key` that tells them apart.
+@dataclass(frozen=True)
+class Row:
+    """One op, shape, dtype and provider.
 
     Times in milliseconds; None: not measured, `skipped` or a note says why.
 
     Attributes:
+        shape: as the op has it in words: "MxN" of a norm, a name or sizes of deformable attention, a case of any op.
+        dtype: of floating inputs; of deformable attention: of value and out.
+        beside: of locations and weights; "" for other ops.
+        fwd_bytes: the least that a forward must move, where it was counted in the data; likewise bwd_bytes.
+        fwd_extra_bytes: the most memory a forward held beyond inputs and output, what it saved included; None:
+            unknown. Likewise bwd_extra_bytes beyond what the forward had left and the gradients.
         fwd_how: "graph" (replay of a CUDA graph, no host time), "events" (CUDA events around every call) or "wall" (the
             clock around every call, on a CPU).
         fwd_rounds: the time of each round, where providers took turns; fwd_ms is their median.
@@ -35,18 +42,16 @@ class Measured:
         machine: versions and the name of the GPU, or of the CPU with the number of threads.
     """
 
-    if TYPE_CHECKING:  # each kind of row puts these where they suit it
-
-        @property
-        def op(self) -> str: ...
-        @property
-        def provider(self) -> str: ...
-        @property
-        def key(self) -> tuple[Any, ...]: ...
-        @property
-        def place(self) -> tuple[str, str, str]: ...
-        def useful_bytes(self, direction: str) -> int: ...
-
+    op: str
+    shape: str
+    dtype: str
+    provider: str
+    _: KW_ONLY
+    beside: str = ""
+    fwd_bytes: int = 0
+    bwd_bytes: int = 0
+    fwd_extra_bytes: int | None = None
+    bwd_extra_bytes: int | None = None
     fwd_ms: float | None = None
     bwd_ms: float | None = None
     fwd_how: str = ""
@@ -58,6 +63,34 @@ class Measured:
     skipped: str = ""
     note: str = ""
     machine: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two rows measurements of the same thing."""
+        # Of a norm by events and by graphs the last one counts; of other ops these are two measurements.
+        how = "" if self.group == "norm" else self.fwd_how
+        return self.device_name, *self.case, self.provider, how, self.host_us is not None
+
+    @property
+    def case(self) -> tuple[str, str, str]:
+        """Op, shape and dtypes, in words."""
+        same = self.beside in ("", self.dtype)
+        return self.op, self.shape, self.dtype if same else f"{self.dtype}, {self.beside}"
+
+    @property
+    def group(self) -> str:
+        """Of ops that are shown alike: "norm", "msda" or "ops"."""
+        return registry.kind_of(self.op).group
+
+    @property
+    def m(self) -> int:
+        """Rows of a norm."""
+        return int(self.shape.partition("x")[0])
+
+    @property
+    def n(self) -> int:
+        """Width of a norm."""
+        return int(self.shape.partition("x")[2])
 
     @property
     def device_name(self) -> str:
@@ -76,36 +109,20 @@ class Measured:
         """Times of the rounds of "fwd" or "bwd"."""
         return self.fwd_rounds if direction == "fwd" else self.bwd_rounds
 
+    def extra_bytes(self, direction: str) -> int | None:
+        """Memory of "fwd" or "bwd"."""
+        return self.fwd_extra_bytes if direction == "fwd" else self.bwd_extra_bytes
+
+    def bytes_moved(self, direction: str) -> int:
+        """The least that "fwd" or "bwd" must move."""
+        counted = self.fwd_bytes if direction == "fwd" else self.bwd_bytes
+        known = registry.BENCHMARKS.get(self.op)
+        return counted or (known.bytes_moved(direction, self.shape, self.dtype, self.beside) if known else 0)
+
     def gb_per_s(self, direction: str) -> float | None:
         """Useful bandwidth of "fwd" or "bwd"."""
         time = self.ms(direction)
-        return self.useful_bytes(direction) / time / 1e6 if time else None
-
-
-@dataclass(frozen=True)
-class Row(Measured):
-    """One norm, shape and provider."""
-
-    op: str  # pyright: ignore[reportIncompatibleMethodOverride]
-    m: int
-    n: int
-    dtype: str
-    provider: str  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What makes two rows measurements of the same thing."""
-        host = self.host_us is not None
-        return self.device_name, self.m, self.n, self.op, self.dtype, self.provider, host
-
-    @property
-    def place(self) -> tuple[str, str, str]:
-        """Op, shape and dtype, in words."""
-        return self.op, f"{self.m}x{self.n}", self.dtype
-
-    def useful_bytes(self, direction: str) -> int:
-        """The least that must move."""
-        return useful_bytes(self.op, direction, self.m, self.n, self.dtype)
+        return self.bytes_moved(direction) / time / 1e6 if time else None
 
 
 def in_words(ms: float) -> str:
@@ -118,63 +135,23 @@ def rate(gb_per_s: float) -> str:
     return f"{gb_per_s:.0f}" if gb_per_s >= 100 else f"{gb_per_s:.1f}"
 
 
-def own(provider: str) -> bool:
-    """Whether a provider is this project: never the peer that a ratio is taken against."""
-    return provider == OURS or provider.startswith(f"{OURS}-")
-
-
 def device_of(machine: Mapping[str, str]) -> str:
     """The name of the GPU, or of the CPU, among the facts of a machine."""
     return machine.get("gpu") or machine.get("cpu", "")
 
 
-def shape_of(text: str) -> tuple[int, int]:
-    """(M, N) of "32768x4096".
-
-    Raises:
-        UsageError: it is written otherwise.
-    """
-    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
-        raise UsageError(f"`--shapes` has {text!r}, expected MxN such as 32768x4096")
-    m, _, n = text.partition("x")
-    return int(m), int(n)
-
-
-def useful_bytes(op: str, direction: str, m: int, n: int, dtype: str) -> int:
-    """The least a fused kernel must move: each [M, N] tensor once; vectors, statistics and partial sums not counted.
-
-    Forward x, y; backward x, grad_out, grad_x. With an added residual also residual and s, respectively grad_s
-    (grad_x and grad_residual are one tensor).
-    """
-    tensors = 2 if direction == "fwd" else 3
-    if op.startswith("add_"):
-        tensors += 2 if direction == "fwd" else 1
-    return tensors * m * n * (4 if dtype == "float32" else 2)
-
-
-def to_line(row: Measured) -> str:
+def to_line(row: Row) -> str:
     """The row as one line of JSON."""
-    return json.dumps({f.name: getattr(row, f.name) for f in sorted(fields(row), key=lambda f: bool(f.kw_only))})
+    return json.dumps({name: getattr(row, name) for name in (*registry.kind_of(row.op).fields, *_FIELDS)})
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> list[Row]:
-    """Read JSON lines of `retrograd bench norm`; of rows that measure the same thing the last one counts.
+    """Read JSON lines of any benchmark; of rows that measure the same thing the last one counts.
 
     Raises:
         UsageError: a file cannot be read or is not such a file.
     """
-    return load_as(lambda _: Row, "norm", paths)
-
-
-def load_as(kind_of: Callable[[str], type[R]], noun: str, paths: Iterable[str | os.PathLike[str]]) -> list[R]:
-    """`load` for the rows of any benchmark.
-
-    Args:
-        kind_of: the kind of row of an op's name.
-        noun: the benchmark's name on the command line.
-        paths: of JSON lines.
-    """
-    found: dict[tuple[Any, ...], R] = {}
+    rows: dict[tuple[Any, ...], Row] = {}
     for path in map(Path, paths):
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -182,22 +159,23 @@ def load_as(kind_of: Callable[[str], type[R]], noun: str, paths: Iterable[str | 
             raise UsageError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
         for number, line in enumerate(lines, 1):
             if line.strip():
-                row = _row(kind_of, noun, line, f"{path}:{number}")
-                found.pop(row.key, None)
-                found[row.key] = row
-    if not found:
-        raise UsageError(f"there are no results to show; write some with `retrograd bench {noun} --out FILE`")
-    return list(found.values())
+                row = _from_line(line, f"{path}:{number}")
+                rows.pop(row.key, None)
+                rows[row.key] = row
+    if not rows:
+        raise UsageError("there are no results to show; write some with `retrograd bench OP --out FILE`")
+    return list(rows.values())
 
 
-def _row(kind_of: Callable[[str], type[R]], noun: str, line: str, where: str) -> R:
+def _from_line(line: str, where: str) -> Row:
+    names = {f.name for f in fields(Row)}
     try:
         data = json.loads(line)
-        kind = kind_of(data["op"])
-        known = {f.name for f in fields(kind)}
-        given: dict[str, Any] = {name: value for name, value in data.items() if name in known}
+        if "m" in registry.kind_of(data["op"]).fields:
+            data["shape"] = f"{data['m']:d}x{data['n']:d}"
+        values: dict[str, Any] = {name: value for name, value in data.items() if name in names}
         # JSON has no tuples.
-        rounds: dict[str, Any] = {name: tuple(value) for name, value in given.items() if name.endswith("_rounds")}
-        return kind(**given | rounds)
+        rounds: dict[str, Any] = {name: tuple(value) for name, value in values.items() if name.endswith("_rounds")}
+        return Row(**values | rounds)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UsageError(f"{where} is not a result of `retrograd bench {noun}`: {error}") from None
+        raise UsageError(f"{where} is not a result of `retrograd bench`: {error}") from None

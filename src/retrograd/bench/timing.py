@@ -1,4 +1,4 @@
-"""Device time of a call whose inputs are not in the L2 cache, its memory, and host time. Knows no op."""
+"""Clock of CUDA devices: time of a call whose inputs are not in the L2 cache, its memory, and host time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -35,43 +34,6 @@ class Timing:
     note: str = ""
 
 
-class Timer(Protocol):
-    """Where and how calls are timed.
-
-    Attributes:
-        device: "cuda" or "cpu".
-        rounds: how often providers take turns unless the user says otherwise.
-        discarded: rounds before these that do not count.
-        keeps_data: whether inputs stay from round to round, and providers share them.
-    """
-
-    device: str
-    rounds: int
-    discarded: int
-    keeps_data: bool
-
-    def facts(self) -> dict[str, str]:
-        """What machine this is, by what names tables show it."""
-
-    def plan(self, touched_bytes: int) -> tuple[int, int]:
-        """(input sets, calls) for a call that touches so much."""
-
-    def cold(self, touched_bytes: int) -> bool:
-        """Whether so many sets as `plan` has are larger than the cache."""
-
-    def scope(self) -> contextlib.AbstractContextManager[object]:
-        """What everything that is to be timed must be made in, its autograd graph included."""
-
-    def time(self, call: Call, sets: int, calls: int) -> Timing:
-        """Time of one of `calls` calls that go round `sets` input sets."""
-
-    def copy_gb_per_s(self) -> float:
-        """Bandwidth of a large device copy, bytes read plus bytes written."""
-
-    def extra_bytes(self, call: Callable[[], Results]) -> int | None:
-        """The most memory that a call held beyond what was there before and beyond its results; None: unknown."""
-
-
 def plan_calls(touched_bytes: int) -> tuple[int, int]:
     """(input sets, calls) so that a call finds nothing of the one before in the cache, where memory allows it."""
     sets = -(-COLD_BYTES // max(touched_bytes, 1))
@@ -85,6 +47,12 @@ class CudaTimer:
 
     A graph holds `calls` calls on alternating input sets, so host time does not count and inputs are cold. Results
     of the last round stay allocated: each call writes to memory of its own, as cold as its inputs.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        rounds: how often providers take turns unless the user says otherwise.
+        discarded: rounds before these that do not count.
+        keeps_data: whether inputs stay from round to round, and providers share them.
     """
 
     device = "cuda"
@@ -172,45 +140,6 @@ class CudaTimer:
             stop.record()
         torch.cuda.synchronize()
         return statistics.median(start.elapsed_time(stop) for start, stop in pairs)
-
-
-class FakeTimer:
-    """For tests of the harness: runs each call once and says it took a millisecond."""
-
-    device = "cpu"
-    rounds = 1
-    discarded = 0
-    keeps_data = False
-
-    def facts(self) -> dict[str, str]:
-        """No machine."""
-        return {"gpu": "cpu"}
-
-    def plan(self, touched_bytes: int) -> tuple[int, int]:
-        """See `plan_calls`."""
-        return plan_calls(touched_bytes)
-
-    def cold(self, touched_bytes: int) -> bool:
-        """It pretends so."""
-        return True
-
-    def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Nothing to enter."""
-        return contextlib.nullcontext()
-
-    def time(self, call: Call, sets: int, calls: int) -> Timing:
-        """One millisecond."""
-        for i in range(sets):
-            call(i)
-        return Timing(1.0, "fake")
-
-    def copy_gb_per_s(self) -> float:
-        """1000 GB/s."""
-        return 1000.0
-
-    def extra_bytes(self, call: Callable[[], Results]) -> None:
-        """Runs the call; torch does not count memory of the host."""
-        call()
 
 
 def host_us(call: Callable[[], object], calls: int = 500, repeats: int = 5) -> float:

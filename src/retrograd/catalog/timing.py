@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from retrograd.bench import registry
-from retrograd.bench.general.ops import OPS, Drawn, Op
+from retrograd.bench.benchmark import DEVICES
+from retrograd.bench.ops.any_spec import Drawn, ReferencedOp, providers
 from retrograd.check import inputs
 from retrograd.check.schema import Case
 from retrograd.check.spec import OpSpec, TensorSpec
@@ -28,23 +29,17 @@ def offer(spec: OpSpec) -> str:
             f"{spec.name} has no reference, and nothing is timed that nothing was compared with; give "
             "rg.op(fn, reference=...)"
         )
-    name = spec.name if spec.name not in registry.CALLS else f"{spec.name} (spec)"
-    OPS[name] = Op(
-        name,
-        (usual_shape(spec),),
-        spec.dtypes,
-        lambda shape, dtype: _drawn(spec, shape, dtype),
-        spec.reference,
-        lambda shape, dtype: dict(_case(spec, shape, dtype).params),
-        lambda shape: (_case(spec, shape, spec.dtypes[0]), None)[1],
+    taken = registry.BENCHMARKS.get(spec.name)
+    name = f"{spec.name} (spec)" if taken and taken.signature else spec.name  # an op of the project has that name
+    registry.BENCHMARKS[name] = ReferencedOp(
+        name=name,
+        usual_shapes=dict.fromkeys((*DEVICES, "host"), (usual_shape(spec),)),
+        usual_dtypes=dict.fromkeys(DEVICES, spec.dtypes),
+        draw=lambda shape, dtype: _drawn(spec, shape, dtype),
+        reference=spec.reference,
+        keywords=lambda shape, dtype: dict(_case(spec, shape, dtype).params),
     )
-    known = registry.Entry("op", (name,), registry.ANYTHING, {"function": spec.fn}, "")
-    registry.add(known)
-    written = {"function": spec.reference}
-    registry.add(registry.Entry("reference", (name,), registry.ANYTHING, written, "torch"))
-    registry.add(
-        registry.Entry("reference-compile", (name,), registry.ANYTHING_COMPILED, written, "torch", usual=("cuda",))
-    )
+    registry.add(*providers(name, spec.fn, spec.reference))
     return name
 
 

@@ -13,7 +13,7 @@ from retrograd.cli._options import options, words
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
-    from retrograd.bench.rows import Measured
+    from retrograd.bench.rows import Row
 
 _RESULTS = Path("benchmarks/results")
 _FILE = click.Path(path_type=Path)
@@ -66,8 +66,9 @@ def bench(
     an op of yours as `retrograd verify` takes it: file.py:spec. Every provider is held against float64 before it is
     timed, and what is wrong gets no time. Inputs are not in the cache.
     """
-    from retrograd.bench import families, registry
     from retrograd.bench import plot as plotting
+    from retrograd.bench import registry, rows
+    from retrograd.bench.table import markdown
 
     if listed:
         click.echo(registry.listing(), nl=False)
@@ -77,16 +78,16 @@ def bench(
     if plot:
         plotting.check_path(plot)
     # Before anything is measured: the same file may be written.
-    then = families.load(earlier) if earlier else []
-    found = families.load(load) if load else _measured(ops, what)
-    click.echo(families.markdown(found), nl=False)
+    then = rows.load(earlier) if earlier else []
+    found = rows.load(load) if load else _measured(ops, what)
+    click.echo(markdown(found), nl=False)
     if plot:
         plotting.write(found, plot)
     if earlier:
         _compare(found, then, fail_slower)
 
 
-def _compare(found: Sequence[Measured], then: Sequence[Measured], fail_slower: float | None) -> None:
+def _compare(found: Sequence[Row], then: Sequence[Row], fail_slower: float | None) -> None:
     from retrograd.bench import compare
 
     result = compare.compare(found, then)
@@ -97,34 +98,36 @@ def _compare(found: Sequence[Measured], then: Sequence[Measured], fail_slower: f
     slower = result.slower(fail_slower)
     for change in slower:
         click.echo(
-            f"slower by more than {fail_slower:g} %: {' '.join(change.place)} {change.way} {change.ratio}", err=True
+            f"slower by more than {fail_slower:g} %: {' '.join(change.label)} {change.direction} {change.ratio}",
+            err=True,
         )
-    for place, reason in result.lost:
-        click.echo(f"no time any more: {' '.join(place)}: {reason}", err=True)
+    for label, reason in result.lost:
+        click.echo(f"no time any more: {' '.join(label)}: {reason}", err=True)
     if slower or result.lost:
         click.get_current_context().exit(1)
 
 
-def _measured(ops: tuple[str, ...], what: dict[str, Any]) -> list[Measured]:
+def _measured(ops: tuple[str, ...], what: dict[str, Any]) -> list[Row]:
     """Rows of what the options ask for, each written to a file as soon as it is there."""
     names = _narrowed(_resolved(ops), what.pop("more"))
     _need_torch()
-    from retrograd.bench.families import MSDA, markdown
+    from retrograd.bench import runner
     from retrograd.bench.rows import to_line
-    from retrograd.bench.session import Request, Session
+    from retrograd.bench.selection import Selection
+    from retrograd.bench.table import markdown
 
     out: Path | None = what.pop("out")
     _add_providers(what.pop("users"), names)
-    request = Request(names, **{**what, "device": what["device"] or _device()})
-    session = Session(request)
-    path = out or (_RESULTS if _RESULTS.is_dir() else Path()) / f"{session.name}.jsonl"
+    selection = Selection(names, **{**what, "device": what["device"] or _device()})
+    timer = runner.make_timer(selection.device, selection.timing)
+    path = out or (_RESULTS if _RESULTS.is_dir() else Path()) / f"{runner.results_name(selection, timer)}.jsonl"
     with _writing(path) as lines:
 
-        def keep(row: Measured) -> None:
+        def keep(row: Row) -> None:
             print(to_line(row), file=lines, flush=True)
 
-        found = session.run(lambda line: click.echo(line, err=True), keep)
-    if request.families() == [MSDA]:
+        found = runner.run(selection, timer, lambda line: click.echo(line, err=True), keep)
+    if list(selection.groups()) == ["msda"]:
         with _writing(path.with_suffix(".md")) as table:
             table.write(markdown(found))
     return found
@@ -132,15 +135,15 @@ def _measured(ops: tuple[str, ...], what: dict[str, Any]) -> list[Measured]:
 
 def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the registry; specs of a person's own are added to it."""
-    from retrograd.bench import families, registry
+    from retrograd.bench import registry
     from retrograd.core.loading import near
 
     if not ops:
-        raise UsageError(f"name an op: {', '.join([*families.GROUPS, *registry.ops()])}, or file.py:spec; see --list")
+        raise UsageError(f"name an op: {', '.join([*registry.GROUPS, *registry.ops()])}, or file.py:spec; see --list")
     names: list[str] = []
     for op in ops:
-        if op in families.GROUPS:
-            names += families.GROUPS[op]
+        if op in registry.GROUPS:
+            names += registry.GROUPS[op]
         elif op in registry.ops():
             names.append(op)
         elif ":" in op or op.endswith(".py"):
@@ -150,7 +153,7 @@ def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
 
             names.append(offer(catalog.resolve(op)))
         else:
-            known = [*families.GROUPS, *registry.ops()]
+            known = [*registry.GROUPS, *registry.ops()]
             raise UsageError(f"unknown op {op!r}{near(op, known)}; expected {', '.join(known)}, or file.py:spec")
     return tuple(dict.fromkeys(names))
 

@@ -1,4 +1,4 @@
-"""Ratios of two measurements and how far they scatter: medians and quartiles, nothing else. No torch."""
+"""Ratio of two measurements and how far it scatters: medians and quartiles, nothing else. No torch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,163 @@
+"""Benchmark of an op, and who offers the op: what a file of `bench.ops` is made of. Imports no torch.
+
+Saved results are shown on machines without torch, so files of `bench.ops` import it where they compute.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from retrograd.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, "torch.Tensor"]
+Data = Iterator[tuple[Tensors, Tensors]]
+Function = Callable[[Tensors], "tuple[torch.Tensor, ...]"]
+# Name of a result or grad_*, rows, and their values in float64.
+Pieces = Iterable[tuple[str, slice, "torch.Tensor"]]
+
+OURS = "retrograd"
+DEVICES = ("cuda", "cpu")
+GPU, CPU = ("cuda",), ("cpu",)
+# What sums in float32 may add, relative to the result: nothing beside 16-bit rounding, most of it for float32.
+FLOAT32_SUMS = 8 * 2.0**-24
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class UnavailableError(Exception):
+    """A provider has no such op, or is not installed."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A function from inputs by name to results, and whether it has a backward."""
+
+    call: Function
+    backward: bool = True
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A library, or a mode of this project, that offers ops.
+
+    Attributes:
+        name: as `--providers` has it.
+        ops: what it offers.
+        make: makes the implementation from what `Benchmark.parameters` returns.
+        options: more arguments of `make`.
+        package: the distribution it comes from; "" is the user's own.
+        devices: where it runs.
+        usual: where it is measured without being asked for by name.
+        compiled: whether the implementation is then compiled by torch.compile.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    make: Callable[..., Implementation]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    package: str = OURS
+    devices: tuple[str, ...] = DEVICES
+    usual: tuple[str, ...] = DEVICES
+    compiled: bool = False
+
+    @property
+    def version(self) -> str | None:
+        """Of its package; None where that is not installed."""
+        try:
+            return metadata.version(self.package) if self.package else "yours"
+        except metadata.PackageNotFoundError:
+            # A checkout on PYTHONPATH has no metadata, yet is there.
+            return "checkout" if self.package == OURS else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """An op at one shape and dtype on a device.
+
+    Attributes:
+        leaves: names of the inputs that get gradients.
+        results: names of what implementations return.
+        data: makes sets of inputs and of gradients of the results by name, without end; the first is always the same.
+        truth: (inputs, gradients) to results and grad_* in float64, in pieces that fit beside the inputs.
+        bytes_moved: the least that a forward and a backward must move; decides how many sets keep the cache cold.
+        slack: relative L2 error that is allowed beside rounding.
+        coarse: relative L2 error up to which 16-bit results are timed, with a note.
+        reference: as precise in the op's own dtype as others must be; None: `slack` says it.
+    """
+
+    leaves: tuple[str, ...]
+    results: tuple[str, ...]
+    data: Callable[[], Data]
+    truth: Callable[[Tensors, Tensors], Pieces]
+    bytes_moved: tuple[int, int]
+    slack: float = FLOAT32_SUMS
+    coarse: float = 0.0
+    reference: Implementation | None = None
+
+
+class Benchmark(ABC):
+    """An op as it is timed; ops of one `group` share a table, the names of their results' fields and packages.
+
+    Attributes:
+        name: as tables and the command line have it.
+        signature: how a person's function is called; "" where it is called like the op.
+        usual_shapes: measured unless the user names others, on "cuda", on "cpu" and for "host" times.
+        usual_dtypes: likewise, on "cuda" and on "cpu".
+        dtypes: that can be measured.
+        group: "norm", "msda" or "ops".
+        fields: of a JSON line, before those that all have.
+        packages: whose versions are kept with a result, by the name to show.
+    """
+
+    name: str
+    signature: str
+    usual_shapes: Mapping[str, tuple[str, ...]]
+    usual_dtypes: Mapping[str, tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = tuple(ELEMENT_BYTES)
+    group: ClassVar[str] = "ops"
+    fields: ClassVar[tuple[str, ...]] = ("op", "shape", "dtype", "provider", "fwd_bytes", "bwd_bytes")
+    packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "triton": "triton"}
+
+    @abstractmethod
+    def parameters(self, shape: str, dtype: str) -> Any:
+        """What makers of implementations are given; raises a UsageError for a shape that the op cannot have."""
+
+    @abstractmethod
+    def problem(self, shape: str, dtype: str, beside: str, device: str) -> Problem:
+        """The op at a shape and dtype; `beside`: dtype of the inputs that need not be as narrow as the others."""
+
+    @abstractmethod
+    def by_user(self, function: Callable[..., Any]) -> Callable[[Any], Implementation]:
+        """The maker for a person's function, which is called as `signature` says."""
+
+    def beside(self, dtype: str, locations: str) -> str:
+        """Dtype of inputs beside those in `dtype`, by the option `--locations`; "" where there are none."""
+        return ""
+
+    def bytes_moved(self, direction: str, shape: str, dtype: str, beside: str) -> int:
+        """The least that must move; 0 where only data tell."""
+        return 0
+
+
+def own(provider: str) -> bool:
+    """Whether a provider is this project: never the peer that a ratio is taken against."""
+    return provider == OURS or provider.startswith(f"{OURS}-")
+
+
+def two_sizes(shape: str, example: str) -> tuple[int, int]:
+    """Two sizes from text such as "32768x4096".
+
+    Raises:
+        UsageError: it is written otherwise.
+    """
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
+        raise UsageError(f"`--shapes` has {shape!r}, expected {example}")
+    first, _, second = shape.partition("x")
+    return int(first), int(second)

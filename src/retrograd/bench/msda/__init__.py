@@ -1,1 +1,0 @@
-"""The benchmark of multi-scale deformable attention: `shapes`, `rows`, `earlier` and `table` need no torch."""

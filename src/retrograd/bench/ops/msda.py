@@ -1,0 +1,390 @@
+"""Deformable attention over several levels, beside grid_sample, msda-triton and mmcv: zeros outside, not aligned.
+
+Inputs by name: value [B, S, H, C], locations [B, Q, H, L, P, 2] and weights [B, Q, H, L, P]; result out [B, Q, H, C].
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from retrograd.bench.benchmark import (
+    CPU,
+    DEVICES,
+    ELEMENT_BYTES,
+    GPU,
+    Benchmark,
+    Data,
+    Implementation,
+    Pieces,
+    Problem,
+    Provider,
+    Tensors,
+)
+from retrograd.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+OP = "ms_deform_attn"
+BASE = "grid_sample"  # the peer that runs everywhere, which times are held against
+LEAVES = ("value", "locations", "weights")
+_SPELLED = re.compile(r"B(\d+)-Q(\d+)-H(\d+)-C(\d+)-P(\d+)-(\d+x\d+(?:\+\d+x\d+)*)")
+# Few queries of one image: a call that the device answers faster than the host asks.
+HOST_SHAPE = "B1-Q300-H8-C32-P4-40x40+20x20"
+# Pixels that each point keeps from the borders of its cell: the derivative jumps there and libraries round otherwise.
+_MARGIN = 2.0**-10
+_SIGMA = 2.0
+# In units of 2^-24: sums of products, and for each pixel of the largest side what placing a point otherwise may cost.
+# grid_sample at 2 p - 1 is off by 4e-7 in levels of up to 167 pixels, where this allows 6e-6.
+_SUMS, _PLACE = 8, 0.25
+_CHUNK_ELEMENTS = 2**24
+# 16-bit atomics lose up to this in the sums of hundreds of terms; beyond it a term is missing or wrong.
+_COARSE = 0.1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """B batch, levels (height, width), Q queries, H heads, C channels a head, P points a level.
+
+    Attributes:
+        pixels: each query is a pixel of a level and its points lie 2 pixels (standard deviation) around it, as in an
+            encoder; else points are uniform over the levels.
+    """
+
+    batch: int
+    levels: tuple[tuple[int, int], ...]
+    queries: int
+    heads: int = 8
+    channels: int = 32
+    points: int = 4
+    pixels: bool = False
+
+    @property
+    def size(self) -> int:
+        """S, pixels of all levels."""
+        return sum(h * w for h, w in self.levels)
+
+    def bytes_moved(self, direction: str, dtype: str, beside: str) -> int:
+        """The least that "fwd" or "bwd" must move, each number once.
+
+        Forward: value, locations, weights, out. Backward: the same with grad_out for out, and the gradients of the
+        first three. Of value only pixels that are needed are read, at most four a sample; its gradient is written
+        in full.
+
+        Args:
+            direction: "fwd" or "bwd".
+            dtype: of value and out.
+            beside: of locations and weights.
+        """
+        wide, narrow = ELEMENT_BYTES[dtype], ELEMENT_BYTES[beside]
+        pixel = self.batch * self.heads * self.channels * wide
+        read = pixel * sum(min(h * w, 4 * self.queries * self.points) for h, w in self.levels)
+        places = 3 * self.batch * self.queries * self.heads * len(self.levels) * self.points * narrow
+        out = pixel * self.queries
+        return read + places + out + (pixel * self.size + places if direction == "bwd" else 0)
+
+
+def _encoder(batch: int, levels: tuple[tuple[int, int], ...]) -> Shape:
+    return Shape(batch, levels, sum(h * w for h, w in levels), pixels=True)
+
+
+def _squares(*sides: int) -> tuple[tuple[int, int], ...]:
+    return tuple((side, side) for side in sides)
+
+
+# A feature pyramid of an image of 800 x 1333.
+_DETR = ((100, 167), (50, 84), (25, 42), (13, 21))
+SHAPES = {
+    "enc800": _encoder(4, _DETR),
+    "enc800b1": _encoder(1, _DETR),
+    "bench10k": Shape(4, _squares(64, 32, 16, 8), 10000),
+    "dec300": Shape(4, _DETR, 300),
+    "dec900b16": Shape(16, _DETR, 900),
+}
+# On a CPU: one image each.
+CPU_SHAPES = ("B1-Q5000-H8-C32-P4-64x64+32x32+16x16+8x8", "enc800b1")
+# Measured when asked for by name.
+MORE_SHAPES = {
+    "rtdetr": Shape(16, _squares(80, 40, 20), 300),
+    "rfdetr": Shape(4, _squares(40), 3900, heads=16, channels=16, points=2),
+    "mask2former": _encoder(2, _squares(128, 64, 32)),
+}
+
+
+def shape_of(name: str) -> Shape:
+    """A shape by its name, or spelled out as B4-Q300-H8-C32-P4-64x64+32x32 (levels height x width).
+
+    Raises:
+        UsageError: it is neither.
+    """
+    known = {**SHAPES, **MORE_SHAPES}
+    if name in known:
+        return known[name]
+    spelled = _SPELLED.fullmatch(name)
+    if not spelled:
+        raise UsageError(
+            f"`--shapes` has {name!r}, expected some of {', '.join(known)}, "
+            "or sizes such as B4-Q300-H8-C32-P4-64x64+32x32"
+        )
+    batch, queries, heads, channels, points = map(int, spelled.groups()[:5])
+    levels = tuple((int(h), int(w)) for h, w in (level.split("x") for level in spelled[6].split("+")))
+    if not all((batch, queries, heads, channels, points, *(side for level in levels for side in level))):
+        raise UsageError(f"`--shapes` has {name!r}, expected sizes above 0")
+    return Shape(batch, levels, queries, heads, channels, points)
+
+
+@dataclass(frozen=True)
+class DeformableAttention(Benchmark):
+    """Deformable attention."""
+
+    name: str = OP
+    signature: str = "f(value, levels, locations, weights) -> out"
+    usual_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **{"cuda": tuple(SHAPES), "cpu": CPU_SHAPES, "host": (HOST_SHAPE,)},
+    }
+    usual_dtypes: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(DEVICES, ("float32", "bfloat16"))
+    group: ClassVar[str] = "msda"
+    fields: ClassVar[tuple[str, ...]] = (
+        *("shape", "dtype", "beside", "provider", "op", "fwd_extra_bytes", "bwd_extra_bytes"),
+    )
+    packages: ClassVar[Mapping[str, str]] = {name: name for name in ("torch", "triton", "msda-triton", "mmcv")}
+
+    def beside(self, dtype: str, locations: str) -> str:
+        """Dtype of locations and weights: 16 bits place a point by up to half a pixel, so float32 is usual."""
+        return dtype if locations == "same" else "float32"
+
+    def bytes_moved(self, direction: str, shape: str, dtype: str, beside: str) -> int:
+        """See `Shape.bytes_moved`."""
+        return shape_of(shape).bytes_moved(direction, dtype, beside)
+
+    def parameters(self, shape: str, dtype: str) -> Shape:
+        """Implementations know the levels before they are called."""
+        return shape_of(shape)
+
+    def by_user(self, function: Callable[..., torch.Tensor]) -> Callable[[Shape], Implementation]:
+        """The maker for a person's function; levels are (height, width)."""
+
+        def make(shape: Shape) -> Implementation:
+            levels = list(shape.levels)
+            return Implementation(lambda t: (function(t["value"], levels, t["locations"], t["weights"]),))
+
+        return make
+
+    def problem(self, shape: str, dtype: str, beside: str, device: str) -> Problem:
+        """An error may be what float32 costs: its sums, and the roundings of a coordinate in which libraries differ."""
+        sizes = shape_of(shape)
+        kept: Tensors = {}
+
+        def once(inputs: Tensors, grads: Tensors) -> Pieces:
+            if not kept:
+                # On the CPU while others are timed: it is larger than all inputs.
+                kept.update({name: tensor.cpu() for name, tensor in truth(sizes, inputs, grads).items()})
+            return ((name, slice(None), tensor.to(device)) for name, tensor in kept.items())
+
+        fwd, bwd = (sizes.bytes_moved(direction, dtype, beside) for direction in ("fwd", "bwd"))
+        largest = max(side for level in sizes.levels for side in level)
+        return Problem(
+            leaves=LEAVES,
+            results=("out",),
+            data=lambda: make_data(sizes, dtype, beside, device),
+            truth=once,
+            bytes_moved=(fwd, bwd),
+            slack=(_SUMS + _PLACE * largest) * 2.0**-24,
+            coarse=_COARSE,
+        )
+
+
+def truth(shape: Shape, inputs: Tensors, grads: Tensors) -> dict[str, torch.Tensor]:
+    """Result and gradients in float64, points in the cells where float32 finds them; a few queries at a time."""
+    import torch
+
+    from retrograd.ops.msda import ms_deform_attn_reference
+
+    value = inputs["value"].detach().double().requires_grad_()
+    kept: dict[str, list[torch.Tensor]] = {name: [] for name in ("out", "grad_locations", "grad_weights")}
+    total = torch.zeros_like(value)
+    a_query = shape.batch * shape.heads * len(shape.levels) * shape.points * shape.channels
+    step = max(_CHUNK_ELEMENTS // a_query, 1)
+    for start in range(0, shape.queries, step):
+        rows = slice(start, start + step)
+        locations, weights = (inputs[name][:, rows].detach().double().requires_grad_() for name in LEAVES[1:])
+        out = ms_deform_attn_reference(value, list(shape.levels), locations, weights, coordinates_in=torch.float32)
+        gradients = torch.autograd.grad(out, (value, locations, weights), grads["out"][:, rows].double())
+        total += gradients[0]
+        for name, tensor in zip(kept, (out.detach(), *gradients[1:]), strict=True):
+            kept[name].append(tensor)
+    return {"grad_value": total} | {name: torch.cat(parts, dim=1) for name, parts in kept.items()}
+
+
+def make_data(shape: Shape, dtype_name: str, beside_name: str, device: str) -> Data:
+    """Sets of inputs and gradients of the results without end."""
+    import torch
+
+    dtype, beside = getattr(torch, dtype_name), getattr(torch, beside_name)
+    # Not torch's own generator: a capture that failed leaves that one unusable.
+    generator = torch.Generator(device).manual_seed(0)
+    sizes = torch.tensor(shape.levels, device=device).flip(1).float()[:, None]  # [L, 1, 2] (width, height)
+    places = (shape.batch, shape.queries, shape.heads, len(shape.levels), shape.points)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, device=device, generator=generator)
+
+    while True:
+        value = normal(shape.batch, shape.size, shape.heads, shape.channels).to(dtype)
+        if shape.pixels:
+            x = _centres(shape, device)[:, None, None, None] * sizes - 0.5 + _SIGMA * normal(*places, 2)
+        else:
+            x = torch.rand((*places, 2), device=device, generator=generator) * sizes - 0.5
+        x = x.floor() + (x - x.floor()).clamp(_MARGIN, 1 - _MARGIN)
+        locations, weights = ((x + 0.5) / sizes).to(beside), normal(*places).flatten(3).softmax(-1).to(beside)
+        grads = {"out": normal(shape.batch, shape.queries, shape.heads, shape.channels).to(dtype)}
+        tensors = (value, locations, weights.view(places))
+        yield {name: tensor.requires_grad_() for name, tensor in zip(LEAVES, tensors, strict=True)}, grads
+
+
+def _centres(shape: Shape, device: str) -> torch.Tensor:
+    """[S, 2] (x, y) in [0, 1] of all pixels of all levels."""
+    import torch
+
+    parts = []
+    for h, w in shape.levels:
+        y, x = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing="ij")
+        parts.append(torch.stack([(x + 0.5) / w, (y + 0.5) / h], dim=-1).view(-1, 2))
+    return torch.cat(parts)
+
+
+def by_grid_sample(
+    value: torch.Tensor,
+    levels: tuple[tuple[int, int], ...],
+    locations: torch.Tensor,
+    weights: torch.Tensor,
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
+) -> torch.Tensor:
+    """Deformable attention as models write it without a kernel: one grid_sample a level, in the dtype of all three.
+
+    The same steps as in transformers and in the tests of several libraries; 2 p - 1 included.
+    """
+    import torch
+
+    batch, _, heads, channels = value.shape
+    queries, points = locations.shape[1], locations.shape[4]
+    grids = 2 * locations - 1
+    samples = []
+    for i, image in enumerate(value.split([h * w for h, w in levels], dim=1)):
+        image = image.permute(0, 2, 3, 1).reshape(batch * heads, channels, *levels[i])
+        grid = grids[:, :, :, i].transpose(1, 2).reshape(batch * heads, queries, points, 2)
+        samples.append(
+            torch.nn.functional.grid_sample(image, grid, padding_mode=padding_mode, align_corners=align_corners)
+        )
+    stacked = torch.stack(samples, dim=-2).flatten(-2)  # [B * H, C, Q, L * P]
+    shares = weights.transpose(1, 2).reshape(batch * heads, 1, queries, len(levels) * points)
+    out = (stacked * shares).sum(-1)  # [B * H, C, Q]
+    return out.view(batch, heads, channels, queries).permute(0, 3, 1, 2).contiguous()
+
+
+def retrograd(shape: Shape, **options: Any) -> Implementation:
+    """This project's; `options` say in which mode."""
+    attend = importlib.import_module("retrograd.ops").ms_deform_attn
+    levels = list(shape.levels)
+    return Implementation(lambda t: (attend(t["value"], levels, t["locations"], t["weights"], **options),))
+
+
+def _single(function: Callable[..., torch.Tensor]) -> Callable[[Tensors], tuple[torch.Tensor, ...]]:
+    """`function` in float32: what it needs where it takes one dtype only, since 16 bits do not place a point."""
+
+    def call(t: Tensors) -> tuple[torch.Tensor, ...]:
+        return (function(*(t[name].float() for name in LEAVES)).to(t["value"].dtype),)
+
+    return call
+
+
+def grid_sample(shape: Shape) -> Implementation:
+    """In float32 for 16-bit values, as under autocast."""
+    return Implementation(_single(lambda value, *beside: by_grid_sample(value, shape.levels, *beside)))
+
+
+def msda_triton(shape: Shape) -> Implementation:
+    """float16 as it is; bfloat16 and mixed dtypes in float32: it would fall back to torch without a word."""
+    import torch
+
+    function = importlib.import_module("msda_triton").multiscale_deformable_attention
+    sizes: list[torch.Tensor] = []
+
+    def attend(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        sizes[:] = sizes or [torch.tensor(shape.levels, device=value.device)]
+        return function(value, sizes[0], locations, weights, "zeros", False)
+
+    in_single = _single(attend)
+
+    def call(t: Tensors) -> tuple[torch.Tensor, ...]:
+        half = all(t[name].dtype == torch.float16 for name in LEAVES)
+        return (attend(*(t[name] for name in LEAVES)),) if half else in_single(t)
+
+    return Implementation(call)
+
+
+def mmcv(shape: Shape) -> Implementation:
+    """The CUDA kernel of Deformable-DETR, in float32: with 16-bit values it would round locations to 16 bits."""
+    import torch
+
+    function = importlib.import_module("mmcv.ops").MultiScaleDeformableAttnFunction
+    tables: list[torch.Tensor] = []
+
+    def attend(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if not tables:
+            sizes = torch.tensor(shape.levels, device=value.device)
+            area = sizes.prod(1)
+            tables.extend((sizes, area.cumsum(0) - area))
+        # Batches are cut into pieces of at most the last argument, which must divide them.
+        return function.apply(value, *tables, locations, weights, shape.batch).unflatten(-1, value.shape[2:])
+
+    return Implementation(_single(attend))
+
+
+# Another run, shown beside a measurement and never mixed with it: the fastest library, microseconds of its forward and
+# of the fastest backward; torch 2.11, Triton 3.6, medians of triton.testing.do_bench around eager calls.
+EARLIER = "an earlier run on one NVIDIA H200 (torch 2.11, Triton 3.6, medians of eager calls), not measured here"
+_TRITON, _HALF = "msda-triton", "msda-triton in float16"
+_FLOAT32 = {
+    "enc800": (_TRITON, 950, 3537),
+    "enc800b1": (_TRITON, 232, 895),
+    "bench10k": (_TRITON, 431, 1618),
+    "dec300": (f"{_TRITON} / Deformable-DETR CUDA", 25.5, 119),
+    "dec900b16": (_TRITON, 163, 775),
+}
+# Of the libraries of that run only grid_sample took bfloat16, so float16 stands for both.
+_16_BITS = {
+    "enc800": (_HALF, 812, 2057),
+    "enc800b1": (_HALF, 209, 533),
+    "bench10k": (_HALF, 369, 1037),
+    "dec300": (_HALF, 19, 243),
+    "dec900b16": (_HALF, 140, 439),
+}
+
+
+def earlier(shape: str, dtype: str) -> tuple[str, float, float] | None:
+    """Library, microseconds forward and backward of the earlier run; None where nothing was timed."""
+    return (_FLOAT32 if dtype == "float32" else _16_BITS).get(shape)
+
+
+BENCHMARKS = (DeformableAttention(),)
+# In the order in which tables show them; torch.compile of what people write comes last.
+PROVIDERS = (
+    Provider("retrograd", (OP,), retrograd),
+    Provider("retrograd-deterministic", (OP,), retrograd, {"deterministic": True}, usual=GPU),
+    Provider("retrograd-triton", (OP,), retrograd, {"impl": "triton"}, devices=GPU, usual=GPU),
+    Provider("retrograd-cuda", (OP,), retrograd, {"impl": "cuda"}, devices=GPU, usual=()),
+    Provider("retrograd-native", (OP,), retrograd, {"impl": "native"}, devices=CPU, usual=()),
+    # Torch operations on blocks of queries, for machines without kernels: a second a call at the large shapes.
+    Provider("retrograd-torch", (OP,), retrograd, {"impl": "torch"}, usual=()),
+    Provider("retrograd-compile", (OP,), retrograd, usual=(), compiled=True),
+    Provider("grid_sample", (OP,), grid_sample, package="torch"),
+    Provider("msda-triton", (OP,), msda_triton, package="msda-triton", devices=GPU, usual=GPU),
+    Provider("mmcv", (OP,), mmcv, package="mmcv", devices=GPU, usual=GPU),
+    Provider("grid_sample-compile", (OP,), grid_sample, package="torch", usual=GPU, compiled=True),
+)
