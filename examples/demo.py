@@ -22,14 +22,14 @@ def main() -> int:
     import torch
 
     from retrograd.catalog import resolve
-    from retrograd.report import text
+    from retrograd.report import show
 
     torch.set_num_threads(1)
     console = Console()
     OUT.mkdir(exist_ok=True)
     console.rule("1. the shipped RMSNorm: real Triton kernels, in Triton's interpreter on this CPU")
     good = rg.verify(resolve("rms_norm"), level="quick", name="rms_norm")
-    text.render(good, console)
+    show(good, console)
     rg.write(good, OUT / "rms_norm.html", OUT / "rms_norm.json")
 
     path = HERE / "broken_rms_norm.py"
@@ -38,7 +38,7 @@ def main() -> int:
     module.fixed_tolerance_test()
     console.print("a fixed-tolerance test with weight = ones: passes\n")
     bad = rg.verify(module.spec, level="quick", name=f"examples/{path.name}:spec", dtypes=["float32"])
-    text.render(bad, console)
+    show(bad, console)
     rg.write(bad, OUT / "broken_rms_norm.html", OUT / "broken_rms_norm.json")
 
     console.rule()

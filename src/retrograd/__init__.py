@@ -58,13 +58,19 @@ __all__ = [
 
 
 def _html(record: Any) -> str:
-    from retrograd.report.notebook import render
+    from retrograd.report import to_notebook
 
-    return render(record)
+    return to_notebook(record)
 
 
-# Records stand below the renderer, so the package tells them of it.
-Shown.renderer = _html
+def _text(record: Any) -> str:
+    from retrograd.report import to_text
+
+    return to_text(record).rstrip("\n")
+
+
+# Records stand below the renderers, so the package tells them of these.
+Shown.renderer, Shown.printer = _html, _text
 
 
 def __getattr__(name: str) -> Any:

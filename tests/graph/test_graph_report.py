@@ -13,18 +13,24 @@ import fake_graph as fake
 import pytest
 
 from retrograd.errors import UsageError
+from retrograd.graph import messages as graph
 from retrograd.graph.schema import Diff, Follow, Unique
-from retrograd.report import check_paths, graph, graph_html, load, write
+from retrograd.report import check_paths, document, load, to_github, to_text, write
+from retrograd.report.html import to_html
 
 RECORDS = [fake.diff(fake.STRAY, fake.CONSTANT), fake.diff(), fake.unique(), fake.follow(), fake.follow(dead=True)]
 IDS = ["different", "same", "unique", "follow", "dead"]
+
+
+def page_of(record: Diff | Unique | Follow) -> str:
+    return to_html(document(record), record.to_json())
 
 
 # Text.
 
 
 def test_causes_come_first_with_line_and_advice() -> None:
-    lines = graph.to_text(fake.diff(fake.STRAY, fake.CONSTANT)).splitlines()
+    lines = to_text(fake.diff(fake.STRAY, fake.CONSTANT)).splitlines()
     assert lines[0] == "different: 2 causes"
     assert lines[1] == "A  a.txt: 12 instructions, 2 parameters, 1 output, 1 collective, 3 dead"
     first = next(k for k, line in enumerate(lines) if line.startswith("1. "))
@@ -51,7 +57,7 @@ def test_verdict_of_the_same(notes: tuple, said: str) -> None:
 
 def test_many_causes_and_names_are_cut_unless_all_are_asked_for() -> None:
     many = fake.diff(*[fake.CONSTANT] * 30, fake.Cause("op", "last", a=tuple(f"n{k}" for k in range(50))))
-    short, full = (graph.to_text(many, everything=all) for all in (False, True))
+    short, full = (to_text(many, everything=all) for all in (False, True))
     assert "11 more causes; --all prints them" in short
     assert "31. last" not in short
     assert "31. last" in full
@@ -59,7 +65,7 @@ def test_many_causes_and_names_are_cut_unless_all_are_asked_for() -> None:
 
 
 def test_who_has_which_graph() -> None:
-    text = graph.to_text(fake.unique())
+    text = to_text(fake.unique())
     assert text.startswith("2 different computations in 3 graphs\n")
     assert "1  up to the order of parameters" in text
     assert "2  by the keys recorded with them" in text
@@ -74,7 +80,7 @@ def test_letters_never_run_out(number: int, letter: str) -> None:
 
 
 def test_a_trail() -> None:
-    lines = graph.to_text(fake.follow(), everything=False).splitlines()
+    lines = to_text(fake.follow(), everything=False).splitlines()
     assert lines[0] == "p30 = p.30: reaches 4 of 9 outputs, through 1 collective"
     assert lines[2] == (
         "  into rs.2 (reduce-scatter 2 of 3, collective 5 of 6): operand 1 of 2 -> result 1, the value itself  at x.py:3"
@@ -87,20 +93,20 @@ def test_a_trail() -> None:
     assert trail[2] == "- neg.3  negate f32[4], operand 0  (ends here: nobody uses it)"
     assert trail[3].endswith("operand 0, 1  at y.py:9  => outputs 0-2, 7")
     assert trail[4] == "... and 4 more steps; --all prints them"
-    assert graph.to_text(fake.follow(dead=True)).startswith("p30 = p.30: dead: nobody uses it\n")
+    assert to_text(fake.follow(dead=True)).startswith("p30 = p.30: dead: nobody uses it\n")
 
 
 def test_the_whole_trail_of_a_long_chain_is_printed_at_one_depth() -> None:
     steps = [fake.Step("p.0", "parameter", "f32[]")]
     steps += [fake.Step(f"n.{k}", "negate", "f32[]", "", (0,), "", k, "used") for k in range(3000)]
     found = Follow("t", "p0", "p.0", "parameter", "f32[]", "", tuple(steps), len(steps))
-    lines = graph.to_text(found).splitlines()
+    lines = to_text(found).splitlines()
     assert lines[-1] == "n.2999  negate f32[], operand 0"
     assert len(lines) == 3001 + 3
 
 
 def test_names_cannot_command_the_terminal() -> None:
-    text = graph.to_text(fake.diff(fake.Cause("output_added", "made by \x1b[2Jadd\r\x07", "a.py:1")))
+    text = to_text(fake.diff(fake.Cause("output_added", "made by \x1b[2Jadd\r\x07", "a.py:1")))
     assert "made by \\x1b[2Jadd\\r\\x07" in text
     assert "\x1b" not in text
 
@@ -109,7 +115,7 @@ def test_names_cannot_command_the_terminal() -> None:
 
 
 def test_annotations_stand_at_lines_of_the_user_only() -> None:
-    first, second, last = graph.to_github(fake.diff(fake.STRAY, fake.CONSTANT)).splitlines()
+    first, second, last = to_github(fake.diff(fake.STRAY, fake.CONSTANT)).splitlines()
     assert first.startswith("::error file=train.py,line=79,title=output added::+ output 3")
     assert first.endswith("drop the last reference to it, 100 %25 of them%0Aand all")
     assert second == "::error title=constant changed::constant 0.01 -> 0.02%0Atorch/optim/sgd.py:3"
@@ -118,7 +124,7 @@ def test_annotations_stand_at_lines_of_the_user_only() -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=IDS)
 def test_every_record_has_an_annotation(record: Diff | Unique | Follow) -> None:
-    assert graph.to_github(record).splitlines()[-1].startswith("::notice title=retrograd graph")
+    assert to_github(record).splitlines()[-1].startswith("::notice title=retrograd graph")
 
 
 # Files.
@@ -129,7 +135,7 @@ def test_files_can_be_read_and_rendered_again(record: Diff | Unique | Follow, tm
     write(record, tmp_path / "r.json", tmp_path / "r.txt", tmp_path / "r.html")
     back = load(tmp_path / "r.json")
     assert back == record
-    assert (tmp_path / "r.txt").read_text() == graph.to_text(record)
+    assert (tmp_path / "r.txt").read_text() == to_text(record)
     write(back, tmp_path / "again.html")
     assert (tmp_path / "again.html").read_text() == (tmp_path / "r.html").read_text()
 
@@ -178,7 +184,7 @@ class _Page(HTMLParser):
 
 @pytest.mark.parametrize("record", RECORDS, ids=IDS)
 def test_a_page_loads_nothing_and_no_name_breaks_out(record: Diff | Unique | Follow) -> None:
-    text = graph_html.render(record)
+    text = page_of(record)
     page = _Page(text)
     loads = ("src", "href", "xlink:href", "data", "action", "srcset")
     assert not [a for a in page.attributes if a[1] in loads or a[1].startswith("on")]
@@ -190,7 +196,7 @@ def test_a_page_loads_nothing_and_no_name_breaks_out(record: Diff | Unique | Fol
 
 
 def test_the_policy_of_the_page_allows_its_own_script_only() -> None:
-    page = _Page(graph_html.render(fake.diff(fake.STRAY)))
+    page = _Page(page_of(fake.diff(fake.STRAY)))
     from base64 import b64encode
     from hashlib import sha256
 
@@ -200,10 +206,10 @@ def test_the_policy_of_the_page_allows_its_own_script_only() -> None:
 
 
 def test_the_page_says_what_the_text_says_without_its_script() -> None:
-    shown = _Page(graph_html.render(fake.diff(fake.STRAY, fake.CONSTANT))).text
+    shown = _Page(page_of(fake.diff(fake.STRAY, fake.CONSTANT))).text
     for text in ("Different: 2 causes", "train.py:79", "drop the last reference", "constant 0.01 -> 0.02", fake.EVIL):
         assert text in shown, text
-    assert "Same computation; only dead code differ" in _Page(graph_html.render(fake.diff())).text
+    assert "Same computation; only dead code differ" in _Page(page_of(fake.diff())).text
 
 
 # In a browser. Clicks are made by a script that the test adds, and the page is looked at when all has run.
@@ -214,7 +220,7 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 def look(record: Diff, folder: Path, *clicks: str, address: str = "") -> str:
     """The text of both sides after `clicks` (expressions of JavaScript), as `A: ... B: ...`; errors fail the test."""
-    page = graph_html.render(record)
+    page = page_of(record)
     script = """
     const shown = (s) => { const r = document.getElementById("side-" + s); return {
       boxes: [...r.querySelectorAll("g.box")].map((g) => g.dataset.id + "|" + g.getAttribute("aria-label")),

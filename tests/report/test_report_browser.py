@@ -12,7 +12,8 @@ from pathlib import Path
 import fake_report as fake
 import pytest
 
-from retrograd.report import html
+from retrograd.report import document
+from retrograd.report.html import to_html
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
@@ -67,7 +68,7 @@ def _measure(page: str, folder: Path, width: int, *, dark: bool) -> dict:
 @pytest.fixture(scope="module")
 def page() -> str:
     pytest.importorskip("vl_convert", reason="charts need vl-convert-python (extra html)")
-    return html.render(fake.report())
+    return to_html(document(fake.report()), fake.report().to_json())
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -10,8 +10,7 @@ import pytest
 
 from retrograd.errors import UsageError
 from retrograd.flake.schema import FlakeReport
-from retrograd.report import check_paths, write
-from retrograd.report.github import to_github
+from retrograd.report import check_paths, document, to_github, write
 from retrograd.report.junit import to_junit
 
 
@@ -30,7 +29,7 @@ def test_junit_has_a_case_a_stage(tmp_path: Path) -> None:
 
 
 def test_junit_of_a_proof_has_no_failure() -> None:
-    suite = Xml.fromstring(to_junit(fake.report("proved")).partition("\n")[2])
+    suite = Xml.fromstring(to_junit(document(fake.report("proved")).suite).partition("\n")[2])
     assert suite.find(".//failure") is None
 
 
@@ -39,7 +38,7 @@ def test_junit_of_what_xml_cannot_hold() -> None:
     object.__setattr__(found, "what", "a\x00b\x1b[31m\ud800")
     report = fake.report()
     object.__setattr__(report.stages[1], "findings", (found,))
-    failure = Xml.fromstring(to_junit(report).partition("\n")[2].encode()).find(".//failure")
+    failure = Xml.fromstring(to_junit(document(report).suite).partition("\n")[2].encode()).find(".//failure")
     assert failure is not None
     assert failure.get("message") == "a?b?[31m?"
 

@@ -7,9 +7,11 @@ from html.parser import HTMLParser
 import fake_report as fake
 import pytest
 
+from retrograd.check import charts, messages
 from retrograd.check.schema import Report
+from retrograd.core.document import Chart
 from retrograd.errors import MissingExtraError
-from retrograd.report import charts, html, wording, write
+from retrograd.report import document, html, write
 
 
 class _Page(HTMLParser):
@@ -36,7 +38,7 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def page() -> str:
     pytest.importorskip("vl_convert", reason="charts need vl-convert-python (extra html)")
-    return html.render(fake.report())
+    return html.to_html(document(fake.report()), fake.report().to_json())
 
 
 def test_page_loads_nothing(page: str) -> None:
@@ -88,7 +90,7 @@ def test_failed_stages_are_drawn_before_the_oracle() -> None:
         base.stage("oracle"),
         fake.StageResult("late", "t", "failed", profiles=(fake.profile("grad_b"),)),
     )
-    chosen = html.profiles(base.__class__(**{**vars(base), "stages": stages}))
+    chosen = messages.profiles(base.__class__(**{**vars(base), "stages": stages}))
     assert [stage.id for stage, _ in chosen] == ["late", "oracle"]
 
 
@@ -117,19 +119,19 @@ def test_histogram_labels_end_open() -> None:
 def test_odd_shapes_are_drawn(shape: tuple[int, ...]) -> None:
     pytest.importorskip("vl_convert", reason="charts need vl-convert-python (extra html)")
     odd = fake.Profile("g", fake.CASE, shape, ((2.0,),), (0.0,), (1,), 2.0)
-    assert "<svg" in html._svg(charts.heat_map(odd))
-    assert "<svg" in html._svg(charts.ulp_histogram(odd))
+    assert "<svg" in html.svg(Chart("c", "l", charts.heat_map(odd)))
+    assert "<svg" in html.svg(Chart("c", "l", charts.ulp_histogram(odd)))
 
 
 def test_breakdown_is_left_out_where_nothing_is_known() -> None:
     found = fake.finding()
-    assert [round(share) for _, _, share in wording.shares(found)] == [90, 10, 0]
-    assert wording.shares(replace(found, terms=())) == []
-    assert wording.shares(replace(found, terms=(("sigma", float("inf")),))) == []
+    assert [round(share) for _, _, share in messages.shares(found)] == [90, 10, 0]
+    assert messages.shares(replace(found, terms=())) == []
+    assert messages.shares(replace(found, terms=(("sigma", float("inf")),))) == []
 
 
 def test_before_and_after_show_what_differs() -> None:
-    rows = {name: (before, after) for name, before, after in wording.before_after(fake.finding())}
+    rows = {name: (before, after) for name, before, after in messages.before_after(fake.finding())}
     assert rows == {
         "M...": ("16", "2x3"),
         "N": ("48", "7"),
@@ -137,4 +139,4 @@ def test_before_and_after_show_what_differs() -> None:
         "elements wrong": ("700 of 768", "3 of 42"),
         "error": ("1210x attainable", "940x attainable"),
     }
-    assert wording.before_after(replace(fake.finding(), first=None)) == []
+    assert messages.before_after(replace(fake.finding(), first=None)) == []

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from retrograd.cli import main
 from retrograd.errors import MissingExtraError, UsageError
-from retrograd.report.tensorboard import to_tensorboard
+from retrograd.report import to_tensorboard
 
 
 def read(folder: Path) -> Any:

@@ -4,15 +4,20 @@ import fake_report as fake
 import pytest
 from rich.console import Console
 
+from retrograd.check.messages import case_text
 from retrograd.check.schema import Report
-from retrograd.report import wording
-from retrograd.report.text import render, to_text
+from retrograd.report import document, show
+from retrograd.report import text as renderer
+
+
+def to_text(report: Report, width: int = 120) -> str:
+    return renderer.to_text(document(report), width)
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 200])
 def test_what_where_case_and_repro_are_never_wrapped(width: int) -> None:
     lines = to_text(fake.report(), width).splitlines()
-    for text in (fake.WHAT, fake.WHERE, wording.case(fake.CASE), fake.REPRO):
+    for text in (fake.WHAT, fake.WHERE, case_text(fake.CASE), fake.REPRO):
         assert any(line.endswith(text) for line in lines), text
 
 
@@ -55,7 +60,7 @@ def test_the_verdict_is_the_last_line(verdict: str, headline: str) -> None:
 def test_colour_only_if_the_console_has_it() -> None:
     assert "\x1b" not in to_text(fake.report())
     out = io.StringIO()
-    render(fake.report(), Console(file=out, force_terminal=True, color_system="standard", width=80))
+    show(fake.report(), Console(file=out, force_terminal=True, color_system="standard", width=80))
     assert "\x1b" in out.getvalue()
 
 

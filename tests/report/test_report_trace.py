@@ -9,9 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from retrograd.report import trace, trace_html
-from retrograd.report.trace_tensorboard import buckets
+from retrograd.report import document, to_text
+from retrograd.report.html import to_html
 from retrograd.trace import Exponents, Listing, Op, Stats
+from retrograd.trace.messages import buckets, tensor_text
 
 # float16: subnormal numbers from 2^-24 on, normal ones from 2^-14 on; 2^15 is the last power of two before overflow.
 HALF = Stats(
@@ -19,6 +20,10 @@ HALF = Stats(
     Exponents(-16, (1, *(0,) * 16, 4, *(0,) * 14), (*(0,) * 31, 1)),
 )  # fmt: skip
 WHOLE = Stats(1, (6,), "int64", "cpu", 0.0, 5.0, 1.0)
+
+
+def page_of(record: Listing) -> str:
+    return to_html(document(record), record.to_json())
 
 
 def listed(*made: Stats) -> Listing:
@@ -30,22 +35,22 @@ def listed(*made: Stats) -> Listing:
 
 
 def test_magnitudes_are_a_column_where_they_were_counted() -> None:
-    text = trace.to_text(listed(HALF, WHOLE))
+    text = to_text(listed(HALF, WHOLE))
     assert re.search(r"range +magnitudes +rms", text)
     assert "2^-16 to 2^15" in text
-    assert "magnitudes" not in trace.to_text(listed(replace(HALF, exponents=None), WHOLE))
-    assert "rms 1, magnitudes 2^-16 to 2^15, 1 subnormal" in trace.tensor(HALF)
+    assert "magnitudes" not in to_text(listed(replace(HALF, exponents=None), WHOLE))
+    assert "rms 1, magnitudes 2^-16 to 2^15, 1 subnormal" in tensor_text(HALF)
 
 
 def test_a_page_draws_them_and_marks_what_is_near_the_ends_of_the_dtype() -> None:
-    page = trace_html.render(listed(HALF, WHOLE))
+    page = page_of(listed(HALF, WHOLE))
     (picture,) = re.findall(r"<svg.*?</svg>", page)
     assert 'viewBox="0 0 32 20"' in picture
     bars = {kind: re.findall(r"M(\d+) 20v", d) for kind, d in re.findall(r'<path( class="edge")? d="(.*?)"/>', picture)}
     assert bars == {"": ["17"], ' class="edge"': ["0", "31"]}
-    wide = trace_html.render(listed(replace(HALF, dtype="float32")))
+    wide = page_of(listed(replace(HALF, dtype="float32")))
     assert 'class="edge"' not in wide
-    assert "<svg" not in trace_html.render(listed(WHOLE))
+    assert "<svg" not in page_of(listed(WHOLE))
 
 
 def test_a_listing_is_read_back_with_them_and_one_without_them_too() -> None:

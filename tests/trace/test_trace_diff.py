@@ -7,7 +7,8 @@ import pytest
 from diffed import op, value
 
 from retrograd.errors import UsageError
-from retrograd.report.trace_diff import to_html
+from retrograd.report import document
+from retrograd.report.html import to_html
 from retrograd.trace import Trace, diff
 from retrograd.trace.diffing import error_bounds
 from retrograd.trace.diffing.schema import TraceDiff
@@ -97,7 +98,7 @@ def test_a_line_inside_a_custom_backward_is_told_beside_that_of_the_forward() ->
     assert found.causes[0].inside == inside
     assert f"   in    {inside}\n" in found.text()
     assert TraceDiff.from_json(found.to_json()) == found
-    assert inside in to_html(found)
+    assert inside in to_html(document(found), found.to_json())
 
 
 def test_other_arguments() -> None:

@@ -139,6 +139,7 @@ def _print_history(path: Path, targets: tuple[str, ...], as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from retrograd.report.flake import render_history
+    from retrograd.flake.messages import history as history_text
+    from retrograd.report.text import show as show_parts
 
-    render_history(found, Console())
+    show_parts(history_text(found), Console())

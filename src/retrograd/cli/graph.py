@@ -133,9 +133,10 @@ def ls(files: tuple[str, ...], as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from retrograd.report.graph import listing
+    from retrograd.graph.messages import listing
+    from retrograd.report.text import show as show_parts
 
-    listing(sides, Console(), recorded)
+    show_parts([listing(sides, recorded)], Console())
 
 
 @graph.command(context_settings=PASSES_OPTIONS_ON)

@@ -26,23 +26,13 @@ def report(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step:
 
     The exit code tells whether the file could be rendered, not its verdict.
     """
-    from retrograd.report import check_paths, load, write
+    from retrograd.report import check_paths, load, to_tensorboard, write
 
     report = load(file)
     check_paths(*outputs, of=type(report))
     if tensorboard is not None:
-        _events(report, tensorboard, step)
+        to_tensorboard(report, tensorboard, step)
     if outputs or tensorboard is not None:
         write(report, *outputs)
     else:
         show(report, everything=True)
-
-
-def _events(report: object, folder: Path, step: int) -> None:
-    from retrograd.check.schema import Report
-    from retrograd.errors import UsageError
-    from retrograd.report.tensorboard import to_tensorboard
-
-    if not isinstance(report, Report):
-        raise UsageError("`--tensorboard` takes a report of `retrograd verify`, and of no other command")
-    to_tensorboard(report, folder, step)

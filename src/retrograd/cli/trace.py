@@ -122,7 +122,7 @@ def show_operators(
     check_paths(*outputs, of=Listing)
     loaded = load(file, partial=partial)
     if tensorboard is not None:
-        from retrograd.report.trace_tensorboard import to_tensorboard
+        from retrograd.report import to_tensorboard
 
         to_tensorboard(listing(loaded, **filters), tensorboard)
         if loaded.level != "full":

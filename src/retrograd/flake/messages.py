@@ -1,13 +1,193 @@
-"""Sentences of a flake record that need the runs: how to see it again, and what was not looked at."""
+"""Messages about tests that fail sometimes: as a document, how to see a failure again, and notes."""
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from retrograd.core.document import (
+    Card,
+    Chart,
+    Document,
+    Fact,
+    Header,
+    PagePart,
+    Section,
+    Table,
+    TextLine,
+    environment,
+    labelled,
+)
+from retrograd.core.wording import count, duration
 from retrograd.flake import classify
+from retrograd.flake.history import Period
 from retrograd.flake.plan import Settings, Target
-from retrograd.flake.schema import Kind, Reason, Run
+from retrograd.flake.schema import KINDS, Flake, FlakeReport, Kind, Rate, Reason, Run, Tail
+
+VERDICTS = {"steady": "NO FLAKE SEEN", "flaky": "FLAKY", "broken": "FAILS EVERY TIME", "undecided": "CANNOT DECIDE"}
+_STYLES = {"steady": "bold green", "flaky": "bold red", "broken": "bold red", "undecided": "bold yellow"}
+_TONES: dict[str, Any] = {"steady": "proved", "undecided": "undecided"}
+# Of a failure's message: comparisons print whole arrays after the line that counts.
+_LINES = 8
+# Margins are drawn between 1e-6 and 1e3 of the tolerance, as decades; what is beyond stands at the ends.
+_LEAST, _GREATEST = -6.0, 3.0
+
+
+def document(report: FlakeReport | Flake, everything: bool = True) -> Document:
+    """The report, or what is known of one test."""
+    flakes = report.flakes if isinstance(report, FlakeReport) else (report,)
+    brief = [part for flake in flakes for part in (_header(flake), Card(facts=tuple(facts(flake))))]
+    page: list[PagePart] = []
+    for flake in flakes:
+        page += [_header(flake, report.started if isinstance(report, FlakeReport) else ""), Section("", _cards(flake))]
+    if isinstance(report, FlakeReport):
+        page.append(environment(report.command, {"time": duration(report.seconds), **report.environment}))
+    lines = [line for flake in flakes for line in _text(flake)]
+    if isinstance(report, FlakeReport):
+        lines.append(TextLine(f"{count(len(flakes), 'test')} in {duration(report.seconds)}"))
+    title = f"retrograd flake: {', '.join(flake.target for flake in flakes)}"
+    return Document(title, tuple(lines), tuple(page), tuple(brief))
+
+
+def _header(flake: Flake, started: str = "") -> Header:
+    facts = (f"{len(flake.runs)} runs", *filter(None, [started]))
+    return Header(
+        _TONES.get(flake.verdict, "finding"), flake.target, (" \u00b7 ".join(facts),), VERDICTS[flake.verdict]
+    )
+
+
+def _cards(flake: Flake) -> tuple[Card, ...]:
+    cards = [Card(facts=tuple(facts(flake)))]
+    if spec := margins_chart([(run.outcome, m.worst) for run in flake.runs for m in run.margins]):
+        chart = Chart("How near to the tolerance", "Comparisons by error over tolerance and outcome", spec)
+        cards.append(Card(parts=(chart,)))
+    return tuple(cards)
+
+
+def _text(flake: Flake) -> Iterator[TextLine]:
+    yield TextLine(f"retrograd flake {flake.target}", "bold")
+    yield TextLine(f"{VERDICTS[flake.verdict]} in {len(flake.runs)} runs", _STYLES[flake.verdict])
+    yield from labelled(facts(flake), width=11)
+    yield TextLine()
+
+
+def facts(flake: Flake) -> list[Fact]:
+    """Everything that is known about one test."""
+    pairs = [("rate", rate_text(flake.rate, flake.counting))]
+    if flake.tail is not None and flake.verdict != "broken":
+        pairs.append(("margins", tail_text(flake.tail)))
+    pairs += [("kind", KINDS[kind]) for kind in flake.kinds]
+    pairs += [("reason", f"{reason.kind}: {reason.text}") for reason in flake.reasons]
+    if flake.verdict != "broken":
+        pairs.append(("smallest n", shows_text(flake)))
+    if len(flake.settings) > 1:
+        pairs += [(name or "as it is", rate_text(rate, flake.counting)) for name, rate in flake.settings]
+    if flake.failing_seeds:
+        more = f" and {len(flake.failing_seeds) - 12} more" if len(flake.failing_seeds) > 12 else ""
+        pairs.append(("seeds", f"{', '.join(map(str, flake.failing_seeds[:12]))}{more}"))
+    lines = flake.message.splitlines()
+    cut = [*lines[:_LINES], "..."] if len(lines) > _LINES else lines
+    pairs.append(("failure", "\n".join(line for line in cut if line.strip())))
+    pairs += [("repro", line) for line in flake.repro]
+    pairs += [("note", note) for note in flake.notes]
+    return [Fact(label, text, "pre" if label in ("repro", "failure") else "") for label, text in pairs if text]
+
+
+def history(periods: Sequence[Period]) -> Iterator[TextLine | Table]:
+    """Rates by day and commit, a table a test."""
+    for target, setting in dict.fromkeys((p.target, p.setting) for p in periods):
+        yield TextLine(f"{target} {setting}".rstrip(), "bold")
+        rows = tuple(_period(p) for p in periods if (p.target, p.setting) == (target, setting))
+        yield Table(("  day", "commit", "seeds", "failures", "rate, 95 %"), rows, numbers=(2, 3), fold=(4,))
+        yield TextLine()
+    if not periods:
+        yield TextLine("the history has no such test")
+
+
+def _period(period: Period) -> tuple[str, ...]:
+    rate = period.rate
+    revision = period.revision or ("no commit" if period.day else "")
+    share = f"{percent(rate.share)} [{percent(rate.low)} to {percent(rate.high)}]"
+    return f"  {period.day or 'all days'}", revision, str(rate.runs), str(rate.failures), share
+
+
+def percent(value: float) -> str:
+    """A probability for reading: 9.1 %, 0.031 %, 0 %."""
+    shown = f"{100 * value:.2g}"
+    return f"{100 * value:.0f} %" if value >= 0.1 else f"{shown if 'e' not in shown else f'{100 * value:.1e}'} %"
+
+
+def rate_text(rate: Rate, counting: str = "seeds") -> str:
+    """Count, share and interval; of processes only the first run counts."""
+    if not rate.runs:
+        return "no runs"
+    text = f"{rate.failures} of {rate.runs} {counting} fail"
+    if not rate.failures:
+        # The one-sided bound is the well-known 3 / n; the two-sided interval would be wider for nothing.
+        return f"{text}: the probability is below {percent(1 - (1 - rate.level) ** (1 / rate.runs))} ({rate.level:.0%})"
+    return f"{text}: {percent(rate.share)} [{percent(rate.low)} to {percent(rate.high)}, {rate.level:.0%}]"
+
+
+def tail_text(tail: Tail) -> str:
+    """What the margins say about rarer failures."""
+    if not tail.supported:
+        return f"cannot be extrapolated: {tail.reason}"
+    if tail.shows is None:
+        text = f"less than {percent(tail.high)}"
+    else:
+        low = percent(tail.low) if tail.low else "less"
+        text = f"{percent(tail.probability)} [{low} to {percent(tail.high)}, {tail.level:.0%}]"
+    grown = f"errors that spread as in these {tail.runs} runs exceed the tolerance in"
+    return f"{grown} {text} of all runs; jumps, as at kinks, not counted"
+
+
+def shows_text(flake: Flake) -> str:
+    """How many runs are needed to see it."""
+    n, few, many = flake.shows
+    if n is not None:
+        most = f"{many}" if many is not None else "more"
+        noun = "process" if flake.counting == "processes" else "run"
+        text = f"1 {noun} fails" if n == 1 else f"{n} {noun}{'es' if noun == 'process' else 's'} fail at least once"
+        return f"{text} with 95 % ({few} to {most} by the interval)"
+    tail = flake.tail
+    if tail is None or tail.shows is None:
+        return ""
+    return f"{tail.shows} runs would fail at least once with 95 %, by the margins"
+
+
+def margins_chart(margins: Sequence[tuple[str, float]]) -> dict[str, Any] | None:
+    """How many comparisons were how near to their tolerance, by outcome of the run; None if none has a margin."""
+    if not any(margin > 0 for _, margin in margins):
+        return None
+    values = [
+        {"decade": round(min(max(math.log10(m), _LEAST), _GREATEST), 4) if m > 0 else _LEAST, "outcome": outcome}
+        for outcome, m in margins
+    ]
+    x = {
+        "field": "decade",
+        "type": "quantitative",
+        "bin": {"step": 0.1},
+        "title": "log10 of error / tolerance: right of 0 it fails",
+    }
+    colour = {
+        "field": "outcome",
+        "type": "nominal",
+        "scale": {"domain": ["passed", "failed"], "range": ["#6a9fcb", "#b3202c"]},
+        "legend": {"title": "run"},
+    }
+    bars = {
+        "transform": [{"calculate": "datum.outcome == 'passed' ? 'passed' : 'failed'", "as": "outcome"}],
+        "mark": "bar",
+        "encoding": {
+            "x": x,
+            "y": {"aggregate": "count", "title": "comparisons", "axis": {"tickMinStep": 1, "format": "d"}},
+            "color": colour,
+        },
+    }
+    limit = {"mark": {"type": "rule", "color": "currentColor"}, "encoding": {"x": {"datum": 0}}}
+    return {"width": 480, "height": 180, "data": {"values": values}, "layer": [bars, limit]}
 
 
 def repro(target: Target, failed: Sequence[Run], kinds: Sequence[Kind], reasons: Sequence[Reason]) -> tuple[str, ...]:
@@ -55,26 +235,28 @@ def _beside(target: Target, item: str) -> str:
 def notes(runs: Sequence[Run], settings: Settings, target: Target | None) -> list[str]:
     """What a reader should know beside the rate."""
     main = classify.main_runs(runs)
-    said: list[str] = []
+    sentences: list[str] = []
     if classify.self_seeded(main):
         seeds = len(classify.by_seed(main))
-        said.append(
+        sentences.append(
             f"what is compared is the same to the bit for {seeds} seeds: the test seeds itself or draws nothing after "
             "its import, so other data were not tried"
         )
     elif target and not any(run.margins for run in main):
-        said.append("the test compares nothing that can be measured (torch, numpy, retrograd), so no margins are known")
+        sentences.append(
+            "the test compares nothing that can be measured (torch, numpy, retrograd), so no margins are known"
+        )
     everything = classify.counted(run for run in runs if run.stage == "seeds")
     if not any(run.failed for run in everything) and classify.mixed(everything, "bits"):
-        said.append("what is compared differs to the bit between runs of one seed, and all of them passed")
+        sentences.append("what is compared differs to the bit between runs of one seed, and all of them passed")
     skipped = sum(run.outcome == "skipped" for run in runs)
     if skipped:
-        said.append(f"{skipped} runs were skipped and do not count")
+        sentences.append(f"{skipped} runs were skipped and do not count")
     if target is None:
-        return said
+        return sentences
     untried: list[str] = [] if settings.threads else ["threads (--threads 1,2)"]
     untried += [] if settings.env else ["variables (--env NAME=a,b)"]
     untried += [] if settings.orders or not target.is_test else ["other tests first (--order 3)"]
     if untried:
-        said.append(f"not tried: {', '.join(untried)}")
-    return said
+        sentences.append(f"not tried: {', '.join(untried)}")
+    return sentences

@@ -1,115 +1,76 @@
-"""Renderers of reports, and of what `retrograd graph`, `trace` and `codegen` say, chosen by the suffix of the file.
+"""Renderers: a record becomes a `Document` (`retrograd.core.document`), and one module a format shows it.
 
-The renderers are imported when they are used: a report can be read and compared without rich, jinja2
-or vl_convert.
+Rooms, renderers and the packages that they need are imported when they are used: a report can be read and compared
+without rich, jinja2 or vl_convert. A new record is one row of `_RECORDS` and a function `document` beside its schema.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
-from retrograd.check.schema import Report
-from retrograd.codegen.schema import SCHEMA as CODEGEN_SCHEMA
-from retrograd.codegen.schema import Codegen
+from retrograd.core.document import Document
 from retrograd.errors import UsageError
-from retrograd.flake.schema import SCHEMA as FLAKE_SCHEMA
-from retrograd.flake.schema import FlakeReport
-from retrograd.graph.schema import DIFF_SCHEMA, FOLLOW_SCHEMA, UNIQUE_SCHEMA, Diff, Follow, Unique
-from retrograd.trace.bisecting.schema import BISECT_SCHEMA, Bisection
-from retrograd.trace.diffing.schema import DIFF_SCHEMA as TRACE_DIFF_SCHEMA
-from retrograd.trace.diffing.schema import TraceDiff
-from retrograd.trace.filters import SCHEMA as LISTING_SCHEMA
-from retrograd.trace.filters import Listing
-from retrograd.trace.nan_provenance import SCHEMA as PROVENANCE_SCHEMA
-from retrograd.trace.nan_provenance import Provenance
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["check_paths", "load", "read", "show", "to_github", "write"]
+__all__ = ["check_paths", "load", "read", "show", "to_github", "to_notebook", "to_tensorboard", "to_text", "write"]
 
 
-GraphRecord = Diff | Unique | Follow
-TraceRecord = Provenance | Listing
-Compared = TraceDiff | Bisection
-AnyRecord = Report | FlakeReport | GraphRecord | TraceRecord | Compared | Codegen
-
-# Which record JSON is, by its schema; whatever else it says, a verification's report reads it or complains.
-_SCHEMAS: dict[str, type[FlakeReport | GraphRecord | TraceRecord | Compared | Codegen]] = {
-    CODEGEN_SCHEMA: Codegen,
-    FLAKE_SCHEMA: FlakeReport,
-    DIFF_SCHEMA: Diff,
-    UNIQUE_SCHEMA: Unique,
-    FOLLOW_SCHEMA: Follow,
-    PROVENANCE_SCHEMA: Provenance,
-    LISTING_SCHEMA: Listing,
-    TRACE_DIFF_SCHEMA: TraceDiff,
-    BISECT_SCHEMA: Bisection,
+# Schema -> the record's class; `messages` in the same package has its `document`, and `events` if it has numbers.
+_RECORDS = {
+    "retrograd.report/1": "retrograd.check.schema:Report",
+    "retrograd.flake/1": "retrograd.flake.schema:FlakeReport",
+    "retrograd.codegen/1": "retrograd.codegen.schema:Codegen",
+    "retrograd.graph.diff/1": "retrograd.graph.schema:Diff",
+    "retrograd.graph.unique/1": "retrograd.graph.schema:Unique",
+    "retrograd.graph.follow/1": "retrograd.graph.schema:Follow",
+    "retrograd.graph.watch/1": "retrograd.graph.watching.schema:WatchReport",
+    "retrograd.provenance/1": "retrograd.trace.nan_provenance:Provenance",
+    "retrograd.trace-listing/1": "retrograd.trace.filters:Listing",
+    "retrograd.trace.diff/1": "retrograd.trace.diffing.schema:TraceDiff",
+    "retrograd.trace.bisect/1": "retrograd.trace.bisecting.schema:Bisection",
 }
+_VERIFY, _FLAKE = "retrograd.report/1", "retrograd.flake/1"
+# Of which pages have charts, so that a missing package is told before minutes of work.
+_WITH_CHARTS = (_VERIFY, _FLAKE)
+_SUFFIXES = (".html", ".json", ".txt", ".xml")
 
 
-def _html(report: AnyRecord) -> str:
-    from retrograd.report.html import render, render_flake
+class AnyRecord(Protocol):
+    """A record of a command: plain data with a schema of its own."""
 
-    if isinstance(report, Codegen):
-        from retrograd.report.codegen import to_html
-
-        return to_html(report)
-    if isinstance(report, GraphRecord):
-        from retrograd.report.graph_html import render as render_graph
-
-        return render_graph(report)
-    if isinstance(report, TraceRecord):
-        from retrograd.report.trace_html import render as render_trace
-
-        return render_trace(report)
-    if isinstance(report, Compared):
-        from retrograd.report.trace_diff import to_html
-
-        return to_html(report)
-    return render_flake(report) if isinstance(report, FlakeReport) else render(report)
+    @property
+    def schema(self) -> str: ...
+    def to_json(self) -> str: ...
 
 
-def _text(report: AnyRecord) -> str:
-    from retrograd.report import codegen, flake, graph, text, trace, trace_diff
-
-    if isinstance(report, Codegen):
-        return codegen.to_text(report)
-    if isinstance(report, GraphRecord):
-        return graph.to_text(report)
-    if isinstance(report, TraceRecord):
-        return trace.to_text(report)
-    if isinstance(report, Compared):
-        return trace_diff.to_text(report)
-    return flake.to_text(report) if isinstance(report, FlakeReport) else text.to_text(report)
+def document(record: Any, everything: bool = True) -> Document:
+    """What is shown of a record; `everything` leaves nothing out of its text."""
+    shown: Document = _messages(record).document(record, everything)
+    return shown
 
 
-def _json(report: AnyRecord) -> str:
-    return report.to_json() + "\n"
+def read(text: str) -> Any:
+    """The record that JSON holds, whichever it is; UsageError if it is none."""
+    try:
+        data = json.loads(text)
+        schema = data.get("schema") if isinstance(data, dict) else None
+    except (json.JSONDecodeError, RecursionError):
+        schema = None
+    # What is no record at all is told by the reader of the most common one.
+    module, _, name = _RECORDS.get(schema, _RECORDS[_VERIFY]).partition(":")
+    return getattr(import_module(module), name).from_json(text)
 
 
-def _xml(report: AnyRecord) -> str:
-    from retrograd.report.junit import to_junit
-
-    assert isinstance(report, Report)  # as `check_paths` has seen to
-    return to_junit(report)
-
-
-_FORMATS: dict[str, Callable[[AnyRecord], str]] = {".html": _html, ".json": _json, ".txt": _text, ".xml": _xml}
-
-
-def read(text: str) -> AnyRecord:
-    """The report that JSON holds, whichever it is; UsageError if it is none."""
-    # The schema stands in the text, at its end or begin; a look at it decides whose error message fits.
-    kind = next((kind for schema, kind in _SCHEMAS.items() if f'"schema": "{schema}"' in text), Report)
-    return kind.from_json(text)
-
-
-def load(path: str | os.PathLike[str]) -> AnyRecord:
-    """The report in a .json file; UsageError if the file cannot be read or holds none."""
+def load(path: str | os.PathLike[str]) -> Any:
+    """The record in a .json file; UsageError if the file cannot be read or holds none."""
     name = os.fspath(path)
     try:
         return read(Path(path).read_text(encoding="utf-8"))
@@ -119,37 +80,42 @@ def load(path: str | os.PathLike[str]) -> AnyRecord:
         raise UsageError(f"cannot read {name!r}: it is not UTF-8 text; expected a .json record") from None
 
 
-def check_paths(*paths: str | os.PathLike[str], of: type[AnyRecord] = Report) -> None:
-    """Complain now about a path that `write` would refuse after minutes of checking; `of` is what will be written.
+def check_paths(*paths: str | os.PathLike[str], of: Any = None) -> None:
+    """Complain now about a path that `write` would refuse after minutes of work.
+
+    Args:
+        paths: names of files.
+        of: the record, or its class; that of `verify` if left out.
 
     Raises:
-        UsageError: the suffix is unknown or not one for such a report, or the folder does not exist.
-        MissingExtraError: an .html file is asked for and vl-convert-python is not installed.
+        UsageError: the suffix is unknown or not one for such a record, or the folder does not exist.
+        MissingExtraError: an .html file with charts is asked for and vl-convert-python is not installed.
     """
+    schema = _VERIFY if of is None else _schema(of)
     for path in map(Path, paths):
-        if path.suffix.lower() not in _FORMATS:
-            raise UsageError(f"cannot write {str(path)!r}: the name must end in one of {', '.join(_FORMATS)}")
-        if path.suffix.lower() == ".xml" and of is not Report:
+        suffix = path.suffix.lower()
+        if suffix not in _SUFFIXES:
+            raise UsageError(f"cannot write {str(path)!r}: the name must end in one of {', '.join(_SUFFIXES)}")
+        if suffix == ".xml" and schema != _VERIFY:
             raise UsageError(f"cannot write {str(path)!r}: only `verify` has JUnit XML; use .json, .html or .txt")
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
-        # Only pictures of numbers need the package that draws them; graphs are drawn by their page.
-        if path.suffix.lower() == ".html" and not issubclass(of, GraphRecord | TraceRecord | Compared | Codegen):
+        if suffix == ".html" and schema in _WITH_CHARTS:
             from retrograd.report.html import require
 
             require()
 
 
-def write(report: AnyRecord, *paths: str | os.PathLike[str]) -> None:
-    """Write the report to every path, as HTML, JSON, text or JUnit XML by its suffix.
+def write(record: AnyRecord, *paths: str | os.PathLike[str]) -> None:
+    """Write the record to every path, as HTML, JSON, text or JUnit XML by its suffix.
 
     Raises:
         UsageError: the suffix is not .html, .json, .txt or .xml, or the file cannot be written.
-        MissingExtraError: an .html file is asked for and vl-convert-python is not installed.
+        MissingExtraError: an .html file with charts is asked for and vl-convert-python is not installed.
     """
-    check_paths(*paths, of=type(report))
+    check_paths(*paths, of=record)
     for path in map(Path, paths):
-        content = _FORMATS[path.suffix.lower()](report)
+        content = _content(record, path.suffix.lower())
         try:
             path.write_text(content, encoding="utf-8")
         except OSError as error:
@@ -158,26 +124,72 @@ def write(report: AnyRecord, *paths: str | os.PathLike[str]) -> None:
 
 def show(record: AnyRecord, console: Console, everything: bool = False) -> None:
     """Print a record; `everything` leaves nothing out."""
-    from retrograd.report import codegen, flake, graph, text, trace, trace_diff
+    from retrograd.report import text
 
-    if isinstance(record, Codegen):
-        codegen.render(record, console, everything)
-    elif isinstance(record, GraphRecord):
-        graph.render(record, console, everything)
-    elif isinstance(record, TraceRecord):
-        trace.render(record, console)
-    elif isinstance(record, Compared):
-        trace_diff.render(record, console, everything)
-    elif isinstance(record, FlakeReport):
-        flake.render(record, console)
-    else:
-        text.render(record, console)
+    text.show(document(record, everything).text, console)
+
+
+def to_text(record: AnyRecord, everything: bool = True) -> str:
+    """The record as plain text without colour."""
+    from retrograd.report import text
+
+    return text.to_text(document(record, everything))
 
 
 def to_github(record: AnyRecord) -> str:
     """The record as annotations of GitHub Actions."""
-    from retrograd.report import codegen, github, graph
+    from retrograd.report import github
 
-    if isinstance(record, Codegen):
-        return codegen.to_github(record)
-    return graph.to_github(record) if isinstance(record, GraphRecord) else github.to_github(record)
+    return github.to_github(document(record))
+
+
+def to_notebook(record: Any) -> str:
+    """The record as a fragment of HTML; ImportError without jinja2."""
+    from retrograd.report import notebook
+
+    return notebook.to_notebook(document(record))
+
+
+def to_tensorboard(record: AnyRecord, folder: str | os.PathLike[str], step: int = 0) -> None:
+    """Append the numbers of a record to the events of TensorBoard in a folder, at `step` or from it on.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+        UsageError: the folder cannot be written, `step` is negative, or the record has no such numbers.
+    """
+    if step < 0:
+        raise UsageError(f"`step` is {step}, expected 0 or more")
+    events = getattr(_messages(record), "events", None)
+    if events is None:
+        raise UsageError("`--tensorboard` takes a report of `retrograd verify` or a listing of `retrograd trace show`")
+    from retrograd.report import tensorboard
+
+    tensorboard.write_events(events(record, step), folder)
+
+
+def _schema(record: Any) -> str:
+    # The field's default is known of the class, too. A Flake, which has none, is shown alone as it is in its report.
+    return next((f.default for f in fields(record) if f.name == "schema"), _FLAKE)
+
+
+def _messages(record: Any) -> ModuleType:
+    module = _RECORDS[_schema(record)].partition(":")[0]
+    return import_module(f"{module.rpartition('.')[0]}.messages")
+
+
+def _content(record: AnyRecord, suffix: str) -> str:
+    if suffix == ".json":
+        return record.to_json() + "\n"
+    shown = document(record)
+    if suffix == ".html":
+        from retrograd.report.html import to_html
+
+        return to_html(shown, record.to_json())
+    if suffix == ".xml":
+        from retrograd.report.junit import to_junit
+
+        assert shown.suite is not None  # as `check_paths` has seen to
+        return to_junit(shown.suite)
+    from retrograd.report.text import to_text as plain_text
+
+    return plain_text(shown)

@@ -1,32 +1,20 @@
-"""The report as workflow commands of GitHub Actions: an annotation for each finding and for what cannot be decided."""
+"""Workflow commands of GitHub Actions: the annotations of a document, one a line."""
 
 from __future__ import annotations
 
-from retrograd.check.schema import Report
-from retrograd.report import wording
+from retrograd.core.document import Annotation, Document
 
 
-def to_github(report: Report) -> str:
-    """One line an annotation, then a notice with the verdict; a finding is an error, no decision a warning."""
-    lines: list[str] = []
-    for finding in report.findings:
-        parts = [finding.what, finding.looks_like and f"looks like: {finding.looks_like}", finding.where, finding.repro]
-        lines.append(command("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts))))
-    for stage in report.stages:
-        if stage.status == "undecided":
-            lines.append(command("warning", f"{report.target}: {stage.id}", stage.reason))
-    done = sum(stage.status in ("passed", "failed") for stage in report.stages)
-    said = f"{wording.verdict(report.verdict)}: {done} of {len(report.stages)} stages ran to their end"
-    lines.append(command("notice", f"retrograd verify {report.target}", said))
-    return "\n".join(lines) + "\n"
+def to_github(document: Document) -> str:
+    """One line an annotation."""
+    return "".join(f"{_command(annotation)}\n" for annotation in document.annotations)
 
 
-def command(kind: str, title: str, text: str, **properties: str) -> str:
-    """One workflow command; `properties` are file and line."""
-    said = ",".join(
-        f"{name}={_escaped(value, property=True)}" for name, value in ({**properties, "title": title}).items()
-    )
-    return f"::{kind} {said}::{_escaped(text)}"
+def _command(annotation: Annotation) -> str:
+    file, _, line = annotation.place.rpartition(":")
+    properties = {"file": file, "line": line} if file else {}
+    text = ",".join(f"{k}={_escaped(v, property=True)}" for k, v in {**properties, "title": annotation.title}.items())
+    return f"::{annotation.level} {text}::{_escaped(annotation.text)}"
 
 
 def _escaped(text: str, *, property: bool = False) -> str:

@@ -1,31 +1,32 @@
-"""The report as one HTML page that needs no network: charts are inline SVG, the record is embedded."""
+"""HTML of a document: one page that needs no network, with charts as inline SVG and the record embedded."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from retrograd.check.schema import Profile, Report, StageResult
+from retrograd.core.document import Chart, Document, Embedded
 from retrograd.errors import MissingExtraError
-from retrograd.flake.schema import FlakeReport
-from retrograd.report import charts, flake, wording
-
-# Enough to see the pattern; the embedded record has all of them.
-_MOST_PROFILES = 12
 
 _TEMPLATES = Path(__file__).parent / "templates"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """The pictures of one profile, as SVG that may go into the page unescaped."""
-
-    stage: StageResult
-    profile: Profile
-    heat_map: str
-    histogram: str
+# Text is drawn in "currentColor", so that an inline picture follows the light or dark scheme of its page.
+_CHART = {
+    "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+    "config": {
+        "aria": False,
+        "font": "system-ui, sans-serif",
+        "background": None,
+        "view": {"stroke": "currentColor", "strokeOpacity": 0.3},
+        "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "grid": False},
+        "legend": {"labelColor": "currentColor", "titleColor": "currentColor"},
+    },
+}
 
 
 def require() -> None:
@@ -36,47 +37,35 @@ def require() -> None:
         raise MissingExtraError("vl-convert-python", "html", "an HTML report") from None
 
 
-def render(report: Report) -> str:
-    """The page as text.
+def to_html(document: Document, record: str) -> str:
+    """The page as text; `record` is the JSON that it embeds.
 
     Raises:
-        MissingExtraError: vl-convert-python is not installed.
+        MissingExtraError: the document has charts, and vl-convert-python is not installed.
     """
-    require()
     from markupsafe import Markup
 
-    chosen = profiles(report)
-    return template("report.html.j2").render(
-        report=report,
-        words=wording,
-        figures=[_figure(stage, profile, Markup) for stage, profile in chosen[:_MOST_PROFILES]],
-        left_out=max(len(chosen) - _MOST_PROFILES, 0),
-        notes=[*report.notes, *(f"{s.id}: {note}" for s in report.stages for note in s.notes)],
-        record=Markup(island(report)),
-    )
-
-
-def render_flake(report: FlakeReport) -> str:
-    """The page of a flake report as text.
-
-    Raises:
-        MissingExtraError: vl-convert-python is not installed.
-    """
-    require()
-    from markupsafe import Markup
-
-    figures: list[str] = []
-    for found in report.flakes:
-        chart = charts.margins([(run.outcome, m.worst) for run in found.runs for m in run.margins])
-        figures.append(Markup(_svg(chart)) if chart else "")
-    return template("flake.html.j2").render(
-        report=report, flake=flake, words=wording, figures=figures, record=Markup(island(report))
+    scripts = [script for part in _embedded(document.page) if (script := _script(part.template))]
+    hashes = ["'sha256-" + b64encode(sha256(script.encode()).digest()).decode() + "'" for script in scripts]
+    return template("page.html.j2").render(
+        document=document,
+        # No text can end the script element or open a comment in it.
+        record=Markup(record.replace("<", "\\u003c")),
+        scripts=[Markup(script) for script in scripts],
+        # The policy of the page runs these scripts and no other, whatever a name in a dump may look like.
+        policy=Markup(f"; script-src {' '.join(hashes)}" if hashes else ""),
     )
 
 
 def template(name: str) -> Any:
     """A template of this folder, which escapes everything."""
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -85,33 +74,29 @@ def template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(name)
+    environment.globals["svg"] = lambda chart: Markup(svg(chart))
+    environment.tests["kind"] = lambda part, name: type(part).__name__ == name
+    return environment
 
 
-def profiles(report: Report) -> list[tuple[StageResult, Profile]]:
-    """What is drawn: the profiles of failed stages, then those of the stage that compares with the oracle."""
-    failed = [s for s in report.stages if s.status == "failed"]
-    oracle = [s for s in report.stages if s.id == "oracle" and s.status != "failed"]
-    return [(stage, profile) for stage in (*failed, *oracle) for profile in stage.profiles]
-
-
-class _Record(Protocol):
-    def to_json(self) -> str: ...
-
-
-def island(report: _Record) -> str:
-    """The record as JSON in which no text can end the script element or open a comment in it."""
-    return report.to_json().replace("<", "\\u003c")
-
-
-def _figure(stage: StageResult, profile: Profile, safe: Any) -> Figure:
-    heat = _svg(charts.heat_map(profile)) if any(profile.ratio) else ""
-    bars = _svg(charts.ulp_histogram(profile)) if any(profile.ulp_counts) else ""
-    return Figure(stage, profile, safe(heat), safe(bars))
-
-
-def _svg(chart: dict[str, Any]) -> str:
+def svg(chart: Chart) -> str:
+    """A chart as inline SVG."""
+    require()
     import vl_convert
 
     # HTML needs no namespaces, and a page without any address is easily seen to load nothing.
-    return re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg(chart))
+    return re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg({**_CHART, **chart.spec}))
+
+
+def _embedded(parts: Any) -> Iterator[Embedded]:
+    for part in parts:
+        if isinstance(part, Embedded):
+            yield part
+        elif is_dataclass(part):
+            yield from _embedded(getattr(part, "parts", ()))
+
+
+def _script(name: str) -> str:
+    """The script beside a template, "" if it has none."""
+    path = _TEMPLATES / name.replace(".html.j2", ".js")
+    return path.read_text(encoding="utf-8") if path.exists() else ""

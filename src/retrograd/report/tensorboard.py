@@ -1,60 +1,69 @@
-"""The report as events of TensorBoard: scalars and histograms that runs of days and commits add up to curves."""
+"""Events of TensorBoard: scalars and histograms that steps of a run, or runs of days and commits, add up to curves."""
 
 from __future__ import annotations
 
-import itertools
+import datetime
 import os
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
-from retrograd.check.schema import Profile, Report, StageResult
-from retrograd.errors import UsageError
-from retrograd.report.events import Events, seconds
+from retrograd.core.document import Events, Histogram, Scalar
+from retrograd.errors import MissingExtraError, UsageError
 
 
-def to_tensorboard(report: Report, folder: str | os.PathLike[str], step: int = 0) -> None:
-    """Append the report to the events in `folder` as one step.
-
-    Scalars `<target>/<stage>/seconds`, `/findings` and `/power` (relative error) of every stage that ran, and
-    `<target>/<stage>/<tensor>/worst`, error over attainable error; histograms `.../ulp` of distances to the correctly
-    rounded result.
+def write_events(events: Events, folder: str | os.PathLike[str]) -> None:
+    """Append to the events in a folder.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
-        UsageError: the folder cannot be written, or `step` is negative.
+        UsageError: the folder cannot be written.
     """
-    if step < 0:
-        raise UsageError(f"`step` is {step}, expected 0 or more")
-    events = Events(folder)
-    values = [value for stage in report.stages for value in _of_stage(report.target, stage)]
-    events.add(values, step, seconds(report.started))
-    events.close()
-
-
-def _of_stage(target: str, stage: StageResult) -> list[object]:
+    writer = _writer(folder)
+    from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    if stage.status == "skipped":
-        return []
-    tag = f"{target}/{stage.id}"
-    numbers = {f"{tag}/seconds": stage.seconds, f"{tag}/findings": float(len(stage.findings))}
-    if stage.power is not None:
-        numbers[f"{tag}/power"] = stage.power
-    values: list[object] = []
-    for profile in stage.profiles:
-        numbers[f"{tag}/{profile.tensor}/worst"] = profile.worst
-        values.append(Summary.Value(tag=f"{tag}/{profile.tensor}/ulp", histo=_histogram(profile)))
-    return [*(Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()), *values]
+    start = _seconds(events.started)
+    for step, values in groupby(sorted(events.values, key=lambda value: value.step), lambda value: value.step):
+        summary = Summary(value=[_summary(value) for value in values])
+        writer.add_event(Event(wall_time=start + step * events.seconds, step=step, summary=summary))
+    writer.close()
 
 
-def _histogram(profile: Profile) -> object:
-    """Counts over ULP distances; a bin stands at its lower edge, the last one is open."""
-    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+def _writer(folder: str | os.PathLike[str]) -> Any:
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tensorboard"):
+            raise
+        raise MissingExtraError("tensorboard", "tensorboard", "writing events of TensorBoard") from None
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return EventFileWriter(os.fspath(folder))
+    except OSError as error:
+        raise UsageError(f"cannot write events to {os.fspath(folder)!r}: {error.strerror or error}") from None
 
-    edges, counts = profile.ulp_edges, profile.ulp_counts
-    limits = [*(upper for _, upper in itertools.pairwise(edges)), float("inf")][: len(counts)]
-    filled = [edge for edge, count in zip(edges, counts, strict=False) if count] or [0.0]
-    total = sum(edge * count for edge, count in zip(edges, counts, strict=False))
-    squares = sum(edge * edge * count for edge, count in zip(edges, counts, strict=False))
-    return HistogramProto(
-        min=filled[0], max=filled[-1], num=sum(counts), sum=total, sum_squares=squares,
-        bucket_limit=[min(limit, 1e308) for limit in limits], bucket=list(map(float, counts)),
-    )  # fmt: skip
+
+def _summary(value: Scalar | Histogram) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+    if isinstance(value, Scalar):
+        return Summary.Value(tag=value.tag, simple_value=value.value)
+    histogram = HistogramProto(
+        min=value.low,
+        max=value.high,
+        num=sum(value.counts),
+        sum=value.total,
+        sum_squares=value.squares,
+        bucket_limit=[min(limit, 1e308) for limit in value.limits],
+        bucket=list(map(float, value.counts)),
+    )
+    return Summary.Value(tag=value.tag, histo=histogram)
+
+
+def _seconds(started: str) -> float:
+    """A date in ISO form as seconds since 1970; 0 for that of a record that was made by hand."""
+    try:
+        return datetime.datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,118 +1,81 @@
-"""The report for a terminal: one line a stage, a block a finding, the verdict last."""
+"""Text of a document: lines and tables on a terminal or in a file."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from io import StringIO
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from retrograd.check.schema import Finding, Report, StageResult
-from retrograd.report import wording
-
-# From this width on, the power of a stage has a column of its own.
-_WIDE = 110
-
-_STATUS_STYLE = {"passed": "green", "failed": "bold red", "skipped": "dim", "undecided": "yellow"}
-_VERDICT_STYLE = {"proved": "bold green", "finding": "bold red", "undecided": "bold yellow"}
+from retrograd.core.document import Cell, Document, Table, TextLine
 
 
-def render(report: Report, console: Console) -> None:
-    """Print the report; nothing that a person may want to copy is wrapped or cut."""
-    _header(report, console)
-    if report.stages:
-        console.print(_stages(report, console.width))
-        _line(console)
-    for place, finding in enumerate(report.findings, 1):
-        _finding(finding, place, len(report.findings), console)
-    _notes(report, console)
-    _verdict(report, console)
+def show(parts: Iterable[TextLine | Table], console: Console) -> None:
+    """Print lines and tables; nothing that a person may want to copy is wrapped or cut."""
+    for part in parts:
+        if isinstance(part, TextLine):
+            _line(console, part)
+        elif part.fold:
+            console.print(_folded(part, console.width))
+        else:
+            for line in _aligned(part):
+                _line(console, line)
 
 
-def to_text(report: Report, width: int = 120) -> str:
-    """The report as plain text without colour."""
+def to_text(document: Document, width: int = 140) -> str:
+    """The document as plain text without colour; tables that fold do so at `width` columns."""
     out = StringIO()
-    render(report, Console(file=out, width=width, color_system=None, force_terminal=False))
+    show(document.text, Console(file=out, width=width, color_system=None, force_terminal=False))
     # rich pads table rows with blanks, which a file need not keep.
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _line(console: Console, text: str = "", style: str = "") -> None:
+def _line(console: Console, line: TextLine) -> None:
     # A Text object, because names such as `x[bold]` would be read as markup in a plain string.
-    console.print(Text(text, style=style), soft_wrap=True)
+    console.print(Text(_printable(line.text), style=line.style), soft_wrap=True)
 
 
-def _header(report: Report, console: Console) -> None:
-    _line(console, f"retrograd verify {report.target}", "bold")
-    dtypes = ", ".join(report.dtypes)
-    _line(console, f"device {report.device} | dtypes {dtypes} | level {report.level} | seed {report.seed}")
-    _line(console)
+def _printable(text: str) -> str:
+    # Names come from files and programs, and an escape character in one would command the terminal.
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
-def _stages(report: Report, width: int) -> Table:
-    wide = width >= _WIDE
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for _ in ("cases", "runs", "seconds"):
-        table.add_column(justify="right", no_wrap=True)
-    if wide:
-        table.add_column(overflow="fold")
-    for stage in report.stages:
-        style = _STATUS_STYLE.get(stage.status, "")
-        cells = [Text(wording.MARKS.get(stage.status, stage.status), style=style), Text(stage.id, style=style)]
-        aside = _aside(stage)
-        cells.append(Text(stage.title if wide or not aside else f"{stage.title}\n  {aside}"))
-        ran = stage.status != "skipped"
-        cells.append(Text(_count(stage.cases, "case") if ran else ""))
-        cells.append(Text(_count(stage.runs, "run") if ran else ""))
-        cells.append(Text(wording.duration(stage.seconds) if ran else ""))
-        table.add_row(*cells, *([Text(aside)] if wide else []))
-    return table
+def _folded(table: Table, width: int) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    narrow = width < table.narrow
+    rows = [list(map(_cell, row)) for row in table.rows]
+    if narrow:
+        for row in rows:
+            aside = row.pop()
+            if aside.plain:
+                row[table.below] = Text("\n  ").join((row[table.below], aside))
+    for column in range(max(map(len, [table.head, *rows]))):
+        numeric = column in table.numbers
+        folds = column in table.fold
+        grid.add_column(justify="right" if numeric else "left", no_wrap=not folds, overflow="fold")
+    if table.head:
+        grid.add_row(*(Text(_printable(title), style="bold") for title in table.head))
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
-def _aside(stage: StageResult) -> str:
-    """Why a stage has no result, or what its result is worth."""
-    return "; ".join(part for part in (stage.reason, wording.power(stage)) if part)
+def _cell(cell: str | Cell) -> Text:
+    return Text(_printable(cell)) if isinstance(cell, str) else Text(_printable(cell.text), style=cell.style)
 
 
-def _count(value: int, noun: str) -> str:
-    # The blank after the singular keeps the column aligned.
-    return f"{value} {noun}" + (" " if value == 1 else "s")
-
-
-def _finding(finding: Finding, place: int, total: int, console: Console) -> None:
-    _line(console, f"Finding {place} of {total} [{finding.stage}, {finding.kind}]", "bold red")
-    rows = [
-        ("what", finding.what),
-        ("", wording.evidence(finding)),
-        ("like", finding.looks_like),
-        ("which", finding.elements),
-        ("where", finding.where),
-        ("case", wording.case(finding.case)),
-        ("repro", finding.repro),
-    ]
-    for label, value in rows:
-        for at, line in enumerate(value.splitlines()):
-            _line(console, f"  {label if at == 0 else '':<6} {line}")
-    _line(console)
-
-
-def _notes(report: Report, console: Console) -> None:
-    notes = [*report.notes, *(f"{s.id}: {note}" for s in report.stages for note in s.notes)]
-    for note in notes:
-        _line(console, f"note: {note}")
-    if notes:
-        _line(console)
-
-
-def _verdict(report: Report, console: Console) -> None:
-    done = sum(s.status in ("passed", "failed") for s in report.stages)
-    found = len(report.findings)
-    parts = [f"{done} of {len(report.stages)} stages ran to their end"]
-    if found:
-        parts.insert(0, f"{found} finding{'s' if found > 1 else ''}")
-    text = f"{wording.verdict(report.verdict)} in {wording.duration(report.seconds)} ({', '.join(parts)})"
-    _line(console, text, _VERDICT_STYLE.get(report.verdict, "bold"))
+def _aligned(table: Table) -> Iterable[TextLine]:
+    """Rows under a dim heading. rich's tables would cut names, which makes them useless."""
+    rows: list[Sequence[str]] = [table.head] if table.head else []
+    rows += [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
+    columns = len(rows[0])
+    numbers = {number % columns for number in table.numbers}
+    widths = [max(len(row[k]) for row in rows) for k in range(columns)]
+    for number, row in enumerate(rows):
+        cells = [
+            cell.rjust(w) if k in numbers else cell.ljust(w)
+            for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield TextLine("  ".join(cells), "dim" if table.head and number == 0 else "")

@@ -1,12 +1,25 @@
-"""A watched run in words: what is said at the first graph too many, and the table of a report. Strings only."""
+"""Messages about a watched run: at the first graph too many, and of the report as a document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from retrograd.core.document import (
+    Card,
+    Document,
+    Fact,
+    Header,
+    PagePart,
+    Paragraphs,
+    Section,
+    Table,
+    TextLine,
+)  # fmt: skip
+from retrograd.core.wording import count
 from retrograd.graph.watching.schema import Planned, Step, Watched, WatchReport
 
 _WIDEST = 96  # of a cause in the table: the whole of it stands below
+_HEAD = ("step", "graph", "part", "key", "instr", "params", "outs", "compile s", "cause")
 
 
 def seconds(value: float | None) -> str:
@@ -28,11 +41,11 @@ def unexpected(graph: Watched, known: Sequence[Watched], expect: int | None, bri
     return "\n".join([*lines, *(f"  {line}" for line in details(graph))])
 
 
-def reordered(one: Planned) -> str:
+def reordered(order: Planned) -> str:
     """An order beside the graphs that changed: what differs, and what to do."""
-    lines = [f"step {one.step}: an order beside the graphs changed"]
-    for found in one.causes:
-        lines += [found.text(), *([f"    {found.advice}"] if found.advice else [])]
+    lines = [f"step {order.step}: an order beside the graphs changed"]
+    for cause in order.causes:
+        lines += [cause.text(), *([f"    {cause.advice}"] if cause.advice else [])]
     return "\n  ".join(lines)
 
 
@@ -41,56 +54,53 @@ def details(graph: Watched, most: int = 6) -> list[str]:
     lines = [f"the framework says: {graph.reason}"] if graph.reason else []
     if graph.same_as is not None:
         lines.append(f"it computes the same as graph {graph.same_as}; only the framework's key or guards differ")
-    for found in graph.causes[:most]:
-        lines.append(found.text())
-        if found.advice:
-            lines.append(f"    {found.advice}")
+    for cause in graph.causes[:most]:
+        lines += [cause.text(), *([f"    {cause.advice}"] if cause.advice else [])]
     if len(graph.causes) > most:
         lines.append(f"and {len(graph.causes) - most} more, which the report has")
     return lines + list(graph.notes)
 
 
-def table(report: WatchReport) -> str:
-    """Step, graph, key, sizes, seconds and cause of every graph; below it the causes in full."""
-    head = ("step", "graph", "part", "key", "instr", "params", "outs", "compile s", "cause")
-    rows = [head, *(_row(graph) for graph in report.graphs)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-    lines = [_summary(report), ""]
-    for row in rows:
-        cells = [c.rjust(w) if i in (0, 4, 5, 6, 7) else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))]  # noqa: B905
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
-    for graph in report.unexpected:
-        lines += ["", f"{graph.title} is one too many: {_size(graph)}", *(f"  {line}" for line in details(graph))]
-    for one in report.orders:
-        lines += ["", *_order(one)]
+def document(report: WatchReport, everything: bool = True) -> Document:
+    """The run; nothing of it is left out."""
+    table = Table(_HEAD, tuple(map(_row, report.graphs)), numbers=(0, 4, 5, 6, 7), named=2)
+    extra = [(f"{graph.title} is one too many: {_size(graph)}", details(graph)) for graph in report.unexpected]
+    text: list[TextLine | Table] = [TextLine(_summary(report)), TextLine(), table]
+    for title, lines in extra:
+        text += [TextLine(), TextLine(title), *(TextLine(f"  {line}") for line in lines)]
+    orders = [line for order in report.orders for line in ["", *_order(order)]]
     ran = [row for row in report.rows if row.ran]
-    if ran:
-        lines += [
-            "",
-            "steps: " + ", ".join(f"{_span(first, last)} {_ran(first)}" for first, last in _runs(report, ran)),
-        ]
-    return "\n".join(lines + [f"note: {note}" for note in report.notes])
+    spans = ", ".join(f"{_span(first, last)} {_ran(first)}" for first, last in _runs(report, ran)) if ran else ""
+    below = [*orders, *(["", f"steps: {spans}"] if spans else []), *(f"note: {note}" for note in report.notes)]
+    header = Header("proved" if report else "finding", _summary(report))
+    page: list[PagePart] = [header, Section("Graphs", (table,))]
+    if extra:
+        cards = tuple(Card(title, (Fact("why", "\n".join(lines), "pre"),)) for title, lines in extra)
+        page.append(Section("Too many", cards))
+    if below:
+        page.append(Section("Orders and steps", (Paragraphs(tuple(filter(None, below)), "lines"),)))
+    return Document("retrograd graph watch", (*text, *map(TextLine, below)), tuple(page), brief=tuple(page))
 
 
-def _order(one: Planned) -> list[str]:
-    held = f"{one.kind} {one.key}: {_many(len(one.rows), one.unit)}" if one.key else f"no {one.kind}"
-    if not one.expected:
-        return [f"{held}, by surprise", *(f"  {line}" for line in reordered(one).splitlines())]
-    return [f"{held}, since step {one.step}", *(f"  {found.text()}" for found in one.causes)]
+def _order(order: Planned) -> list[str]:
+    plan = f"{order.kind} {order.key}: {count(len(order.rows), order.unit)}" if order.key else f"no {order.kind}"
+    if not order.expected:
+        return [f"{plan}, by surprise", *(f"  {line}" for line in reordered(order).splitlines())]
+    return [f"{plan}, since step {order.step}", *(f"  {cause.text()}" for cause in order.causes)]
 
 
 def _summary(report: WatchReport) -> str:
-    count, extra = len(report.graphs), len(report.unexpected)
-    text = f"{_many(report.steps, 'step')}, {_many(count, 'graph')}"
-    if report.computations != count:
+    graphs, extra = len(report.graphs), len(report.unexpected)
+    text = f"{count(report.steps, 'step')}, {count(graphs, 'graph')}"
+    if report.computations != graphs:
         text += f" ({report.computations} different)"
     if report.expect is not None:
         text += f", expected at most {report.expect}"
     timed = any(graph.seconds is not None for graph in report.graphs)
     if timed:
         text += f"; compiling took {seconds(report.seconds)} s"
-    if changed := sum(not one.expected for one in report.orders):
-        text += f"; {_many(changed, 'order')} beside them changed"
+    if changed := sum(not order.expected for order in report.orders):
+        text += f"; {count(changed, 'order')} beside them changed"
     if extra:
         text += f"; {extra} too many" + (f", {seconds(report.wasted)} s of it" if timed else "")
     return f"{text} [{', '.join(report.backends)}]"
@@ -112,13 +122,9 @@ def _size(graph: Watched) -> str:
     if not graph.instructions:
         return "size unknown"
     return (
-        f"{_many(graph.instructions, 'instruction')}, {_many(graph.parameters, 'parameter')}, "
-        f"{_many(graph.outputs, 'output')}"
+        f"{count(graph.instructions, 'instruction')}, {count(graph.parameters, 'parameter')}, "
+        f"{count(graph.outputs, 'output')}"
     )
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _ran(row: Step) -> str:

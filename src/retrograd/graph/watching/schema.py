@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retrograd.core.schema import Record
+from retrograd.core.schema import Record, Shown
 from retrograd.graph.schema import Cause
 
 SCHEMA = "retrograd.graph.watch/1"
@@ -88,7 +88,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class WatchReport(Record):
+class WatchReport(Record, Shown):
     """The record of a watched run, true if no graph was compiled that is one too many and no order changed.
 
     `steps` counts all, `rows` holds those that compiled something or ran another graph than the step before. `seconds`
@@ -128,9 +128,3 @@ class WatchReport(Record):
     def exit_code(self) -> int:
         """0 as expected, 1 a graph too many or an order that changed."""
         return 0 if self else 1
-
-    def text(self) -> str:
-        """The report as a table."""
-        from retrograd.graph.watching.messages import table
-
-        return table(self)

@@ -1,31 +1,82 @@
-"""The text of a bisection: lines with their style. Standard library only."""
+"""Messages of a bisection: what must be computed in higher precision, in words and as a document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retrograd.core.document import (
+    Card,
+    Document,
+    Fact,
+    Header,
+    PagePart,
+    Paragraphs,
+    Section,
+    Table,
+    TextLine,
+    Tone,
+    labelled,
+)
 from retrograd.trace.bisecting.schema import Bisection, Culprit
 
+_TONES: dict[str, Tone] = {"within": "proved", "found": "finding", "undecided": "undecided"}
+_STYLES = {"within": "bold green", "found": "bold red", "undecided": "bold yellow"}
+_WORDS = {"within": "No mismatch", "found": "Found", "undecided": "Cannot decide"}
 
-def verdict(found: Bisection) -> str:
-    """What came out, in a sentence."""
-    if found.verdict == "within":
-        return f"no mismatch: the error {found.before:.2g} is within the tolerance {found.tolerance:.2g}"
-    if found.verdict == "undecided":
-        return (
-            f"not a matter of operators' precision: with all of them in {found.precision} the error is "
-            f"{found.everything:.2g}, the tolerance {found.tolerance:.2g}"
+
+def document(record: Bisection, everything: bool = True) -> Document:
+    """The record; nothing of it is left out."""
+    header = Header(
+        _TONES[record.verdict],
+        verdict(record),
+        (*filter(None, [record.target]), facts(record)),
+        _WORDS[record.verdict],
+    )
+    page: list[PagePart] = [header]
+    if record.culprits:
+        head = (record.by, "where", "error, it alone raised", "error, all but it raised")
+        rows = tuple(
+            (c.name, "\n".join(filter(None, (place(c), c.code))), f"{c.alone:.2g}", f"{c.without:.2g}")
+            for c in record.culprits
         )
-    noun = found.by if len(found.culprits) == 1 else f"{found.by}s"
-    return f"{len(found.culprits)} {noun} in {found.precision}: error {found.before:.2g} -> {found.after:.2g}"
+        title = f"What must be computed in {record.precision}, in the order of the step"
+        page.append(Section(title, (Table(head, rows, numbers=(2, 3)),)))
+    if record.notes:
+        page.append(Section("Notes", (Paragraphs(record.notes),)))
+    cards = [
+        Card(
+            facts=(
+                Fact(str(k), c.name),
+                Fact("at", place(c)),
+                Fact("line", c.code),
+                Fact("alone", f"error {c.alone:.2g}"),
+            )
+        )
+        for k, c in enumerate(record.culprits, 1)
+    ]
+    brief = Header(header.tone, header.head, (facts(record), *record.notes))
+    return Document(f"retrograd trace bisect: {record.target}", tuple(_text(record)), tuple(page), (brief, *cards))
 
 
-def facts(found: Bisection) -> str:
+def verdict(record: Bisection) -> str:
+    """What came out, in a sentence."""
+    if record.verdict == "within":
+        return f"no mismatch: the error {record.before:.2g} is within the tolerance {record.tolerance:.2g}"
+    if record.verdict == "undecided":
+        return (
+            f"not a matter of operators' precision: with all of them in {record.precision} the error is "
+            f"{record.everything:.2g}, the tolerance {record.tolerance:.2g}"
+        )
+    noun = record.by if len(record.culprits) == 1 else f"{record.by}s"
+    return f"{len(record.culprits)} {noun} in {record.precision}: error {record.before:.2g} -> {record.after:.2g}"
+
+
+def facts(record: Bisection) -> str:
     """The errors, and how they were found."""
     return (
-        f"error {found.before:.2g} as it is ({found.worst}), {found.everything:.2g} with every operator in "
-        f"{found.precision}, tolerance {found.tolerance:.2g}; {found.candidates} operators, {found.runs} runs, "
-        f"{found.seconds:.1f} s"
+        f"error {record.before:.2g} as it is ({record.worst}), {record.everything:.2g} with every operator in "
+        f"{record.precision}, tolerance {record.tolerance:.2g}; {record.candidates} operators, {record.runs} runs, "
+        f"{record.seconds:.1f} s"
     )
 
 
@@ -35,22 +86,17 @@ def place(culprit: Culprit) -> str:
     return ", ".join(filter(None, (culprit.place, module, culprit.phase)))
 
 
-def lines(found: Bisection) -> Iterator[tuple[str, str]]:
-    """The verdict, the culprits in the order of the step, notes."""
-    tone = {"within": "bold green", "found": "bold red", "undecided": "bold yellow"}[found.verdict]
-    yield verdict(found), tone
-    yield f"{found.target}: {facts(found)}" if found.target else facts(found), "dim"
-    for number, culprit in enumerate(found.culprits, 1):
-        indent = " " * len(f"{number}. ")
-        yield "", ""
-        yield f"{number}. {culprit.name}{f'  ({culprit.ops} operators)' if culprit.ops > 1 else ''}", "bold"
-        yield f"{indent}at     {place(culprit)}", ""
-        if culprit.code:
-            yield f"{indent}line   {culprit.code}", ""
-        yield f"{indent}error  {found.before:.2g} -> {culprit.alone:.2g} with it alone in {found.precision}", ""
-        if len(found.culprits) > 1:
-            yield f"{indent}       {culprit.without:.2g} with the others so, and it as it is", ""
-    if found.notes:
-        yield "", ""
-    for note in found.notes:
-        yield f"note: {note}", ""
+def _text(record: Bisection) -> Iterator[TextLine]:
+    yield TextLine(verdict(record), _STYLES[record.verdict])
+    yield TextLine(f"{record.target}: {facts(record)}" if record.target else facts(record), "dim")
+    for number, culprit in enumerate(record.culprits, 1):
+        yield TextLine()
+        yield TextLine(f"{number}. {culprit.name}{f'  ({culprit.ops} operators)' if culprit.ops > 1 else ''}", "bold")
+        error = [f"{record.before:.2g} -> {culprit.alone:.2g} with it alone in {record.precision}"]
+        if len(record.culprits) > 1:
+            error.append(f"{culprit.without:.2g} with the others so, and it as it is")
+        known = [("at", place(culprit)), ("line", culprit.code), ("error", "\n".join(error))]
+        yield from labelled(known, width=7, indent=len(f"{number}. "))
+    if record.notes:
+        yield TextLine()
+    yield from (TextLine(f"note: {note}") for note in record.notes)

@@ -61,9 +61,3 @@ class Bisection(Record, Shown):
     def exit_code(self) -> int:
         """0 no mismatch, 1 culprits found, 3 cannot decide."""
         return {"within": 0, "found": 1, "undecided": 3}[self.verdict]
-
-    def text(self) -> str:
-        """The answer for a terminal without colours."""
-        from retrograd.trace.bisecting.messages import lines
-
-        return "\n".join(text for text, _ in lines(self))

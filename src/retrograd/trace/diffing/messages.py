@@ -1,17 +1,59 @@
-"""The text of a comparison: lines with their style. Standard library only."""
+"""Messages of a comparison of traces: the first operator that differs and why, in words and as a document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retrograd.core.document import (
+    Card,
+    Document,
+    Embedded,
+    Fact,
+    Header,
+    PagePart,
+    Paragraphs,
+    Section,
+    TextLine,
+    labelled,
+)
+from retrograd.core.wording import count
 from retrograd.trace.diffing.schema import Cause, Seen, Side, TraceDiff
 
 _MOST_CAUSES = 10
 _MODES = {"bitwise": "bit for bit", "attainable": "within the attainable error", "names": "in their operators"}
+# What a row of the neighbourhood says of its two operators.
+_STATUS = {
+    "same": "same",
+    "within": "within rounding",
+    "made": "made here",
+    "carried": "carried from there",
+    "outside": "came in from outside",
+    "inserted": "only in B",
+    "missing": "only in A",
+}
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def document(diff: TraceDiff, everything: bool = True) -> Document:
+    """The comparison; `everything` prints all causes."""
+    tone = "proved" if diff.same else "finding"
+    head = verdict(diff)
+    titled = (f"A: {diff.a.title} \u00b7 {facts(diff.a)}", f"B: {diff.b.title} \u00b7 {facts(diff.b)}", counts(diff))
+    first = diff.causes[0].what if diff.causes else head
+    above = (head, *titled) if diff.causes else titled
+    page: list[PagePart] = [Header(tone, first, above, "Same" if diff.same else "Different")]
+    if diff.causes:
+        page.append(Section("Causes, in the order of the run", tuple(map(_card, diff.causes))))
+    if diff.rows:
+        page.append(Embedded("trace_diff.html.j2", dict(diff=diff, status=_STATUS)))
+    if diff.notes:
+        page.append(Section("Notes", (Paragraphs(diff.notes),)))
+    sizes = (f"A: {facts(diff.a)}", f"B: {facts(diff.b)}", counts(diff), *diff.notes)
+    return Document(
+        title=f"retrograd trace diff: {diff.a.title} and {diff.b.title}",
+        text=tuple(_text(diff, everything)),
+        page=tuple(page),
+        brief=(Header(tone, head, sizes), *(_brief_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
+    )
 
 
 def verdict(diff: TraceDiff) -> str:
@@ -20,63 +62,76 @@ def verdict(diff: TraceDiff) -> str:
         return f"the same {_MODES[diff.mode]}"
     first, *rest = diff.causes
     seen = first.b or first.a
-    more = _count(len(rest), "more cause")
+    more = count(len(rest), "more cause")
     at = f" at operator {seen.index} (step {seen.step}, {seen.phase})" if seen else ""
     return f"different: first{at}{f', and {more}' if rest else ''}"
 
 
 def facts(side: Side) -> str:
     """How large a run is, and where it ran."""
-    said = [_count(side.ops, "operator"), _count(side.steps, "step"), *side.devices, f"level {side.level}"]
-    return ", ".join([*said, *([f"rank {side.rank}"] if side.rank else [])])
+    parts = [count(side.ops, "operator"), count(side.steps, "step"), *side.devices, f"level {side.level}"]
+    return ", ".join([*parts, *([f"rank {side.rank}"] if side.rank else [])])
 
 
 def counts(diff: TraceDiff) -> str:
     """What is the same, and what differs because of what it was given."""
-    said = [f"{_count(diff.matched, 'operator')} the same"]
-    said += [f"{diff.within} within rounding"] if diff.within else []
-    said += [f"{diff.carried} differ only because of what they were given"] if diff.carried else []
-    return ", ".join(said) + (f"; {diff.seconds:.2f} s" if diff.seconds else "")
+    parts = [f"{count(diff.matched, 'operator')} the same"]
+    parts += [f"{diff.within} within rounding"] if diff.within else []
+    parts += [f"{diff.carried} differ only because of what they were given"] if diff.carried else []
+    return ", ".join(parts) + (f"; {diff.seconds:.2f} s" if diff.seconds else "")
 
 
-def lines(diff: TraceDiff, everything: bool = True) -> Iterator[tuple[str, str]]:
+def _text(diff: TraceDiff, everything: bool) -> Iterator[TextLine]:
     """The verdict, the causes in the order of the run, notes, counts."""
-    yield verdict(diff), "bold green" if diff.same else "bold red"
+    yield TextLine(verdict(diff), "bold green" if diff.same else "bold red")
     for letter, side in (("A", diff.a), ("B", diff.b)):
-        yield f"{letter}  {side.title}: {facts(side)}", "dim"
+        yield TextLine(f"{letter}  {side.title}: {facts(side)}", "dim")
     most = len(diff.causes) if everything else _MOST_CAUSES
     for number, cause in enumerate(diff.causes[:most], 1):
-        yield "", ""
-        yield from _cause(f"{number}. ", cause)
+        yield TextLine()
+        yield from _cause_text(f"{number}. ", cause)
     if len(diff.causes) > most:
-        yield "", ""
-        yield f"{len(diff.causes) - most} more causes; --all prints them", "dim"
-    yield "", ""
-    for note in diff.notes:
-        yield f"note: {note}", ""
-    yield counts(diff), "dim"
+        yield TextLine()
+        yield TextLine(f"{len(diff.causes) - most} more causes; --all prints them", "dim")
+    yield TextLine()
+    yield from (TextLine(f"note: {note}") for note in diff.notes)
+    yield TextLine(counts(diff), "dim")
 
 
-def _cause(number: str, cause: Cause) -> Iterator[tuple[str, str]]:
-    indent = " " * len(number)
-    yield f"{number}{cause.what}{f'  ({cause.count} places)' if cause.count > 1 else ''}", "bold"
-    pairs = [("at", cause.where), ("line", cause.code), ("in", cause.inside), ("why", cause.why), ("do", cause.advice)]
-    for label, text in pairs:
-        if text:
-            yield f"{indent}{label:<6}{text}", ""
-    yield from ((f"{indent}{text}", "dim") for text in values(cause))
-    for other in cause.others[:3]:
-        yield f"{indent}also  {other}", "dim"
+def _cause_text(number: str, cause: Cause) -> Iterator[TextLine]:
+    yield TextLine(f"{number}{cause.what}{_places(cause)}", "bold")
+    yield from labelled(_known(cause), width=6, indent=len(number))
+    tensors = [(letter, f"{name}: {text}") for letter, name, text in values(cause)]
+    others = list(cause.others[:3])
     if len(cause.others) > 3:
-        yield f"{indent}      and {len(cause.others) - 3} more", "dim"
+        others.append(f"and {len(cause.others) - 3} more")
+    yield from labelled([*tensors, ("also", "\n".join(others))], width=6, indent=len(number), style="dim")
 
 
-def values(cause: Cause) -> Iterator[str]:
-    """The tensors that differ, in A and in B; of an operator without a counterpart its outputs."""
+def _card(cause: Cause) -> Card:
+    labels = {"at": "At", "line": "Line", "in": "Inside", "why": "Why", "do": "Do"}
+    known = [Fact(labels[label], text, "mono" * (label in ("line", "in"))) for label, text in _known(cause)]
+    known += [Fact(letter, f"{name}: {text}", "mono") for letter, name, text in values(cause)]
+    return Card(f"{cause.what}{_places(cause)}", (*known, Fact("Also", "; ".join(cause.others))), tone="numbered")
+
+
+def _brief_card(number: int, cause: Cause) -> Card:
+    return Card(facts=(Fact(str(number), cause.what), *(Fact(*pair) for pair in _known(cause))))
+
+
+def _known(cause: Cause) -> list[tuple[str, str]]:
+    return [("at", cause.where), ("line", cause.code), ("in", cause.inside), ("why", cause.why), ("do", cause.advice)]
+
+
+def _places(cause: Cause) -> str:
+    return f"  ({cause.count} places)" if cause.count > 1 else ""
+
+
+def values(cause: Cause) -> Iterator[tuple[str, str, str]]:
+    """The tensors that differ, in A and in B, with their names; of an operator without a counterpart its outputs."""
     for letter, seen in (("A", cause.a), ("B", cause.b)):
         if seen is not None:
-            for name, text in shown(seen):
-                yield f"{letter}     {name}: {text}"
+            yield from ((letter, name, text) for name, text in shown(seen))
 
 
 def shown(seen: Seen) -> Iterator[tuple[str, str]]:

@@ -154,9 +154,3 @@ class TraceDiff(Record, Shown):
     def exit_code(self) -> int:
         """0 same, 1 different."""
         return 0 if self.same else 1
-
-    def text(self) -> str:
-        """The comparison for a terminal without colours."""
-        from retrograd.trace.diffing.messages import lines
-
-        return "\n".join(text for text, _ in lines(self))

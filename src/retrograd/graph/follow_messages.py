@@ -1,34 +1,28 @@
-"""The trail of a followed value as lines: what it reaches, then every step."""
+"""Messages of a followed value: what it reaches, then every step on the way, as lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from retrograd.core.document import TextLine
+from retrograd.core.wording import at_line, count, some
 from retrograd.graph.schema import Crossing, Follow, Step
-from retrograd.report import wording
 
 # What is printed without `--all`.
-_MOST_STEPS = 60
+MOST_STEPS = 60
 _MOST_CROSSINGS = 12
 _MOST_NAMES = 6
 # From this depth on branches are not indented any further: a line must stay readable.
 _DEEPEST = 12
 
 
-def follow_lines(follow: Follow, everything: bool = True) -> Iterable[tuple[str, str]]:
-    """What was followed, what it reaches, and the trail."""
-    yield from head_lines(follow, everything)
-    yield "", ""
-    yield from trail(follow, everything, None if everything else _MOST_STEPS)
-
-
-def head_lines(follow: Follow, everything: bool = True) -> Iterable[tuple[str, str]]:
+def head_lines(follow: Follow, everything: bool = True) -> Iterable[TextLine]:
     """What was followed, and what it reaches."""
     name = _part(follow.steps[0]) if follow.steps else follow.id
     asked = name if name == follow.asked.strip().lstrip("%") else f"{follow.asked} = {name}"
-    yield f"{asked}: {reaches(follow)}", "bold yellow" if follow.dead else "bold"
-    yield f"{follow.opcode} {_shape(follow.shape)}{wording.at(follow.where)}, in {follow.title}", "dim"
-    yield from ((note, "") for note in follow.notes)
+    yield TextLine(f"{asked}: {reaches(follow)}", "bold yellow" if follow.dead else "bold")
+    yield TextLine(f"{follow.opcode} {_shape(follow.shape)}{at_line(follow.where)}, in {follow.title}", "dim")
+    yield from map(TextLine, follow.notes)
     yield from _crossing_lines(follow, everything)
     yield from _output_lines(follow)
 
@@ -38,50 +32,46 @@ def reaches(follow: Follow) -> str:
     if follow.dead:
         if follow.ends == (follow.id,):
             return "dead: nobody uses it"
-        ends = f"; it ends at {wording.some(follow.ends, _MOST_NAMES)}" if follow.ends else ""
+        ends = f"; it ends at {some(follow.ends, _MOST_NAMES)}" if follow.ends else ""
         return f"dead: no output depends on it{ends}"
-    said = (
-        f"reaches {len(follow.outputs)} of {wording.count(follow.outputs_of, 'output')}"
-        if follow.outputs
-        else "no output"
-    )
+    text = f"reaches {len(follow.outputs)} of {count(follow.outputs_of, 'output')}" if follow.outputs else "no output"
     crossed = len({crossing.id for crossing in follow.collectives})
-    said += f", through {wording.count(crossed, 'collective')}" if crossed else ", through no collective"
-    return said + (f", and has effects: {wording.some(follow.effects, _MOST_NAMES)}" if follow.effects else "")
+    text += f", through {count(crossed, 'collective')}" if crossed else ", through no collective"
+    return text + (f", and has effects: {some(follow.effects, _MOST_NAMES)}" if follow.effects else "")
 
 
-def _crossing_lines(follow: Follow, everything: bool) -> Iterable[tuple[str, str]]:
+def _crossing_lines(follow: Follow, everything: bool) -> Iterable[TextLine]:
     """A line a collective: those of its operands that are the value itself, and those computed from it."""
     groups: dict[tuple[str, bool], list[Crossing]] = {}
     for crossing in follow.collectives:
         groups.setdefault((crossing.id, crossing.exact), []).append(crossing)
     most = len(groups) if everything else _MOST_CROSSINGS
-    for found in list(groups.values())[:most]:
-        c = found[0]
+    for crossings in list(groups.values())[:most]:
+        c = crossings[0]
         place = f"{c.opcode} {c.nth} of {c.alike}, collective {c.ordinal} of {c.collectives}"
         place = place if c.ordinal else "which no output needs"
         exact = "the value itself" if c.exact else "computed from it"
-        yield f"  into {c.id} ({place}): {_operands(found)}{exact}{wording.at(c.where)}", ""
+        yield TextLine(f"  into {c.id} ({place}): {_operands(crossings)}{exact}{at_line(c.where)}")
     if len(groups) > most:
-        yield f"  and into {len(groups) - most} more collectives; --all prints them", "dim"
+        yield TextLine(f"  and into {len(groups) - most} more collectives; --all prints them", "dim")
 
 
-def _operands(found: Sequence[Crossing]) -> str:
-    c = found[0]
-    if c.of == 1:
+def _operands(crossings: Sequence[Crossing]) -> str:
+    of = crossings[0].of
+    if of == 1:
         return ""
-    results = [x.result for x in found if x.result >= 0]
-    said = f"operand{'s' if len(found) > 1 else ''} {ranges([x.operand for x in found])} of {c.of}"
-    return said + (f" -> result{'s' if len(results) > 1 else ''} {ranges(results)}, " if results else ", ")
+    results = [x.result for x in crossings if x.result >= 0]
+    text = f"operand{'s' if len(crossings) > 1 else ''} {ranges([x.operand for x in crossings])} of {of}"
+    return text + (f" -> result{'s' if len(results) > 1 else ''} {ranges(results)}, " if results else ", ")
 
 
-def _output_lines(follow: Follow) -> Iterable[tuple[str, str]]:
+def _output_lines(follow: Follow) -> Iterable[TextLine]:
     itself = [o.index for o in follow.outputs if o.exact]
     computed = [o.index for o in follow.outputs if not o.exact]
     if itself:
-        yield f"  is {_outputs(itself)}", ""
+        yield TextLine(f"  is {_outputs(itself)}")
     if computed:
-        yield f"  goes into {_outputs(computed)}", ""
+        yield TextLine(f"  goes into {_outputs(computed)}")
 
 
 def _outputs(numbers: Sequence[int]) -> str:
@@ -99,7 +89,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-def trail(follow: Follow, everything: bool = True, most: int | None = None) -> Iterable[tuple[str, str]]:
+def trail(follow: Follow, everything: bool = True, most: int | None = None) -> Iterable[TextLine]:
     """The steps, each a text and its style. Side ways come first, with a dash, the longest last at the same depth."""
     steps = follow.steps
     children: list[list[int]] = [[] for _ in steps]
@@ -113,12 +103,14 @@ def trail(follow: Follow, everything: bool = True, most: int | None = None) -> I
         first, depth, begins = pending.pop()
         last, packed = _packed(steps, children, first)
         lead = "  " * min(depth - begins, _DEEPEST) if depth else ""
-        yield f"{lead}{'- ' if begins else ''}{_step(steps, last, packed, everything)}", _style(steps[last])
+        yield TextLine(f"{lead}{'- ' if begins else ''}{_step(steps, last, packed, everything)}", _style(steps[last]))
         printed, shown = printed + 1, shown + 1 + len(packed)
         ways = sorted(children[last], key=lambda k: weight[k])
         pending += [(k, depth + (k != ways[-1]), k != ways[-1]) for k in reversed(ways)]
     if follow.total > shown:
-        yield f"... and {follow.total - shown} more steps{'' if most is None else '; --all prints them'}", "dim"
+        yield TextLine(
+            f"... and {follow.total - shown} more steps{'' if most is None else '; --all prints them'}", "dim"
+        )
 
 
 def _packed(steps: Sequence[Step], children: Sequence[Sequence[int]], first: int) -> tuple[int, list[int]]:
@@ -134,24 +126,24 @@ def _packed(steps: Sequence[Step], children: Sequence[Sequence[int]], first: int
 def _step(steps: Sequence[Step], k: int, packed: Sequence[int], everything: bool) -> str:
     step = steps[k]
     # `add.7  add` would say it twice.
-    said = f"{_part(step)}  {'' if step.opcode in step.id else step.opcode + ' '}{_shape(step.shape)}"
+    text = f"{_part(step)}  {'' if step.opcode in step.id else step.opcode + ' '}{_shape(step.shape)}"
     if len(step.operands) > 1 or (step.operands and step.how == "used"):
-        said += f", operand {', '.join(map(str, step.operands))}"
+        text += f", operand {', '.join(map(str, step.operands))}"
     if step.collective:
-        said += f", collective {step.collective}"
-    said += wording.at(step.where) if step.how not in ("packaging", "order") else ""
-    said += _via([steps[p] for p in packed], everything)
+        text += f", collective {step.collective}"
+    text += at_line(step.where) if step.how not in ("packaging", "order") else ""
+    text += _via([steps[p] for p in packed], everything)
     if step.how == "order":
-        said += "  (ends here: it only puts collectives in order)"
+        text += "  (ends here: it only puts collectives in order)"
     elif step.ends:
-        said += "  (ends here: nobody uses it)"
-    return said + (f"  => {_outputs(step.outputs)}" if step.outputs else "")
+        text += "  (ends here: nobody uses it)"
+    return text + (f"  => {_outputs(step.outputs)}" if step.outputs else "")
 
 
 def _via(packed: Sequence[Step], everything: bool) -> str:
     """What hands a value on; what is taken out of a tuple says no more than the element that was put in."""
-    told = [step for step in packed if everything or step.opcode != "get-tuple-element"] or packed
-    names = [_part(step) for step in told]
+    shown = [step for step in packed if everything or step.opcode != "get-tuple-element"] or packed
+    names = [_part(step) for step in shown]
     if not everything and len(names) > _MOST_NAMES:
         names = [*names[:3], f"{len(names) - 5} more", *names[-2:]]
     return f"  [via {', '.join(names)}]" if names else ""

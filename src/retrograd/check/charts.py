@@ -1,13 +1,8 @@
-"""Vega-Lite descriptions of a `Profile`: where a tensor is wrong, and by how many units in the last place.
-
-Pure functions from data to dicts. Text is drawn in "currentColor", so that an inline picture follows
-the light or dark scheme of its page.
-"""
+"""Charts of a `Profile` as Vega-Lite: where a tensor is wrong, and by how many units in the last place."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,15 +19,6 @@ _BANDS = (
     (math.inf, "over 100: WRONG", "#b3202c"),
 )
 _ODD = ("NaN or inf: WRONG", "#7b2d8b")
-
-_CONFIG = {
-    "aria": False,
-    "font": "system-ui, sans-serif",
-    "background": None,
-    "view": {"stroke": "currentColor", "strokeOpacity": 0.3},
-    "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "grid": False},
-    "legend": {"labelColor": "currentColor", "titleColor": "currentColor"},
-}
 
 
 def band(ratio: float) -> str:
@@ -61,7 +47,6 @@ def heat_map(profile: Profile) -> dict[str, Any]:
         "legend": {"title": ["error over", "attainable error"], "symbolType": "square"},
     }
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "width": 360,
         "height": 220,
         "data": {"values": cells},
@@ -73,7 +58,6 @@ def heat_map(profile: Profile) -> dict[str, Any]:
             "y2": {"field": "y1"},
             "color": colour,
         },
-        "config": _CONFIG,
     }
 
 
@@ -99,13 +83,11 @@ def ulp_histogram(profile: Profile) -> dict[str, Any]:
         "encoding": {"text": {"field": "text", "type": "nominal"}},
     }
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "width": 360,
         "height": 160,
         "data": {"values": values},
         "encoding": {"x": bin_x, "y": count_y},
         "layer": [{"mark": {"type": "bar", "color": "#6a9fcb"}}, label_layer],
-        "config": _CONFIG,
     }
 
 
@@ -128,47 +110,6 @@ def _runs(ratio: tuple[tuple[float, ...], ...], rows: int, columns: int) -> list
             open_run = {"x0": j * step, "x1": (j + 1) * step, "y0": top, "y1": bottom, "band": label}
             out.append(open_run)
     return out
-
-
-def margins(found: Sequence[tuple[str, float]]) -> dict[str, Any] | None:
-    """How many comparisons were how near to their tolerance, by outcome of the run; None if none has a margin."""
-    # What is beyond the ends is drawn at the ends: exact comparisons, and NaN against a number.
-    values = [
-        {"decade": round(min(max(math.log10(m), -6.0), 3.0), 4) if m > 0 else -6.0, "outcome": outcome}
-        for outcome, m in found
-    ]
-    if not any(m > 0 for _, m in found):
-        return None
-    x = {
-        "field": "decade",
-        "type": "quantitative",
-        "bin": {"step": 0.1},
-        "title": "log10 of error / tolerance: right of 0 it fails",
-    }
-    colour = {
-        "field": "outcome",
-        "type": "nominal",
-        "scale": {"domain": ["passed", "failed"], "range": ["#6a9fcb", "#b3202c"]},
-        "legend": {"title": "run"},
-    }
-    bars = {
-        "transform": [{"calculate": "datum.outcome == 'passed' ? 'passed' : 'failed'", "as": "outcome"}],
-        "mark": "bar",
-        "encoding": {
-            "x": x,
-            "y": {"aggregate": "count", "title": "comparisons", "axis": {"tickMinStep": 1, "format": "d"}},
-            "color": colour,
-        },
-    }
-    limit = {"mark": {"type": "rule", "color": "currentColor"}, "encoding": {"x": {"datum": 0}}}
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "width": 480,
-        "height": 180,
-        "data": {"values": values},
-        "layer": [bars, limit],
-        "config": _CONFIG,
-    }
 
 
 def _bins(edges: tuple[float, ...], count: int) -> list[str]:

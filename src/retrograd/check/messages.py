@@ -1,0 +1,308 @@
+"""Messages of the checker: a report in words, as a document and as numbers over time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import cast
+
+from retrograd.check import charts
+from retrograd.check.schema import Case, Finding, Profile, Report, StageResult
+from retrograd.core.document import (
+    Annotation,
+    Card,
+    Cell,
+    Chart,
+    Document,
+    Events,
+    Fact,
+    Header,
+    Histogram,
+    PagePart,
+    Paragraphs,
+    Scalar,
+    Section,
+    Suite,
+    SuiteCase,
+    Table,
+    TextLine,
+    environment,
+    labelled,
+)  # fmt: skip
+from retrograd.core.wording import count, duration
+
+VERDICTS = {"proved": "PROVED", "finding": "FINDING", "undecided": "CANNOT DECIDE"}
+_VERDICT_STYLE = {"proved": "bold green", "finding": "bold red", "undecided": "bold yellow"}
+_MARKS = {"passed": "pass", "failed": "FAIL", "skipped": "skip", "undecided": "??"}
+_STATUS_STYLE = {"passed": "green", "failed": "bold red", "skipped": "dim", "undecided": "yellow"}
+_STATUS_TONE = {"undecided": "status-undecided"}
+# From this width on, the power of a stage has a column of its own.
+_WIDE = 110
+# Enough to see the pattern; the embedded record has all of them.
+_MOST_PROFILES = 12
+
+
+def document(report: Report, everything: bool = True) -> Document:
+    """The report; nothing of it is left out."""
+    verdict = VERDICTS[report.verdict]
+    facts = [report.device, ", ".join(report.dtypes), f"level {report.level}", f"seed {report.seed}"]
+    head = (" \u00b7 ".join([*facts, duration(report.seconds)]),)
+    cards = tuple(map(_card, report.findings))
+    header = Header(report.verdict, report.target, head, verdict)
+    notes = [*report.notes, *(f"{s.id}: {note}" for s in report.stages for note in s.notes)]
+    stages = _stages_of_page(report)
+    page: list[PagePart] = [Header(report.verdict, report.target, (*head, *filter(None, [report.started])), verdict)]
+    page += [Section("Findings", cards)] * bool(cards)
+    page.append(Section("Stages", (stages,)))
+    page += _profiles(report)
+    page += [Section("Notes", (Paragraphs(tuple(notes), "points"),))] * bool(notes)
+    return Document(
+        title=f"{verdict}: {report.target}",
+        text=tuple(_text(report, notes)),
+        page=(*page, environment(report.command, report.environment)),
+        brief=(header, *cards, Section(f"{len(report.stages)} stages", (stages,), folded=True)),
+        more="findings",
+        annotations=tuple(_annotations(report)),
+        suite=_suite(report),
+    )
+
+
+def _text(report: Report, notes: list[str]) -> Iterator[TextLine | Table]:
+    yield TextLine(f"retrograd verify {report.target}", "bold")
+    dtypes = ", ".join(report.dtypes)
+    yield TextLine(f"device {report.device} | dtypes {dtypes} | level {report.level} | seed {report.seed}")
+    yield TextLine()
+    if report.stages:
+        rows = tuple(map(_row, report.stages))
+        yield Table((), rows, numbers=(3, 4, 5), fold=(2, 6), narrow=_WIDE, below=2)
+        yield TextLine()
+    for number, finding in enumerate(report.findings, 1):
+        yield TextLine(f"Finding {number} of {len(report.findings)} [{finding.stage}, {finding.kind}]", "bold red")
+        yield from labelled(
+            [
+                ("what", "\n".join(filter(None, (finding.what, evidence(finding))))),
+                ("like", finding.looks_like),
+                ("which", finding.elements),
+                ("where", finding.where),
+                ("case", case_text(finding.case)),
+                ("repro", finding.repro),
+            ],
+            width=7,
+        )
+        yield TextLine()
+    yield from (TextLine(f"note: {note}") for note in notes)
+    if notes:
+        yield TextLine()
+    parts = [count(len(report.findings), "finding")] * bool(report.findings) + [_progress(report)]
+    text = f"{VERDICTS[report.verdict]} in {duration(report.seconds)} ({', '.join(parts)})"
+    yield TextLine(text, _VERDICT_STYLE[report.verdict])
+
+
+def _progress(report: Report) -> str:
+    done = sum(stage.status in ("passed", "failed") for stage in report.stages)
+    return f"{done} of {len(report.stages)} stages ran to their end"
+
+
+def _row(stage: StageResult) -> tuple[str | Cell, ...]:
+    style = _STATUS_STYLE[stage.status]
+    # The blank after the singular keeps the column aligned.
+    pairs = ((stage.cases, "case"), (stage.runs, "run"))
+    counts = [f"{number} {noun}{' ' if number == 1 else 's'}" for number, noun in pairs]
+    cost = [*counts, duration(stage.seconds)] if stage.status != "skipped" else ["", "", ""]
+    aside = "; ".join(filter(None, (stage.reason, power(stage))))
+    return Cell(_MARKS[stage.status], style), Cell(stage.id, style), stage.title, *cost, aside
+
+
+def _stages_of_page(report: Report) -> Table:
+    head = ("Result", "Stage", "What it checks", "Cases", "Runs", "Time", "Power")
+    rows = tuple(
+        (
+            Cell(s.status, tone=_STATUS_TONE.get(s.status, s.status)),
+            s.id,
+            "\n".join(filter(None, (s.title, s.reason))),
+            *(str(s.cases), str(s.runs), duration(s.seconds)),
+            Cell(power(s), tone="soft"),
+        )
+        for s in report.stages
+    )
+    return Table(head, rows, numbers=(3, 4, 5), named=1)
+
+
+def _card(finding: Finding) -> Card:
+    facts = (
+        Fact("Stage", f"{finding.stage} ({finding.kind})"),
+        Fact("Worst", evidence(finding)),
+        Fact("Looks like", finding.looks_like),
+        Fact("Which", finding.elements),
+        Fact("Where", finding.where),
+        Fact("Case", case_text(finding.case), "mono"),
+        Fact("Repro", finding.repro, "pre"),
+    )
+    parts: list[Table] = []
+    if terms := shares(finding):
+        rows = tuple((name, size, Cell(bar=share)) for name, size, share in terms)
+        parts.append(Table((), rows, numbers=(1,), caption="What the attainable error there is made of"))
+    if changes := before_after(finding):
+        caption = "Shrunk to the smallest case that still fails"
+        parts.append(Table(("", "first seen", "smallest"), tuple(changes), caption=caption))
+    return Card(finding.what, facts, parts=tuple(parts))
+
+
+def _profiles(report: Report) -> list[Section]:
+    chosen = profiles(report)
+    cards: list[PagePart] = []
+    for stage, profile in chosen[:_MOST_PROFILES]:
+        tensor = profile.tensor
+        drawn: list[Chart] = []
+        if any(profile.ratio):
+            label = f"Error over attainable error across {tensor}"
+            drawn.append(Chart("Error over attainable error", label, charts.heat_map(profile)))
+        if any(profile.ulp_counts):
+            label = f"Histogram of the distance to the correctly rounded {tensor}"
+            drawn.append(Chart("Distance to the correctly rounded result", label, charts.ulp_histogram(profile)))
+        aside = f"{stage.id} \u00b7 {case_text(profile.case)} \u00b7 worst {times(profile.worst)}"
+        cards.append(Card(tensor, aside=aside, parts=tuple(drawn)))
+    if len(chosen) > _MOST_PROFILES:
+        cards.append(Paragraphs((f"{len(chosen) - _MOST_PROFILES} more profiles are in the embedded record.",)))
+    return [Section("Error profiles", tuple(cards))] if cards else []
+
+
+def profiles(report: Report) -> list[tuple[StageResult, Profile]]:
+    """What is drawn: the profiles of failed stages, then those of the stage that compares with the oracle."""
+    failed = [s for s in report.stages if s.status == "failed"]
+    oracle = [s for s in report.stages if s.id == "oracle" and s.status != "failed"]
+    return [(stage, profile) for stage in (*failed, *oracle) for profile in stage.profiles]
+
+
+def _annotations(report: Report) -> Iterator[Annotation]:
+    for finding in report.findings:
+        parts = [finding.what, finding.looks_like and f"looks like: {finding.looks_like}", finding.where, finding.repro]
+        yield Annotation("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts)))
+    for stage in report.stages:
+        if stage.status == "undecided":
+            yield Annotation("warning", f"{report.target}: {stage.id}", stage.reason)
+    yield Annotation("notice", f"retrograd verify {report.target}", f"{VERDICTS[report.verdict]}: {_progress(report)}")
+
+
+def _suite(report: Report) -> Suite:
+    cases = tuple(
+        SuiteCase(s.id, s.status, s.seconds, s.reason, tuple(map(_failure, s.findings)), s.notes) for s in report.stages
+    )
+    name = f"retrograd verify {report.target}"
+    return Suite(name, f"retrograd.{report.target}", report.seconds, report.started, cases)
+
+
+def _failure(finding: Finding) -> tuple[str, str, str]:
+    facts = (
+        ("looks like", finding.looks_like),
+        ("which", finding.elements),
+        ("where", finding.where),
+        ("case", case_text(finding.case)),
+        ("repro", finding.repro),
+    )
+    lines = [*filter(None, [evidence(finding)]), *(f"{label}: {text}" for label, text in facts if text)]
+    return finding.kind, finding.what, "\n".join(lines)
+
+
+def events(report: Report, step: int = 0) -> Events:
+    """One step of numbers.
+
+    Scalars `<target>/<stage>/seconds`, `/findings` and `/power` (relative error) of every stage that ran, and
+    `<target>/<stage>/<tensor>/worst`, error over attainable error; histograms `.../ulp` of distances to the correctly
+    rounded result.
+    """
+    ran = [stage for stage in report.stages if stage.status != "skipped"]
+    values = [value for stage in ran for value in _values(f"{report.target}/{stage.id}", stage, step)]
+    return Events(report.started, values)
+
+
+def _values(tag: str, stage: StageResult, step: int) -> Iterator[Scalar | Histogram]:
+    yield Scalar(step, f"{tag}/seconds", stage.seconds)
+    yield Scalar(step, f"{tag}/findings", float(len(stage.findings)))
+    if stage.power is not None:
+        yield Scalar(step, f"{tag}/power", stage.power)
+    for profile in stage.profiles:
+        yield Scalar(step, f"{tag}/{profile.tensor}/worst", profile.worst)
+        yield _histogram(f"{tag}/{profile.tensor}/ulp", profile, step)
+
+
+def _histogram(tag: str, profile: Profile, step: int) -> Histogram:
+    """Counts over ULP distances; a bin stands at its lower edge, the last one is open."""
+    edges, counts = profile.ulp_edges, profile.ulp_counts
+    limits = [*(upper for _, upper in itertools.pairwise(edges)), math.inf][: len(counts)]
+    filled = [edge for edge, number in zip(edges, counts, strict=False) if number] or [0.0]
+    total = sum(edge * number for edge, number in zip(edges, counts, strict=False))
+    squares = sum(edge * edge * number for edge, number in zip(edges, counts, strict=False))
+    return Histogram(step, tag, tuple(limits), counts, filled[0], filled[-1], total, squares)
+
+
+def times(excess: float) -> str:
+    """ "940x attainable": how many times the attainable error was exceeded."""
+    if not math.isfinite(excess):
+        return "infinitely beyond attainable"
+    return f"{excess:.0f}x attainable" if 10 <= excess < 1e6 else f"{excess:.2g}x attainable"
+
+
+def case_text(case: Case) -> str:
+    """The case with its dtype, on one line."""
+    return " ".join(part for part in (case.dtype, case.text()) if part)
+
+
+def evidence(finding: Finding) -> str:
+    """Tensor, index, got, want, excess and the count of wrong elements; what is unknown is left out."""
+    place = finding.tensor
+    if finding.index is not None:
+        place += f"[{', '.join(map(str, finding.index))}]"
+    # Nine digits tell any two float32 apart.
+    facts = [] if finding.got is None else [f"got {finding.got:.9g}"]
+    facts += [] if finding.want is None else [f"want {finding.want:.9g}"]
+    facts += [] if finding.excess is None else [times(finding.excess)]
+    if finding.wrong is not None:
+        of = "" if finding.total is None else f" of {finding.total}"
+        facts.append(f"{finding.wrong}{of} elements wrong")
+    return ": ".join(part for part in (place, ", ".join(facts)) if part)
+
+
+def power(stage: StageResult) -> str:
+    """What the stage would have caught."""
+    if stage.power_text or stage.power is None:
+        return stage.power_text
+    return f"catches relative errors from {stage.power:.1e}" if stage.power else "exact"
+
+
+def shares(finding: Finding) -> list[tuple[str, str, float]]:
+    """The terms of the attainable error: name, size, share of the whole in percent; empty if they are not known."""
+    total = sum(size for _, size in finding.terms)
+    if not math.isfinite(total) or total <= 0:
+        return []
+    return [(name, f"{size:.2g}", 100 * size / total) for name, size in finding.terms]
+
+
+def before_after(finding: Finding) -> list[tuple[str, str, str]]:
+    """What shrinking changed: name, at the first failing case, at the smallest one; what is equal is left out."""
+    if finding.first is None:
+        return []
+    rows: list[tuple[str, str, str]] = []
+    old, new = finding.first.case, finding.case
+    for part in ("sizes", "params", "layouts", "values"):
+        before: dict[str, object] = dict(getattr(old, part))
+        after: dict[str, object] = dict(getattr(new, part))
+        rows += [(k, _setting(before.get(k)), _setting(after.get(k))) for k in {**before, **after}]
+    rows.append(("draw", str(old.draw), str(new.draw)))
+    first = finding.first
+    rows.append(("elements wrong", _of(first.wrong, first.total), _of(finding.wrong, finding.total)))
+    excesses = [e for e in (first.excess, finding.excess) if e is not None]
+    if len(excesses) == 2:
+        rows.append(("error", times(excesses[0]), times(excesses[1])))
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(str, cast(tuple[object, ...], value))) or "()"
+    return "plain" if value is None else str(value)
+
+
+def _of(wrong: int | None, total: int | None) -> str:
+    return "" if wrong is None else f"{wrong} of {total}" if total is not None else str(wrong)

@@ -1,0 +1,234 @@
+"""Messages of `retrograd graph`: comparisons, counts and followed values in words and as documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from retrograd.core.document import (
+    Annotation,
+    Card,
+    Document,
+    Embedded,
+    Fact,
+    Header,
+    PagePart,
+    Paragraphs,
+    Section,
+    Table,
+    TextLine,
+    labelled,
+)
+from retrograd.core.wording import count, duration, some
+from retrograd.graph import follow_messages
+from retrograd.graph.schema import Cause, Diff, Follow, Side, Unique
+from retrograd.graph.source_lines import is_library
+
+# What differs where nothing computed does, in words.
+_HARMLESS = {
+    "barrier_changed": "barriers",
+    "packaging_only": "packaging",
+    "dead_code_only": "dead code",
+    "layout_only": "layouts",
+}
+_LEVELS = {
+    "text": "as texts",
+    "names": "up to names",
+    "dead code": "up to dead code and packaging",
+    "parameter order": "up to the order of parameters",
+}
+# What is printed without `--all`.
+_MOST_CAUSES = 20
+_MOST_NAMES = 6
+_MOST_NAMES_OF_PAGE = 12  # the embedded record has all of them
+_KEY = 12  # characters of a key: enough to tell a handful apart
+
+
+def document(record: Diff | Unique | Follow, everything: bool = True) -> Document:
+    """The record; `everything` leaves nothing out of its text."""
+    if isinstance(record, Diff):
+        return _diff(record, everything)
+    return _unique(record) if isinstance(record, Unique) else _follow(record, everything)
+
+
+# Diff.
+
+
+def _diff(diff: Diff, everything: bool) -> Document:
+    tone = "finding" if diff.causes else "proved"
+    sides = (f"A: {diff.a.title} \u00b7 {facts(diff.a)}", f"B: {diff.b.title} \u00b7 {facts(diff.b)}")
+    head, word = f"{diff.a.title} and {diff.b.title}", verdict(diff).capitalize()
+    values: dict[str, Any] = dict(diff=diff, places=places, most=_MOST_NAMES_OF_PAGE)
+    return Document(
+        title=f"retrograd graph diff: {head}",
+        text=tuple(_diff_text(diff, everything)),
+        page=(Header(tone, head, (*sides, counts(diff)), word), Embedded("graph_diff.html.j2", values)),
+        brief=(Header(tone, head, sides, word), *(_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
+        annotations=(
+            *map(_annotation, diff.causes),
+            Annotation("notice", f"retrograd graph diff {diff.a.title} {diff.b.title}", verdict(diff)),
+        ),
+    )
+
+
+def verdict(diff: Diff) -> str:
+    """Same or different, in a few words."""
+    if diff.causes:
+        return f"different: {count(len(diff.causes), 'cause')}"
+    kinds = list(dict.fromkeys(_HARMLESS.get(note.kind, note.kind.replace("_", " ")) for note in diff.notes))
+    return f"same computation; only {_listed(kinds)} differ" if kinds else "same computation"
+
+
+def _diff_text(diff: Diff, everything: bool) -> Iterator[TextLine]:
+    """The verdict, the causes with first cause first, what is harmless, and what is counted only."""
+    yield TextLine(verdict(diff), "bold red" if diff.causes else "bold green")
+    for letter, side in (("A", diff.a), ("B", diff.b)):
+        yield TextLine(f"{letter}  {side.title}: {facts(side)}", "dim")
+    most = len(diff.causes) if everything else _MOST_CAUSES
+    for number, cause in enumerate(diff.causes[:most], 1):
+        yield TextLine()
+        yield from _cause_text(f"{number}. ", cause, None if everything else _MOST_NAMES)
+    if len(diff.causes) > most:
+        yield TextLine()
+        yield TextLine(f"{len(diff.causes) - most} more causes; --all prints them", "dim")
+    if diff.notes:
+        yield TextLine()
+        yield TextLine("harmless:")
+        yield from (TextLine(f"  {note.text()}") for note in diff.notes)
+    yield TextLine()
+    yield TextLine(counts(diff), "dim")
+
+
+def _cause_text(number: str, cause: Cause, most: int | None) -> Iterator[TextLine]:
+    yield TextLine(f"{number}{cause.what}{places(cause)}", "bold")
+    names = [("at", cause.where), ("in A", some(cause.a, most)), ("in B", some(cause.b, most)), ("do", cause.advice)]
+    yield from labelled(names, width=5, indent=len(number))
+
+
+def _card(number: int, cause: Cause) -> Card:
+    return Card(
+        facts=(Fact(str(number), cause.what + places(cause)), Fact("at", cause.where), Fact("do", cause.advice))
+    )
+
+
+def _annotation(cause: Cause) -> Annotation:
+    """At the line of a cause where that is the user's."""
+    file, _, line = cause.where.rpartition(":")
+    place = cause.where if file and line.isdigit() and not is_library(file) else ""
+    text = "\n".join(filter(None, [cause.what, "" if place else cause.where, cause.advice]))
+    return Annotation("error", cause.kind.replace("_", " "), text, place)
+
+
+def places(cause: Cause) -> str:
+    """In how many places, unless the cause says so itself."""
+    return f"  ({cause.count} places)" if cause.count > 1 and str(cause.count) not in cause.what else ""
+
+
+def facts(side: Side) -> str:
+    """How large a graph is."""
+    sizes = [
+        count(side.instructions, "instruction"),
+        count(side.parameters, "parameter"),
+        count(side.outputs, "output"),
+        count(side.collectives, "collective"),
+    ]
+    return ", ".join([*sizes, *([f"{side.dead} dead"] if side.dead else [])])
+
+
+def counts(diff: Diff) -> str:
+    """What is the same, and what differs because something below it does."""
+    text = f"{count(diff.matched, 'value')} match"
+    if diff.consequences:
+        text += f", {diff.consequences} differ only because something below them does"
+    return f"{text}{f'; {duration(diff.seconds)}' if diff.seconds else ''}"
+
+
+# Unique.
+
+
+def _unique(unique: Unique) -> Document:
+    lines = list(_unique_text(unique))
+    table = _unique_table(unique)
+    header = Header("proved", lines[0].text, tuple(line.text for line in lines[1:]))
+    hint = Paragraphs(("In a column, the same letter is the same graph.",))
+    return Document(
+        title=f"retrograd graph: {header.head}",
+        text=(*lines, TextLine(), table),
+        page=(header, Section("Which graph is which", (hint, table))),
+        brief=(header,),
+        annotations=(Annotation("notice", "retrograd graph", header.head),),
+    )
+
+
+def _unique_text(unique: Unique) -> Iterator[TextLine]:
+    """How many graphs there are at each level."""
+    total = len(unique.titles)
+    real = unique.levels[-2 if len(unique.levels) > 1 else -1].unique if unique.levels else 0
+    for level in unique.levels:
+        if level.name == "dead code":
+            real = level.unique
+    yield TextLine(f"{count(real, 'different computation')} in {count(total, 'graph')}", "bold")
+    for level in unique.levels:
+        yield TextLine(f"  {level.unique:>4}  {_LEVELS.get(level.name, level.name)}")
+    known = [key for key in unique.recorded if key]
+    if known:
+        of = "them" if len(known) == total else f"{len(known)} of them"
+        yield TextLine(f"  {len(set(known)):>4}  by the keys recorded with {of}")
+
+
+def letter(number: int) -> str:
+    """0 -> A, 25 -> Z, 26 -> AA."""
+    text = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        text = chr(ord("A") + rest) + text
+    return text
+
+
+def _unique_table(unique: Unique) -> Table:
+    """A row for each graph: its letter at each level, recorded key, size."""
+    keyed = any(unique.recorded)
+    recorded = ["recorded key"] if keyed else []
+    head = ("graph", *(level.name for level in unique.levels), *recorded, "instructions", "parameters", "outputs")
+    rows: list[tuple[str, ...]] = []
+    for k, title in enumerate(unique.titles):
+        letters = [letter(level.members[k]) for level in unique.levels]
+        key = [unique.recorded[k][:_KEY]] if keyed else []
+        side = unique.sides[k]
+        rows.append((title, *letters, *key, str(side.instructions), str(side.parameters), str(side.outputs)))
+    return Table(head, tuple(rows), numbers=(-3, -2, -1))
+
+
+def listing(sides: Sequence[Side], recorded: Sequence[str]) -> Table:
+    """What graphs files hold, one a row."""
+    sizes = ("instructions", "dead", "parameters", "outputs", "collectives")
+    rows = tuple(
+        (s.title, s.name, s.format, s.key[:_KEY], key[:_KEY], *(str(getattr(s, size)) for size in sizes))
+        for s, key in zip(sides, recorded, strict=True)
+    )
+    return Table(("graph", "name", "format", "key", "recorded", *sizes), rows, numbers=(-5, -4, -3, -2, -1))
+
+
+# Follow.
+
+
+def _follow(follow: Follow, everything: bool) -> Document:
+    above = list(follow_messages.head_lines(follow))
+    header = Header("undecided" if follow.dead else "proved", above[0].text, tuple(line.text for line in above[1:]))
+    page: list[PagePart] = [header]
+    if trail := tuple(follow_messages.trail(follow)):
+        page.append(Section("The way, step by step", (Paragraphs(trail, "lines"),)))
+    most = None if everything else follow_messages.MOST_STEPS
+    text = [*follow_messages.head_lines(follow, everything), TextLine()]
+    return Document(
+        title=f"retrograd graph: {header.head}",
+        text=(*text, *follow_messages.trail(follow, everything, most)),
+        page=tuple(page),
+        brief=(header,),
+        annotations=(Annotation("notice", "retrograd graph", header.head),),
+    )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
