@@ -9,6 +9,7 @@ result are all one answer: "it does not work here, because". No framework is imp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -64,6 +65,8 @@ class Status:
         )
 
 
+_FRAMEWORK_AT_TOP = re.compile(r"^(?:import|from) (?:torch|triton|jax)\b", re.M)
+
 _parts: dict[str, Part] = {}
 _statuses: dict[str, Status] = {}
 
@@ -108,13 +111,29 @@ def require(part: Part) -> None:
         raise UnsupportedVersionError(state.note)
 
 
-def load_parts() -> None:
-    """Import the files of this room that declare parts; such a file imports its framework where it uses it."""
+def load_parts(frameworks: bool = True) -> dict[str, str]:
+    """Import the files of this room that declare parts.
+
+    Args:
+        frameworks: also import those that import a framework at their top, and with it the framework.
+
+    Returns:
+        Files that do not import, by module, and why: a framework is not there, or has lost a name.
+    """
+    failed: dict[str, str] = {}
     for file in sorted(Path(__file__).parent.rglob("*.py")):
-        # The others may import a framework at their top, which whoever lists the parts may not want or have.
-        if file != Path(__file__) and "compat.registry import" in file.read_text(encoding="utf-8"):
-            name = file.relative_to(Path(__file__).parent).with_suffix("").as_posix().removesuffix("/__init__")
-            import_module(f"{__package__}.{name.replace('/', '.')}")
+        source = file.read_text(encoding="utf-8")
+        if file == Path(__file__) or "compat.registry import" not in source:
+            continue
+        if not frameworks and _FRAMEWORK_AT_TOP.search(source):
+            continue
+        path = file.relative_to(Path(__file__).parent).with_suffix("").as_posix().removesuffix("/__init__")
+        name = f"{__package__}.{path.replace('/', '.')}"
+        try:
+            import_module(name)
+        except ImportError as error:
+            failed[name] = str(error)
+    return failed
 
 
 def statuses() -> list[Status]:

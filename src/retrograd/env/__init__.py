@@ -12,10 +12,13 @@ import warnings
 from dataclasses import asdict
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrograd import config
 from retrograd.env import facts
+
+if TYPE_CHECKING:
+    from retrograd.compat.registry import Part
 
 SCHEMA = "retrograd.env/1"
 
@@ -69,33 +72,48 @@ def survey(with_torch: bool = True, self_test: bool = False) -> dict[str, Any]:
         "variables": facts.variables(),
         "settings": [asdict(setting) for setting in config.settings()],
         "caches": facts.caches(),
-        "compatibility": compatibility(self_test),
+        "compatibility": compatibility(torch is not None, self_test),
     }
     return {**record, "hazards": hazards(record)}
 
 
-def compatibility(self_test: bool = False) -> list[dict[str, Any]]:
+def compatibility(with_torch: bool = True, self_test: bool = False) -> list[dict[str, Any]]:
     """Parts of retrograd that rest on private names of a framework, with what became of each in this process.
 
     A part is tested where it is first used; `self_test` tests all whose framework is installed, which imports it.
+    Without `with_torch` parts are left out whose files import it.
     """
     from retrograd.compat import registry, versions
 
-    registry.load_parts()
+    failed = registry.load_parts(with_torch)
     if self_test:
         with warnings.catch_warnings():
             # That a framework is newer than tested is among the hazards.
             warnings.simplefilter("ignore", versions.UntestedVersionWarning)
             for each in registry.statuses():
                 registry.status(each.part)
-    rows: list[dict[str, Any]] = []
-    for each in registry.statuses():
-        part, installed = each.part, versions.installed(each.part.package)
-        row = {"part": part.id, "package": part.package, "purpose": part.purpose, "installed": installed or None}
-        row |= {"ran": list(part.ran), "tested": versions.tested(part.package)}
-        row |= {"newer": versions.is_newer(part.package), "state": each.state if installed else "not installed"}
-        rows.append(row | {"difference": each.difference, "otherwise": part.otherwise})
-    return rows
+    rows = [_row(each.part, each.state, each.difference) for each in registry.statuses()]
+    otherwise = "what needs this file is refused"
+    broken = [registry.Part(name, "torch", "", (), (), otherwise, lambda: "") for name in failed if with_torch]
+    return rows + [_row(part, "refused", f"it does not import: {failed[part.id]}") for part in broken]
+
+
+def _row(part: Part, state: str, difference: str) -> dict[str, Any]:
+    from retrograd.compat import versions
+
+    installed = versions.installed(part.package)
+    return {
+        "part": part.id,
+        "package": part.package,
+        "purpose": part.purpose,
+        "installed": installed or None,
+        "ran": list(part.ran),
+        "tested": versions.tested(part.package),
+        "newer": versions.is_newer(part.package),
+        "state": state if installed else "not installed",
+        "difference": difference,
+        "otherwise": part.otherwise,
+    }
 
 
 def _torch() -> tuple[ModuleType | None, str]:
