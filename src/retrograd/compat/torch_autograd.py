@@ -1,10 +1,14 @@
-"""Autograd's state: which backward runs on this thread, and which node of it."""
+"""Autograd's state: which backward runs on this thread, which node of it, and how nodes are numbered."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from retrograd.compat.registry import Part, register
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd.compat.registry import Part, register, works
 
 
 def backward_id() -> int:
@@ -17,7 +21,23 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _self_test() -> str:
+def in_forward_mode() -> bool:
+    """Whether derivatives are computed forward (torch.func.jvp, forward_ad.dual_level)."""
+    return forward_ad._current_level >= 0
+
+
+def running_node() -> tuple[str, int, Any] | None:
+    """The node that the backward of this thread runs: its name, the number it got in the forward, and itself."""
+    node = torch._C._current_autograd_node() if works(NODES) else None
+    return None if node is None else (node.name().removeprefix("torch::autograd::"), node._sequence_nr(), node)
+
+
+def last_node_number() -> int:
+    """The number of the node that was made last on this thread: below autograd that of the operator that runs."""
+    return torch.autograd._get_sequence_nr() - 1 if works(NODES) else -1
+
+
+def _backward_test() -> str:
     """Two backward passes have two numbers, each equal in all of its hooks, and -1 stands for none."""
     ids: list[int] = []
     with torch.enable_grad():
@@ -34,6 +54,33 @@ def _self_test() -> str:
     return ""
 
 
+class _Nodes(TorchDispatchMode):
+    """Sees each operator below autograd, as a recorder does, with the number or the node that belongs to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        node = torch._C._current_autograd_node()
+        self.seen.append((node.name(), node._sequence_nr()) if in_backward() else torch.autograd._get_sequence_nr() - 1)
+        return func(*args, **(kwargs or {}))
+
+
+def _nodes_test() -> str:
+    """The number given out last is that of the operator's own node, and backward finds it again."""
+    leaf, mode = torch.ones(2, device="cpu", requires_grad=True), _Nodes()
+    with torch.enable_grad(), mode:
+        result = leaf.sin()
+        torch.autograd.grad(result, leaf, torch.ones_like(result))
+    number = result.grad_fn._sequence_nr()  # type: ignore[union-attr]
+    if mode.seen[0] != number:
+        return f"the node of sin has number {number}, and {mode.seen[0]} was the last given out"
+    if ("SinBackward0", number) not in mode.seen:
+        return f"in the backward of sin run the nodes {mode.seen[1:]}"
+    return ""
+
+
 BACKWARD = register(
     Part(
         "torch.autograd.backward",
@@ -42,7 +89,18 @@ BACKWARD = register(
         ("torch._C._current_graph_task_id",),
         ("2.11", "2.13", "2.15"),
         "collectives are neither recorded nor put into buckets; retrograd.fsdp.shard_by_size needs no private name",
-        _self_test,
+        _backward_test,
         refuses=True,
+    )
+)
+NODES = register(
+    Part(
+        "torch.autograd.nodes",
+        "torch",
+        "asks which line of the forward an operator of the backward belongs to",
+        ("torch._C._current_autograd_node", "torch.autograd._get_sequence_nr", "Node._sequence_nr"),
+        ("2.11", "2.13", "2.15"),
+        "operators of the backward are recorded without node, line and module",
+        _nodes_test,
     )
 )

@@ -1,0 +1,81 @@
+"""CUDA by torch's private shortcuts: current device and stream in a fraction of a microsecond, a kernel that waits."""
+
+from __future__ import annotations
+
+import torch
+
+from retrograd.compat.registry import Part, register, works
+
+
+def _has_names() -> bool:
+    return all(hasattr(torch._C, name) for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"))
+
+
+def _stream_address(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# A build without CUDA has neither name, and none is called there.
+current_raw_stream = torch._C._cuda_getCurrentRawStream if _has_names() else _stream_address
+current_device = torch._C._cuda_getDevice if _has_names() else torch.cuda.current_device
+
+
+def keep_busy(cycles: int) -> None:
+    """Queue a kernel on the current stream that does nothing for so many cycles."""
+    if works(SLEEP):
+        torch.cuda._sleep(cycles)
+        return
+    # 4096^3 multiplications take about 10^6 cycles of an H100 in float32.
+    square = torch.ones(4096, 4096, device="cuda")
+    for _ in range(-(-cycles // 1_000_000)):
+        square = square @ square
+
+
+def _stream_test() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    device = torch.cuda.current_device()
+    if current_device() != device:
+        return f"the current device is {current_device()} where torch.cuda.current_device() is {device}"
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        inside = current_raw_stream(device)
+    if inside != side.cuda_stream or current_raw_stream(device) != torch.cuda.current_stream().cuda_stream:
+        return "the current stream's address is another than torch.cuda.current_stream() has"
+    return ""
+
+
+def _sleep_test() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.cuda._sleep(1_000_000)
+    end.record()
+    end.synchronize()
+    spent = begin.elapsed_time(end)
+    return "" if spent > 0.1 else f"a kernel of a million cycles takes {spent:.3f} ms"
+
+
+STREAM = register(
+    Part(
+        "torch.cuda.stream",
+        "torch",
+        "asks for the current GPU and stream at each launch",
+        ("torch._C._cuda_getCurrentRawStream", "torch._C._cuda_getDevice"),
+        ("2.11",),
+        "the public functions are asked, which takes some microseconds more a launch",
+        _stream_test,
+    )
+)
+SLEEP = register(
+    Part(
+        "torch.cuda.sleep",
+        "torch",
+        "keeps a stream busy, to show what does not wait for it",
+        ("torch.cuda._sleep",),
+        ("2.11",),
+        "large matrix products keep it busy",
+        _sleep_test,
+    )
+)

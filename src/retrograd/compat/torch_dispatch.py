@@ -1,0 +1,202 @@
+"""Dispatch of operators: their schemas, who looks on below autograd, and tensors that are not numbers in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch, _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd.compat.registry import Part, register, works
+
+# Where the recorder's tape stands. Looked up once: a question by name takes 4 us, by key 0.3, and each eager call asks.
+_TAPE_KEY = torch._C._dispatch_key_parse("Fake") if hasattr(torch._C, "_dispatch_key_parse") else None
+
+# What tensors of classes without operators of their own have as __torch_dispatch__.
+_NO_OPERATORS = (torch.Tensor.__torch_dispatch__, getattr(torch._C, "_disabled_torch_dispatch_impl", None))
+
+tree_flatten: Callable[..., Any] = _pytree.tree_flatten
+tree_unflatten: Callable[..., Any] = _pytree.tree_unflatten
+tree_leaves: Callable[..., Any] = _pytree.tree_leaves
+tree_map: Callable[..., Any] = _pytree.tree_map
+tree_map_only: Callable[..., Any] = _pytree.tree_map_only
+
+
+def schema(operator: Any) -> Any:
+    """The schema of an overload: its name with namespace, arguments and results with what they alias."""
+    return operator._schema
+
+
+def overload(operator: Any) -> str:
+    """The name of an overload: "out" of aten::add.out, "default" where it has none."""
+    return operator._overloadname
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Inside, no dispatch mode sees operators."""
+    return _python_dispatch._disable_current_modes()
+
+
+def _is_watched() -> bool:
+    return torch._C._len_torch_dispatch_stack() > 0 or (
+        torch._C._dispatch_tls_is_dispatch_key_included(_TAPE_KEY)
+        and not torch._C._dispatch_tls_is_dispatch_key_excluded(_TAPE_KEY)
+    )
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def async_collective_class() -> Any:
+    """The class of tensors that wait for a collective; None while nobody has made such tensors."""
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    return None if module is None else getattr(module, "AsyncCollectiveTensor", None)
+
+
+def implements_operators(kind: type) -> bool:
+    """Whether a class of tensors says itself what operators do with it."""
+    # Compared by identity as attributes of classes: each access of a C function gives the same object.
+    return getattr(kind, "__torch_dispatch__", _NO_OPERATORS[0]) not in _NO_OPERATORS
+
+
+def decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
+    """What torch takes operators of these names apart into, by overload; {} where it no longer says so."""
+    if not works(DECOMPOSITIONS):
+        return {}
+    from torch._decomp import decomposition_table
+
+    table = {}
+    for name in names:
+        packet = getattr(torch.ops.aten, name, None)
+        for each in packet.overloads() if packet is not None else ():
+            operator = getattr(packet, each)
+            if operator in decomposition_table and not schema(operator).is_mutable:
+                table[operator] = decomposition_table[operator]
+    return table
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: list[bool] = []
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.watched.append(_is_watched())
+        self.names.append(schema(func).name)
+        with without_modes():
+            return func(*args, **(kwargs or {}))
+
+
+def _watch_test() -> str:
+    mode, before = _Seen(), _is_watched()
+    with mode:
+        inside = _is_watched()
+        with without_modes():
+            torch.ones(1, device="cpu")
+        torch.zeros(1, device="cpu").neg_()
+    if not inside or mode.names != ["aten::zeros", "aten::neg_"]:
+        return f"a mode that is there is not noticed, or sees {', '.join(mode.names)}"
+    return "" if _is_watched() == before else "a mode that has ended is still noticed"
+
+
+def _functorch_test() -> str:
+    wrapped: list[bool] = []
+    torch.func.vmap(lambda x: wrapped.append(_is_wrapped(x)) or x)(torch.ones(2, device="cpu"))
+    return "" if wrapped == [True] and not _is_wrapped(torch.ones(1, device="cpu")) else "vmap wraps tensors otherwise"
+
+
+def _subclass_test() -> str:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    class Plain(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    kinds = (torch.Tensor, torch.nn.Parameter, Plain, FakeTensor)
+    told = [implements_operators(kind) for kind in kinds]
+    return "" if told == [False, False, False, True] else f"{[k.__name__ for k in kinds]} implement operators: {told}"
+
+
+def _decomposition_test() -> str:
+    from torch._decomp import decomposition_table
+
+    silu = decomposition_table.get(torch.ops.aten.silu.default)
+    x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, device="cpu")
+    if silu is None or not torch.allclose(silu(x), x * x.sigmoid(), rtol=2**-40, atol=0.0):
+        return "silu is not taken apart into what it is"
+    return ""
+
+
+def _tape_test() -> str:
+    if torch._C._dispatch_has_backend_fallback(_TAPE_KEY) and "retrograd_trace_tape" not in sys.modules:
+        return "torch has kernels of its own at the dispatch key Fake, those of fake tensors in C++"
+    return ""
+
+
+WATCHED = register(
+    Part(
+        "torch.dispatch.modes",
+        "torch",
+        "asks whether a dispatch mode or a recorder looks on, which would miss kernels launched beside operators",
+        (
+            "torch._C._len_torch_dispatch_stack", "torch._C._dispatch_key_parse",
+            "torch._C._dispatch_tls_is_dispatch_key_included", "torch._C._dispatch_tls_is_dispatch_key_excluded",
+            "torch.utils._python_dispatch._disable_current_modes", "OpOverload._schema",
+        ),
+        ("2.11", "2.13", "2.15"),
+        "modes and recorders see retrograd's operators instead of kernels in every call, which costs 10 us of host time",
+        _watch_test,
+    )
+)  # fmt: skip
+FUNCTORCH = register(
+    Part(
+        "torch.functorch",
+        "torch",
+        "asks whether torch.func has wrapped a tensor",
+        ("torch._C._functorch.is_functorch_wrapped_tensor",),
+        ("2.11", "2.13", "2.15"),
+        "implementations in plain torch operators are used under torch.func alone where impl='torch' is given",
+        _functorch_test,
+    )
+)
+SUBCLASSES = register(
+    Part(
+        "torch.subclasses",
+        "torch",
+        "asks which classes of tensors consist of others",
+        ("torch._C._disabled_torch_dispatch_impl", "torch._C._disabled_torch_function_impl"),
+        ("2.11", "2.13", "2.15"),
+        "operators on DTensor and its like are recorded twice",
+        _subclass_test,
+    )
+)
+DECOMPOSITIONS = register(
+    Part(
+        "torch.decompositions",
+        "torch",
+        "takes fused operators apart, to round each operation within",
+        ("torch._decomp.decomposition_table",),
+        ("2.11", "2.13", "2.15"),
+        "fused operators are rounded once, as a whole",
+        _decomposition_test,
+    )
+)
+TAPE = register(
+    Part(
+        "torch.tape",
+        "torch",
+        "records operators in C++, at the dispatch key Fake",
+        ("c10::DispatchKey::Fake", "torch._C._dispatch_has_backend_fallback"),
+        ("2.11", "2.13", "2.15"),
+        "operators are recorded by a dispatch mode in Python, which takes longer and sees the same",
+        _tape_test,
+    )
+)
+# Asked in each call of an operator of ours, hence decided once.
+is_watched: Callable[[], bool] = _is_watched if works(WATCHED) else lambda: True
+is_functorch_wrapped: Callable[[torch.Tensor], bool] = _is_wrapped if works(FUNCTORCH) else lambda tensor: False

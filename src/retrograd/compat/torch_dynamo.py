@@ -1,0 +1,129 @@
+"""torch.compile: what is compiled, when it compiles, and whether it takes the backward over. Loads no Dynamo."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from retrograd.compat.registry import Part, register, works
+from retrograd.core.import_hook import AfterImport
+
+_CALLBACK = "torch._dynamo.callback"
+
+
+def has_compiled_modules(model: torch.nn.Module) -> bool:
+    """Whether a module of a model was given to torch.compile, or compiled itself by Module.compile()."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    kinds = tuple(filter(None, [getattr(dynamo, "OptimizedModule", None)]))
+    return any(isinstance(m, kinds) or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
+
+
+@contextmanager
+def while_compiling(quiet: Callable[[bool], None]) -> Iterator[None]:
+    """Inside, `quiet(True)` is called when torch.compile begins to compile, also if Dynamo is loaded later."""
+    undo: list[Callable[[], None]] = []
+
+    def watch(name: str) -> None:
+        module = sys.modules.get(name)
+        if module is not None and works(CALLBACKS):
+            undo.append(_call_around(module.callback_handler, quiet))
+
+    later = AfterImport([] if _CALLBACK in sys.modules else [_CALLBACK], watch)
+    watch(_CALLBACK)
+    sys.meta_path.insert(0, later)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.meta_path.remove(later)
+        for end in undo:
+            end()
+
+
+def _call_around(handler: Any, quiet: Callable[[bool], None]) -> Callable[[], None]:
+    begin, end = (lambda *_: quiet(True)), (lambda *_: quiet(False))
+    handler.register_start_callback(begin)
+    handler.register_end_callback(end)
+
+    def undo() -> None:
+        handler.remove_start_callback(begin)
+        handler.remove_end_callback(end)
+
+    return undo
+
+
+def compiles_backward() -> bool:
+    """Whether torch.compile takes over the backward pass as a whole (compiled autograd)."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    if not works(COMPILED_AUTOGRAD):
+        return bool(torch._dynamo.config.compiled_autograd)
+    import torch._dynamo.compiled_autograd as compiled
+
+    return bool(
+        torch._dynamo.config.compiled_autograd
+        or compiled.compiled_autograd_enabled
+        or getattr(compiled, "in_compiled_autograd_region", False)
+    )
+
+
+def keep_saved_tensors() -> None:
+    """Have compiled backwards leave alone what the forward saved, so that one can run more than once."""
+    import torch._functorch.config as functorch
+
+    functorch.donated_buffer = False
+
+
+def _callbacks_test() -> str:
+    """Run the callbacks as Dynamo does, with a function that compiles nothing."""
+    module, told = sys.modules[_CALLBACK], list[bool]()
+    handler = type(module.callback_handler)()
+    about = module.CallbackArgs(next(iter(module.CallbackTrigger)), "0")
+    undo = _call_around(handler, told.append)
+    handler.run_start_callbacks(about)
+    handler.run_end_callbacks(about)
+    undo()
+    handler.run_start_callbacks(about)
+    return "" if told == [True, False] else f"callbacks around a compilation are told {told}"
+
+
+def _compiled_autograd_test() -> str:
+    """Read where it is switched on; switching it on here would disturb a backward that runs."""
+    import torch._dynamo.compiled_autograd as compiled
+
+    switch = inspect.unwrap(compiled._enable).__code__.co_names
+    if "compiled_autograd_enabled" not in switch or not isinstance(compiled.compiled_autograd_enabled, bool):
+        return "compiled autograd is switched on elsewhere than in compiled_autograd_enabled"
+    return ""
+
+
+CALLBACKS = register(
+    Part(
+        "torch.dynamo.callbacks",
+        "torch",
+        "leaves out of a recording what torch.compile runs to compile",
+        (f"{_CALLBACK}.callback_handler", f"{_CALLBACK}.CallbackArgs", f"{_CALLBACK}.CallbackTrigger"),
+        ("2.11", "2.13", "2.15"),
+        "operators on tensors without memory, by which torch.compile traces, are recorded too",
+        _callbacks_test,
+    )
+)
+COMPILED_AUTOGRAD = register(
+    Part(
+        "torch.dynamo.autograd",
+        "torch",
+        "asks whether compiled autograd is on, under which FSDP2 stops reducing gradients",
+        (
+            "torch._dynamo.compiled_autograd.compiled_autograd_enabled",
+            "torch._dynamo.compiled_autograd.in_compiled_autograd_region",
+        ),
+        ("2.11", "2.13", "2.15"),
+        "only torch._dynamo.config.compiled_autograd is looked at",
+        _compiled_autograd_test,
+    )
+)

@@ -1,0 +1,71 @@
+"""Tensors' storages: identity, elements of sparse ones, and whether memory holds the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from retrograd.compat.registry import Part, register, works
+
+
+def storage_id(tensor: Any) -> int:
+    """A number that tensors of one storage share, and no two storages that are alive at once."""
+    return tensor.untyped_storage()._cdata
+
+
+def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements that a COO tensor stores, coalesced or not."""
+    return tensor._values()
+
+
+def has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is zeros that nobody stored, as autograd's forward mode makes them."""
+    return tensor._is_zerotensor()
+
+
+def is_zeros_without_memory(operator: Any) -> bool:
+    """Whether an operator makes such zeros."""
+    return operator is torch.ops.aten._efficientzerotensor.default
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may lie in one place, as those of expand() do."""
+    if not works(PART):
+        # A sufficient test: strides that grow past what lies within never overlap.
+        reach = 0
+        for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+        return False
+    return torch._debug_has_internal_overlap(tensor) == 1
+
+
+def _self_test() -> str:
+    base = torch.zeros(4, device="cpu")
+    if storage_id(base) != storage_id(base[1:]) or storage_id(base) == storage_id(base.clone()):
+        return "storages are told apart otherwise than by _cdata"
+    if torch.eye(2, device="cpu").to_sparse_coo()._values().tolist() != [1.0, 1.0]:
+        return "_values are not the elements of a sparse tensor"
+    zeros = torch.ops.aten._efficientzerotensor.default([2], device="cpu")
+    if not has_no_memory(zeros) or has_no_memory(base):
+        return "zeros without memory are not told apart"
+    expanded = [torch._debug_has_internal_overlap(t) for t in (base[:1].expand(3), base, base.view(2, 2).t())]
+    return "" if expanded == [1, 0, 0] else f"overlap within a tensor is told as {expanded}"
+
+
+PART = register(
+    Part(
+        "torch.tensors",
+        "torch",
+        "asks where tensors keep their numbers",
+        (
+            "UntypedStorage._cdata", "Tensor._values", "Tensor._is_zerotensor", "torch._debug_has_internal_overlap",
+            "aten::_efficientzerotensor",
+        ),
+        ("2.11", "2.13", "2.15"),
+        "a view that may overlap itself is copied before it gets guard bands",
+        _self_test,
+    )
+)  # fmt: skip
