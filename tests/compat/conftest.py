@@ -1,12 +1,18 @@
-"""Parts are tested anew in each test of this folder: a self-test otherwise runs once a process."""
+"""Parts are tested anew where a test asks for it: a self-test otherwise runs once a process."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from retrograd.compat import registry
 
 
-@pytest.fixture(autouse=True)
-def untested_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_statuses", {})
+@pytest.fixture
+def untested_parts() -> Iterator[None]:
+    before = dict(registry._statuses)
+    registry._statuses.clear()
+    yield
+    registry._statuses.clear()
+    registry._statuses.update(before)

@@ -14,6 +14,8 @@ if not torch.distributed.is_available():
 
 from retrograd.compat import c10d
 
+pytestmark = pytest.mark.usefixtures("untested_parts")
+
 
 def test_this_torch_dispatches_as_known():
     assert registry.status(c10d.PART).difference == ""

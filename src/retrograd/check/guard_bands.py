@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrograd.compat import torch_tensors
+from retrograd.compat.torch_dispatch import schema
+
 SIDES = ("before its start", "after its end", "between its rows")
 NAN, HUGE, PLAIN = "NaN", "huge values", "ones"
 
@@ -25,7 +28,7 @@ def guardable(t: Any) -> bool:
         return False
     if t.device.type not in ("cpu", "cuda") or not t.numel() or t.is_quantized:
         return False
-    if t.is_conj() or t.is_neg() or t._is_zerotensor():
+    if t.is_conj() or t.is_neg() or torch_tensors.has_no_memory(t):
         return False
     return not t.is_floating_point() or t.dtype.itemsize > 1
 
@@ -125,7 +128,7 @@ class Bands(TorchDispatchMode):
         return guard.tensor
 
     def _guard(self, t: torch.Tensor, owner: str, name: str) -> Guard:
-        if torch._debug_has_internal_overlap(t) == 1 and 0 not in t.stride():
+        if torch_tensors.overlaps_itself(t) and 0 not in t.stride():
             t = t.contiguous()
         extent = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
         size = t.dtype.itemsize
@@ -174,7 +177,7 @@ class Bands(TorchDispatchMode):
         if any(type(a) is torch.Tensor and a.untyped_storage().data_ptr() == memory for a in args if guardable(a)):
             return t  # a view in spite of its schema
         dtype = str(t.dtype).removeprefix("torch.")
-        operator = func._schema.name.removeprefix("aten::")
+        operator = schema(func).name.removeprefix("aten::")
         if "empty" in operator:
             t = t.zero_()  # what nobody wrote differs from run to run, which is another stage's business
         return self.place(t, "", f"a {dtype} tensor of shape {tuple(t.shape)} that the op made with {operator}")
@@ -183,5 +186,5 @@ class Bands(TorchDispatchMode):
 @cache
 def _fresh(func: Any) -> bool:
     """Whether an operator is PyTorch's own and returns new memory."""
-    returns = func._schema.returns
+    returns = schema(func).returns
     return func.namespace == "aten" and bool(returns) and all(r.alias_info is None for r in returns)

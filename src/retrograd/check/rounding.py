@@ -8,14 +8,14 @@ lower precision inside the code are lifted, so a reference that says `x.float()`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+
+from retrograd.compat.torch_dispatch import decompositions, schema, tree_map_only
+from retrograd.compat.torch_tensors import is_zeros_without_memory
 
 _LOW = (torch.float32, torch.float16, torch.bfloat16)
 _ATEN = torch.ops.aten
@@ -73,18 +73,7 @@ _KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 _ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    table = {}
-    for name in _FUSED:
-        packet = getattr(_ATEN, name, None)
-        for overload in packet.overloads() if packet is not None else ():
-            op = getattr(packet, overload)
-            if op in decomposition_table and not op._schema.is_mutable:
-                table[op] = decomposition_table[op]
-    return table
-
-
-_DECOMPOSE = _decompositions()
+_DECOMPOSE = decompositions(_FUSED)
 
 
 def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
@@ -125,7 +114,7 @@ def _size(value: Any) -> Any:
 @cache
 def _about(func: Any) -> tuple[str, bool]:
     """An operator's name, and whether it returns memory that it was given."""
-    return func._schema.name.removeprefix("aten::"), any(r.alias_info for r in func._schema.returns)
+    return schema(func).name.removeprefix("aten::"), any(r.alias_info for r in schema(func).returns)
 
 
 class Float64(TorchDispatchMode):
@@ -177,7 +166,7 @@ class Float64(TorchDispatchMode):
                     return _DECOMPOSE[func](*args, **kwargs)
             finally:
                 self._inside -= 1
-        if func is _ATEN._efficientzerotensor.default:
+        if is_zeros_without_memory(func):
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
         out = func(*args, **kwargs)

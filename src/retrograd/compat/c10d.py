@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.registry import Part, register, require
+from retrograd.compat.registry import Part, in_fresh_thread, register, require
 
 # operator -> kind, argument that holds what this rank sends (or, at scatter and recv, what it gets)
 OPERATORS = {
@@ -213,7 +213,7 @@ PART = register(
         ),
         ("2.11", "2.13", "2.15"),
         "collectives are not recorded; use torch.profiler, or TORCH_NCCL_DUMP_ON_TIMEOUT for the order of the last",
-        _self_test,
+        in_fresh_thread(_self_test),
         refuses=True,
     )
 )  # fmt: skip

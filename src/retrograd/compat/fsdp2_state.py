@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from retrograd.compat.registry import Part, register
+from retrograd.compat.registry import Part, in_fresh_thread, register
 
 
 def parameter_groups(state: Any) -> list[Any]:
@@ -92,6 +92,6 @@ STATE = register(
         ("2.11", "2.13", "2.15"),
         "collectives of FSDP2 are named by the module that calls them, and gradients that were never reduced are not "
         "found; bucket_gradients refuses, retrograd.fsdp.shard_by_size needs no private name",
-        _self_test,
+        in_fresh_thread(_self_test),
     )
 )  # fmt: skip

@@ -9,8 +9,10 @@ result are all one answer: "it does not work here, because". No framework is imp
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -66,6 +68,18 @@ class Status:
 
 
 _FRAMEWORK_AT_TOP = re.compile(r"^(?:import|from) (?:torch|triton|jax)\b", re.M)
+
+
+def in_fresh_thread(self_test: Callable[[], str]) -> Callable[[], str]:
+    """The self-test as a thread of its own runs it, where no mode, backward or inference mode of the caller is on."""
+
+    @functools.wraps(self_test)
+    def run() -> str:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self_test).result()
+
+    return run
+
 
 _parts: dict[str, Part] = {}
 _statuses: dict[str, Status] = {}

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.registry import Part, register, works
+from retrograd.compat.registry import Part, in_fresh_thread, register, works
 
 
 def backward_id() -> int:
@@ -89,7 +89,7 @@ BACKWARD = register(
         ("torch._C._current_graph_task_id",),
         ("2.11", "2.13", "2.15"),
         "collectives are neither recorded nor put into buckets; retrograd.fsdp.shard_by_size needs no private name",
-        _backward_test,
+        in_fresh_thread(_backward_test),
         refuses=True,
     )
 )
@@ -101,6 +101,6 @@ NODES = register(
         ("torch._C._current_autograd_node", "torch.autograd._get_sequence_nr", "Node._sequence_nr"),
         ("2.11", "2.13", "2.15"),
         "operators of the backward are recorded without node, line and module",
-        _nodes_test,
+        in_fresh_thread(_nodes_test),
     )
 )

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.registry import Part, register, require, works
+from retrograd.compat.registry import Part, in_fresh_thread, register, require, works
 
 # Where the recorder's tape stands. Looked up once: a question by name takes 4 us, by key 0.3, and each eager call asks.
 _TAPE_KEY = torch._C._dispatch_key_parse("Fake") if hasattr(torch._C, "_dispatch_key_parse") else None
@@ -104,9 +104,7 @@ def _watch_test() -> str:
         return f"the schema of add.out is called {name}"
     with _Seen():
         inside = _is_watched()
-    return (
-        "" if inside and _is_watched() == before else "a dispatch mode is not noticed where it is, or where it is not"
-    )
+    return "" if inside and _is_watched() == before else "dispatch modes are not noticed, or where there are none"
 
 
 def _without_modes_test() -> str:
@@ -163,7 +161,7 @@ WATCHED = register(
         ),
         ("2.11", "2.13", "2.15"),
         "every call of retrograd's kernels goes through its operators, as if somebody looked on: 10 us more host time",
-        _watch_test,
+        in_fresh_thread(_watch_test),
     )
 )  # fmt: skip
 WITHOUT_MODES = register(
@@ -174,7 +172,7 @@ WITHOUT_MODES = register(
         ("torch.utils._python_dispatch._disable_current_modes",),
         ("2.11", "2.13", "2.15"),
         "second derivatives are not checked; leave the stage higher_order out with --skip",
-        _without_modes_test,
+        in_fresh_thread(_without_modes_test),
         refuses=True,
     )
 )
@@ -186,7 +184,7 @@ FUNCTORCH = register(
         ("torch._C._functorch.is_functorch_wrapped_tensor",),
         ("2.11", "2.13", "2.15"),
         "implementations in plain torch operators are used under torch.func alone where impl='torch' is given",
-        _functorch_test,
+        in_fresh_thread(_functorch_test),
     )
 )
 SUBCLASSES = register(
@@ -197,7 +195,7 @@ SUBCLASSES = register(
         ("torch._C._disabled_torch_dispatch_impl", "torch._C._disabled_torch_function_impl"),
         ("2.11", "2.13", "2.15"),
         "operators on DTensor and its like are recorded twice",
-        _subclass_test,
+        in_fresh_thread(_subclass_test),
     )
 )
 DECOMPOSITIONS = register(
@@ -208,7 +206,7 @@ DECOMPOSITIONS = register(
         ("torch._decomp.decomposition_table",),
         ("2.11", "2.13", "2.15"),
         "fused operators are rounded once, as a whole",
-        _decomposition_test,
+        in_fresh_thread(_decomposition_test),
     )
 )
 TAPE = register(
@@ -219,7 +217,7 @@ TAPE = register(
         ("c10::DispatchKey::Fake", "torch._C._dispatch_has_backend_fallback"),
         ("2.11", "2.13", "2.15"),
         "operators are recorded by a dispatch mode in Python, which takes longer and sees the same",
-        _tape_test,
+        in_fresh_thread(_tape_test),
     )
 )
 # Asked in each call of an operator of ours, hence decided once.

@@ -72,13 +72,6 @@ def compiles_backward() -> bool:
     )
 
 
-def keep_saved_tensors() -> None:
-    """Have compiled backwards leave alone what the forward saved, so that one can run more than once."""
-    import torch._functorch.config as functorch
-
-    functorch.donated_buffer = False
-
-
 def _callbacks_test() -> str:
     """Run the callbacks as Dynamo does, with a function that compiles nothing."""
     module, told = sys.modules[_CALLBACK], list[bool]()

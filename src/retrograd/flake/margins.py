@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from retrograd.compat import torch_testing
 from retrograd.flake.schema import Margin
 
 _ROOM = str(Path(__file__).resolve().parents[1])
@@ -36,7 +37,7 @@ class Recorder:
         """Wrap the comparisons of every library that is imported by now; names that tests imported are replaced too."""
         replaced: dict[int, Any] = {}
         for name, wrap in (
-            ("torch.testing._comparison", self._torch),
+            (torch_testing.MODULE, self._torch),
             ("numpy.testing", self._numpy),
             ("retrograd.check.compare", self._retrograd),
         ):
@@ -70,25 +71,8 @@ class Recorder:
     def _torch(self, module: Any) -> dict[int, Any]:
         import torch
 
-        # One method sees every pair of tensors of assert_close, of TestCase.assertEqual and of containers of tensors.
-        inner = module.TensorLikePair._compare_regular_values_close
-
-        @functools.wraps(inner)
-        def close(pair: Any, actual: Any, expected: Any, *, rtol: float, atol: float, **rest: Any) -> Any:
-            self._note("torch.testing.assert_close", actual, expected, rtol, atol, rest.get("equal_nan", False))
-            return inner(pair, actual, expected, rtol=rtol, atol=atol, **rest)
-
-        module.TensorLikePair._compare_regular_values_close = close
-        numbers = module.NumberPair.compare
-
-        @functools.wraps(numbers)
-        def compare(pair: Any) -> Any:
-            self._note(
-                "torch.testing.assert_close", pair.actual, pair.expected, pair.rtol, pair.atol, pair.equal_nan
-            )  # fmt: skip
-            return numbers(pair)
-
-        module.NumberPair.compare = compare
+        call = "torch.testing.assert_close"
+        torch_testing.watch_comparisons(lambda *facts: self._note(call, *facts))
         torch.Tensor.allclose = self._wrapped(torch.Tensor.allclose, "torch.allclose", 1e-5, 1e-8)  # type: ignore[method-assign]
         return {id(torch.allclose): self._wrapped(torch.allclose, "torch.allclose", 1e-5, 1e-8)}
 

@@ -6,14 +6,13 @@ see operators and no kernels.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
+from retrograd.compat.torch_dispatch import async_collective_class
+
 PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
-# Where a recorder's tape stands. Looked up once: a question by name takes 4 us, by key 0.3, and each eager call asks.
-_TAPE = torch._C._dispatch_key_parse("Fake")
 
 
 def finished(tensor: Any) -> Any:
@@ -21,9 +20,9 @@ def finished(tensor: Any) -> Any:
 
     Tensor parallelism hands such tensors out: their address is null until somebody waits.
     """
-    module = sys.modules.get("torch.distributed._functional_collectives")
+    kind = async_collective_class()
     # In a traced graph the operator waits.
-    if module is None or torch.compiler.is_compiling() or not isinstance(tensor, module.AsyncCollectiveTensor):
+    if kind is None or torch.compiler.is_compiling() or not isinstance(tensor, kind):
         return tensor
     return _Wait.apply(tensor)
 
@@ -42,22 +41,6 @@ def without_memory(*tensors: Any) -> bool:
     """Whether any of the tensors is of a class that implements operators itself, such as FakeTensor."""
     own = torch.Tensor.__torch_dispatch__
     return any(getattr(type(t), "__torch_dispatch__", own) is not own for t in tensors)
-
-
-def watched() -> bool:
-    """Whether somebody sees operators, and would miss kernels launched beside them.
-
-    A mode (make_fx, selective checkpointing), or the tape of a recorder, which stands at this key.
-    """
-    return torch._C._len_torch_dispatch_stack() > 0 or (
-        torch._C._dispatch_tls_is_dispatch_key_included(_TAPE)
-        and not torch._C._dispatch_tls_is_dispatch_key_excluded(_TAPE)
-    )
-
-
-def transformed(tensor: torch.Tensor) -> bool:
-    """Whether torch.func (vmap, vjp) has wrapped the tensor, so that gradients are those of each operator in turn."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 class _Wait(torch.autograd.Function):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrograd.compat.torch_dynamo import has_compiled_modules
 from retrograd.errors import UsageError
 
 FORWARD_CODE_RAN = "code that torch.compile generated ran"
@@ -32,7 +32,7 @@ class CompiledRegions:
         if choice not in CHOICES:
             raise UsageError(f"`compiled` is {choice!r}, expected one of {', '.join(map(repr, CHOICES))}")
         self.choice, self._why = choice, ""
-        if model is not None and _has_compiled(model):
+        if model is not None and has_compiled_modules(model):
             self.notice("the model has compiled modules")
 
     def check_tensor(self, tensor: torch.Tensor) -> None:
@@ -71,9 +71,3 @@ class CompiledRegions:
             "eagerly, which may change last bits",
             stacklevel=4,
         )
-
-
-def _has_compiled(model: torch.nn.Module) -> bool:
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    kinds = (dynamo.OptimizedModule,) if dynamo is not None else ()
-    return any(isinstance(m, kinds) or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())

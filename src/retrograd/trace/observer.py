@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from retrograd.compat.torch_autograd import in_backward, last_node_number, running_node
+from retrograd.compat.torch_dispatch import implements_operators
+from retrograd.compat.torch_tensors import sparse_values
 from retrograd.trace import kernel_launches
 from retrograd.trace.compiled_regions import BACKWARD_RAN, FORWARD_CODE_RAN, CompiledRegions
 from retrograd.trace.operator_schemas import Attributes, Operator, attributes_text, tensors_in
@@ -16,7 +19,6 @@ from retrograd.trace.source_lines import Line, SourceLocator
 from retrograd.trace.statistics.collector import StatisticsCollector
 from retrograd.trace.value_ids import Value, ValueTable
 
-_OWN = torch.Tensor.__torch_dispatch__
 _MAX_NODES = 500_000  # remembered of graphs that are kept over steps
 
 
@@ -193,7 +195,7 @@ class Observer:
             return
         value.requested = True
         if has_readable_memory(tensor):
-            tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor
+            tensor = sparse_values(tensor) if tensor.layout is torch.sparse_coo else tensor
             self._unrecorded(lambda: self.statistics.request(tensor, value.set_row))
 
     def _share_statistics(self, value: Value, pending: PendingOp, tensor: torch.Tensor) -> None:
@@ -219,18 +221,17 @@ class Observer:
         if self.locator.has_new_root:  # a model that was not known before
             self.locator.has_new_root = False
             self.values.refresh_names()
-        if torch._C._current_graph_task_id() == -1:
+        if not in_backward():
             pending.line, pending.module = line, module or ""
             if module is not None and not self.optimizing:
                 pending.phase = FORWARD
             # The node of this operator has just been made: autograd stands above the mode.
-            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (line, module or ""))
+            self._forward.setdefault(last_node_number(), (line, module or ""))
             return
         pending.phase = BACKWARD
-        node = torch._C._current_autograd_node()
-        if node is not None:
-            pending.node = node.name().removeprefix("torch::autograd::")
-            pending.line, pending.module = self._forward.get(node._sequence_nr(), (None, ""))
+        if (running := running_node()) is not None:
+            pending.node, number, node = running
+            pending.line, pending.module = self._forward.get(number, (None, ""))
             if pending.node.startswith("CompiledFunction"):
                 self._compiled.notice(BACKWARD_RAN)
             variable = getattr(node, "variable", None)
@@ -242,7 +243,7 @@ class Observer:
             pending.inside = line
         if threading.get_ident() == self._thread:
             # Second derivatives: nodes made in a backward are those of its line.
-            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, (pending.line, pending.module))
+            self._forward.setdefault(last_node_number(), (pending.line, pending.module))
 
 
 def has_readable_memory(tensor: torch.Tensor) -> bool:
@@ -256,5 +257,4 @@ def is_wrapper_subclass(kind: Any) -> bool:
     """Whether tensors of this type wrap other tensors, as DTensor does: operators on those are what is recorded."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    own = getattr(kind, "__torch_dispatch__", _OWN)
-    return own is not _OWN and own is not torch._C._disabled_torch_dispatch_impl and not issubclass(kind, FakeTensor)
+    return implements_operators(kind) and not issubclass(kind, FakeTensor)

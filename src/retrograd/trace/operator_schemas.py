@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from retrograd.compat.torch_dispatch import overload
+
 # Memory without values. `resize_` may grow into such, too.
 _EMPTY = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
           "aten::empty_permuted", "aten::_empty_affine_quantized")  # fmt: skip
@@ -70,7 +72,7 @@ class Operator:
         self.silent = space in _SILENT
         self.asynchronous = space in ("c10d", "_c10d_functional") and base != "wait_tensor"
         self.aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        fills = base in _OVERWRITES or func._overloadname.endswith("out")
+        fills = base in _OVERWRITES or overload(func).endswith("out")
         self.overwrites = [w for w in self.writes if fills or (self.asynchronous and w[1].startswith("output"))]
         self.view = _view(base) if space == "aten" else ""
 

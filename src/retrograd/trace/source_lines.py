@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from retrograd.compat.torch_tensors import storage_id
+
 _MAX_FRAMES = 400  # frames looked at: a deep model calls 3 a level
 _USER, _MODULE, _ENGINE, _GENERATED, _OTHER = range(5)
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
@@ -104,7 +106,7 @@ class SourceLocator:
             for name, tensor in (*root.named_parameters(), *root.named_buffers()):
                 tensor = getattr(tensor, "_local_tensor", tensor)
                 try:
-                    names.setdefault(tensor.untyped_storage()._cdata, (name, tensor.numel()))
+                    names.setdefault(storage_id(tensor.untyped_storage()), (name, tensor.numel()))
                 except (RuntimeError, NotImplementedError, ValueError):  # without memory, as lazy parameters
                     continue
         return names

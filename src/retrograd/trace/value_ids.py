@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from retrograd.compat.torch_tensors import storage_id
 from retrograd.trace.schema import Stats
 from retrograd.trace.statistics.cpu import NO_STATISTICS, StatisticsRow
 
@@ -127,7 +128,7 @@ class ValueTable:
         key = *view, tensor.dtype, tensor.is_neg(), tensor.is_conj()
         value = entry.values.get(key)
         if value is None:
-            name, count = self._names.get(storage._cdata, ("", 0))
+            name, count = self._names.get(storage_id(storage), ("", 0))
             value = self._new(entry.number, tensor, name if count == tensor.numel() else "")
             entry.values[key] = value
         return value
@@ -165,7 +166,7 @@ class ValueTable:
 
     def _entry(self, storage: Any) -> _Storage:
         # The weak reference keeps the storage object's address from being used again, so the address is its name.
-        address = storage._cdata
+        address = storage_id(storage)
         entry = self._storages.get(address)
         if entry is None:
             self._storage_numbers += 1

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised, floating
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.compat.torch_dispatch import tree_leaves, tree_map
 
 _ID = "compiler"
 _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "higher_order")
@@ -106,7 +106,7 @@ def _compare(context: StageContext, case: Case, run: OpRun, eager: OpRun, how: s
 
 def _compiled(context: StageContext, case: Case, eager: OpRun, backend: str, out: CaseOutcome) -> None:
     how = f"with torch.compile(fullgraph=True, backend={backend!r})"
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -117,7 +117,7 @@ def _compiled(context: StageContext, case: Case, eager: OpRun, backend: str, out
         out.findings.append(Finding(_ID, "raises", f"{how}: {line}", case))
         return
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     _compare(context, case, run, eager, how, out)
 
 

@@ -7,7 +7,6 @@ a gradient penalty then trains on a wrong gradient, without a word.
 from __future__ import annotations
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import OpRun
@@ -15,6 +14,7 @@ from retrograd.check.reference import NotApplicable, Results, grads_of
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.compat.torch_dispatch import without_modes
 
 _ID = "higher_order"
 _RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with more
@@ -31,7 +31,7 @@ def second_order(
     if not used:
         return dict.fromkeys(names)
     us = []
-    with _disable_current_modes():  # the same numbers for the op and for its reference, which float64 would not round
+    with without_modes():  # the same numbers for the op and for its reference, which float64 would not round
         for name, grad in used:
             generator = torch.Generator().manual_seed(derive(seed, "second", name))
             drawn = torch.randn(grad.shape, generator=generator, dtype=torch.float64)

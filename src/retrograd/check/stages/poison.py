@@ -16,6 +16,7 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding, Size
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.compat.torch_dispatch import schema
 
 _ID = "poison"
 _RUNS = 5  # at most: plain, NaN, huge, and two in deterministic mode
@@ -36,7 +37,7 @@ class Fill(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operators |= func.namespace not in _TORCH
         out = func(*args, **(kwargs or {}))
-        if self.value is not None and func._schema.name in _EMPTY and out.numel():
+        if self.value is not None and schema(func).name in _EMPTY and out.numel():
             if out.is_floating_point():
                 big = torch.finfo(out.dtype).max / 8
                 out.fill_(big if self.value > 0 else float("nan"))

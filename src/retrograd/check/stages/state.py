@@ -16,6 +16,7 @@ from retrograd.check.op_runner import ForwardPass, OpRun
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.compat.torch_cuda import keep_busy
 
 _ID = "state"
 _CYCLES = 100_000_000  # 50 ms on a GPU: longer than Python takes for a forward and a backward
@@ -125,7 +126,7 @@ def _late(context: StageContext, case: Case, where: torch.device, stream: torch.
         late[name] = torch.full_like(t, float("nan")) if t.is_floating_point() else torch.zeros_like(t)
     torch.cuda.synchronize(where)
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(_CYCLES)
+        keep_busy(_CYCLES)
         for name, t in ready.items():
             late[name].copy_(t)
     gs = [t for name, t in late.items() if isinstance(name, int)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.autograd import forward_ad
 
+from retrograd.compat.torch_autograd import in_forward_mode
+from retrograd.compat.torch_dispatch import is_watched
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.msda import custom_op, validation
 from retrograd.ops.msda.autograd import MsdaFunction
@@ -100,11 +101,11 @@ def run(
 ) -> torch.Tensor:
     """`ms_deform_attn` of checked arguments."""
     through_operators = tensor_subclasses.without_memory(value, locations, weights)
-    if through_operators or torch.compiler.is_compiling() or tensor_subclasses.watched():
+    if through_operators or torch.compiler.is_compiling() or is_watched():
         return custom_op.attend(value, levels, locations, weights, spec, impl)
     value, locations, weights = tensor_subclasses.as_stored(value, locations, weights)  # type: ignore[assignment]
     call = resolve(spec, impl, value.dtype, value.device)
     needed = value.requires_grad or locations.requires_grad or weights.requires_grad
-    if (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+    if (needed and torch.is_grad_enabled()) or in_forward_mode():
         return MsdaFunction.apply(value, locations, weights, levels.shapes, levels.sizes, call)
     return call.functions.forward(value, levels, *flat(locations, weights), spec)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
+from retrograd.compat.torch_autograd import in_forward_mode
+from retrograd.compat.torch_dispatch import is_watched
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.msda import validation
 from retrograd.ops.msda.api import SpatialShapes, run
@@ -93,13 +94,13 @@ def _run(
 ) -> torch.Tensor:
     """`ms_deform_attn_fused` of checked arguments."""
     inputs = (value, references, offsets, logits)
-    if tensor_subclasses.without_memory(*inputs) or torch.compiler.is_compiling() or tensor_subclasses.watched():
+    if tensor_subclasses.without_memory(*inputs) or torch.compiler.is_compiling() or is_watched():
         # Who sees operators sees those that make locations and weights, and then the one of `ms_deform_attn`.
         return run(value, levels, *sampled(inputs, levels, spec.points), spec, impl)
     call = resolve(spec, impl, value.dtype, value.device)
     inputs = tensor_subclasses.as_stored(*inputs)
     needed = any(t.requires_grad for t in inputs)
-    if (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+    if (needed and torch.is_grad_enabled()) or in_forward_mode():
         return MsdaFusedFunction.apply(*inputs, levels.shapes, levels.sizes, call)
     return attend_fused(inputs, levels, call)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from retrograd.ops import tensor_subclasses
+from retrograd.compat.torch_dispatch import is_functorch_wrapped
 from retrograd.ops.msda.shapes import Levels, Table, inner_dtype, table
 from retrograd.ops.msda.spec import MsdaSpec
 
@@ -39,7 +39,7 @@ def msda_fwd(
     if not value.numel() or not weights.numel():
         return out
     rows, inner = value.contiguous().view(-1, channels), inner_dtype(value)
-    if tensor_subclasses.transformed(value):
+    if is_functorch_wrapped(value):
         rows = rows.to(inner)  # before rows are picked: under vmap the backward adds in the dtype that it picks from
     where = table(levels, spec.points, pixels, value.device)
     for block in _query_blocks(value, weights):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
+from retrograd.compat.torch_autograd import in_forward_mode
+from retrograd.compat.torch_dispatch import is_watched
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import custom_op, host, validation
 from retrograd.ops.norm.autograd import NormFunction
@@ -186,7 +187,7 @@ def _run(
     if parameters is not None:
         validation.check_main_grad("weight", weight)
         validation.check_main_grad("bias", bias)
-    if through_operators or torch.compiler.is_compiling() or (parameters is None and tensor_subclasses.watched()):
+    if through_operators or torch.compiler.is_compiling() or (parameters is None and is_watched()):
         if parameters is not None:
             raise RuntimeError(
                 "accumulate_main_grad=True adds to main_grad while the backward runs, which torch.compile cannot "
@@ -194,7 +195,7 @@ def _run(
             )
         return custom_op.norm(tensors, options, s_dtype, return_s)
     call = resolve(options, x.dtype, s_dtype, x.device)
-    if (torch.is_grad_enabled() and _any_requires_grad(tensors)) or forward_ad._current_level >= 0:
+    if (torch.is_grad_enabled() and _any_requires_grad(tensors)) or in_forward_mode():
         out = NormFunction.apply(x, weight, bias, residual, call, return_s, parameters)
         return out if isinstance(out, tuple) else (out, None)
     shape = x.shape

@@ -90,7 +90,7 @@ def flags() -> tuple[str, ...]:
     includes = (root / "include", root / "include/torch/csrc/api/include", Path(sysconfig.get_path("include")))
     return (
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-isystem{path}" for path in includes),
         *(f"-L{root / 'lib'}", "-Wl,--no-as-needed"),
         *(f"-l{name}" for name in _LIBRARIES),

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from retrograd import config
+from retrograd.compat.torch_cuda import current_device, current_raw_stream
 from retrograd.compat.triton_interpreter.preparation import prepare
 from retrograd.runtime.cuda import driver
 from retrograd.runtime.triton.gpu import Backend, Gpu
@@ -115,14 +116,14 @@ def relaunch(handle: Handle, args: tuple[Any, ...], device_index: int) -> None:
             None, alignment to 16 bytes, integers, constexprs.
         device_index: the device.
     """
-    stream = torch._C._cuda_getCurrentRawStream(device_index)
+    stream = current_raw_stream(device_index)
     handle.run(*handle.grid, stream, handle.function, handle.metadata, None, None, None, *args)
 
 
 def relaunchable(*tensors: torch.Tensor | None) -> bool:
     """Whether `relaunch` may be used for these tensors: aligned, on the current GPU, no profiler hooked in."""
     first = tensors[0]
-    if first is None or not first.is_cuda or first.device.index != torch._C._cuda_getDevice():
+    if first is None or not first.is_cuda or first.device.index != current_device():
         return False
     addresses = 0
     for tensor in tensors:

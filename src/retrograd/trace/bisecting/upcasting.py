@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from retrograd.compat.torch_autograd import in_backward, last_node_number, running_node
+from retrograd.compat.torch_dispatch import schema, tree_flatten, tree_unflatten
+from retrograd.compat.torch_tensors import storage_id
 from retrograd.errors import UndecidedError
 from retrograd.trace.diffing.identity import names
 from retrograd.trace.operator_schemas import Operator, tensors_in
@@ -60,16 +62,16 @@ class ShadowValues:
 
     def of(self, t: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor before it was rounded; None if it was never computed in higher precision."""
-        views = self._storages.get(t.untyped_storage()._cdata, {})
+        views = self._storages.get(storage_id(t.untyped_storage()), {})
         return views.get(_place(t), (None, None))[1]
 
     def keep(self, t: torch.Tensor, value: torch.Tensor) -> None:
         """`t` is `value` rounded."""
-        self._storages.setdefault(t.untyped_storage()._cdata, {})[_place(t)] = (t.detach(), value)
+        self._storages.setdefault(storage_id(t.untyped_storage()), {})[_place(t)] = (t.detach(), value)
 
     def forget(self, t: torch.Tensor) -> None:
         """The memory of `t` has been written to."""
-        self._storages.pop(t.untyped_storage()._cdata, None)
+        self._storages.pop(storage_id(t.untyped_storage()), None)
 
     def __bool__(self) -> bool:
         return bool(self._storages)
@@ -193,14 +195,14 @@ class UpcastMode(TorchDispatchMode):
     def _candidate(self, at: int, func: Any, operator: Operator, arguments: Any, out: Any) -> Candidate:
         assert self._locator is not None
         line, module = self._locator.locate(sys._getframe(2))
-        backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         where = (module or "", *self._locator.text(line))
         if not backward:
             # Autograd numbers its nodes as the operators come; the last number given out is this one's.
-            self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, where)
+            self._nodes.setdefault(last_node_number(), where)
         elif module is None:  # a module at work in a backward computes its forward again, for checkpointing
-            node = torch._C._current_autograd_node()
-            where = self._nodes.get(node._sequence_nr(), ("", "", "")) if node is not None else where
+            running = running_node()
+            where = self._nodes.get(running[1], ("", "", "")) if running is not None else where
         dtypes = tuple(t.dtype if isinstance(t, torch.Tensor) else None for t in tree_flatten(out)[0])
         coarse = any(_coarser(t, self._precision) for t in tensors_in(arguments))
         upcastable = coarse and any(d is not None and d.is_floating_point for d in dtypes) and _computes(func, operator)
@@ -208,7 +210,7 @@ class UpcastMode(TorchDispatchMode):
 
 
 def _base(func: Any) -> str:
-    return func._schema.name.partition("::")[2]
+    return schema(func).name.partition("::")[2]
 
 
 def _coarser(t: Any, precision: torch.dtype) -> bool:

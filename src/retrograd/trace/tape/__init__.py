@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from retrograd import config
+from retrograd.compat.registry import status, works
+from retrograd.compat.torch_dispatch import TAPE
 from retrograd.errors import NativeBuildError
 from retrograd.runtime.cpp.extension import Extension
 
@@ -51,6 +53,8 @@ def available() -> tuple[Any, str]:
     setting = config.tape()
     if setting == "off":
         return None, "RETROGRAD_TAPE is off"
+    if not works(TAPE):
+        return None, status(TAPE).difference
     if _EXTENSION.find() is None:
         if setting != "build" and not torch.cuda.is_available():
             return None, "the tape has not been built, and there is no GPU"

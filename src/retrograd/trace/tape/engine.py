@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from retrograd.core.import_hook import AfterImport
+from retrograd.compat.torch_dynamo import while_compiling
 from retrograd.errors import RetrogradError
 from retrograd.trace import kernel_launches
 from retrograd.trace.compiled_regions import BACKWARD_RAN, FORWARD_CODE_RAN, CompiledRegions
@@ -72,7 +71,7 @@ class TapeObserver(Observer):
         self._recording = True
         try:
             self._refresh_names()
-            with _without_compilation(self._tape.quiet):
+            with while_compiling(self._tape.quiet):
                 yield
         finally:
             try:
@@ -280,30 +279,3 @@ def _on(stream: tuple[int, int, int] | None) -> Any:
         return nullcontext()
     number, device, kind = stream
     return torch.cuda.stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
-
-
-@contextmanager
-def _without_compilation(quiet: Callable[[bool], None]) -> Iterator[None]:
-    """Operators that torch.compile runs to compile, on tensors without memory, are no part of the step."""
-    ended: list[Callable[[], None]] = []
-
-    def watch(name: str) -> None:
-        handler = getattr(sys.modules.get(name), "callback_handler", None)
-        if handler is None:
-            return
-        begin, end = (lambda *_: quiet(True)), (lambda *_: quiet(False))
-        handler.register_start_callback(begin)
-        handler.register_end_callback(end)
-        ended.extend([lambda: handler.remove_start_callback(begin), lambda: handler.remove_end_callback(end)])
-
-    name = "torch._dynamo.callback"
-    later = AfterImport([] if name in sys.modules else [name], watch)
-    watch(name)
-    sys.meta_path.insert(0, later)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):
-            sys.meta_path.remove(later)
-        for end in ended:
-            end()

@@ -1,0 +1,117 @@
+"""Parts of torch outside of c10d and FSDP2: each works here, and each notices names that are gone or mean otherwise."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from retrograd.compat import (
+    registry,
+    torch_autograd,
+    torch_cuda,
+    torch_ddp,
+    torch_dispatch,
+    torch_dynamo,
+    torch_tensors,
+    torch_testing,
+)
+from retrograd.errors import UnsupportedVersionError
+
+pytestmark = pytest.mark.usefixtures("untested_parts")
+
+PARTS = [
+    torch_autograd.BACKWARD, torch_autograd.NODES, torch_cuda.STREAM, torch_cuda.SLEEP, torch_ddp.PART,
+    torch_dispatch.WATCHED, torch_dispatch.WITHOUT_MODES, torch_dispatch.FUNCTORCH, torch_dispatch.SUBCLASSES,
+    torch_dispatch.DECOMPOSITIONS, torch_dispatch.TAPE, torch_dynamo.CALLBACKS, torch_dynamo.COMPILED_AUTOGRAD,
+    torch_tensors.PART, torch_testing.PART,
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def dynamo_is_loaded() -> None:
+    import torch._dynamo.callback
+    import torch._dynamo.compiled_autograd  # noqa: F401
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.id)
+def test_this_torch_behaves_as_known(part):
+    assert registry.status(part).difference == ""
+
+
+@pytest.mark.parametrize("part", [torch_autograd.NODES, torch_dispatch.WATCHED, torch_tensors.PART], ids=lambda p: p.id)
+def test_who_asks_first_may_be_inside_a_mode_or_inference(part):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with torch.inference_mode(), FakeTensorMode():
+        assert registry.status(part).difference == ""
+
+
+# part, owner and name of what is replaced, its stand-in (None: gone), what the self-test says
+BROKEN = [
+    (torch_autograd.BACKWARD, torch._C, "_current_graph_task_id", None, "AttributeError"),
+    (torch_autograd.BACKWARD, torch._C, "_current_graph_task_id", lambda: 7, "seems to run where none does"),
+    (torch_autograd.NODES, torch._C, "_current_autograd_node", lambda: None, "AttributeError"),
+    (torch_autograd.NODES, torch.autograd, "_get_sequence_nr", lambda: 7, "was the last given out"),
+    (torch_ddp.PART, torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", lambda self: {}, "it has"),
+    (torch_dispatch.WATCHED, torch._C, "_len_torch_dispatch_stack", lambda: 0, "not noticed"),
+    (torch_dispatch.WATCHED, torch._C, "_dispatch_tls_is_dispatch_key_included", None, "AttributeError"),
+    (torch_dispatch.FUNCTORCH, torch._C._functorch, "is_functorch_wrapped_tensor", lambda t: False, "vmap wraps"),
+    (torch_dispatch.TAPE, torch._C, "_dispatch_has_backend_fallback", lambda key: True, "fake tensors in C"),
+    (torch_tensors.PART, torch, "_debug_has_internal_overlap", lambda t: 0, r"told as \[0, 0, 0\]"),
+    (torch_tensors.PART, torch.Tensor, "_values", lambda t: t.indices(), "not the elements"),
+    (
+        torch_testing.PART,
+        torch.testing._comparison.TensorLikePair,
+        "_compare_regular_values_close",
+        None,
+        "AttributeError",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "owner", "name", "stand_in", "difference"), BROKEN, ids=lambda v: getattr(v, "id", "")
+)
+def test_another_torch_is_noticed(monkeypatch, part, owner, name, stand_in, difference):
+    if stand_in is None:
+        monkeypatch.delattr(owner, name)
+    else:
+        monkeypatch.setattr(owner, name, stand_in)
+    status = registry.status(part)
+    assert status.state == ("refused" if part.refuses else "degraded")
+    with pytest.raises(UnsupportedVersionError, match=difference) as caught:
+        registry.require(part)
+    assert part.otherwise in str(caught.value)
+
+
+@pytest.fixture
+def nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in PARTS:
+        monkeypatch.setitem(registry._statuses, part.id, registry.Status(part, "degraded", "renamed"))
+
+
+def test_what_asks_goes_on_without(nothing_works):
+    assert (torch_autograd.running_node(), torch_autograd.last_node_number()) == (None, -1)
+    assert torch_dispatch.decompositions(["silu"]) == {}
+    assert not torch_dispatch.is_functorch_wrapped(torch.ones(1))
+    with torch_dynamo.while_compiling(lambda quiet: None):
+        assert torch_dynamo.compiles_backward() is False
+    torch_testing.watch_comparisons(lambda *facts: pytest.fail("a comparison was noted"))
+    torch.testing.assert_close(1.0, 1.0)
+    model = SimpleNamespace(module=torch.nn.Linear(2, 2))
+    assert torch_ddp.bucket_orders(model) == ([[1, 0]], False)
+
+
+@pytest.mark.parametrize(
+    ("strided", "overlaps"),
+    [(((2, 3), (3, 1)), False), (((3, 2), (1, 3)), False), (((3,), (0,)), True), (((3, 3), (1, 1)), True), (((1,), (0,)), False)],
+)  # fmt: skip
+def test_overlap_within_a_tensor_is_told_without_torch_too(nothing_works, strided, overlaps):
+    assert torch_tensors.overlaps_itself(torch.zeros(9).as_strided(*strided)) is overlaps
+
+
+def test_second_derivatives_are_refused_where_modes_cannot_be_left(nothing_works):
+    with pytest.raises(UnsupportedVersionError, match="--skip"):
+        torch_dispatch.without_modes()
