@@ -57,7 +57,7 @@ def test_fewer_cases_than_dtypes_leave_none_without_one():
         assert case.dtype == dtype
         assert (
             said
-            == "2 cases dealt out to float32, float16, bfloat16, as kernels are interpreted; level full has all in each"
+            == "2 cases shared among float32, float16, bfloat16, as kernels are interpreted; level full has all in each"
         )
 
 
@@ -94,8 +94,8 @@ def test_repeats_and_parts_of_state_are_dealt_out_only_where_kernels_are_interpr
         dear, cheap = ([context(d, interpreted=i) for d in DTYPES] for i in (True, False))
         for few, all_ in zip(dear, cheap, strict=True):
             notes = stage.check(few, few.base).notes
-            assert any(note.startswith(f"{said} dealt out to") for note in notes)
-            assert not any("dealt out" in note for note in stage.check(all_, all_.base).notes)
+            assert any(note.startswith(f"{said} shared among") for note in notes)
+            assert not any("shared among" in note for note in stage.check(all_, all_.base).notes)
         assert sum(b.runner.calls for b in dear) < sum(b.runner.calls for b in cheap) * 2 / 3
 
 
@@ -201,7 +201,7 @@ def test_gradients_of_each_output_alone_are_asked_for_in_one_dtype():
     spec = rg.op(Both.apply, lambda x: (x * 2, x * 3), dict(x=rg.tensor("M")), dtypes=DTYPES)
     outcomes = [contract.check(b, b.base) for b in described(spec)]
     assert [[f.kind for f in o.findings] for o in outcomes] == [["output-subset"], [], []]
-    assert all(any(n.startswith("gradients of each output alone dealt out") for n in o.notes) for o in outcomes)
+    assert all(any(n.startswith("gradients of each output alone shared among") for n in o.notes) for o in outcomes)
     assert all(contract.check(b, b.base).findings for b in described(spec, interpreted=False))
 
 
@@ -215,5 +215,5 @@ def test_finite_extremes_are_all_in_the_first_dtype_and_each_cell_that_is_not_fi
     assert sorted(held[1] + held[2] + [v for v in held[0] if v[1] == "nan"]) == sorted(alone[1])
     for b in described(spec):
         said = " ".join(extremes.check(b, extremes.cases(b)[0]).notes)
-        assert "cells that are not finite dealt out" in said
+        assert "cells that are not finite shared among" in said
         assert ("finite extremes of all dtypes but the first" in said) == (b.runner.dtype != "float32")

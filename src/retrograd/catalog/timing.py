@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from retrograd.bench import registry
 from retrograd.bench.benchmark import DEVICES
@@ -53,11 +52,11 @@ def usual_shape(spec: OpSpec) -> str:
     while grew and spec.tensor_specs:
         grew = False
         for name in reversed(free):
-            larger = case.with_size(name, 2 * _flat(case.size(name)))
+            larger = case.with_size(name, 2 * inputs.elements(case.size(name)))
             if inputs.allows(spec, name, larger.size(name)) and _elements(spec, larger) <= _ELEMENTS:
                 case, grew = larger, True
     for name in inputs.free_rank(spec) & set(free):
-        case = case.with_size(name, (_flat(case.size(name)),))
+        case = case.with_size(name, (inputs.elements(case.size(name)),))
     return case.text()
 
 
@@ -65,14 +64,10 @@ def _elements(spec: OpSpec, case: Case) -> int:
     """Of the largest tensor."""
     described = [s for s in (spec.tensor_specs or {}).values() if isinstance(s, TensorSpec)]
     sizes = [
-        math.prod(d if isinstance(d, int) else _flat(case.size(d.removesuffix("..."))) for d in s.dims)
+        math.prod(d if isinstance(d, int) else inputs.elements(case.size(d.removesuffix("..."))) for d in s.dims)
         for s in described
     ]
     return max(sizes, default=0)
-
-
-def _flat(size: Any) -> int:
-    return math.prod(size) if isinstance(size, tuple) else size
 
 
 def _case(spec: OpSpec, shape: str, dtype: str) -> Case:

@@ -60,4 +60,4 @@ def _costly(context: StageContext) -> str:
 
 
 def _note(context: StageContext, label: str, why: str) -> str:
-    return f"{label} dealt out to {', '.join(context.dtypes)}, as {why}; level full has all in each"
+    return f"{label} shared among {', '.join(context.dtypes)}, as {why}; level full has all in each"

@@ -31,15 +31,19 @@ def free_rank(spec: OpSpec) -> frozenset[str]:
     return frozenset(d[:-3] for s in specs for d in s.dims if isinstance(d, str) and d.endswith("..."))
 
 
+def elements(size: Size) -> int:
+    """How many elements a dimension has, or the dimensions that "M..." stands for have together."""
+    return math.prod(size) if isinstance(size, tuple) else size
+
+
 def allows(spec: OpSpec, name: str, size: Size) -> bool:
     """Whether the spec's size rule for this dimension allows a size."""
     rule = spec.sizes.get(name)
-    flat = math.prod(size) if isinstance(size, tuple) else size
     if rule is None:
         return True
     if isinstance(rule, tuple):
-        return rule[0] <= flat <= rule[1]
-    return flat in (rule if isinstance(rule, list) else [rule])
+        return rule[0] <= elements(size) <= rule[1]
+    return elements(size) in (rule if isinstance(rule, list) else [rule])
 
 
 def base_case(spec: OpSpec, dtype: str) -> Case:

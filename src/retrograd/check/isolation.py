@@ -89,7 +89,7 @@ def verify_isolated(
 ) -> Report:
     """What `retrograd verify` finds; `progress` is called with a stage id and a line of text as stages start and end.
 
-    With `jobs` the dtypes are dealt out to that many processes.
+    With `jobs` that many processes share the dtypes.
 
     Raises:
         UsageError: `jobs` is not positive.

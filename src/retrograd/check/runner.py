@@ -119,15 +119,13 @@ class Verification:
 
     def run_stage(self, stage: Stage) -> StageResult:
         """Every case of a stage in every dtype, merged into one result."""
-        start = time.perf_counter()
-        before = self.calls()
+        start, calls = time.perf_counter(), self.calls()
         result = StageResult(stage.id, stage.title, "skipped")
         if stage.needs_reference and self.spec.reference is None:
             return replace(result, reason="needs a reference; give `reference=` to retrograd.op")
         if reason := stage.applies(self.spec):
             return replace(result, reason=reason)
-        outcomes: list[CaseOutcome] = []
-        cases, reasons = 0, []
+        outcomes, cases, reasons = list[CaseOutcome](), 0, list[str]()
         for dtype, context in self.contexts.items():
             if blocked := self.failed[dtype] & set(stage.after):
                 reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
@@ -139,29 +137,17 @@ class Verification:
             outcomes.append(outcome)
             if any(not f.partial for f in outcome.findings):
                 self.failed[dtype].add(stage.id)
-        return self._merge(stage, result, outcomes, reasons, cases, time.perf_counter() - start, before)
-
-    def _merge(
-        self,
-        stage: Stage,
-        result: StageResult,
-        outcomes: list[CaseOutcome],
-        reasons: list[str],
-        count: int,
-        seconds: float,
-        before: int,
-    ) -> StageResult:
         findings = tuple(replace(f, repro=self.repro(f)) for o in outcomes for f in o.findings)
-        weakest = max((o for o in outcomes if count), key=lambda o: o.power or 0.0, default=None)
-        text = weakest.power_text if weakest else ""
-        if weakest and weakest.power:
-            text = "relative error " + ", ".join(o.power_text for o in outcomes if o.power)
-        status = "failed" if findings else "passed" if count else "skipped"
+        weakest = max(
+            (o for o in outcomes if cases), key=lambda o: o.power or 0.0, default=CaseOutcome([], [], [], None, "")
+        )
+        text = ", ".join(o.power_text for o in outcomes if o.power)
         return replace(
-            result, status=status, reason="; ".join(reasons) or ("" if count else "no case applies"), cases=count,
-            runs=self.calls() - before, seconds=round(seconds, 3),
-            power=weakest.power if weakest else None, power_text=text,
-            notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)), findings=findings,
+            result, status="failed" if findings else "passed" if cases else "skipped", cases=cases, findings=findings,
+            reason="; ".join(reasons) or ("" if cases else "no case applies"),
+            runs=self.calls() - calls, seconds=round(time.perf_counter() - start, 3),
+            power=weakest.power, power_text=f"relative error {text}" if weakest.power else weakest.power_text,
+            notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)),
             profiles=tuple(p.draw() for o in outcomes for p in o.profiles),
         )  # fmt: skip
 
@@ -225,9 +211,7 @@ class Verification:
         try:
             outcome = stage.check(context, case)
             if torch.device(self.device).type == "cuda":
-                torch.cuda.synchronize(
-                    self.device
-                )  # an access that is illegal is this case's fault, not the next one's
+                torch.cuda.synchronize(self.device)  # an illegal access is this case's fault, not the next one's
             return outcome
         except NotApplicable:
             # The reference may raise because of what the op has done to the GPU.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from retrograd.check.inputs import allows
+from retrograd.check.inputs import allows, elements
 from retrograd.check.schema import Case, Size
 from retrograd.check.spec import OpSpec
 
@@ -99,9 +99,9 @@ def _lowest(spec: OpSpec, case: Case, name: str, still: Callable[[Case], bool]) 
         if still(case.with_size(name, smaller)):
             case = case.with_size(name, smaller)
             break
-        passed = _flat(smaller)
+        passed = elements(smaller)
     size = case.size(name)
-    flat = _flat(size)
+    flat = elements(size)
     while passed and flat - passed > 1:
         middle = (passed + flat) // 2
         candidate = case.with_size(name, (middle,) if isinstance(size, tuple) else middle)
@@ -115,9 +115,7 @@ def _lowest(spec: OpSpec, case: Case, name: str, still: Callable[[Case], bool]) 
 def _smaller(size: Size) -> list[Size]:
     if isinstance(size, int):
         return [n for n in _LADDER if n < size]
-    flat = 1
-    for n in size:
-        flat *= n
+    flat = elements(size)
     return [(n,) for n in _LADDER if n < flat or (n == flat and len(size) != 1)]
 
 
@@ -134,7 +132,7 @@ def where(tried: dict[Case, bool]) -> str:
     if extremes and all(c.values for c in bad) and not extremes & {item for c in good for item in c.values}:
         return "only with " + ", ".join(f"{k}@{v}" for k, v in sorted(extremes))
     for name, _ in bad[0].sizes:
-        rule = _size_rule(name, [_flat(c.size(name)) for c in bad], [_flat(c.size(name)) for c in good])
+        rule = _size_rule(name, [elements(c.size(name)) for c in bad], [elements(c.size(name)) for c in good])
         if rule:
             return rule
     for key, _ in bad[0].params:
@@ -142,13 +140,6 @@ def where(tried: dict[Case, bool]) -> str:
         if not values & {repr(dict(c.params)[key]) for c in good}:
             return f"only with {key} = {', '.join(sorted(values))}"
     return f"{len(bad)} of {len(tried)} cases tried, passing at: {good[0].text()}"
-
-
-def _flat(size: Size) -> int:
-    total = 1
-    for n in size if isinstance(size, tuple) else (size,):
-        total *= n
-    return total
 
 
 def _size_rule(name: str, bad: list[int], good: list[int]) -> str:

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from retrograd.check import tolerance
 from retrograd.check.compare import compare
 from retrograd.check.diagnosis.elements import describe
+from retrograd.check.inputs import elements
 from retrograd.check.layouts import lay_out, without_strides
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Truth
@@ -99,25 +100,15 @@ class Evidence:
 
 def suspects(evidence: Evidence) -> Iterator[Suspect]:
     """All that is tried, the simplest first."""
-    sources = (
-        _scaled,
-        _other_tensors,
-        _moved,
-        _times_an_input,
-        _parameters,
-        _other_inputs,
-        _layouts,
-        _roots,
-        _operators,
-    )
-    for source in (*sources, _parts):
+    cheap = (_scaled, _other_tensors, _moved, _times_an_input, _parameters, _other_inputs, _layouts, _roots)
+    for source in (*cheap, _operators, _parts):
         yield from source(evidence)
 
 
 def _sizes(case: Case) -> Iterator[tuple[str, float]]:
     """Numbers that stand for something at a case, with what they stand for."""
-    flat = {name: math.prod(size) if isinstance(size, tuple) else size for name, size in case.sizes}
-    for name, n in flat.items():
+    for name, size in case.sizes:
+        n = elements(size)
         padded = 1 << max(n - 1, 0).bit_length()
         yield f"{name} ({n})", n
         yield f"1/{name} (1/{n})", 1 / n if n else math.inf

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised, floating
 from retrograd.check.schema import Case, Finding
-from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.compat.torch_dispatch import tree_leaves, tree_map
 
@@ -121,57 +120,41 @@ def _compiled(context: StageContext, case: Case, eager: OpRun, backend: str, out
     _compare(context, case, run, eager, how, out)
 
 
-def _function_of(
-    spec: OpSpec, case: Case, inputs: dict[str, Any], names: list[str]
-) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The op's floating outputs as a function of the named inputs alone, the others as they are."""
+def _vjp(call: Callable[..., Any], leaves: list[torch.Tensor], gs: list[torch.Tensor]) -> tuple[Any, Any]:
+    outs, pull = torch.func.vjp(call, *leaves)[:2]
+    return outs, pull(tuple(gs))
+
+
+def _vmap(call: Callable[..., Any], leaves: list[torch.Tensor], gs: list[torch.Tensor]) -> tuple[Any, Any]:
+    outs = torch.func.vmap(call)(*leaves)
+    grads = torch.autograd.grad(outs, leaves, gs, allow_unused=True)
+    return [t[0].detach() for t in outs], [None if g is None else g[0] for g in grads]
+
+
+def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str, out: CaseOutcome) -> None:
+    """torch.func.vjp with the case's grad_out, or vmap over two draws, of which the first must be what eager gives."""
+    runner, spec, how = context.runner, context.spec, f"with torch.func.{transform}"
+    inputs, names, gs = runner.inputs(case), runner.differentiable(case), eager.grad_outs
+    leaves = [inputs[name] for name in names]
+    if transform == "vmap":
+        other = case.but(draw=case.draw + 1)
+        others = runner.inputs(other)
+        leaves = [torch.stack([inputs[name], others[name]]).requires_grad_() for name in names]
+        gs = [torch.stack(pair) for pair in zip(runner.grad_outs(case), runner.grad_outs(other), strict=True)]
 
     def call(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = spec.fn(*{**inputs, **dict(zip(names, leaves, strict=True))}.values(), **dict(case.params))
         return tuple(floating(result if isinstance(result, (tuple, list)) else (result,)))
 
-    return call
-
-
-def _vjp(context: StageContext, case: Case, eager: OpRun, out: CaseOutcome) -> None:
-    """torch.func.vjp with the case's grad_out."""
-    inputs, names = context.runner.inputs(case), context.runner.differentiable(case)
-
-    call = _function_of(context.spec, case, inputs, names)
     try:
-        result = torch.func.vjp(call, *(inputs[n] for n in names))
-        outs, grads = result[0], result[1](tuple(eager.grad_outs))
+        outs, grads = (_vmap if transform == "vmap" else _vjp)(call, leaves, gs)
     except Exception as error:
-        message = f"with torch.func.vjp: {type(error).__name__}: {str(error).splitlines()[0]}"
+        message = f"{how}: {type(error).__name__}: {str(error).splitlines()[0]}"
         out.findings.append(Finding(_ID, "raises", message, case))
         return
-    got = OpRun(dict(zip(eager.outs, outs, strict=True)), {f"grad {n}": g for n, g in zip(names, grads, strict=True)},
-                eager.inputs, eager.grad_outs)  # fmt: skip
-    _compare(context, case, got, eager, "with torch.func.vjp", out)
-
-
-def _vmapped(context: StageContext, case: Case, eager: OpRun, out: CaseOutcome) -> None:
-    """torch.func.vmap over two draws, forward and backward: the first of the two must be what eager gives it alone."""
-    other = case.but(draw=case.draw + 1)
-    pair, gs = (
-        (context.runner.inputs(case), context.runner.inputs(other)),
-        (context.runner.grad_outs(case), context.runner.grad_outs(other)),
-    )
-    names = context.runner.differentiable(case)
-    stacked = {n: torch.stack([p[n] for p in pair]).requires_grad_() for n in names}
-
-    call = _function_of(context.spec, case, pair[0], names)
-    try:
-        outs = torch.func.vmap(call)(*stacked.values())
-        both = [torch.stack([a, b]) for a, b in zip(*gs, strict=True)]
-        grads = torch.autograd.grad(outs, list(stacked.values()), both, allow_unused=True)
-    except Exception as error:
-        message = f"with torch.func.vmap: {type(error).__name__}: {str(error).splitlines()[0]}"
-        out.findings.append(Finding(_ID, "raises", message, case))
-        return
-    first = {f"grad {n}": None if g is None else g[0] for n, g in zip(names, grads, strict=True)}
-    got = OpRun({k: t[0].detach() for k, t in zip(eager.outs, outs, strict=True)}, first, eager.inputs, eager.grad_outs)
-    _compare(context, case, got, eager, "with torch.func.vmap", out)
+    named = {f"grad {name}": grad for name, grad in zip(names, grads, strict=True)}
+    run = OpRun(dict(zip(eager.outs, outs, strict=True)), named, eager.inputs, eager.grad_outs)
+    _compare(context, case, run, eager, how, out)
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -188,10 +171,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     for name in declared:
         if name in _BACKENDS:
             _compiled(context, case, eager, _BACKENDS[name], out)
-        elif name == "vjp":
-            _vjp(context, case, eager, out)
         else:
-            _vmapped(context, case, eager, out)
+            _transformed(context, case, eager, name, out)
     parts = [f"{count} custom operator{'s' if count != 1 else ''}"] if count else []
     out.power_text = ", ".join([*parts, *declared]) or "no custom operator; declares nothing (transforms=)"
     out.power = 0.0 if parts or declared else None
