@@ -28,7 +28,6 @@ DEVICES = ("cuda", "cpu")
 GPU, CPU = ("cuda",), ("cpu",)
 # What sums in float32 may add, relative to the result: nothing beside 16-bit rounding, most of it for float32.
 FLOAT32_SUMS = 8 * 2.0**-24
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class UnavailableError(Exception):
@@ -120,7 +119,8 @@ class Benchmark(ABC):
     signature: str
     usual_shapes: Mapping[str, tuple[str, ...]]
     usual_dtypes: Mapping[str, tuple[str, ...]]
-    dtypes: ClassVar[tuple[str, ...]] = tuple(ELEMENT_BYTES)
+    element_bytes: ClassVar[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
     group: ClassVar[str] = "ops"
     fields: ClassVar[tuple[str, ...]] = ("op", "shape", "dtype", "provider", "fwd_bytes", "bwd_bytes")
     packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "triton": "triton"}

@@ -178,18 +178,13 @@ def _changes(row: Row, before: Row, controls: Pair | None) -> Iterator[TimeChang
         if controls and row.provider == controls[0].provider:
             yield TimeChange(_label(row), direction, *times, ratio, beyond, control=True)
             continue
-        held = tuple(
-            _over(mine, control.rounds(direction)) for mine, control in zip(rounds, controls or (), strict=False)
-        )
-        beside = crossed(*held) if len(held) == 2 else None
+        pairs = zip(rounds, controls or (), strict=False)
+        # Round by round: providers took turns, so what slowed a round down slowed both.
+        held = [[a / b for a, b in zip(mine, control.rounds(direction), strict=False)] for mine, control in pairs]
+        beside = crossed(*held) if held else None
         if beside is None or beside.low is None:
             yield TimeChange(_label(row), direction, *times, ratio, beyond)
         else:
             yield TimeChange(_label(row), direction, *times, ratio, apart(*held), beside)
     if row.host_us and before.host_us:
         yield TimeChange(_label(row), "host", before.host_us, row.host_us, Ratio(row.host_us / before.host_us), None)
-
-
-def _over(mine: Sequence[float], control: Sequence[float]) -> tuple[float, ...]:
-    """Ratios of rounds that were run in turn."""
-    return tuple(a / b for a, b in zip(mine, control, strict=False))

@@ -24,6 +24,7 @@ _COLOURS = {
 }
 _COPY = "device copy"
 _WORDS = dict(zip(DIRECTIONS, ("forward", "backward"), strict=True))
+_COLUMNS = {"field": "direction", "type": "nominal", "sort": [*_WORDS.values()], "title": None}
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
@@ -113,10 +114,7 @@ def _lines(points: list[dict[str, Any]]) -> dict[str, Any]:
     colour = {"field": "provider", "type": "nominal", "scale": {"domain": names, "range": colours}, "title": None}
     return {
         "data": {"values": points},
-        "facet": {
-            "row": {"field": "op", "type": "nominal", "sort": present, "title": None},
-            "column": {"field": "direction", "type": "nominal", "sort": ["forward", "backward"], "title": None},
-        },
+        "facet": {"row": {"field": "op", "type": "nominal", "sort": present, "title": None}, "column": _COLUMNS},
         "spec": {
             "width": 380,
             "height": 220,
@@ -128,19 +126,17 @@ def _lines(points: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _bars(points: list[dict[str, Any]]) -> dict[str, Any]:
     """A bar a provider, a row of panels an op, shape and dtype."""
-    places = list(dict.fromkeys(p["place"] for p in points))
+    cases = list(dict.fromkeys(p["case"] for p in points))
     providers = list(dict.fromkeys(p["provider"] for p in points))
     y = {"field": "provider", "type": "nominal", "sort": providers, "title": None}
     x = {"field": "gb_per_s", "type": "quantitative", "title": "useful GB/s"}
+    panels: dict[str, Any] = {"field": "case", "type": "nominal", "sort": cases, "title": None}
+    panels["header"] = {"labelOrient": "top", "labelAnchor": "start"}
     # The first provider of an op is the one that the others are held against.
-    header = {"labelOrient": "top", "labelAnchor": "start"}
     first = {"condition": {"test": "datum.first", "value": _COLOURS["retrograd"]}, "value": "#6a6a6a"}
     return {
         "data": {"values": points},
-        "facet": {
-            "row": {"field": "place", "type": "nominal", "sort": places, "title": None, "header": header},
-            "column": {"field": "direction", "type": "nominal", "sort": ["forward", "backward"], "title": None},
-        },
+        "facet": {"row": panels, "column": _COLUMNS},
         "spec": {"width": 300, "height": {"step": 18}, "mark": "bar", "encoding": {"x": x, "y": y, "color": first}},
         "resolve": {"scale": {"y": "independent"}},
     }
@@ -153,7 +149,7 @@ def _bar_points(rows: Sequence[Row]) -> list[dict[str, Any]]:
         firsts.setdefault(row.case, row.provider)
         for direction, words in _WORDS.items():
             if speed := row.gb_per_s(direction):
-                at = {"place": " ".join(row.case), "direction": words, "provider": row.provider}
+                at = {"case": " ".join(row.case), "direction": words, "provider": row.provider}
                 points.append({**at, "gb_per_s": float(f"{speed:.3g}"), "first": firsts[row.case] == row.provider})
     return points
 

@@ -6,17 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from retrograd.bench.benchmark import (
-    ELEMENT_BYTES,
-    GPU,
-    Benchmark,
-    Data,
-    Implementation,
-    Pieces,
-    Problem,
-    Provider,
-    Tensors,
-)
+from retrograd.bench.benchmark import GPU, Benchmark, Data, Implementation, Pieces, Problem, Provider, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +32,7 @@ class ReferencedOp(Benchmark):
     reference: Callable[..., Any]
     keywords: Callable[[str, str], dict[str, Any]]
     signature: str = ""
-    dtypes: ClassVar[tuple[str, ...]] = (*ELEMENT_BYTES, "float64")
+    dtypes: ClassVar[tuple[str, ...]] = (*Benchmark.dtypes, "float64")
 
     def parameters(self, shape: str, dtype: str) -> dict[str, Any]:
         """Its keyword arguments."""

@@ -11,19 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from retrograd.bench.benchmark import (
-    CPU,
-    DEVICES,
-    ELEMENT_BYTES,
-    GPU,
-    Benchmark,
-    Data,
-    Implementation,
-    Pieces,
-    Problem,
-    Provider,
-    Tensors,
-)
+from retrograd.bench.benchmark import CPU, GPU, Benchmark, Data, Implementation, Pieces, Problem, Provider, Tensors
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +68,7 @@ class Shape:
             dtype: of value and out.
             beside: of locations and weights.
         """
-        wide, narrow = ELEMENT_BYTES[dtype], ELEMENT_BYTES[beside]
+        wide, narrow = Benchmark.element_bytes[dtype], Benchmark.element_bytes[beside]
         pixel = self.batch * self.heads * self.channels * wide
         read = pixel * sum(min(h * w, 4 * self.queries * self.points) for h, w in self.levels)
         places = 3 * self.batch * self.queries * self.heads * len(self.levels) * self.points * narrow
@@ -146,7 +134,9 @@ class DeformableAttention(Benchmark):
     usual_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **{"cuda": tuple(SHAPES), "cpu": CPU_SHAPES, "host": (HOST_SHAPE,)},
     }
-    usual_dtypes: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(DEVICES, ("float32", "bfloat16"))
+    usual_dtypes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **{"cuda": ("float32", "bfloat16"), "cpu": ("float32", "bfloat16")},
+    }
     group: ClassVar[str] = "msda"
     fields: ClassVar[tuple[str, ...]] = (
         *("shape", "dtype", "beside", "provider", "op", "fwd_extra_bytes", "bwd_extra_bytes"),

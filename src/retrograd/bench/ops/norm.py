@@ -10,18 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from retrograd.bench.benchmark import (
-    CPU,
-    ELEMENT_BYTES,
-    GPU,
-    Benchmark,
-    Data,
-    Implementation,
-    Problem,
-    Provider,
-    Tensors,
-    two_sizes,
-)
+from retrograd.bench.benchmark import CPU, GPU, Benchmark, Data, Implementation, Problem, Provider, Tensors, two_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +67,7 @@ class Norm(Benchmark):
         """
         tensors = 2 + 2 * self.add if direction == "fwd" else 3 + self.add
         m, n = map(int, shape.split("x"))
-        return tensors * m * n * ELEMENT_BYTES[dtype]
+        return tensors * m * n * Benchmark.element_bytes[dtype]
 
     def parameters(self, shape: str, dtype: str) -> Norm:
         """The norm itself: implementations take any shape."""

@@ -16,19 +16,15 @@ OP = "rank_sum"
 _EXAMPLE = "8x2097152"
 
 
-def _sizes(shape: str) -> tuple[int, int]:
-    return two_sizes(shape, f"RANKSxELEMENTS such as {_EXAMPLE}")
-
-
 def _keywords(shape: str, dtype: str) -> dict[str, Any]:
-    _sizes(shape)
+    two_sizes(shape, f"RANKSxELEMENTS such as {_EXAMPLE}")
     return {}
 
 
 def _draw(shape: str, dtype: str) -> Drawn:
     import torch
 
-    ranks, count = _sizes(shape)
+    ranks, count = map(int, shape.split("x"))
     generator = torch.Generator().manual_seed(0)
     values = torch.randn((ranks, count), generator=generator) / math.sqrt(ranks)
     return {"received": values.to(getattr(torch, dtype))}, ()
