@@ -75,7 +75,7 @@ class _Seeded:
         self.seed_all(self.seed)
 
 
-class Backward:
+class BackwardCheck:
     """What the fixture `bwd` offers."""
 
     def flake_rate(self, function: Callable[..., Any], seeds: int = 100, **options: Any) -> Any:
@@ -86,9 +86,9 @@ class Backward:
 
 
 @pytest.fixture
-def bwd() -> Backward:
+def bwd() -> BackwardCheck:
     """Statements about backward passes that are not of one run: `bwd.flake_rate(fn, seeds=300).assert_below(0.01)`."""
-    return Backward()
+    return BackwardCheck()
 
 
 def _watch(item: pytest.Item) -> Any:
@@ -120,9 +120,9 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     """Watch a marked test; what follows its last step() is one more step."""
     if item.get_closest_marker("retrograd_graphs") is None:
         return (yield)
-    with _watch(item) as one:
+    with _watch(item) as watch:
         result = yield
-        one.step()
+        watch.step()
     return result
 
 

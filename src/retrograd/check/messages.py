@@ -9,27 +9,7 @@ from typing import cast
 
 from retrograd.check import charts
 from retrograd.check.schema import Case, Finding, Profile, Report, StageResult
-from retrograd.core.document import (
-    Annotation,
-    Card,
-    Cell,
-    Chart,
-    Document,
-    Events,
-    Fact,
-    Header,
-    Histogram,
-    PagePart,
-    Paragraphs,
-    Scalar,
-    Section,
-    Suite,
-    SuiteCase,
-    Table,
-    TextLine,
-    environment,
-    labelled,
-)  # fmt: skip
+from retrograd.core import document as doc
 from retrograd.core.wording import count, duration
 
 VERDICTS = {"proved": "PROVED", "finding": "FINDING", "undecided": "CANNOT DECIDE"}
@@ -43,43 +23,45 @@ _WIDE = 110
 _MOST_PROFILES = 12
 
 
-def document(report: Report, everything: bool = True) -> Document:
+def document(report: Report, everything: bool = True) -> doc.Document:
     """The report; nothing of it is left out."""
     verdict = VERDICTS[report.verdict]
     facts = [report.device, ", ".join(report.dtypes), f"level {report.level}", f"seed {report.seed}"]
     head = (" \u00b7 ".join([*facts, duration(report.seconds)]),)
     cards = tuple(map(_card, report.findings))
-    header = Header(report.verdict, report.target, head, verdict)
+    header = doc.Header(report.verdict, report.target, head, verdict)
     notes = [*report.notes, *(f"{s.id}: {note}" for s in report.stages for note in s.notes)]
     stages = _stages_of_page(report)
-    page: list[PagePart] = [Header(report.verdict, report.target, (*head, *filter(None, [report.started])), verdict)]
-    page += [Section("Findings", cards)] * bool(cards)
-    page.append(Section("Stages", (stages,)))
+    page: list[doc.PagePart] = [
+        doc.Header(report.verdict, report.target, (*head, *filter(None, [report.started])), verdict)
+    ]
+    page += [doc.Section("Findings", cards)] * bool(cards)
+    page.append(doc.Section("Stages", (stages,)))
     page += _profiles(report)
-    page += [Section("Notes", (Paragraphs(tuple(notes), "points"),))] * bool(notes)
-    return Document(
+    page += [doc.Section("Notes", (doc.Paragraphs(tuple(notes), "points"),))] * bool(notes)
+    return doc.Document(
         title=f"{verdict}: {report.target}",
         text=tuple(_text(report, notes)),
-        page=(*page, environment(report.command, report.environment)),
-        brief=(header, *cards, Section(f"{len(report.stages)} stages", (stages,), folded=True)),
+        page=(*page, doc.environment(report.command, report.environment)),
+        brief=(header, *cards, doc.Section(f"{len(report.stages)} stages", (stages,), folded=True)),
         more="findings",
         annotations=tuple(_annotations(report)),
         suite=_suite(report),
     )
 
 
-def _text(report: Report, notes: list[str]) -> Iterator[TextLine | Table]:
-    yield TextLine(f"retrograd verify {report.target}", "bold")
+def _text(report: Report, notes: list[str]) -> Iterator[doc.TextLine | doc.Table]:
+    yield doc.TextLine(f"retrograd verify {report.target}", "bold")
     dtypes = ", ".join(report.dtypes)
-    yield TextLine(f"device {report.device} | dtypes {dtypes} | level {report.level} | seed {report.seed}")
-    yield TextLine()
+    yield doc.TextLine(f"device {report.device} | dtypes {dtypes} | level {report.level} | seed {report.seed}")
+    yield doc.TextLine()
     if report.stages:
         rows = tuple(map(_row, report.stages))
-        yield Table((), rows, numbers=(3, 4, 5), fold=(2, 6), narrow=_WIDE, below=2)
-        yield TextLine()
+        yield doc.Table((), rows, numbers=(3, 4, 5), fold=(2, 6), narrow=_WIDE, below=2)
+        yield doc.TextLine()
     for number, finding in enumerate(report.findings, 1):
-        yield TextLine(f"Finding {number} of {len(report.findings)} [{finding.stage}, {finding.kind}]", "bold red")
-        yield from labelled(
+        yield doc.TextLine(f"Finding {number} of {len(report.findings)} [{finding.stage}, {finding.kind}]", "bold red")
+        yield from doc.labelled(
             [
                 ("what", "\n".join(filter(None, (finding.what, evidence(finding))))),
                 ("like", finding.looks_like),
@@ -90,13 +72,13 @@ def _text(report: Report, notes: list[str]) -> Iterator[TextLine | Table]:
             ],
             width=7,
         )
-        yield TextLine()
-    yield from (TextLine(f"note: {note}") for note in notes)
+        yield doc.TextLine()
+    yield from (doc.TextLine(f"note: {note}") for note in notes)
     if notes:
-        yield TextLine()
+        yield doc.TextLine()
     parts = [count(len(report.findings), "finding")] * bool(report.findings) + [_progress(report)]
     text = f"{VERDICTS[report.verdict]} in {duration(report.seconds)} ({', '.join(parts)})"
-    yield TextLine(text, _VERDICT_STYLE[report.verdict])
+    yield doc.TextLine(text, _VERDICT_STYLE[report.verdict])
 
 
 def _progress(report: Report) -> str:
@@ -104,68 +86,68 @@ def _progress(report: Report) -> str:
     return f"{done} of {len(report.stages)} stages ran to their end"
 
 
-def _row(stage: StageResult) -> tuple[str | Cell, ...]:
+def _row(stage: StageResult) -> tuple[str | doc.Cell, ...]:
     style = _STATUS_STYLE[stage.status]
     # The blank after the singular keeps the column aligned.
     pairs = ((stage.cases, "case"), (stage.runs, "run"))
     counts = [f"{number} {noun}{' ' if number == 1 else 's'}" for number, noun in pairs]
     cost = [*counts, duration(stage.seconds)] if stage.status != "skipped" else ["", "", ""]
     aside = "; ".join(filter(None, (stage.reason, power(stage))))
-    return Cell(_MARKS[stage.status], style), Cell(stage.id, style), stage.title, *cost, aside
+    return doc.Cell(_MARKS[stage.status], style), doc.Cell(stage.id, style), stage.title, *cost, aside
 
 
-def _stages_of_page(report: Report) -> Table:
+def _stages_of_page(report: Report) -> doc.Table:
     head = ("Result", "Stage", "What it checks", "Cases", "Runs", "Time", "Power")
     rows = tuple(
         (
-            Cell(s.status, tone=_STATUS_TONE.get(s.status, s.status)),
+            doc.Cell(s.status, tone=_STATUS_TONE.get(s.status, s.status)),
             s.id,
             "\n".join(filter(None, (s.title, s.reason))),
             *(str(s.cases), str(s.runs), duration(s.seconds)),
-            Cell(power(s), tone="soft"),
+            doc.Cell(power(s), tone="soft"),
         )
         for s in report.stages
     )
-    return Table(head, rows, numbers=(3, 4, 5), named=1)
+    return doc.Table(head, rows, numbers=(3, 4, 5), named=1)
 
 
-def _card(finding: Finding) -> Card:
+def _card(finding: Finding) -> doc.Card:
     facts = (
-        Fact("Stage", f"{finding.stage} ({finding.kind})"),
-        Fact("Worst", evidence(finding)),
-        Fact("Looks like", finding.looks_like),
-        Fact("Which", finding.elements),
-        Fact("Where", finding.where),
-        Fact("Case", case_text(finding.case), "mono"),
-        Fact("Repro", finding.repro, "pre"),
+        doc.Fact("Stage", f"{finding.stage} ({finding.kind})"),
+        doc.Fact("Worst", evidence(finding)),
+        doc.Fact("Looks like", finding.looks_like),
+        doc.Fact("Which", finding.elements),
+        doc.Fact("Where", finding.where),
+        doc.Fact("Case", case_text(finding.case), "mono"),
+        doc.Fact("Repro", finding.repro, "pre"),
     )
-    parts: list[Table] = []
+    parts: list[doc.Table] = []
     if terms := shares(finding):
-        rows = tuple((name, size, Cell(bar=share)) for name, size, share in terms)
-        parts.append(Table((), rows, numbers=(1,), caption="What the attainable error there is made of"))
+        rows = tuple((name, size, doc.Cell(bar=share)) for name, size, share in terms)
+        parts.append(doc.Table((), rows, numbers=(1,), caption="What the attainable error there is made of"))
     if changes := before_after(finding):
         caption = "Shrunk to the smallest case that still fails"
-        parts.append(Table(("", "first seen", "smallest"), tuple(changes), caption=caption))
-    return Card(finding.what, facts, parts=tuple(parts))
+        parts.append(doc.Table(("", "first seen", "smallest"), tuple(changes), caption=caption))
+    return doc.Card(finding.what, facts, parts=tuple(parts))
 
 
-def _profiles(report: Report) -> list[Section]:
+def _profiles(report: Report) -> list[doc.Section]:
     chosen = profiles(report)
-    cards: list[PagePart] = []
+    cards: list[doc.PagePart] = []
     for stage, profile in chosen[:_MOST_PROFILES]:
         tensor = profile.tensor
-        drawn: list[Chart] = []
+        drawn: list[doc.Chart] = []
         if any(profile.ratio):
             label = f"Error over attainable error across {tensor}"
-            drawn.append(Chart("Error over attainable error", label, charts.heat_map(profile)))
+            drawn.append(doc.Chart("Error over attainable error", label, charts.heat_map(profile)))
         if any(profile.ulp_counts):
             label = f"Histogram of the distance to the correctly rounded {tensor}"
-            drawn.append(Chart("Distance to the correctly rounded result", label, charts.ulp_histogram(profile)))
+            drawn.append(doc.Chart("Distance to the correctly rounded result", label, charts.ulp_histogram(profile)))
         aside = f"{stage.id} \u00b7 {case_text(profile.case)} \u00b7 worst {times(profile.worst)}"
-        cards.append(Card(tensor, aside=aside, parts=tuple(drawn)))
+        cards.append(doc.Card(tensor, aside=aside, parts=tuple(drawn)))
     if len(chosen) > _MOST_PROFILES:
-        cards.append(Paragraphs((f"{len(chosen) - _MOST_PROFILES} more profiles are in the embedded record.",)))
-    return [Section("Error profiles", tuple(cards))] if cards else []
+        cards.append(doc.Paragraphs((f"{len(chosen) - _MOST_PROFILES} more profiles are in the embedded record.",)))
+    return [doc.Section("Error profiles", tuple(cards))] if cards else []
 
 
 def profiles(report: Report) -> list[tuple[StageResult, Profile]]:
@@ -175,22 +157,25 @@ def profiles(report: Report) -> list[tuple[StageResult, Profile]]:
     return [(stage, profile) for stage in (*failed, *oracle) for profile in stage.profiles]
 
 
-def _annotations(report: Report) -> Iterator[Annotation]:
+def _annotations(report: Report) -> Iterator[doc.Annotation]:
     for finding in report.findings:
         parts = [finding.what, finding.looks_like and f"looks like: {finding.looks_like}", finding.where, finding.repro]
-        yield Annotation("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts)))
+        yield doc.Annotation("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts)))
     for stage in report.stages:
         if stage.status == "undecided":
-            yield Annotation("warning", f"{report.target}: {stage.id}", stage.reason)
-    yield Annotation("notice", f"retrograd verify {report.target}", f"{VERDICTS[report.verdict]}: {_progress(report)}")
+            yield doc.Annotation("warning", f"{report.target}: {stage.id}", stage.reason)
+    yield doc.Annotation(
+        "notice", f"retrograd verify {report.target}", f"{VERDICTS[report.verdict]}: {_progress(report)}"
+    )
 
 
-def _suite(report: Report) -> Suite:
+def _suite(report: Report) -> doc.Suite:
     cases = tuple(
-        SuiteCase(s.id, s.status, s.seconds, s.reason, tuple(map(_failure, s.findings)), s.notes) for s in report.stages
+        doc.SuiteCase(s.id, s.status, s.seconds, s.reason, tuple(map(_failure, s.findings)), s.notes)
+        for s in report.stages
     )
     name = f"retrograd verify {report.target}"
-    return Suite(name, f"retrograd.{report.target}", report.seconds, report.started, cases)
+    return doc.Suite(name, f"retrograd.{report.target}", report.seconds, report.started, cases)
 
 
 def _failure(finding: Finding) -> tuple[str, str, str]:
@@ -205,7 +190,7 @@ def _failure(finding: Finding) -> tuple[str, str, str]:
     return finding.kind, finding.what, "\n".join(lines)
 
 
-def events(report: Report, step: int = 0) -> Events:
+def events(report: Report, step: int = 0) -> doc.Events:
     """One step of numbers.
 
     Scalars `<target>/<stage>/seconds`, `/findings` and `/power` (relative error) of every stage that ran, and
@@ -214,27 +199,27 @@ def events(report: Report, step: int = 0) -> Events:
     """
     ran = [stage for stage in report.stages if stage.status != "skipped"]
     values = [value for stage in ran for value in _values(f"{report.target}/{stage.id}", stage, step)]
-    return Events(report.started, values)
+    return doc.Events(report.started, values)
 
 
-def _values(tag: str, stage: StageResult, step: int) -> Iterator[Scalar | Histogram]:
-    yield Scalar(step, f"{tag}/seconds", stage.seconds)
-    yield Scalar(step, f"{tag}/findings", float(len(stage.findings)))
+def _values(tag: str, stage: StageResult, step: int) -> Iterator[doc.Scalar | doc.Histogram]:
+    yield doc.Scalar(step, f"{tag}/seconds", stage.seconds)
+    yield doc.Scalar(step, f"{tag}/findings", float(len(stage.findings)))
     if stage.power is not None:
-        yield Scalar(step, f"{tag}/power", stage.power)
+        yield doc.Scalar(step, f"{tag}/power", stage.power)
     for profile in stage.profiles:
-        yield Scalar(step, f"{tag}/{profile.tensor}/worst", profile.worst)
+        yield doc.Scalar(step, f"{tag}/{profile.tensor}/worst", profile.worst)
         yield _histogram(f"{tag}/{profile.tensor}/ulp", profile, step)
 
 
-def _histogram(tag: str, profile: Profile, step: int) -> Histogram:
+def _histogram(tag: str, profile: Profile, step: int) -> doc.Histogram:
     """Counts over ULP distances; a bin stands at its lower edge, the last one is open."""
     edges, counts = profile.ulp_edges, profile.ulp_counts
     limits = [*(upper for _, upper in itertools.pairwise(edges)), math.inf][: len(counts)]
     filled = [edge for edge, number in zip(edges, counts, strict=False) if number] or [0.0]
     total = sum(edge * number for edge, number in zip(edges, counts, strict=False))
     squares = sum(edge * edge * number for edge, number in zip(edges, counts, strict=False))
-    return Histogram(step, tag, tuple(limits), counts, filled[0], filled[-1], total, squares)
+    return doc.Histogram(step, tag, tuple(limits), counts, filled[0], filled[-1], total, squares)
 
 
 def times(excess: float) -> str:

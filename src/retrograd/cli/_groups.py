@@ -11,7 +11,7 @@ import click
 _LONGEST_SENTENCE = 1000  # characters; click cuts after 45
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group whose help lists its commands as they were declared, each with its whole first sentence."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -26,7 +26,7 @@ class Group(click.Group):
             formatter.write_dl(rows)
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group that finds its commands in a table of name -> module; in each module the command has its own name."""
 
     modules: ClassVar[Mapping[str, str]]

@@ -58,7 +58,7 @@ def bench(
     load: tuple[Path, ...],
     earlier: tuple[Path, ...],
     fail_slower: float | None,
-    **what: Any,
+    **chosen: Any,
 ) -> None:
     """Measure ops beside torch and other libraries, forward and backward.
 
@@ -79,18 +79,18 @@ def bench(
         plotting.check_path(plot)
     # Before anything is measured: the same file may be written.
     then = rows.load(earlier) if earlier else []
-    found = rows.load(load) if load else _measured(ops, what)
-    click.echo(markdown(found), nl=False)
+    measured = rows.load(load) if load else _measured(ops, chosen)
+    click.echo(markdown(measured), nl=False)
     if plot:
-        plotting.write(found, plot)
+        plotting.write(measured, plot)
     if earlier:
-        _compare(found, then, fail_slower)
+        _compare(measured, then, fail_slower)
 
 
-def _compare(found: Sequence[Row], then: Sequence[Row], fail_slower: float | None) -> None:
+def _compare(measured: Sequence[Row], then: Sequence[Row], fail_slower: float | None) -> None:
     from retrograd.bench import compare
 
-    result = compare.compare(found, then)
+    result = compare.compare(measured, then)
     click.echo("\n" + compare.markdown(result), nl=False)
     if fail_slower is None:
         return
@@ -107,18 +107,18 @@ def _compare(found: Sequence[Row], then: Sequence[Row], fail_slower: float | Non
         click.get_current_context().exit(1)
 
 
-def _measured(ops: tuple[str, ...], what: dict[str, Any]) -> list[Row]:
+def _measured(ops: tuple[str, ...], chosen: dict[str, Any]) -> list[Row]:
     """Rows of what the options ask for, each written to a file as soon as it is there."""
-    names = _narrowed(_resolved(ops), what.pop("more"))
+    names = _narrowed(_resolved(ops), chosen.pop("more"))
     _need_torch()
     from retrograd.bench import runner
     from retrograd.bench.rows import to_line
     from retrograd.bench.selection import Selection
     from retrograd.bench.table import markdown
 
-    out: Path | None = what.pop("out")
-    _add_providers(what.pop("users"), names)
-    selection = Selection(names, **{**what, "device": what["device"] or _device()})
+    out: Path | None = chosen.pop("out")
+    _add_providers(chosen.pop("users"), names)
+    selection = Selection(names, **{**chosen, "device": chosen["device"] or _device()})
     timer = runner.make_timer(selection.device, selection.timing)
     path = out or (_RESULTS if _RESULTS.is_dir() else Path()) / f"{runner.results_name(selection, timer)}.jsonl"
     with _writing(path) as lines:
@@ -126,11 +126,11 @@ def _measured(ops: tuple[str, ...], what: dict[str, Any]) -> list[Row]:
         def keep(row: Row) -> None:
             print(to_line(row), file=lines, flush=True)
 
-        found = runner.run(selection, timer, lambda line: click.echo(line, err=True), keep)
+        measured = runner.run(selection, timer, lambda line: click.echo(line, err=True), keep)
     if list(selection.groups()) == ["msda"]:
         with _writing(path.with_suffix(".md")) as table:
-            table.write(markdown(found))
-    return found
+            table.write(markdown(measured))
+    return measured
 
 
 def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
@@ -171,9 +171,9 @@ def _add_providers(users: tuple[str, ...], ops: tuple[str, ...]) -> None:
 
     form = "NAME=FILE.py:FUNCTION, NAME=package.module:FUNCTION, or FILE.py"
     for text in users:
-        name, given, target = text.partition("=")
-        place, _, function = (target if given else text).rpartition(":")
-        if not given:
+        name, equals, target = text.partition("=")
+        place, _, function = (target if equals else text).rpartition(":")
+        if not equals:
             loading.load(text, text, form)
             continue
         if not place or not function:

@@ -78,15 +78,15 @@ def codegen(
     check_paths(*outputs, of=Codegen)
     limits = Limits(**{name: options.pop(name) for name in Limits.__dataclass_fields__})
     _check(limits, against, options)
-    found = _of(target, options)
+    record = _of(target, options)
     if against is not None:
         other = _of(against, options)
-        different, notes = changes(found, other)
-        found = replace(found, against=other.target, changes=different, notes=(*found.notes, *notes))
-    broken = violations(found.kernels, found.changes, limits)
-    found = replace(found, limits=limits.asked(), violations=broken)
-    show(found, outputs, "json" if as_json else form, everything)
-    ctx.exit(found.exit_code)
+        different, notes = changes(record, other)
+        record = replace(record, against=other.target, changes=different, notes=(*record.notes, *notes))
+    broken = violations(record.kernels, record.changes, limits)
+    record = replace(record, limits=limits.asked(), violations=broken)
+    show(record, outputs, "json" if as_json else form, everything)
+    ctx.exit(record.exit_code)
 
 
 def _check(limits: Limits, against: str | None, options: dict[str, Any]) -> None:
@@ -124,14 +124,14 @@ def _saved(path: str, architectures: tuple[str, ...], only: tuple[str, ...]) -> 
     from retrograd.codegen.schema import Codegen
     from retrograd.report import load
 
-    found = load(path)
-    if not isinstance(found, Codegen):
+    record = load(path)
+    if not isinstance(record, Codegen):
         raise UsageError(f"{path!r} is another kind of record, expected one of `retrograd codegen -o FILE.json`")
-    if missing := [name for name in architectures if name not in found.architectures]:
-        raise UsageError(f"`--arch` has {missing[0]}, but {path!r} has {', '.join(found.architectures)}")
-    chosen = architectures or found.architectures
-    kernels = [k for k in found.kernels if k.target in chosen and (not only or any(w in k.name for w in only))]
-    return replace(found, target=path, architectures=chosen, kernels=tuple(kernels), against="", changes=(), notes=())
+    if missing := [name for name in architectures if name not in record.architectures]:
+        raise UsageError(f"`--arch` has {missing[0]}, but {path!r} has {', '.join(record.architectures)}")
+    chosen = architectures or record.architectures
+    kernels = [k for k in record.kernels if k.target in chosen and (not only or any(w in k.name for w in only))]
+    return replace(record, target=path, architectures=chosen, kernels=tuple(kernels), against="", changes=(), notes=())
 
 
 def _compiled(target: str, options: dict[str, Any], progress: Any) -> Codegen:
@@ -157,9 +157,9 @@ def _ran(target: str, options: dict[str, Any]) -> Codegen:
     from retrograd.catalog.launches import LaunchArguments, runs
 
     workload = runs(target, LaunchArguments(options["signature"], options["case"], options["dtype"]))
-    found = of_run(target, workload, only=options["only"])
+    record = of_run(target, workload, only=options["only"])
     if not options["profile"]:
-        return found
+        return record
     from retrograd.bench.timing import CudaTimer
 
-    return profiled(found, workload, CudaTimer().copy_gb_per_s())
+    return profiled(record, workload, CudaTimer().copy_gb_per_s())

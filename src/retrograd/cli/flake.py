@@ -26,13 +26,13 @@ def _threads(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 
 
 def _env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    found = {}
+    variables: dict[str, tuple[str, ...]] = {}
     for text in value:
         name, equals, choices = text.partition("=")
         if not equals or not name:
             raise UsageError(f"`--env` is {text!r}, expected NAME=a,b: a variable with the values to compare")
-        found[name] = tuple(choices.split(","))
-    return found
+        variables[name] = tuple(choices.split(","))
+    return variables
 
 
 @click.command()
@@ -130,16 +130,16 @@ def _keep(path: Path, report: FlakeReport, chosen: bool) -> None:
 def _print_history(path: Path, targets: tuple[str, ...], as_json: bool) -> None:
     from retrograd.flake import history
 
-    found = history.periods(path, targets)
+    periods = history.periods(path, targets)
     if as_json:
         import json
         from dataclasses import asdict
 
-        click.echo(json.dumps([asdict(period) for period in found], indent=1))
+        click.echo(json.dumps([asdict(period) for period in periods], indent=1))
         return
     from rich.console import Console
 
     from retrograd.flake.messages import history as history_text
     from retrograd.report.text import show as show_parts
 
-    show_parts(history_text(found), Console())
+    show_parts(history_text(periods), Console())

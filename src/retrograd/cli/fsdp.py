@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from retrograd.cli._groups import Group
+from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import AS_JSON, PASSES_OPTIONS_ON, program
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def fsdp() -> None:
     """Record and compare the collectives of sharded training (FSDP2, DDP): same order at each step, on each rank."""
 
@@ -45,11 +45,11 @@ def check(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_js
 
 
 @fsdp.command()
-@click.argument("one", type=click.Path(path_type=Path))
-@click.argument("other", type=click.Path(path_type=Path))
+@click.argument("first", metavar="ONE", type=click.Path(path_type=Path))
+@click.argument("second", metavar="OTHER", type=click.Path(path_type=Path))
 @AS_JSON
 @click.pass_context
-def diff(ctx: click.Context, one: Path, other: Path, as_json: bool) -> None:
+def diff(ctx: click.Context, first: Path, second: Path, as_json: bool) -> None:
     """Name the first collective in which two logs differ, with its step and module.
 
     Logs are those of `log.save(path)` or `retrograd fsdp check --logs DIR`: of two ranks of a run, of which the groups
@@ -60,8 +60,8 @@ def diff(ctx: click.Context, one: Path, other: Path, as_json: bool) -> None:
     from retrograd.fsdp import log_diff
     from retrograd.fsdp.schema import Log
 
-    logs = Log.load(one), Log.load(other)
-    names = None if logs[0].rank != logs[1].rank else (str(one), str(other))
+    logs = Log.load(first), Log.load(second)
+    names = None if logs[0].rank != logs[1].rank else (str(first), str(second))
     result = log_diff.diff(*logs, names)
     click.echo(result.to_json() if as_json else result.words())
     ctx.exit(result.exit_code)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from retrograd.cli._groups import Group
+from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, OUTPUTS, PASSES_OPTIONS_ON, options, program
 from retrograd.cli._output import show
 from retrograd.errors import UsageError
@@ -29,7 +29,7 @@ _FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 _OUTPUT = options([FORMAT, AS_JSON, OUTPUTS, EVERYTHING])
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def graph() -> None:
     """Read, count, compare and explain the computation graphs of training steps.
 
@@ -293,8 +293,8 @@ def _run(program: Sequence[str], options: dict[str, object]) -> tuple[list[Watch
     python, flags, rest = split(program)
     with tempfile.TemporaryDirectory(prefix="retrograd-graph-") as folder:
         report = Path(folder) / "report.json"
-        said = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()} | {"report": str(report)}
-        command = [python, *flags, "-m", "retrograd.graph.watching.run", json.dumps(said), *rest]
+        settings = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()} | {"report": str(report)}
+        command = [python, *flags, "-m", "retrograd.graph.watching.run", json.dumps(settings), *rest]
         try:
             code = subprocess.run(command, check=False).returncode
         except OSError as error:

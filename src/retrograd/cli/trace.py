@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from retrograd.cli._groups import Group
+from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import AS_JSON, EVERYTHING, OUTPUTS, PASSES_OPTIONS_ON, options, program
 from retrograd.cli._output import show
 from retrograd.errors import UndecidedError, UsageError
@@ -24,7 +24,7 @@ _PARTIAL = click.option("--partial", is_flag=True, help="Take what there is of a
 _OUTPUT = options([AS_JSON, OUTPUTS])
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def trace() -> None:
     """Record every operator of training steps, and ask the records: who made the first NaN, where do two runs differ?
 

@@ -138,8 +138,8 @@ def repro(ctx: click.Context, finding: str, output: Path | None, run: bool) -> N
     Exit code: that of the script: 1 if the finding is there again, 0 if not; 2 wrong usage.
     """
     name, _, number = finding.partition("#")
-    report, found = _finding(name, number or "1")
-    text = script(report, found)
+    report, chosen = _finding(name, number or "1")
+    text = script(report, chosen)
     if output is not None:
         try:
             output.write_text(text, encoding="utf-8")
@@ -175,8 +175,8 @@ def _isolated(
     from retrograd.check.isolation import VerifyCommand, verify_isolated
 
     always = (target, "--level", options["level"], "--seed", str(options["seed"]), "--device", device)
-    given = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
-    chosen = [word for name, values in given if values for word in (name, ",".join(values))]
+    lists = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
+    chosen = [word for name, values in lists if values for word in (name, ",".join(values))]
     chosen += ["--case", options["case"]] if options["case"] is not None else []
     request = VerifyCommand(always, tuple(chosen), tuple(options["skip"]))
     report = verify_isolated(request, bounds, progress, jobs)
@@ -192,27 +192,27 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
     from retrograd.core.subprocesses import Lines
 
     lines = Lines(job["events"])
-    found: dict[str, list[str]] = {dtype: list(ids) for dtype, ids in job["failed"].items()}
+    failed: dict[str, list[str]] = {dtype: list(ids) for dtype, ids in job["failed"].items()}
 
-    def watch(what: str, about: Any) -> None:
-        if what == "start":
-            lines.say(what, about.id, about.title)
-        elif what == "case":
-            lines.say(what, about.dtype, about.text())
-        elif what == "finding":
+    def watch(event: str, about: Any) -> None:
+        if event == "start":
+            lines.say(event, about.id, about.title)
+        elif event == "case":
+            lines.say(event, about.dtype, about.text())
+        elif event == "finding":
             from retrograd.check.finding_summary import progress_line
 
-            lines.say(what, about.stage, progress_line(about))
-        elif what == "stage":
+            lines.say(event, about.stage, progress_line(about))
+        elif event == "stage":
             for finding in [f for f in about.findings if not f.partial]:
-                found.setdefault(finding.case.dtype, []).append(finding.stage)
-            lines.say(what, about.to_json(), found)
+                failed.setdefault(finding.case.dtype, []).append(finding.stage)
+            lines.say(event, about.to_json(), failed)
         else:
-            lines.say(what, about.to_json())
+            lines.say(event, about.to_json())
 
     try:
-        given = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"])}
-        report = _verify(target, device, options | given)
+        child = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"])}
+        report = _verify(target, device, options | child)
     except RetrogradError as error:
         lines.say("error", str(error), error.exit_code)
     else:

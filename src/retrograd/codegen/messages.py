@@ -7,18 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from retrograd.codegen.schema import Codegen, Facts, Hazard, Kernel, Violation, widths
-from retrograd.core.document import (
-    Annotation,
-    Card,
-    Cell,
-    Document,
-    Header,
-    PagePart,
-    Paragraphs,
-    Section,
-    Table,
-    TextLine,
-)
+from retrograd.core import document as doc
 from retrograd.core.wording import at_line, count
 
 _MOST_CONFIGURATIONS = 3  # named one by one
@@ -34,7 +23,7 @@ class _Comparison:
     """
 
     heading: tuple[str, ...]
-    table: Table | None
+    table: doc.Table | None
     asked: tuple[str, ...]
     errors: tuple[str, ...]
     hazards: tuple[tuple[str, Hazard], ...]
@@ -46,18 +35,18 @@ class _Comparison:
         return self.kernels[0].name
 
 
-def document(record: Codegen, everything: bool = True) -> Document:
+def document(record: Codegen, everything: bool = True) -> doc.Document:
     """The record; `everything` adds each access to memory with its line to the text."""
     comparisons = _comparisons(record)
     tone = "finding" if record.violations else "proved"
     verdict = _verdict(record, comparisons)
     head = _head(record)
-    header = Header(tone, head, (verdict, *record.notes))
-    violations: tuple[Section, ...] = ()
+    header = doc.Header(tone, head, (verdict, *record.notes))
+    violations: tuple[doc.Section, ...] = ()
     if record.violations:
-        violations = (Section("Limits that are not kept", (Paragraphs(tuple(violated(record)), "points"),)),)
+        violations = (doc.Section("Limits that are not kept", (doc.Paragraphs(tuple(violated(record)), "points"),)),)
     kernels = [_kernel_section(each) for each in comparisons]
-    return Document(
+    return doc.Document(
         title=head,
         text=tuple(_text(record, comparisons, verdict, everything)),
         page=(header, *violations, *_against(record), *kernels),
@@ -84,75 +73,75 @@ def _verdict(record: Codegen, comparisons: Sequence[_Comparison]) -> str:
 
 def _text(
     record: Codegen, comparisons: Sequence[_Comparison], verdict: str, everything: bool
-) -> Iterator[TextLine | Table]:
-    yield TextLine(_head(record), "bold")
+) -> Iterator[doc.TextLine | doc.Table]:
+    yield doc.TextLine(_head(record), "bold")
     for each in comparisons:
-        yield TextLine()
+        yield doc.TextLine()
         yield from _kernel_text(each)
         if everything:
-            yield from (TextLine(f"  {text}", "dim") for text in _accesses(each.kernels))
+            yield from (doc.TextLine(f"  {text}", "dim") for text in _accesses(each.kernels))
     if record.against:
-        yield TextLine()
-        yield TextLine(f"against {record.against}: {_compared(record)}", "bold")
+        yield doc.TextLine()
+        yield doc.TextLine(f"against {record.against}: {_compared(record)}", "bold")
         for kind, kernel, what in changed(record):
-            yield TextLine(f"  {kind:<8}{kernel}: {what}", _VERDICT_STYLE[kind])
+            yield doc.TextLine(f"  {kind:<8}{kernel}: {what}", _VERDICT_STYLE[kind])
     if record.notes or record.violations:
-        yield TextLine()
-    yield from (TextLine(f"note: {note}") for note in record.notes)
-    yield from (TextLine(f"limit: {text}", "bold red") for text in violated(record))
-    yield TextLine()
-    yield TextLine(verdict, "bold red" if record.violations else "bold green")
+        yield doc.TextLine()
+    yield from (doc.TextLine(f"note: {note}") for note in record.notes)
+    yield from (doc.TextLine(f"limit: {text}", "bold red") for text in violated(record))
+    yield doc.TextLine()
+    yield doc.TextLine(verdict, "bold red" if record.violations else "bold green")
 
 
-def _kernel_text(each: _Comparison) -> Iterator[TextLine | Table]:
-    yield TextLine(each.title, "bold cyan")
-    yield from (TextLine(f"  {line}", "dim") for line in each.heading)
+def _kernel_text(each: _Comparison) -> Iterator[doc.TextLine | doc.Table]:
+    yield doc.TextLine(each.title, "bold cyan")
+    yield from (doc.TextLine(f"  {line}", "dim") for line in each.heading)
     if each.table is not None:
         head = ("", *each.table.head[1:])
-        rows = tuple((Cell(f"  {label}", "dim"), *cells) for label, *cells in each.table.rows)
-        yield Table(head, rows, fold=tuple(range(1, len(head))))
-    yield from (TextLine(f"  source asks for atomic {text}", "dim") for text in each.asked)
-    yield from (TextLine(f"  {text}", "bold red") for text in each.errors)
+        rows = tuple((doc.Cell(f"  {label}", "dim"), *cells) for label, *cells in each.table.rows)
+        yield doc.Table(head, rows, fold=tuple(range(1, len(head))))
+    yield from (doc.TextLine(f"  source asks for atomic {text}", "dim") for text in each.asked)
+    yield from (doc.TextLine(f"  {text}", "bold red") for text in each.errors)
     for where, hazard in each.hazards:
-        yield TextLine(f"  hazard: {_hazard(where, hazard)}", "yellow")
+        yield doc.TextLine(f"  hazard: {_hazard(where, hazard)}", "yellow")
         if hazard.advice:
-            yield TextLine(f"          {hazard.advice}")
+            yield doc.TextLine(f"          {hazard.advice}")
     if each.repeated:
-        yield TextLine(f"  {count(each.repeated, 'hazard')} as above", "yellow")
+        yield doc.TextLine(f"  {count(each.repeated, 'hazard')} as above", "yellow")
 
 
-def _kernel_section(each: _Comparison) -> Section:
-    parts: list[PagePart] = [Paragraphs(each.heading)]
+def _kernel_section(each: _Comparison) -> doc.Section:
+    parts: list[doc.PagePart] = [doc.Paragraphs(each.heading)]
     parts += [] if each.table is None else [each.table]
     if each.asked:
-        parts.append(Paragraphs((f"The source asks for atomic {'; '.join(each.asked)}",)))
-    parts += [Card(text, tone="error") for text in each.errors]
-    parts += [Card(_hazard(where, h), aside=h.advice, tone="hazard") for where, h in each.hazards]
+        parts.append(doc.Paragraphs((f"The source asks for atomic {'; '.join(each.asked)}",)))
+    parts += [doc.Card(text, tone="error") for text in each.errors]
+    parts += [doc.Card(_hazard(where, h), aside=h.advice, tone="hazard") for where, h in each.hazards]
     if each.repeated:
-        parts.append(Paragraphs((f"{count(each.repeated, 'hazard')} as above",)))
-    return Section(each.title, tuple(parts))
+        parts.append(doc.Paragraphs((f"{count(each.repeated, 'hazard')} as above",)))
+    return doc.Section(each.title, tuple(parts))
 
 
-def _against(record: Codegen) -> list[Section]:
+def _against(record: Codegen) -> list[doc.Section]:
     if not record.against:
         return []
-    rows = tuple((Cell(kind, tone=kind), kernel, what) for kind, kernel, what in changed(record))
-    return [Section(f"Against {record.against}: {_compared(record)}", (Table((), rows),) if rows else ())]
+    rows = tuple((doc.Cell(kind, tone=kind), kernel, what) for kind, kernel, what in changed(record))
+    return [doc.Section(f"Against {record.against}: {_compared(record)}", (doc.Table((), rows),) if rows else ())]
 
 
-def _annotations(record: Codegen, comparisons: Sequence[_Comparison], verdict: str) -> Iterator[Annotation]:
+def _annotations(record: Codegen, comparisons: Sequence[_Comparison], verdict: str) -> Iterator[doc.Annotation]:
     """An error for each limit that is not kept, a warning for each hazard and what got worse, then a notice."""
     for violation, targets, text in _broken(record):
-        yield Annotation("error", f"{violation.kernel}: {targets}", text, violation.place)
+        yield doc.Annotation("error", f"{violation.kernel}: {targets}", text, violation.place)
     # Hazards that are forbidden are errors already.
     for each in comparisons if not record.limits.get("no_hazards") else ():
         for where, hazard in each.hazards:
             text = "\n".join((_hazard(where, hazard), hazard.advice))
-            yield Annotation("warning", each.title, text, _place(each.kernels[0].place, hazard.source))
+            yield doc.Annotation("warning", each.title, text, _place(each.kernels[0].place, hazard.source))
     for kind, kernel, what in changed(record):
         if kind == "worse":
-            yield Annotation("warning", f"{kernel}: worse than {record.against}", what)
-    yield Annotation("notice", f"retrograd codegen {record.target}", verdict)
+            yield doc.Annotation("warning", f"{kernel}: worse than {record.against}", what)
+    yield doc.Annotation("notice", f"retrograd codegen {record.target}", verdict)
 
 
 def _place(place: str, source: str) -> str:
@@ -201,7 +190,7 @@ def _compare(kernels: list[Kernel], told: set[tuple[str, str, Hazard]]) -> _Comp
             rows.append((label, cells))
     if any(k.measured for k, _ in built):
         rows.append(("time", tuple(_time(k) for k, _ in built)))
-    table = Table(
+    table = doc.Table(
         ("", *(k.target for k, _ in built)),
         tuple((label, *("\n".join(cell) or "-" for cell in cells)) for label, cells in rows),
     )

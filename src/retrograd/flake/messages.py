@@ -7,19 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from retrograd.core.document import (
-    Card,
-    Chart,
-    Document,
-    Fact,
-    Header,
-    PagePart,
-    Section,
-    Table,
-    TextLine,
-    environment,
-    labelled,
-)
+from retrograd.core import document as doc
 from retrograd.core.wording import count, duration
 from retrograd.flake import classify
 from retrograd.flake.history import Period
@@ -35,45 +23,46 @@ _LINES = 8
 _LEAST, _GREATEST = -6.0, 3.0
 
 
-def document(report: FlakeReport | Flake, everything: bool = True) -> Document:
+def document(report: FlakeReport | Flake, everything: bool = True) -> doc.Document:
     """The report, or what is known of one test."""
     flakes = report.flakes if isinstance(report, FlakeReport) else (report,)
-    brief = [part for flake in flakes for part in (_header(flake), Card(facts=tuple(facts(flake))))]
-    page: list[PagePart] = []
+    started = report.started if isinstance(report, FlakeReport) else ""
+    brief = [part for flake in flakes for part in (_header(flake), doc.Card(facts=tuple(facts(flake))))]
+    page: list[doc.PagePart] = []
     for flake in flakes:
-        page += [_header(flake, report.started if isinstance(report, FlakeReport) else ""), Section("", _cards(flake))]
+        page += [_header(flake, started), doc.Section("", _cards(flake))]
     if isinstance(report, FlakeReport):
-        page.append(environment(report.command, {"time": duration(report.seconds), **report.environment}))
+        page.append(doc.environment(report.command, {"time": duration(report.seconds), **report.environment}))
     lines = [line for flake in flakes for line in _text(flake)]
     if isinstance(report, FlakeReport):
-        lines.append(TextLine(f"{count(len(flakes), 'test')} in {duration(report.seconds)}"))
+        lines.append(doc.TextLine(f"{count(len(flakes), 'test')} in {duration(report.seconds)}"))
     title = f"retrograd flake: {', '.join(flake.target for flake in flakes)}"
-    return Document(title, tuple(lines), tuple(page), tuple(brief))
+    return doc.Document(title, tuple(lines), tuple(page), tuple(brief))
 
 
-def _header(flake: Flake, started: str = "") -> Header:
+def _header(flake: Flake, started: str = "") -> doc.Header:
     facts = (f"{len(flake.runs)} runs", *filter(None, [started]))
-    return Header(
+    return doc.Header(
         _TONES.get(flake.verdict, "finding"), flake.target, (" \u00b7 ".join(facts),), VERDICTS[flake.verdict]
     )
 
 
-def _cards(flake: Flake) -> tuple[Card, ...]:
-    cards = [Card(facts=tuple(facts(flake)))]
+def _cards(flake: Flake) -> tuple[doc.Card, ...]:
+    cards = [doc.Card(facts=tuple(facts(flake)))]
     if spec := margins_chart([(run.outcome, m.worst) for run in flake.runs for m in run.margins]):
-        chart = Chart("How near to the tolerance", "Comparisons by error over tolerance and outcome", spec)
-        cards.append(Card(parts=(chart,)))
+        chart = doc.Chart("How near to the tolerance", "Comparisons by error over tolerance and outcome", spec)
+        cards.append(doc.Card(parts=(chart,)))
     return tuple(cards)
 
 
-def _text(flake: Flake) -> Iterator[TextLine]:
-    yield TextLine(f"retrograd flake {flake.target}", "bold")
-    yield TextLine(f"{VERDICTS[flake.verdict]} in {len(flake.runs)} runs", _STYLES[flake.verdict])
-    yield from labelled(facts(flake), width=11)
-    yield TextLine()
+def _text(flake: Flake) -> Iterator[doc.TextLine]:
+    yield doc.TextLine(f"retrograd flake {flake.target}", "bold")
+    yield doc.TextLine(f"{VERDICTS[flake.verdict]} in {len(flake.runs)} runs", _STYLES[flake.verdict])
+    yield from doc.labelled(facts(flake), width=11)
+    yield doc.TextLine()
 
 
-def facts(flake: Flake) -> list[Fact]:
+def facts(flake: Flake) -> list[doc.Fact]:
     """Everything that is known about one test."""
     pairs = [("rate", rate_text(flake.rate, flake.counting))]
     if flake.tail is not None and flake.verdict != "broken":
@@ -92,18 +81,18 @@ def facts(flake: Flake) -> list[Fact]:
     pairs.append(("failure", "\n".join(line for line in cut if line.strip())))
     pairs += [("repro", line) for line in flake.repro]
     pairs += [("note", note) for note in flake.notes]
-    return [Fact(label, text, "pre" if label in ("repro", "failure") else "") for label, text in pairs if text]
+    return [doc.Fact(label, text, "pre" if label in ("repro", "failure") else "") for label, text in pairs if text]
 
 
-def history(periods: Sequence[Period]) -> Iterator[TextLine | Table]:
+def history(periods: Sequence[Period]) -> Iterator[doc.TextLine | doc.Table]:
     """Rates by day and commit, a table a test."""
     for target, setting in dict.fromkeys((p.target, p.setting) for p in periods):
-        yield TextLine(f"{target} {setting}".rstrip(), "bold")
+        yield doc.TextLine(f"{target} {setting}".rstrip(), "bold")
         rows = tuple(_period(p) for p in periods if (p.target, p.setting) == (target, setting))
-        yield Table(("  day", "commit", "seeds", "failures", "rate, 95 %"), rows, numbers=(2, 3), fold=(4,))
-        yield TextLine()
+        yield doc.Table(("  day", "commit", "seeds", "failures", "rate, 95 %"), rows, numbers=(2, 3), fold=(4,))
+        yield doc.TextLine()
     if not periods:
-        yield TextLine("the history has no such test")
+        yield doc.TextLine("the history has no such test")
 
 
 def _period(period: Period) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from retrograd.core.document import TextLine
+from retrograd.core import document as doc
 from retrograd.core.wording import at_line, count, some
 from retrograd.graph.schema import Crossing, Follow, Step
 
@@ -16,13 +16,13 @@ _MOST_NAMES = 6
 _DEEPEST = 12
 
 
-def head_lines(follow: Follow, everything: bool = True) -> Iterable[TextLine]:
+def head_lines(follow: Follow, everything: bool = True) -> Iterable[doc.TextLine]:
     """What was followed, and what it reaches."""
     name = _part(follow.steps[0]) if follow.steps else follow.id
     asked = name if name == follow.asked.strip().lstrip("%") else f"{follow.asked} = {name}"
-    yield TextLine(f"{asked}: {reaches(follow)}", "bold yellow" if follow.dead else "bold")
-    yield TextLine(f"{follow.opcode} {_shape(follow.shape)}{at_line(follow.where)}, in {follow.title}", "dim")
-    yield from map(TextLine, follow.notes)
+    yield doc.TextLine(f"{asked}: {reaches(follow)}", "bold yellow" if follow.dead else "bold")
+    yield doc.TextLine(f"{follow.opcode} {_shape(follow.shape)}{at_line(follow.where)}, in {follow.title}", "dim")
+    yield from map(doc.TextLine, follow.notes)
     yield from _crossing_lines(follow, everything)
     yield from _output_lines(follow)
 
@@ -40,7 +40,7 @@ def reaches(follow: Follow) -> str:
     return text + (f", and has effects: {some(follow.effects, _MOST_NAMES)}" if follow.effects else "")
 
 
-def _crossing_lines(follow: Follow, everything: bool) -> Iterable[TextLine]:
+def _crossing_lines(follow: Follow, everything: bool) -> Iterable[doc.TextLine]:
     """A line a collective: those of its operands that are the value itself, and those computed from it."""
     groups: dict[tuple[str, bool], list[Crossing]] = {}
     for crossing in follow.collectives:
@@ -51,9 +51,9 @@ def _crossing_lines(follow: Follow, everything: bool) -> Iterable[TextLine]:
         place = f"{c.opcode} {c.nth} of {c.alike}, collective {c.ordinal} of {c.collectives}"
         place = place if c.ordinal else "which no output needs"
         exact = "the value itself" if c.exact else "computed from it"
-        yield TextLine(f"  into {c.id} ({place}): {_operands(crossings)}{exact}{at_line(c.where)}")
+        yield doc.TextLine(f"  into {c.id} ({place}): {_operands(crossings)}{exact}{at_line(c.where)}")
     if len(groups) > most:
-        yield TextLine(f"  and into {len(groups) - most} more collectives; --all prints them", "dim")
+        yield doc.TextLine(f"  and into {len(groups) - most} more collectives; --all prints them", "dim")
 
 
 def _operands(crossings: Sequence[Crossing]) -> str:
@@ -65,13 +65,13 @@ def _operands(crossings: Sequence[Crossing]) -> str:
     return text + (f" -> result{'s' if len(results) > 1 else ''} {ranges(results)}, " if results else ", ")
 
 
-def _output_lines(follow: Follow) -> Iterable[TextLine]:
+def _output_lines(follow: Follow) -> Iterable[doc.TextLine]:
     itself = [o.index for o in follow.outputs if o.exact]
     computed = [o.index for o in follow.outputs if not o.exact]
     if itself:
-        yield TextLine(f"  is {_outputs(itself)}")
+        yield doc.TextLine(f"  is {_outputs(itself)}")
     if computed:
-        yield TextLine(f"  goes into {_outputs(computed)}")
+        yield doc.TextLine(f"  goes into {_outputs(computed)}")
 
 
 def _outputs(numbers: Sequence[int]) -> str:
@@ -89,7 +89,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-def trail(follow: Follow, everything: bool = True, most: int | None = None) -> Iterable[TextLine]:
+def trail(follow: Follow, everything: bool = True, most: int | None = None) -> Iterable[doc.TextLine]:
     """The steps, each a text and its style. Side ways come first, with a dash, the longest last at the same depth."""
     steps = follow.steps
     children: list[list[int]] = [[] for _ in steps]
@@ -103,12 +103,14 @@ def trail(follow: Follow, everything: bool = True, most: int | None = None) -> I
         first, depth, begins = pending.pop()
         last, packed = _packed(steps, children, first)
         lead = "  " * min(depth - begins, _DEEPEST) if depth else ""
-        yield TextLine(f"{lead}{'- ' if begins else ''}{_step(steps, last, packed, everything)}", _style(steps[last]))
+        yield doc.TextLine(
+            f"{lead}{'- ' if begins else ''}{_step(steps, last, packed, everything)}", _style(steps[last])
+        )
         printed, shown = printed + 1, shown + 1 + len(packed)
         ways = sorted(children[last], key=lambda k: weight[k])
         pending += [(k, depth + (k != ways[-1]), k != ways[-1]) for k in reversed(ways)]
     if follow.total > shown:
-        yield TextLine(
+        yield doc.TextLine(
             f"... and {follow.total - shown} more steps{'' if most is None else '; --all prints them'}", "dim"
         )
 

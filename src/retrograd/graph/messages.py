@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from retrograd.core.document import (
-    Annotation,
-    Card,
-    Document,
-    Embedded,
-    Fact,
-    Header,
-    PagePart,
-    Paragraphs,
-    Section,
-    Table,
-    TextLine,
-    labelled,
-)
+from retrograd.core import document as doc
 from retrograd.core.wording import count, duration, some
 from retrograd.graph import follow_messages
 from retrograd.graph.schema import Cause, Diff, Follow, Side, Unique
@@ -44,7 +31,7 @@ _MOST_NAMES_OF_PAGE = 12  # the embedded record has all of them
 _KEY = 12  # characters of a key: enough to tell a handful apart
 
 
-def document(record: Diff | Unique | Follow, everything: bool = True) -> Document:
+def document(record: Diff | Unique | Follow, everything: bool = True) -> doc.Document:
     """The record; `everything` leaves nothing out of its text."""
     if isinstance(record, Diff):
         return _diff(record, everything)
@@ -54,19 +41,19 @@ def document(record: Diff | Unique | Follow, everything: bool = True) -> Documen
 # Diff.
 
 
-def _diff(diff: Diff, everything: bool) -> Document:
+def _diff(diff: Diff, everything: bool) -> doc.Document:
     tone = "finding" if diff.causes else "proved"
     sides = (f"A: {diff.a.title} \u00b7 {facts(diff.a)}", f"B: {diff.b.title} \u00b7 {facts(diff.b)}")
     head, word = f"{diff.a.title} and {diff.b.title}", verdict(diff).capitalize()
     values: dict[str, Any] = dict(diff=diff, places=places, most=_MOST_NAMES_OF_PAGE)
-    return Document(
+    return doc.Document(
         title=f"retrograd graph diff: {head}",
         text=tuple(_diff_text(diff, everything)),
-        page=(Header(tone, head, (*sides, counts(diff)), word), Embedded("graph_diff.html.j2", values)),
-        brief=(Header(tone, head, sides, word), *(_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
+        page=(doc.Header(tone, head, (*sides, counts(diff)), word), doc.Embedded("graph_diff.html.j2", values)),
+        brief=(doc.Header(tone, head, sides, word), *(_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
         annotations=(
             *map(_annotation, diff.causes),
-            Annotation("notice", f"retrograd graph diff {diff.a.title} {diff.b.title}", verdict(diff)),
+            doc.Annotation("notice", f"retrograd graph diff {diff.a.title} {diff.b.title}", verdict(diff)),
         ),
     )
 
@@ -79,44 +66,48 @@ def verdict(diff: Diff) -> str:
     return f"same computation; only {_listed(kinds)} differ" if kinds else "same computation"
 
 
-def _diff_text(diff: Diff, everything: bool) -> Iterator[TextLine]:
+def _diff_text(diff: Diff, everything: bool) -> Iterator[doc.TextLine]:
     """The verdict, the causes with first cause first, what is harmless, and what is counted only."""
-    yield TextLine(verdict(diff), "bold red" if diff.causes else "bold green")
+    yield doc.TextLine(verdict(diff), "bold red" if diff.causes else "bold green")
     for letter, side in (("A", diff.a), ("B", diff.b)):
-        yield TextLine(f"{letter}  {side.title}: {facts(side)}", "dim")
+        yield doc.TextLine(f"{letter}  {side.title}: {facts(side)}", "dim")
     most = len(diff.causes) if everything else _MOST_CAUSES
     for number, cause in enumerate(diff.causes[:most], 1):
-        yield TextLine()
+        yield doc.TextLine()
         yield from _cause_text(f"{number}. ", cause, None if everything else _MOST_NAMES)
     if len(diff.causes) > most:
-        yield TextLine()
-        yield TextLine(f"{len(diff.causes) - most} more causes; --all prints them", "dim")
+        yield doc.TextLine()
+        yield doc.TextLine(f"{len(diff.causes) - most} more causes; --all prints them", "dim")
     if diff.notes:
-        yield TextLine()
-        yield TextLine("harmless:")
-        yield from (TextLine(f"  {note.text()}") for note in diff.notes)
-    yield TextLine()
-    yield TextLine(counts(diff), "dim")
+        yield doc.TextLine()
+        yield doc.TextLine("harmless:")
+        yield from (doc.TextLine(f"  {note.text()}") for note in diff.notes)
+    yield doc.TextLine()
+    yield doc.TextLine(counts(diff), "dim")
 
 
-def _cause_text(number: str, cause: Cause, most: int | None) -> Iterator[TextLine]:
-    yield TextLine(f"{number}{cause.what}{places(cause)}", "bold")
+def _cause_text(number: str, cause: Cause, most: int | None) -> Iterator[doc.TextLine]:
+    yield doc.TextLine(f"{number}{cause.what}{places(cause)}", "bold")
     names = [("at", cause.where), ("in A", some(cause.a, most)), ("in B", some(cause.b, most)), ("do", cause.advice)]
-    yield from labelled(names, width=5, indent=len(number))
+    yield from doc.labelled(names, width=5, indent=len(number))
 
 
-def _card(number: int, cause: Cause) -> Card:
-    return Card(
-        facts=(Fact(str(number), cause.what + places(cause)), Fact("at", cause.where), Fact("do", cause.advice))
+def _card(number: int, cause: Cause) -> doc.Card:
+    return doc.Card(
+        facts=(
+            doc.Fact(str(number), cause.what + places(cause)),
+            doc.Fact("at", cause.where),
+            doc.Fact("do", cause.advice),
+        )
     )
 
 
-def _annotation(cause: Cause) -> Annotation:
+def _annotation(cause: Cause) -> doc.Annotation:
     """At the line of a cause where that is the user's."""
     file, _, line = cause.where.rpartition(":")
     place = cause.where if file and line.isdigit() and not is_library(file) else ""
     text = "\n".join(filter(None, [cause.what, "" if place else cause.where, cause.advice]))
-    return Annotation("error", cause.kind.replace("_", " "), text, place)
+    return doc.Annotation("error", cause.kind.replace("_", " "), text, place)
 
 
 def places(cause: Cause) -> str:
@@ -146,34 +137,34 @@ def counts(diff: Diff) -> str:
 # Unique.
 
 
-def _unique(unique: Unique) -> Document:
+def _unique(unique: Unique) -> doc.Document:
     lines = list(_unique_text(unique))
     table = _unique_table(unique)
-    header = Header("proved", lines[0].text, tuple(line.text for line in lines[1:]))
-    hint = Paragraphs(("In a column, the same letter is the same graph.",))
-    return Document(
+    header = doc.Header("proved", lines[0].text, tuple(line.text for line in lines[1:]))
+    hint = doc.Paragraphs(("In a column, the same letter is the same graph.",))
+    return doc.Document(
         title=f"retrograd graph: {header.head}",
-        text=(*lines, TextLine(), table),
-        page=(header, Section("Which graph is which", (hint, table))),
+        text=(*lines, doc.TextLine(), table),
+        page=(header, doc.Section("Which graph is which", (hint, table))),
         brief=(header,),
-        annotations=(Annotation("notice", "retrograd graph", header.head),),
+        annotations=(doc.Annotation("notice", "retrograd graph", header.head),),
     )
 
 
-def _unique_text(unique: Unique) -> Iterator[TextLine]:
+def _unique_text(unique: Unique) -> Iterator[doc.TextLine]:
     """How many graphs there are at each level."""
     total = len(unique.titles)
     real = unique.levels[-2 if len(unique.levels) > 1 else -1].unique if unique.levels else 0
     for level in unique.levels:
         if level.name == "dead code":
             real = level.unique
-    yield TextLine(f"{count(real, 'different computation')} in {count(total, 'graph')}", "bold")
+    yield doc.TextLine(f"{count(real, 'different computation')} in {count(total, 'graph')}", "bold")
     for level in unique.levels:
-        yield TextLine(f"  {level.unique:>4}  {_LEVELS.get(level.name, level.name)}")
+        yield doc.TextLine(f"  {level.unique:>4}  {_LEVELS.get(level.name, level.name)}")
     known = [key for key in unique.recorded if key]
     if known:
         of = "them" if len(known) == total else f"{len(known)} of them"
-        yield TextLine(f"  {len(set(known)):>4}  by the keys recorded with {of}")
+        yield doc.TextLine(f"  {len(set(known)):>4}  by the keys recorded with {of}")
 
 
 def letter(number: int) -> str:
@@ -186,7 +177,7 @@ def letter(number: int) -> str:
     return text
 
 
-def _unique_table(unique: Unique) -> Table:
+def _unique_table(unique: Unique) -> doc.Table:
     """A row for each graph: its letter at each level, recorded key, size."""
     keyed = any(unique.recorded)
     recorded = ["recorded key"] if keyed else []
@@ -197,36 +188,36 @@ def _unique_table(unique: Unique) -> Table:
         key = [unique.recorded[k][:_KEY]] if keyed else []
         side = unique.sides[k]
         rows.append((title, *letters, *key, str(side.instructions), str(side.parameters), str(side.outputs)))
-    return Table(head, tuple(rows), numbers=(-3, -2, -1))
+    return doc.Table(head, tuple(rows), numbers=(-3, -2, -1))
 
 
-def listing(sides: Sequence[Side], recorded: Sequence[str]) -> Table:
+def listing(sides: Sequence[Side], recorded: Sequence[str]) -> doc.Table:
     """What graphs files hold, one a row."""
     sizes = ("instructions", "dead", "parameters", "outputs", "collectives")
     rows = tuple(
         (s.title, s.name, s.format, s.key[:_KEY], key[:_KEY], *(str(getattr(s, size)) for size in sizes))
         for s, key in zip(sides, recorded, strict=True)
     )
-    return Table(("graph", "name", "format", "key", "recorded", *sizes), rows, numbers=(-5, -4, -3, -2, -1))
+    return doc.Table(("graph", "name", "format", "key", "recorded", *sizes), rows, numbers=(-5, -4, -3, -2, -1))
 
 
 # Follow.
 
 
-def _follow(follow: Follow, everything: bool) -> Document:
+def _follow(follow: Follow, everything: bool) -> doc.Document:
     above = list(follow_messages.head_lines(follow))
-    header = Header("undecided" if follow.dead else "proved", above[0].text, tuple(line.text for line in above[1:]))
-    page: list[PagePart] = [header]
+    header = doc.Header("undecided" if follow.dead else "proved", above[0].text, tuple(line.text for line in above[1:]))
+    page: list[doc.PagePart] = [header]
     if trail := tuple(follow_messages.trail(follow)):
-        page.append(Section("The way, step by step", (Paragraphs(trail, "lines"),)))
+        page.append(doc.Section("The way, step by step", (doc.Paragraphs(trail, "lines"),)))
     most = None if everything else follow_messages.MOST_STEPS
-    text = [*follow_messages.head_lines(follow, everything), TextLine()]
-    return Document(
+    text = [*follow_messages.head_lines(follow, everything), doc.TextLine()]
+    return doc.Document(
         title=f"retrograd graph: {header.head}",
         text=(*text, *follow_messages.trail(follow, everything, most)),
         page=tuple(page),
         brief=(header,),
-        annotations=(Annotation("notice", "retrograd graph", header.head),),
+        annotations=(doc.Annotation("notice", "retrograd graph", header.head),),
     )
 
 

@@ -8,23 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from retrograd.core.document import (
-    Card,
-    Document,
-    Embedded,
-    Events,
-    Fact,
-    Header,
-    Histogram,
-    PagePart,
-    Paragraphs,
-    Scalar,
-    Section,
-    Table,
-    TextLine,
-    Tone,
-    labelled,
-)
+from retrograd.core import document as doc
 from retrograd.core.wording import count
 from retrograd.trace.diffing.identity import base_name
 from retrograd.trace.filters import Listing
@@ -33,7 +17,7 @@ from retrograd.trace.nan_reasons import NORMAL, magnitudes, spread
 from retrograd.trace.schema import Exponents, Op, Stats
 
 _KINDS = {"nan": "NaN", "inf": "Inf", "": ""}
-_TONES: dict[int, Tone] = {0: "proved", 1: "finding"}
+_TONES: dict[int, doc.Tone] = {0: "proved", 1: "finding"}
 _MOST_TENSORS = 6  # of a foreach operator
 _MOST_ROWS = 3000  # of a page; a browser takes seconds for more. The embedded record has what was listed.
 _HEAD = ("#", "step", "phase", "operator", "module", "line", "result", "range", "magnitudes", "rms", "NaN", "Inf")
@@ -42,7 +26,7 @@ _BAR_HEIGHT = 20
 _LEAST_BARS = 16  # powers of two that are drawn at least, so that a bar does not fill the picture
 
 
-def document(record: Provenance | Listing, everything: bool = True) -> Document:
+def document(record: Provenance | Listing, everything: bool = True) -> doc.Document:
     """The record; nothing of it is left out."""
     return _listing(record) if isinstance(record, Listing) else _provenance(record)
 
@@ -50,28 +34,31 @@ def document(record: Provenance | Listing, everything: bool = True) -> Document:
 # Provenance.
 
 
-def _provenance(record: Provenance) -> Document:
+def _provenance(record: Provenance) -> doc.Document:
     head = verdict(record)
     tone = _TONES.get(record.exit_code, "undecided")
     bad = f"{record.bad} of {record.total} operators have NaN or Inf in a result \u00b7 level {record.level}"
-    page: list[PagePart] = [Header(tone, head, (*filter(None, [record.reason]), bad))]
+    page: list[doc.PagePart] = [doc.Header(tone, head, (*filter(None, [record.reason]), bad))]
     if record.op is not None:
-        named = [Fact("operator", record.op.name, "mono"), Fact("module", record.op.module, "mono")]
-        card = Card(facts=(*named, *(Fact(label, text, "mono") for label, text in op_facts(record.op))))
-        page.append(Section("The operator", (card,)))
+        named = [doc.Fact("operator", record.op.name, "mono"), doc.Fact("module", record.op.module, "mono")]
+        card = doc.Card(facts=(*named, *(doc.Fact(label, text, "mono") for label, text in op_facts(record.op))))
+        page.append(doc.Section("The operator", (card,)))
     if record.way:
         to = "NaN" if record.found == "nan" else "Inf"
-        page.append(Section(f"From there to the first {to}", (_operators(record.way),)))
+        page.append(doc.Section(f"From there to the first {to}", (_operators(record.way),)))
     if record.notes:
-        page.append(Section("Notes", (Paragraphs(record.notes, "points"),)))
+        page.append(doc.Section("Notes", (doc.Paragraphs(record.notes, "points"),)))
     style = "bold red" if record.found else "bold green" if record.level != "names" else "bold yellow"
     facts = provenance_facts(record)
     notes = [("note", note) for note in record.notes]
-    return Document(
+    return doc.Document(
         title=f"retrograd trace: {head}",
-        text=(TextLine(head, style), *labelled(facts, width=8), *labelled(notes, width=8, style="dim")),
+        text=(doc.TextLine(head, style), *doc.labelled(facts, width=8), *doc.labelled(notes, width=8, style="dim")),
         page=tuple(page),
-        brief=(Header(tone, head, record.notes), *([Card(facts=tuple(Fact(*pair) for pair in facts))] * bool(facts))),
+        brief=(
+            doc.Header(tone, head, record.notes),
+            *([doc.Card(facts=tuple(doc.Fact(*pair) for pair in facts))] * bool(facts)),
+        ),
     )
 
 
@@ -133,30 +120,30 @@ def tensor_text(stats: Stats) -> str:
 # Listing.
 
 
-def _listing(record: Listing) -> Document:
+def _listing(record: Listing) -> doc.Document:
     some = f"{len(record.ops)} of " if len(record.ops) < record.matching else ""
     of = "" if record.matching == record.total else f" that fit, of {record.total}"
     numbers = f"{count(record.steps, 'step')}, level {record.level}, rank {record.rank}"
     head = f"{some}{count(record.matching, 'operator')}{of}; {numbers}"
-    page: list[PagePart] = [Header("plain", head)]  # no verdict: the infinities of a mask are meant
-    text: list[TextLine | Table] = [TextLine(head, "bold")]
-    text += [TextLine(f"{name}: {value}", "dim") for name, value in record.meta.items()]
+    page: list[doc.PagePart] = [doc.Header("plain", head)]  # no verdict: the infinities of a mask are meant
+    text: list[doc.TextLine | doc.Table] = [doc.TextLine(head, "bold")]
+    text += [doc.TextLine(f"{name}: {value}", "dim") for name, value in record.meta.items()]
     if record.ops:
-        page.append(Section("Operators", (_operators(record.ops),)))
+        page.append(doc.Section("Operators", (_operators(record.ops),)))
         text.append(table(record.ops))
     if record.meta:
-        page.append(Section("The run", (Table((), tuple(record.meta.items())),)))
-    return Document(f"retrograd trace: {head}", tuple(text), tuple(page), brief=tuple(page[:1]))
+        page.append(doc.Section("The run", (doc.Table((), tuple(record.meta.items())),)))
+    return doc.Document(f"retrograd trace: {head}", tuple(text), tuple(page), brief=tuple(page[:1]))
 
 
-def _operators(ops: Sequence[Op]) -> Embedded:
+def _operators(ops: Sequence[Op]) -> doc.Embedded:
     """The table of a page, with histograms of exponents in it."""
     drawn = ops[:_MOST_ROWS]
     results = [shown_result(op) for op in drawn]
     axis = exponent_axis(results)
     bars = [] if axis is None else [exponent_bars(stats, axis) for stats in results]
     rows = table(drawn)
-    return Embedded(
+    return doc.Embedded(
         "trace.html.j2",
         dict(table=rows, bars=bars, axis=axis, left_out=len(ops) - len(drawn), height=_BAR_HEIGHT),
     )
@@ -167,13 +154,13 @@ def shown_result(op: Op) -> Stats | None:
     return next((s for s in op.outputs if s.bad), op.outputs[0] if op.outputs else None)
 
 
-def table(ops: Sequence[Op]) -> Table:
+def table(ops: Sequence[Op]) -> doc.Table:
     """A row for each operator; without the magnitudes where nobody counted them."""
     rows = [_row(op) for op in ops]
     head = _HEAD
     if not any(row[_MAGNITUDES] for row in rows):
         head, *rows = (row[:_MAGNITUDES] + row[_MAGNITUDES + 1 :] for row in (_HEAD, *rows))
-    return Table(head, tuple(rows), numbers=(-3, -2, -1), named=3)
+    return doc.Table(head, tuple(rows), numbers=(-3, -2, -1), named=3)
 
 
 def _row(op: Op) -> tuple[str, ...]:
@@ -215,7 +202,7 @@ def exponent_bars(stats: Stats | None, axis: tuple[int, int]) -> dict[str, Any] 
     return {"label": magnitudes(stats), "bars": bars}
 
 
-def events(record: Listing, step: int = 0) -> Events:
+def events(record: Listing, step: int = 0) -> doc.Events:
     """The first result of each operator, at the step it belongs to, counted from `step` on.
 
     Tags are `<phase>/<module>/<operator>/<what>`, the second call of an operator in a module `<operator>.1` and so on;
@@ -223,10 +210,10 @@ def events(record: Listing, step: int = 0) -> Events:
     elements). Histograms, where exponents were counted: `values`, in buckets from one power of two to the next, and
     `exponents`, of the magnitudes' powers of two. Results without statistics are left out.
     """
-    return Events(record.meta.get("start", ""), _values(record.ops, step), seconds=1.0)
+    return doc.Events(record.meta.get("start", ""), _values(record.ops, step), seconds=1.0)
 
 
-def _values(ops: Sequence[Op], first: int) -> Iterator[Scalar | Histogram]:
+def _values(ops: Sequence[Op], first: int) -> Iterator[doc.Scalar | doc.Histogram]:
     calls: Counter[tuple[int, str]] = Counter()
     for op in ops:
         name = f"{op.phase}/{f'{op.module}/' if op.module else ''}{base_name(op.name)}"
@@ -234,7 +221,7 @@ def _values(ops: Sequence[Op], first: int) -> Iterator[Scalar | Histogram]:
         calls[op.step, name] += 1
         if op.outputs:
             step, tag = first + op.step, f"{name}{f'.{number}' if number else ''}"
-            yield from (Scalar(step, f"{tag}/{fact}", value) for fact, value in _numbers(op.outputs[0]))
+            yield from (doc.Scalar(step, f"{tag}/{fact}", value) for fact, value in _numbers(op.outputs[0]))
             yield from _histograms(step, tag, op.outputs[0])
 
 
@@ -249,18 +236,18 @@ def _numbers(stats: Stats) -> Iterator[tuple[str, float]]:
             yield fact, number / elements
 
 
-def _histograms(step: int, tag: str, stats: Stats) -> Iterator[Histogram]:
+def _histograms(step: int, tag: str, stats: Stats) -> Iterator[doc.Histogram]:
     exponents = stats.exponents
     if exponents is None or stats.low is None or stats.high is None or stats.rms is None:
         return
     limits, counts = buckets(exponents, stats.zero or 0)
     # Their sum is not known: a trace has no mean. No view of TensorBoard shows it.
     squares = stats.rms**2 * sum(counts)
-    yield Histogram(step, f"{tag}/values", tuple(limits), tuple(counts), stats.low, stats.high, squares=squares)
+    yield doc.Histogram(step, f"{tag}/values", tuple(limits), tuple(counts), stats.low, stats.high, squares=squares)
     if exponents:
         pairs = zip(exponents.positive, exponents.negative, strict=True)
         both = [(k, a + b) for k, (a, b) in enumerate(pairs, exponents.least)]
-        yield Histogram(
+        yield doc.Histogram(
             step,
             f"{tag}/exponents",
             tuple(k + 1.0 for k, _ in both),

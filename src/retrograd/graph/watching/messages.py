@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from retrograd.core.document import (
-    Card,
-    Document,
-    Fact,
-    Header,
-    PagePart,
-    Paragraphs,
-    Section,
-    Table,
-    TextLine,
-)  # fmt: skip
+from retrograd.core import document as doc
 from retrograd.core.wording import count
 from retrograd.graph.watching.schema import Planned, Step, Watched, WatchReport
 
@@ -61,25 +51,25 @@ def details(graph: Watched, most: int = 6) -> list[str]:
     return lines + list(graph.notes)
 
 
-def document(report: WatchReport, everything: bool = True) -> Document:
+def document(report: WatchReport, everything: bool = True) -> doc.Document:
     """The run; nothing of it is left out."""
-    table = Table(_HEAD, tuple(map(_row, report.graphs)), numbers=(0, 4, 5, 6, 7), named=2)
+    table = doc.Table(_HEAD, tuple(map(_row, report.graphs)), numbers=(0, 4, 5, 6, 7), named=2)
     extra = [(f"{graph.title} is one too many: {_size(graph)}", details(graph)) for graph in report.unexpected]
-    text: list[TextLine | Table] = [TextLine(_summary(report)), TextLine(), table]
+    text: list[doc.TextLine | doc.Table] = [doc.TextLine(_summary(report)), doc.TextLine(), table]
     for title, lines in extra:
-        text += [TextLine(), TextLine(title), *(TextLine(f"  {line}") for line in lines)]
+        text += [doc.TextLine(), doc.TextLine(title), *(doc.TextLine(f"  {line}") for line in lines)]
     orders = [line for order in report.orders for line in ["", *_order(order)]]
     ran = [row for row in report.rows if row.ran]
     spans = ", ".join(f"{_span(first, last)} {_ran(first)}" for first, last in _runs(report, ran)) if ran else ""
     below = [*orders, *(["", f"steps: {spans}"] if spans else []), *(f"note: {note}" for note in report.notes)]
-    header = Header("proved" if report else "finding", _summary(report))
-    page: list[PagePart] = [header, Section("Graphs", (table,))]
+    header = doc.Header("proved" if report else "finding", _summary(report))
+    page: list[doc.PagePart] = [header, doc.Section("Graphs", (table,))]
     if extra:
-        cards = tuple(Card(title, (Fact("why", "\n".join(lines), "pre"),)) for title, lines in extra)
-        page.append(Section("Too many", cards))
+        cards = tuple(doc.Card(title, (doc.Fact("why", "\n".join(lines), "pre"),)) for title, lines in extra)
+        page.append(doc.Section("Too many", cards))
     if below:
-        page.append(Section("Orders and steps", (Paragraphs(tuple(filter(None, below)), "lines"),)))
-    return Document("retrograd graph watch", (*text, *map(TextLine, below)), tuple(page), brief=tuple(page))
+        page.append(doc.Section("Orders and steps", (doc.Paragraphs(tuple(filter(None, below)), "lines"),)))
+    return doc.Document("retrograd graph watch", (*text, *map(doc.TextLine, below)), tuple(page), brief=tuple(page))
 
 
 def _order(order: Planned) -> list[str]:

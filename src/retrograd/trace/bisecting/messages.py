@@ -4,35 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrograd.core.document import (
-    Card,
-    Document,
-    Fact,
-    Header,
-    PagePart,
-    Paragraphs,
-    Section,
-    Table,
-    TextLine,
-    Tone,
-    labelled,
-)
+from retrograd.core import document as doc
 from retrograd.trace.bisecting.schema import Bisection, Culprit
 
-_TONES: dict[str, Tone] = {"within": "proved", "found": "finding", "undecided": "undecided"}
+_TONES: dict[str, doc.Tone] = {"within": "proved", "found": "finding", "undecided": "undecided"}
 _STYLES = {"within": "bold green", "found": "bold red", "undecided": "bold yellow"}
 _WORDS = {"within": "No mismatch", "found": "Found", "undecided": "Cannot decide"}
 
 
-def document(record: Bisection, everything: bool = True) -> Document:
+def document(record: Bisection, everything: bool = True) -> doc.Document:
     """The record; nothing of it is left out."""
-    header = Header(
+    header = doc.Header(
         _TONES[record.verdict],
         verdict(record),
         (*filter(None, [record.target]), facts(record)),
         _WORDS[record.verdict],
     )
-    page: list[PagePart] = [header]
+    page: list[doc.PagePart] = [header]
     if record.culprits:
         head = (record.by, "where", "error, it alone raised", "error, all but it raised")
         rows = tuple(
@@ -40,22 +28,22 @@ def document(record: Bisection, everything: bool = True) -> Document:
             for c in record.culprits
         )
         title = f"What must be computed in {record.precision}, in the order of the step"
-        page.append(Section(title, (Table(head, rows, numbers=(2, 3)),)))
+        page.append(doc.Section(title, (doc.Table(head, rows, numbers=(2, 3)),)))
     if record.notes:
-        page.append(Section("Notes", (Paragraphs(record.notes),)))
+        page.append(doc.Section("Notes", (doc.Paragraphs(record.notes),)))
     cards = [
-        Card(
+        doc.Card(
             facts=(
-                Fact(str(k), c.name),
-                Fact("at", place(c)),
-                Fact("line", c.code),
-                Fact("alone", f"error {c.alone:.2g}"),
+                doc.Fact(str(k), c.name),
+                doc.Fact("at", place(c)),
+                doc.Fact("line", c.code),
+                doc.Fact("alone", f"error {c.alone:.2g}"),
             )
         )
         for k, c in enumerate(record.culprits, 1)
     ]
-    brief = Header(header.tone, header.head, (facts(record), *record.notes))
-    return Document(f"retrograd trace bisect: {record.target}", tuple(_text(record)), tuple(page), (brief, *cards))
+    brief = doc.Header(header.tone, header.head, (facts(record), *record.notes))
+    return doc.Document(f"retrograd trace bisect: {record.target}", tuple(_text(record)), tuple(page), (brief, *cards))
 
 
 def verdict(record: Bisection) -> str:
@@ -86,17 +74,19 @@ def place(culprit: Culprit) -> str:
     return ", ".join(filter(None, (culprit.place, module, culprit.phase)))
 
 
-def _text(record: Bisection) -> Iterator[TextLine]:
-    yield TextLine(verdict(record), _STYLES[record.verdict])
-    yield TextLine(f"{record.target}: {facts(record)}" if record.target else facts(record), "dim")
+def _text(record: Bisection) -> Iterator[doc.TextLine]:
+    yield doc.TextLine(verdict(record), _STYLES[record.verdict])
+    yield doc.TextLine(f"{record.target}: {facts(record)}" if record.target else facts(record), "dim")
     for number, culprit in enumerate(record.culprits, 1):
-        yield TextLine()
-        yield TextLine(f"{number}. {culprit.name}{f'  ({culprit.ops} operators)' if culprit.ops > 1 else ''}", "bold")
+        yield doc.TextLine()
+        yield doc.TextLine(
+            f"{number}. {culprit.name}{f'  ({culprit.ops} operators)' if culprit.ops > 1 else ''}", "bold"
+        )
         error = [f"{record.before:.2g} -> {culprit.alone:.2g} with it alone in {record.precision}"]
         if len(record.culprits) > 1:
             error.append(f"{culprit.without:.2g} with the others so, and it as it is")
         known = [("at", place(culprit)), ("line", culprit.code), ("error", "\n".join(error))]
-        yield from labelled(known, width=7, indent=len(f"{number}. "))
+        yield from doc.labelled(known, width=7, indent=len(f"{number}. "))
     if record.notes:
-        yield TextLine()
-    yield from (TextLine(f"note: {note}") for note in record.notes)
+        yield doc.TextLine()
+    yield from (doc.TextLine(f"note: {note}") for note in record.notes)

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrograd.core.document import (
-    Card,
-    Document,
-    Embedded,
-    Fact,
-    Header,
-    PagePart,
-    Paragraphs,
-    Section,
-    TextLine,
-    labelled,
-)
+from retrograd.core import document as doc
 from retrograd.core.wording import count
 from retrograd.trace.diffing.schema import Cause, Seen, Side, TraceDiff
 
@@ -33,26 +22,26 @@ _STATUS = {
 }
 
 
-def document(diff: TraceDiff, everything: bool = True) -> Document:
+def document(diff: TraceDiff, everything: bool = True) -> doc.Document:
     """The comparison; `everything` prints all causes."""
     tone = "proved" if diff.same else "finding"
     head = verdict(diff)
     titled = (f"A: {diff.a.title} \u00b7 {facts(diff.a)}", f"B: {diff.b.title} \u00b7 {facts(diff.b)}", counts(diff))
     first = diff.causes[0].what if diff.causes else head
     above = (head, *titled) if diff.causes else titled
-    page: list[PagePart] = [Header(tone, first, above, "Same" if diff.same else "Different")]
+    page: list[doc.PagePart] = [doc.Header(tone, first, above, "Same" if diff.same else "Different")]
     if diff.causes:
-        page.append(Section("Causes, in the order of the run", tuple(map(_card, diff.causes))))
+        page.append(doc.Section("Causes, in the order of the run", tuple(map(_card, diff.causes))))
     if diff.rows:
-        page.append(Embedded("trace_diff.html.j2", dict(diff=diff, status=_STATUS)))
+        page.append(doc.Embedded("trace_diff.html.j2", dict(diff=diff, status=_STATUS)))
     if diff.notes:
-        page.append(Section("Notes", (Paragraphs(diff.notes),)))
+        page.append(doc.Section("Notes", (doc.Paragraphs(diff.notes),)))
     sizes = (f"A: {facts(diff.a)}", f"B: {facts(diff.b)}", counts(diff), *diff.notes)
-    return Document(
+    return doc.Document(
         title=f"retrograd trace diff: {diff.a.title} and {diff.b.title}",
         text=tuple(_text(diff, everything)),
         page=tuple(page),
-        brief=(Header(tone, head, sizes), *(_brief_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
+        brief=(doc.Header(tone, head, sizes), *(_brief_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
     )
 
 
@@ -81,42 +70,44 @@ def counts(diff: TraceDiff) -> str:
     return ", ".join(parts) + (f"; {diff.seconds:.2f} s" if diff.seconds else "")
 
 
-def _text(diff: TraceDiff, everything: bool) -> Iterator[TextLine]:
+def _text(diff: TraceDiff, everything: bool) -> Iterator[doc.TextLine]:
     """The verdict, the causes in the order of the run, notes, counts."""
-    yield TextLine(verdict(diff), "bold green" if diff.same else "bold red")
+    yield doc.TextLine(verdict(diff), "bold green" if diff.same else "bold red")
     for letter, side in (("A", diff.a), ("B", diff.b)):
-        yield TextLine(f"{letter}  {side.title}: {facts(side)}", "dim")
+        yield doc.TextLine(f"{letter}  {side.title}: {facts(side)}", "dim")
     most = len(diff.causes) if everything else _MOST_CAUSES
     for number, cause in enumerate(diff.causes[:most], 1):
-        yield TextLine()
+        yield doc.TextLine()
         yield from _cause_text(f"{number}. ", cause)
     if len(diff.causes) > most:
-        yield TextLine()
-        yield TextLine(f"{len(diff.causes) - most} more causes; --all prints them", "dim")
-    yield TextLine()
-    yield from (TextLine(f"note: {note}") for note in diff.notes)
-    yield TextLine(counts(diff), "dim")
+        yield doc.TextLine()
+        yield doc.TextLine(f"{len(diff.causes) - most} more causes; --all prints them", "dim")
+    yield doc.TextLine()
+    yield from (doc.TextLine(f"note: {note}") for note in diff.notes)
+    yield doc.TextLine(counts(diff), "dim")
 
 
-def _cause_text(number: str, cause: Cause) -> Iterator[TextLine]:
-    yield TextLine(f"{number}{cause.what}{_places(cause)}", "bold")
-    yield from labelled(_known(cause), width=6, indent=len(number))
+def _cause_text(number: str, cause: Cause) -> Iterator[doc.TextLine]:
+    yield doc.TextLine(f"{number}{cause.what}{_places(cause)}", "bold")
+    yield from doc.labelled(_known(cause), width=6, indent=len(number))
     tensors = [(letter, f"{name}: {text}") for letter, name, text in values(cause)]
     others = list(cause.others[:3])
     if len(cause.others) > 3:
         others.append(f"and {len(cause.others) - 3} more")
-    yield from labelled([*tensors, ("also", "\n".join(others))], width=6, indent=len(number), style="dim")
+    yield from doc.labelled([*tensors, ("also", "\n".join(others))], width=6, indent=len(number), style="dim")
 
 
-def _card(cause: Cause) -> Card:
+def _card(cause: Cause) -> doc.Card:
     labels = {"at": "At", "line": "Line", "in": "Inside", "why": "Why", "do": "Do"}
-    known = [Fact(labels[label], text, "mono" * (label in ("line", "in"))) for label, text in _known(cause)]
-    known += [Fact(letter, f"{name}: {text}", "mono") for letter, name, text in values(cause)]
-    return Card(f"{cause.what}{_places(cause)}", (*known, Fact("Also", "; ".join(cause.others))), tone="numbered")
+    known = [doc.Fact(labels[label], text, "mono" * (label in ("line", "in"))) for label, text in _known(cause)]
+    known += [doc.Fact(letter, f"{name}: {text}", "mono") for letter, name, text in values(cause)]
+    return doc.Card(
+        f"{cause.what}{_places(cause)}", (*known, doc.Fact("Also", "; ".join(cause.others))), tone="numbered"
+    )
 
 
-def _brief_card(number: int, cause: Cause) -> Card:
-    return Card(facts=(Fact(str(number), cause.what), *(Fact(*pair) for pair in _known(cause))))
+def _brief_card(number: int, cause: Cause) -> doc.Card:
+    return doc.Card(facts=(doc.Fact(str(number), cause.what), *(doc.Fact(*pair) for pair in _known(cause))))
 
 
 def _known(cause: Cause) -> list[tuple[str, str]]:
