@@ -186,7 +186,7 @@ class _Run:
 
 
 class _Turn:
-    """One provider at one place: checked when made, then timed as often as it is its turn."""
+    """One provider of a case: checked when made, then timed as often as it is its turn."""
 
     def __init__(self, job: Row, row: Row, run: _Run, shared: list[Callable[[], Data]]) -> None:
         self._host, self._timer, self._shared = run.host, run.timer, shared

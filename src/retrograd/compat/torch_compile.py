@@ -9,12 +9,10 @@ from __future__ import annotations
 from retrograd.compat.registry import Part, register, works
 
 
-def keep_saved_tensors() -> bool:
-    """Let backwards that are compiled from now on run more than once; whether this torch does so."""
-    if not works(PART):
-        return False
-    _switch_off()
-    return True
+def keep_saved_tensors() -> None:
+    """Let backwards that are compiled from now on run more than once, where this torch can do so."""
+    if works(PART):
+        _switch_off()
 
 
 def _switch_off() -> None:
