@@ -91,9 +91,10 @@ def test_what_cannot_be_run_is_said(tmp_path, monkeypatch, target, said):
 
 def test_what_pytest_prints_of_a_problem_is_waited_for(tmp_path, monkeypatch):
     """The process's output comes by another way than its results, and on a busy machine later."""
-    drain, end, ended = subprocesses.Tail._drain, subprocesses.end, threading.Event()
-    monkeypatch.setattr(subprocesses.Tail, "_drain", lambda self, pipe: (ended.wait(60), drain(self, pipe)))
-    monkeypatch.setattr(subprocesses, "end", lambda child: (end(child), ended.set()))
+    kind, ended = subprocesses.Child, threading.Event()
+    drain, end = kind._drain, kind._end
+    monkeypatch.setattr(kind, "_drain", lambda self, pipe: (ended.wait(60), drain(self, pipe)))
+    monkeypatch.setattr(kind, "_end", lambda self: (end(self), ended.set()))
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(UsageError, match="not found"):
         run(f"{tmp_path / 'empty.py'}::test_x", seeds=2)

@@ -93,9 +93,9 @@ def test_what_is_wrong_is_said_with_its_line(text: str, line: int, words: str) -
 def test_a_parser_that_dies_is_an_error_and_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     from retrograd.core import subprocesses
 
-    real = subprocesses.start
+    real = subprocesses.Child
     program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    monkeypatch.setattr(subprocesses, "start", lambda command, changes: real([command[0], "-c", program], changes))
+    monkeypatch.setattr(subprocesses, "Child", lambda command: real([command[0], "-c", program]))
     with pytest.raises(
         GraphError, match=r"^dump, line 1: jaxlib's parser did not survive this text .killed by SIGSEGV"
     ):

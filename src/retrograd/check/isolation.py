@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +41,7 @@ class _Child:
     case: str = ""
     dtype: str = ""
     failed: dict[str, list[str]] | None = None
+    last: str = ""  # kind of the last message
     ended: str = ""  # "end", "error", "lost" (the GPU), "hung", "memory" or how it died
     error: tuple[str, int] = ("", 2)
     log: str = ""
@@ -211,41 +211,23 @@ def _run(arguments: Sequence[str], job: dict[str, Any], limits: ProcessLimits, p
     with tempfile.TemporaryDirectory(prefix="retrograd-verify-") as folder:
         events = Path(folder) / "events"
         events.touch()
-        words = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
-        words += ["--child", json.dumps({"events": str(events)} | job)]
-        process = subprocesses.start(words, {})
-        tail = subprocesses.Tail(process)
-        try:
-            child.ended = _follow(process, events, child, limits, progress)
-        finally:
-            subprocesses.end(process, dump=child.ended == "hung")
-            tail.close()
-        child.log = tail.text()
+        command = [sys.executable, "-X", "faulthandler", "-m", "retrograd", "verify", *arguments]
+        command += ["--child", json.dumps({"events": str(events)} | job)]
+        with subprocesses.Child(command, dump=True) as process:
+            child.ended = process.follow(
+                events,
+                lambda words: _hear(words, child, progress),
+                lambda: limits.timeout if child.running else max(limits.timeout, STARTUP),
+                memory=limits.memory,
+            )
+        child.log = process.output()
+    if child.ended == "end":
+        child.ended = child.last
     return child
 
 
-def _follow(
-    process: subprocess.Popen[bytes], events: Path, child: _Child, limits: ProcessLimits, progress: Progress | None
-) -> str:
-    heard = time.monotonic()
-    with events.open(encoding="utf-8") as lines:
-        while True:
-            code = process.poll()
-            for words in subprocesses.whole_lines(lines):
-                heard = time.monotonic()
-                _hear(words, child, progress)
-                if words[0] in ("end", "error", "lost"):
-                    return str(words[0])
-            if code is not None:
-                return subprocesses.death(code)
-            if time.monotonic() - heard > (limits.timeout if child.running else max(limits.timeout, STARTUP)):
-                return "hung"
-            if limits.memory and subprocesses.resident(process) > limits.memory:
-                return "memory"
-            subprocesses.sleep()
-
-
-def _hear(words: list[Any], child: _Child, progress: Progress | None) -> None:
+def _hear(words: list[Any], child: _Child, progress: Progress | None) -> bool:
+    """Take a message in; whether it was the last."""
     kind, *rest = words
     if kind == "begin":
         child.header = Report.from_json(rest[0])
@@ -268,3 +250,5 @@ def _hear(words: list[Any], child: _Child, progress: Progress | None) -> None:
             progress(result.id, f"{result.status} ({result.seconds:.2f} s)")
     elif kind == "error":
         child.error = (rest[0], rest[1])
+    child.last = kind
+    return kind in ("end", "error", "lost")

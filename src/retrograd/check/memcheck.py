@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -122,13 +121,6 @@ def _faults(device: str, command: VerifyCommand, timeout: float) -> tuple[list[F
 def _run(words: list[str], timeout: float) -> tuple[str, str]:
     """How a process ended, and the end of what it printed."""
     # With the cache an access beyond a tensor stays inside the block that was asked of the driver.
-    child = subprocesses.start(words, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
-    tail = subprocesses.Tail(child)
-    try:
-        ended = subprocesses.death(child.wait(timeout))
-    except subprocess.TimeoutExpired:
-        ended = f"no end within {timeout:g} s"
-    finally:
-        subprocesses.end(child)
-        tail.close()
-    return ended, tail.text()
+    with subprocesses.Child(words, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}) as child:
+        ended = child.wait(timeout) or f"no end within {timeout:g} s"
+    return ended, child.output()

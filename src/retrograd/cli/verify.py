@@ -189,36 +189,36 @@ def _isolated(
 
 def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]) -> None:
     """Be the child of `retrograd.check.isolation`: write down what begins and ends."""
-    from retrograd.core.subprocesses import Lines
+    from retrograd.core.subprocesses import Messages
 
-    lines = Lines(job["events"])
+    messages = Messages(job["events"])
     failed: dict[str, list[str]] = {dtype: list(ids) for dtype, ids in job["failed"].items()}
 
     def watch(event: str, about: Any) -> None:
         if event == "start":
-            lines.say(event, about.id, about.title)
+            messages.send(event, about.id, about.title)
         elif event == "case":
-            lines.say(event, about.dtype, about.text())
+            messages.send(event, about.dtype, about.text())
         elif event == "finding":
             from retrograd.check.finding_summary import progress_line
 
-            lines.say(event, about.stage, progress_line(about))
+            messages.send(event, about.stage, progress_line(about))
         elif event == "stage":
             for finding in [f for f in about.findings if not f.partial]:
                 failed.setdefault(finding.case.dtype, []).append(finding.stage)
-            lines.say(event, about.to_json(), failed)
+            messages.send(event, about.to_json(), failed)
         else:
-            lines.say(event, about.to_json())
+            messages.send(event, about.to_json())
 
     try:
         child = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"])}
         report = _verify(target, device, options | child)
     except RetrogradError as error:
-        lines.say("error", str(error), error.exit_code)
+        messages.send("error", str(error), error.exit_code)
     else:
         from retrograd.check.runner import GPU_LOST
 
-        lines.say("lost" if any(stage.reason.startswith(GPU_LOST) for stage in report.stages) else "end")
+        messages.send("lost" if any(stage.reason.startswith(GPU_LOST) for stage in report.stages) else "end")
 
 
 def _check_place(device: str, both: bool) -> None:

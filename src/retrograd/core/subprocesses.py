@@ -1,7 +1,4 @@
-"""Processes that may die, hang or print without end: what is kept of their output, how they ended, how to end them.
-
-Standard library only. A child tells its parent what it does in lines of JSON in a file of their own.
-"""
+"""Subprocesses that may die, hang, leak or print without end: limits, the end of their output, messages in a file."""
 
 from __future__ import annotations
 
@@ -13,31 +10,33 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from retrograd import config
+from retrograd.core.schema import plain
 
 _KEPT = 16 * 1024  # bytes of output, which may be endless
 _FRAMES = 6  # of a traceback, innermost first: the rest is what called us
 _DUMP = 1.0  # seconds that a child has to say where it is
+_PAUSE = 0.02  # seconds between two looks at a child
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
-class Lines:
-    """The file that a child says things in."""
+class Messages:
+    """The file in which a child tells its parent things, as lines of JSON."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file: TextIO = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
 
-    def say(self, *words: Any) -> None:
+    def send(self, *words: Any) -> None:
         """One line of JSON, on its way to the disk before this returns."""
-        self._file.write(json.dumps(words) + "\n")
+        self._file.write(json.dumps(plain(words)) + "\n")
         self._file.flush()
 
 
-def whole_lines(file: Any) -> Iterator[list[Any]]:
+def _complete_lines(file: Any) -> Iterator[list[Any]]:
     """Lines that are complete, read; half a line stays for the next time."""
     while True:
         at = file.tell()
@@ -48,14 +47,95 @@ def whole_lines(file: Any) -> Iterator[list[Any]]:
         yield json.loads(line)
 
 
-class Tail:
-    """The end of what a process prints, read by a thread so that the process never waits for us."""
+class Child:
+    """A process without input, in a group of its own, that is ended with all that it started when the block is left.
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+    Args:
+        command: the program and its arguments.
+        changes: variables of the environment that differ from ours.
+        dump: Where it hangs, let faulthandler say first where it is.
+    """
+
+    def __init__(self, command: Sequence[str], changes: Mapping[str, str] | None = None, *, dump: bool = False) -> None:
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=config.child_environment(changes or {}),
+            start_new_session=True,
+        )
+        self.silent = 0.0  # seconds since the last message
+        self._dump, self._hung = dump, False
         self._output: deque[bytes] = deque()
         self._kept = 0
-        self._reader = threading.Thread(target=self._drain, args=(child.stdout,), daemon=True)
+        # A thread reads, so that the process never waits for us.
+        self._reader = threading.Thread(target=self._drain, args=(self.process.stdout,), daemon=True)
         self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+        self._reader.join(timeout=1)  # a grandchild may hold the pipe open for ever
+
+    def wait(self, seconds: float) -> str | None:
+        """How it ended, as `death` says; None if it still runs after so long."""
+        try:
+            return death(self.process.wait(seconds))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def follow(
+        self,
+        messages: Path,
+        hear: Callable[[list[Any]], bool],
+        patience: Callable[[], float],
+        *,
+        memory: int = 0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Read messages until there is no more to hear.
+
+        Args:
+            messages: the file, which is there.
+            hear: takes a message; whether it was the last.
+            patience: how many seconds it may be silent just now.
+            memory: bytes that it may hold; 0 is any number.
+            stop: whether to leave it.
+
+        Returns:
+            "end", "hung", "memory", "stopped", or how it died.
+        """
+        last = time.monotonic()
+        with messages.open(encoding="utf-8") as lines:
+            while True:
+                code = self.process.poll()
+                for words in _complete_lines(lines):
+                    last = time.monotonic()
+                    if hear(words):
+                        return "end"
+                self.silent = time.monotonic() - last
+                if code is not None:
+                    return death(code)
+                if self.silent > patience():
+                    self._hung = True
+                    return "hung"
+                if memory and _resident(self.process) > memory:
+                    return "memory"
+                if stop():
+                    return "stopped"
+                time.sleep(_PAUSE)
+
+    def output(self) -> str:
+        """The last lines that it printed; where it died or hung, the innermost frames."""
+        lines = b"".join(self._output).decode("utf-8", "replace").splitlines()
+        dumps = [at for at, line in enumerate(lines) if line.startswith(("Fatal Python error", "Timeout ("))]
+        if not dumps:
+            return "\n".join(lines)[-2000:].strip()
+        frames = [line for line in lines[dumps[-1] :] if line.strip()]
+        return "\n".join(frames[:_FRAMES])
 
     def _drain(self, pipe: Any) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -65,35 +145,17 @@ class Tail:
                 while self._kept - len(self._output[0]) > _KEPT:
                     self._kept -= len(self._output.popleft())
 
-    def close(self) -> None:
-        """Read what is left; a grandchild may hold the pipe open for ever."""
-        self._reader.join(timeout=1)
-
-    def text(self) -> str:
-        """The last lines; where the process died or hung, the innermost frames."""
-        lines = b"".join(self._output).decode("utf-8", "replace").splitlines()
-        dumps = [at for at, line in enumerate(lines) if line.startswith(("Fatal Python error", "Timeout ("))]
-        if not dumps:
-            return "\n".join(lines)[-2000:].strip()
-        frames = [line for line in lines[dumps[-1] :] if line.strip()]
-        return "\n".join(frames[:_FRAMES])
-
-
-def start(command: Sequence[str], changes: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process without input, whose output a `Tail` reads, in a group of its own that `end` ends as a whole.
-
-    Args:
-        command: the program and its arguments.
-        changes: variables of the environment that differ from ours.
-    """
-    return subprocess.Popen(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=config.child_environment(changes),
-        start_new_session=True,
-    )
+    def _end(self) -> None:
+        child = self.process
+        if self._hung and self._dump and child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGABRT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=_DUMP)
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def death(code: int) -> str:
@@ -104,20 +166,7 @@ def death(code: int) -> str:
     return f"exit code {code}"
 
 
-def end(child: subprocess.Popen[bytes], *, dump: bool = False) -> None:
-    """End the child and what it started, if it still runs; with `dump` faulthandler may say first where it is."""
-    if child.poll() is None and dump:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(signal.SIGABRT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=_DUMP)
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
-def resident(child: subprocess.Popen[bytes]) -> int:
+def _resident(child: subprocess.Popen[bytes]) -> int:
     """Bytes of memory that the child holds; 0 where the system does not say."""
     try:
         return int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * _PAGE
@@ -134,8 +183,3 @@ def available() -> int:
     except (OSError, ValueError):
         pass
     return 0
-
-
-def sleep() -> None:
-    """Until it is worth looking again."""
-    time.sleep(0.02)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from retrograd.flake.schema import Run
 STARTUP = 120.0
 # A test that takes its process down this often in a row will not stop doing so.
 _ENOUGH = 3
+_GOODBYE = 5.0  # seconds; tests leave threads behind, whose end is not waited for
 
 
 @dataclass
@@ -53,12 +51,12 @@ def execute(batch: Batch, timeout: float, pytest_args: tuple[str, ...], process:
         ended = part.wait(out)
         for index, data in part.runs.items():
             out.runs.append(_run(batch, trials[index], data, process, index))
-        if ended in ("end", "problem", "stopped"):
+        if ended in ("end", "stopped"):
             break
         if part.started is None:
-            out.problem = _ended(ended, part.log(), "while the test was being imported")
+            out.problem = _ended(ended, part.output, "while the test was being imported")
             break
-        message = _ended(ended, part.log(), "in the middle of a run")
+        message = _ended(ended, part.output, "in the middle of a run")
         failed = dict(
             outcome="hung" if ended == "hung" else "crashed", message=message, seconds=part.silent, margins=[]
         )
@@ -94,60 +92,37 @@ class _Process:
         self.started: int | None = None  # the trial that it is in
         self.runs: dict[int, dict[str, Any]] = {}
         self.silent = 0.0
-        self._tail: subprocesses.Tail | None = None
-
-    def log(self) -> str:
-        """The end of what the process printed; where it died or hung, the innermost frames."""
-        return self._tail.text() if self._tail else ""
+        self.output = ""  # its end; where the process died or hung, the innermost frames
 
     def wait(self, out: Outcome) -> str:
-        """Read until the process ends: "end", "problem", "hung", or how it died."""
+        """Read until the process ends: "end", "stopped", "hung", or how it died."""
         with tempfile.TemporaryDirectory(prefix="retrograd-flake-") as folder:
             results = Path(folder) / "results"
             results.touch()
             job = self._batch.job() | dict(timeout=self._timeout, pytest_args=self._pytest_args)
             job["arguments"] = _arguments(self._batch)
             (Path(folder) / "job").write_text(json.dumps(job), encoding="utf-8")
-            child = self._start(str(Path(folder) / "job"), str(results))
-            self._tail = subprocesses.Tail(child)
-            try:
-                ended = self._follow(child, results, out)
-            finally:
-                subprocesses.end(child)
-                self._tail.close()
-            if ended == "problem":
+            command = [sys.executable, "-m", "retrograd.flake.worker", str(Path(folder) / "job"), str(results)]
+            with subprocesses.Child(command, self._variables()) as child:
+                ended = child.follow(
+                    results, lambda words: self._hear(words, out), self._patience, stop=self._stop.is_set
+                )
+                if ended == "end":
+                    child.wait(_GOODBYE)
+            self.silent, self.output = child.silent, child.output()
+            if out.problem:
                 # What pytest says of it is printed, and only now read for certain.
-                said = [line for line in self.log().splitlines() if line.startswith("ERROR")]
-                out.problem = "\n".join([out.problem, *said])
+                errors = [line for line in self.output.splitlines() if line.startswith("ERROR")]
+                out.problem = "\n".join([out.problem, *errors])
             return ended
 
-    def _start(self, job: str, results: str) -> subprocess.Popen[bytes]:
-        changes = self._batch.setting.variables()
-        if self._batch.hash_seed is not None:
-            changes = config.hash_seed(self._batch.hash_seed) | changes
-        return subprocesses.start([sys.executable, "-m", "retrograd.flake.worker", job, results], changes)
+    def _variables(self) -> dict[str, str]:
+        variables = self._batch.setting.variables()
+        return variables if self._batch.hash_seed is None else config.hash_seed(self._batch.hash_seed) | variables
 
-    def _follow(self, child: subprocess.Popen[bytes], results: Path, out: Outcome) -> str:
-        heard = time.monotonic()
-        with results.open(encoding="utf-8") as lines:
-            while True:
-                code = child.poll()
-                for words in subprocesses.whole_lines(lines):
-                    heard = time.monotonic()
-                    if self._hear(words, out):
-                        with contextlib.suppress(subprocess.TimeoutExpired):
-                            child.wait(timeout=5)  # tests leave threads behind; their end is not waited for
-                        return str(words[0])
-                self.silent = time.monotonic() - heard
-                if code is not None:
-                    return subprocesses.death(code)
-                # The child prints where it hangs when its time is up; let it.
-                limit = self._timeout + 1 if self.started is not None else max(self._timeout, STARTUP)
-                if self.silent > limit:
-                    return "hung"
-                if self._stop.is_set():
-                    return "stopped"
-                subprocesses.sleep()
+    def _patience(self) -> float:
+        # The child prints where it hangs when its time is up; let it.
+        return self._timeout + 1 if self.started is not None else max(self._timeout, STARTUP)
 
     def _hear(self, words: list[Any], out: Outcome) -> bool:
         """Take a line in; whether it was the last."""

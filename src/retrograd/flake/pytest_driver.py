@@ -38,12 +38,12 @@ class Driver:
         wanted = job["target"]["item"]
         if wanted and wanted not in items:
             gone = f"{wanted!r} is not collected any more"
-            results.say("problem", "\n".join(self._errors) or gone)
+            results.send("problem", "\n".join(self._errors) or gone)
             return True
         if not items:
-            results.say("problem", "\n".join(self._errors) or "no test is collected here")
+            results.send("problem", "\n".join(self._errors) or "no test is collected here")
             return True
-        results.say("items", list(items))
+        results.send("items", list(items))
         item = items[wanted or next(iter(items))]
         file = inspect.getsourcefile(item.obj) if hasattr(item, "obj") else None  # type: ignore[attr-defined]
         self.trials.prepare(Path(file or item.path).read_text(encoding="utf-8", errors="replace"))
@@ -95,4 +95,4 @@ def run_tests(trials: Trials) -> None:
     code = pytest.main([*args, *job["pytest_args"], *job["arguments"]], plugins=[driver])
     if not driver.ran:
         said = "\n".join(driver._errors)
-        trials.results.say("problem", said or f"pytest ends with exit code {int(code)} before any test runs")
+        trials.results.send("problem", said or f"pytest ends with exit code {int(code)} before any test runs")

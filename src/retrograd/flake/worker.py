@@ -17,13 +17,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from retrograd.core.loading import is_path, load
-from retrograd.core.schema import plain
-from retrograd.core.subprocesses import Lines
+from retrograd.core.subprocesses import Messages
 from retrograd.errors import RetrogradError
 from retrograd.flake.callables import call, returned, takes_seed
 from retrograd.flake.margins import Recorder
@@ -32,18 +30,10 @@ from retrograd.flake.seeding import seed_all, seed_imports
 LONGEST_MESSAGE = 2000
 
 
-class Results(Lines):
-    """The file that the parent reads."""
-
-    def say(self, *words: Any) -> None:
-        """One line, of numbers that JSON has."""
-        super().say(*plain(words))
-
-
 class Trials:
     """What the ways of running a test share: seeds, threads, margins, the clock, and the dump of a run that hangs."""
 
-    def __init__(self, job: dict[str, Any], results: Results) -> None:
+    def __init__(self, job: dict[str, Any], results: Messages) -> None:
         self.job, self.results = job, results
         self.recorder = Recorder()
         # Pytest redirects the process's stderr; the traceback of a hanging run must still get out.
@@ -64,7 +54,7 @@ class Trials:
     def each(self, run: Callable[[dict[str, Any]], tuple[str, str]]) -> None:
         """Make every trial; `run` returns outcome and message."""
         for index, trial in enumerate(self.job["trials"]):
-            self.results.say("start", index)
+            self.results.send("start", index)
             faulthandler.dump_traceback_later(self.job["timeout"], file=self._stderr)
             began = time.perf_counter()
             with _filled(trial["fill"]):
@@ -74,12 +64,11 @@ class Trials:
                 outcome, message = run(trial)
             seconds = time.perf_counter() - began
             faulthandler.cancel_dump_traceback_later()
-            margins = [asdict(margin) for margin in self.recorder.take()]
-            found = dict(outcome=outcome, message=shorten(message), seconds=seconds, margins=margins)
-            self.results.say("run", index, found)
+            result = dict(outcome=outcome, message=shorten(message), seconds=seconds, margins=self.recorder.take())
+            self.results.send("run", index, result)
         facts = dict(torch="torch" in sys.modules, unrecorded=self.recorder.unrecorded)
-        self.results.say("facts", facts)
-        self.results.say("end")
+        self.results.send("facts", facts)
+        self.results.send("end")
 
     def restart(self, seed: int) -> None:
         """Seed again and forget the margins: other tests ran."""
@@ -118,17 +107,17 @@ def call_target(trials: Trials, argument: str) -> None:
         module = load(place, argument, "'package.module:name' or 'path/file.py:name'")
         function = getattr(module, name)
     except RetrogradError as error:
-        trials.results.say("problem", str(error).removeprefix(f"unknown target {argument!r}: "))  # who asks names it
+        trials.results.send("problem", str(error).removeprefix(f"unknown target {argument!r}: "))  # who asks names it
         return
     except Exception as error:
-        trials.results.say("problem", f"cannot import {argument!r}: {type(error).__name__}: {error}")
+        trials.results.send("problem", f"cannot import {argument!r}: {type(error).__name__}: {error}")
         return
     if not callable(function):
-        trials.results.say("problem", f"{argument!r} is {type(function).__name__}, expected something to call")
+        trials.results.send("problem", f"{argument!r} is {type(function).__name__}, expected something to call")
         return
     file = getattr(module, "__file__", None)
     trials.prepare(Path(file).read_text(encoding="utf-8", errors="replace") if file else "")
-    trials.results.say("items", [argument])
+    trials.results.send("items", [argument])
     wants_seed = takes_seed(function)
 
     def run(trial: dict[str, Any]) -> tuple[str, str]:
@@ -143,7 +132,7 @@ def call_target(trials: Trials, argument: str) -> None:
 def main(job_path: str, results_path: str) -> None:
     """Run a job."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    results = Results(results_path)
+    results = Messages(results_path)
     seed_imports()
     trials = Trials(job, results)
     target = job["target"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -32,21 +31,15 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
     _check(text, source, first)
     with tempfile.TemporaryDirectory(prefix="retrograd-") as folder:
         Path(folder, "module.mlir").write_text(text, encoding="utf-8", errors="replace", newline="")
-        child = subprocesses.start(
-            [sys.executable, "-m", "retrograd.graph.readers.mlir", folder, source, str(first)], {}
-        )
-        output = subprocesses.Tail(child)
-        try:
-            child.wait(timeout=_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise scan.error(source or "StableHLO text", first, f"jaxlib took more than {_TIMEOUT_S} s") from None
-        finally:
-            subprocesses.end(child)
-            output.close()
+        command = [sys.executable, "-m", "retrograd.graph.readers.mlir", folder, source, str(first)]
+        with subprocesses.Child(command) as child:
+            ended = child.wait(_TIMEOUT_S)
+        if ended is None:
+            raise scan.error(source or "StableHLO text", first, f"jaxlib took more than {_TIMEOUT_S} s")
         result = Path(folder, "result")
-        if child.returncode or not result.exists():
-            ended = f"jaxlib's parser did not survive this text ({subprocesses.death(child.returncode)})"
-            raise scan.error(source or "StableHLO text", first, ended, output.text().rpartition("\n")[2])
+        if child.process.returncode or not result.exists():
+            text = f"jaxlib's parser did not survive this text ({ended})"
+            raise scan.error(source or "StableHLO text", first, text, child.output().rpartition("\n")[2])
         graph, message = pickle.loads(result.read_bytes())
     if graph is None:
         raise GraphError(message)
