@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from retrograd.errors import UsageError
 from retrograd.trace.diffing.divergence_reasons import RunConditions, reason
-from retrograd.trace.diffing.formatting import row, seen, side
+from retrograd.trace.diffing.formatting import op_summary, row, side
 from retrograd.trace.diffing.identity import base_name, unwrapped_module
 from retrograd.trace.diffing.matching import STEP, match
-from retrograd.trace.diffing.schema import Cause, Kind, Row, TraceDiff
+from retrograd.trace.diffing.schema import DivergenceCause, Kind, PairRow, TraceDiff
 from retrograd.trace.diffing.verdicts import PairJudge, PairVerdict, is_packaging
 from retrograd.trace.schema import BACKWARD, OTHER, Op, Trace
 
@@ -125,7 +125,7 @@ class _CauseCollector:
 
     conditions: RunConditions
     bitwise: bool
-    causes: dict[Key, tuple[int, Cause]] = field(default_factory=dict[Key, tuple[int, Cause]])
+    causes: dict[Key, tuple[int, DivergenceCause]] = field(default_factory=dict[Key, tuple[int, DivergenceCause]])
     late: int = 0  # values from outside that differ after something had differed already
     renamed: int = 0
     computed: int = 0
@@ -152,7 +152,7 @@ class _CauseCollector:
         elif verdict.differs:
             self._operator_itself(at, verdict, op)
 
-    def _put(self, key: Key, at: int, cause: Cause) -> None:
+    def _put(self, key: Key, at: int, cause: DivergenceCause) -> None:
         if key not in self.causes:
             self.causes[key] = (at, cause)
             return
@@ -167,7 +167,7 @@ class _CauseCollector:
     def _divergence(self, at: int, verdict: PairVerdict, op: Op) -> None:
         r = reason(verdict, self.conditions)
         self._diverged = True
-        cause = Cause(r.kind, r.description, r.why, r.advice, **_both(verdict))
+        cause = DivergenceCause(r.kind, r.description, r.why, r.advice, **_both(verdict))
         # A random operator is one cause wherever it is; any other is one where it stands in the source.
         place = () if r.kind == "random" else (op.place or unwrapped_module(op.module),)
         self._put((r.kind, op.name, *place), at, cause)
@@ -201,7 +201,7 @@ class _CauseCollector:
             why = "it is the gradient that the new one is added to, from a backward before the recording began"
             advice = "set gradients to None in both runs (zero_grad) before the first backward"
         self._diverged = True
-        self._put(("outside",), at, Cause("outside", description, why, advice, **_both(verdict)))
+        self._put(("outside",), at, DivergenceCause("outside", description, why, advice, **_both(verdict)))
 
     def _structural(self, at: int, verdict: PairVerdict, op: Op) -> None:
         """An operator without a counterpart; in a backward it belongs to one of the forward where one explains it."""
@@ -209,7 +209,7 @@ class _CauseCollector:
         self._diverged = True
         if verdict.pair.level == STEP:
             description = f"step {op.step} is in {'B' if status == 'inserted' else 'A'} alone"
-            self._put((status, STEP, str(op.step)), at, Cause(status, description, **_both(verdict)))
+            self._put((status, STEP, str(op.step)), at, DivergenceCause(status, description, **_both(verdict)))
             return
         owner = self._owner(at, status, op)
         if owner is not None:
@@ -226,7 +226,7 @@ class _CauseCollector:
         else:
             near = f"module {op.module}" if op.module else f"the {op.phase}" if op.phase != OTHER else "the step"
             why = f"{'A' if status == 'inserted' else 'B'} has nothing that corresponds to it in {near}"
-            self._put(key, at, Cause(status, _alone([op.name], status), why, "", **_both(verdict)))
+            self._put(key, at, DivergenceCause(status, _alone([op.name], status), why, "", **_both(verdict)))
             self._names[key] = [op.name]
         self._last = (at, key)
 
@@ -240,7 +240,7 @@ class _CauseCollector:
         if op.name not in names and (op.step, op.module) == (first.step, first.module):
             names.append(op.name)
             known = replace(known, what=_alone(names, status))
-        where = seen(op).where
+        where = op_summary(op).where
         if where not in (first.where, *known.others) and len(known.others) < _MAX_OTHERS:
             known = replace(known, others=(*known.others, where))
         self.causes[key] = (at, known)
@@ -265,8 +265,8 @@ class _CauseCollector:
 def _both(verdict: PairVerdict) -> dict[str, Any]:
     a, b = verdict.pair.a, verdict.pair.b
     return {
-        "a": seen(a, verdict.inputs, verdict.outputs) if a else None,
-        "b": seen(b, verdict.inputs, verdict.outputs) if b else None,
+        "a": op_summary(a, verdict.inputs, verdict.outputs) if a else None,
+        "b": op_summary(b, verdict.inputs, verdict.outputs) if b else None,
     }
 
 
@@ -277,7 +277,7 @@ def _sizes_differ(verdict: PairVerdict) -> bool:
     return [t.shape for t in a.inputs] != [t.shape for t in b.inputs]
 
 
-def _rows(verdicts: Sequence[PairVerdict], first: int | None) -> tuple[Row, ...]:
+def _rows(verdicts: Sequence[PairVerdict], first: int | None) -> tuple[PairRow, ...]:
     if first is None:
         return ()
     return tuple(row(verdict) for verdict in verdicts[max(0, first - _BEFORE) : first + _AFTER + 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retrograd.trace.diffing.schema import Row, Seen, Side, Tensor
+from retrograd.trace.diffing.schema import OpSummary, PairRow, RunSide, Tensor
 from retrograd.trace.diffing.verdicts import PairVerdict
 from retrograd.trace.schema import Op, Stats, Trace
 
@@ -22,9 +22,9 @@ def tensor_text(t: Stats) -> str:
     return ", ".join(parts)
 
 
-def seen(op: Op, inputs: Sequence[bool] = (), outputs: Sequence[bool] = ()) -> Seen:
+def op_summary(op: Op, inputs: Sequence[bool] = (), outputs: Sequence[bool] = ()) -> OpSummary:
     """An operator with its first tensors; `inputs` and `outputs` say which of them differ."""
-    return Seen(
+    return OpSummary(
         op.index,
         op.step,
         op.phase,
@@ -46,20 +46,20 @@ def _tensors(tensors: Sequence[Stats], differ: Sequence[bool]) -> tuple[Tensor, 
     return tuple(Tensor(tensor_text(tensors[k]), marks[k], k) for k in sorted(chosen))
 
 
-def row(verdict: PairVerdict) -> Row:
+def row(verdict: PairVerdict) -> PairRow:
     """A pair as a row of the neighbourhood."""
     a, b = verdict.pair.a, verdict.pair.b
-    return Row(
+    return PairRow(
         verdict.status,
-        seen(a, verdict.inputs, verdict.outputs) if a else None,
-        seen(b, verdict.inputs, verdict.outputs) if b else None,
+        op_summary(a, verdict.inputs, verdict.outputs) if a else None,
+        op_summary(b, verdict.inputs, verdict.outputs) if b else None,
     )
 
 
-def side(trace: Trace, title: str) -> Side:
+def side(trace: Trace, title: str) -> RunSide:
     """Title and size of a run."""
     devices = sorted({t.device for op in trace.ops for t in op.outputs})
-    return Side(
+    return RunSide(
         title,
         len(trace.ops),
         len({op.step for op in trace.ops}),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from retrograd.core import document as doc
 from retrograd.core.wording import count
-from retrograd.trace.diffing.schema import Cause, Seen, Side, TraceDiff
+from retrograd.trace.diffing.schema import DivergenceCause, OpSummary, RunSide, TraceDiff
 
 _MOST_CAUSES = 10
 _MODES = {"bitwise": "bit for bit", "attainable": "within the attainable error", "names": "in their operators"}
@@ -56,7 +56,7 @@ def verdict(diff: TraceDiff) -> str:
     return f"different: first{at}{f', and {more}' if rest else ''}"
 
 
-def facts(side: Side) -> str:
+def facts(side: RunSide) -> str:
     """How large a run is, and where it ran."""
     parts = [count(side.ops, "operator"), count(side.steps, "step"), *side.devices, f"level {side.level}"]
     return ", ".join([*parts, *([f"rank {side.rank}"] if side.rank else [])])
@@ -87,7 +87,7 @@ def _text(diff: TraceDiff, everything: bool) -> Iterator[doc.TextLine]:
     yield doc.TextLine(counts(diff), "dim")
 
 
-def _cause_text(number: str, cause: Cause) -> Iterator[doc.TextLine]:
+def _cause_text(number: str, cause: DivergenceCause) -> Iterator[doc.TextLine]:
     yield doc.TextLine(f"{number}{cause.what}{_places(cause)}", "bold")
     yield from doc.labelled(_known(cause), width=6, indent=len(number))
     tensors = [(letter, f"{name}: {text}") for letter, name, text in values(cause)]
@@ -97,7 +97,7 @@ def _cause_text(number: str, cause: Cause) -> Iterator[doc.TextLine]:
     yield from doc.labelled([*tensors, ("also", "\n".join(others))], width=6, indent=len(number), style="dim")
 
 
-def _card(cause: Cause) -> doc.Card:
+def _card(cause: DivergenceCause) -> doc.Card:
     labels = {"at": "At", "line": "Line", "in": "Inside", "why": "Why", "do": "Do"}
     known = [doc.Fact(labels[label], text, "mono" * (label in ("line", "in"))) for label, text in _known(cause)]
     known += [doc.Fact(letter, f"{name}: {text}", "mono") for letter, name, text in values(cause)]
@@ -106,26 +106,26 @@ def _card(cause: Cause) -> doc.Card:
     )
 
 
-def _brief_card(number: int, cause: Cause) -> doc.Card:
+def _brief_card(number: int, cause: DivergenceCause) -> doc.Card:
     return doc.Card(facts=(doc.Fact(str(number), cause.what), *(doc.Fact(*pair) for pair in _known(cause))))
 
 
-def _known(cause: Cause) -> list[tuple[str, str]]:
+def _known(cause: DivergenceCause) -> list[tuple[str, str]]:
     return [("at", cause.where), ("line", cause.code), ("in", cause.inside), ("why", cause.why), ("do", cause.advice)]
 
 
-def _places(cause: Cause) -> str:
+def _places(cause: DivergenceCause) -> str:
     return f"  ({cause.count} places)" if cause.count > 1 else ""
 
 
-def values(cause: Cause) -> Iterator[tuple[str, str, str]]:
+def values(cause: DivergenceCause) -> Iterator[tuple[str, str, str]]:
     """The tensors that differ, in A and in B, with their names; of an operator without a counterpart its outputs."""
     for letter, seen in (("A", cause.a), ("B", cause.b)):
         if seen is not None:
             yield from ((letter, name, text) for name, text in shown(seen))
 
 
-def shown(seen: Seen) -> Iterator[tuple[str, str]]:
+def shown(seen: OpSummary) -> Iterator[tuple[str, str]]:
     """The tensors of an operator that differ, or its outputs if none does."""
     every = [(f"input {t.index}", t) for t in seen.inputs]
     every += [(f"output {t.index}" if len(seen.outputs) > 1 else "output", t) for t in seen.outputs]

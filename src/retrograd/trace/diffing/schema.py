@@ -29,7 +29,7 @@ Status = Literal["same", "within", "made", "carried", "outside", "inserted", "mi
 
 
 @dataclass(frozen=True)
-class Side:
+class RunSide:
     """One of the two runs: what it is called, how many operators it has, and what is known of it."""
 
     title: str
@@ -51,7 +51,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Seen:
+class OpSummary:
     """An operator of one run, for people."""
 
     index: int
@@ -74,7 +74,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Cause:
+class DivergenceCause:
     """One thing that differs first: nothing that it was computed from does.
 
     `what` says it in words, `why` the reason where it is plain, `advice` what to do. `a` and `b` are the operators of
@@ -85,8 +85,8 @@ class Cause:
     what: str
     why: str = ""
     advice: str = ""
-    a: Seen | None = None
-    b: Seen | None = None
+    a: OpSummary | None = None
+    b: OpSummary | None = None
     count: int = 1
     others: tuple[str, ...] = ()
 
@@ -110,12 +110,12 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Row:
+class PairRow:
     """Two operators that correspond, or one that has none on the other side, near the first cause."""
 
     status: Status
-    a: Seen | None
-    b: Seen | None
+    a: OpSummary | None
+    b: OpSummary | None
 
 
 @dataclass(frozen=True)
@@ -130,16 +130,16 @@ class TraceDiff(Record, Shown):
 
     _noun: ClassVar[str] = "comparison of traces"
 
-    a: Side
-    b: Side
+    a: RunSide
+    b: RunSide
     mode: Literal["bitwise", "attainable", "names"]
-    causes: tuple[Cause, ...]
+    causes: tuple[DivergenceCause, ...]
     notes: tuple[str, ...] = ()
     matched: int = 0
     within: int = 0
     carried: int = 0
     seconds: float = 0.0
-    rows: tuple[Row, ...] = ()
+    rows: tuple[PairRow, ...] = ()
     schema: str = DIFF_SCHEMA
 
     @property
