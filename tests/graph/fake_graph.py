@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrograd.graph.schema import Cause, Crossing, Diff, Follow, Level, Node, Reached, Side, Step, Unique
+from retrograd.graph.schema import Cause, Crossing, Diff, FlowStep, Follow, Level, Node, Reached, Side, Unique
 
 EVIL = "add.7</script><script>alert(1)</script>[bold]x[/bold]"
 A = Side("a.txt", "step", "hlo", 12, 2, 1, 1, 3, "aaaa")
@@ -55,11 +55,11 @@ def unique() -> Unique:
 
 def follow(dead: bool = False) -> Follow:
     steps = (
-        Step("p.30", "parameter", "f32[8]", "train.py:1"),
-        Step("tuple.1", "tuple", "(f32[2], f32[8])", "", (1,), "1", 0, "packaging"),
-        Step("rs.2", "reduce-scatter", "(f32[1], f32[4])", "x.py:3", (1,), "1", 1, "used", False, (), False, 5),
-        Step("neg.3", "negate", "f32[4]", "", (0,), "", 2, "used", False, (), True),
-        Step(EVIL, "add", "f32[4]", "y.py:9", (0, 1), "", 2, "used", False, (0, 1, 2, 7)),
+        FlowStep("p.30", "parameter", "f32[8]", "train.py:1"),
+        FlowStep("tuple.1", "tuple", "(f32[2], f32[8])", "", (1,), "1", 0, "packaging"),
+        FlowStep("rs.2", "reduce-scatter", "(f32[1], f32[4])", "x.py:3", (1,), "1", 1, "used", False, (), False, 5),
+        FlowStep("neg.3", "negate", "f32[4]", "", (0,), "", 2, "used", False, (), True),
+        FlowStep(EVIL, "add", "f32[4]", "y.py:9", (0, 1), "", 2, "used", False, (0, 1, 2, 7)),
     )
     crossing = Crossing("rs.2", "reduce-scatter", 5, 6, 2, 3, 1, 2, 1, "x.py:3")
     reached = tuple(Reached(k, "f32[4]", EVIL, "y.py:9") for k in (0, 1, 2, 7))

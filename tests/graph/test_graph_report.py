@@ -97,8 +97,8 @@ def test_a_trail() -> None:
 
 
 def test_the_whole_trail_of_a_long_chain_is_printed_at_one_depth() -> None:
-    steps = [fake.Step("p.0", "parameter", "f32[]")]
-    steps += [fake.Step(f"n.{k}", "negate", "f32[]", "", (0,), "", k, "used") for k in range(3000)]
+    steps = [fake.FlowStep("p.0", "parameter", "f32[]")]
+    steps += [fake.FlowStep(f"n.{k}", "negate", "f32[]", "", (0,), "", k, "used") for k in range(3000)]
     found = Follow("t", "p0", "p.0", "parameter", "f32[]", "", tuple(steps), len(steps))
     lines = to_text(found).splitlines()
     assert lines[-1] == "n.2999  negate f32[], operand 0"

@@ -11,7 +11,7 @@ from fake_torch_xla import hlo
 from retrograd.errors import GraphChangedError, GraphError, UsageError
 from retrograd.graph.watching import lock
 from retrograd.graph.watching.events import Compiled
-from retrograd.graph.watching.session import Session
+from retrograd.graph.watching.session import WatchSession
 
 DATA = Path(__file__).parent / "data" / "xla"
 
@@ -97,18 +97,18 @@ def test_bad_files(files, tmp_path):
 
 
 def session(*texts):
-    made = Session(expect=9)
+    made = WatchSession(expect=9)
     made.step([Compiled("step", "hlo", text) for text in texts])
     return made
 
 
 def test_a_run_writes_the_lock_file_and_is_held_to_it(tmp_path):
     path = tmp_path / "graphs.lock"
-    lock.hold(session(hlo(rate=0.25), hlo()), path)
+    lock.hold(path, session(hlo(rate=0.25), hlo()))
     assert list(lock.read(path)) == ["step 0", "step 1"]
-    lock.hold(session(hlo(rate=0.25), hlo()), path)
+    lock.hold(path, session(hlo(rate=0.25), hlo()))
     with pytest.raises(GraphChangedError, match=r"1 of 2 graphs are not as locked(?s:.*)train\.py:41"):
-        lock.hold(session(hlo(rate=0.25), hlo(stray=True)), path)
+        lock.hold(path, session(hlo(rate=0.25), hlo(stray=True)))
 
 
 def test_real_graphs_make_a_small_lock_file(tmp_path):

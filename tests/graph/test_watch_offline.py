@@ -10,7 +10,7 @@ import pytest
 
 from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.watching.offline import replay
-from retrograd.graph.watching.session import Session
+from retrograd.graph.watching.session import WatchSession
 
 DATA = Path(__file__).parent / "data"
 
@@ -20,7 +20,7 @@ def steps(name, *numbers):
 
 
 def quiet(**options):
-    return Session(**options, say=lambda text: None)
+    return WatchSession(**options, say=lambda text: None)
 
 
 def test_the_founding_case_has_four_graphs_and_the_cause_is_carried_over_gradients():

@@ -16,16 +16,16 @@ from retrograd.core.order_registry import Order
 from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.watching.events import Compiled, Ran
 from retrograd.graph.watching.schema import WatchReport
-from retrograd.graph.watching.session import GraphChangedWarning, Session
+from retrograd.graph.watching.session import GraphChangedWarning, WatchSession
 
 
 def compiled(text: str, key: str, **more) -> Compiled:
     return Compiled("step", "hlo", text, recorded=key, **more)
 
 
-def stray_run(**options) -> Session:
+def stray_run(**options) -> WatchSession:
     """Graphs a, b, b, a stray output at step 3, b."""
-    session = Session(**options)
+    session = WatchSession(**options)
     session.step([compiled(hlo(rate=0.25), "a", seconds=1.0), Ran("a")])
     session.step([compiled(hlo(), "b", seconds=2.0), Ran("b")])
     session.step([Ran("b")])
@@ -90,7 +90,7 @@ def test_raise_and_warn():
 
 def test_the_same_computation_compiled_again_is_said_to_be_the_same():
     said = []
-    session = Session(expect=1, say=said.append)
+    session = WatchSession(expect=1, say=said.append)
     session.step([compiled(hlo(), "a")])
     session.step([compiled(hlo().replace("multiply.4", "mul.77"), "b", reason="aliasing")])
     graph = session.report().graphs[1]
@@ -101,7 +101,7 @@ def test_the_same_computation_compiled_again_is_said_to_be_the_same():
 
 
 def test_a_text_that_cannot_be_read_is_compared_as_text_and_says_so():
-    session = Session(expect=4)
+    session = WatchSession(expect=4)
     session.step([compiled("HloModule broken\n%x = f32[", "a"), compiled("HloModule broken\n%x = f32[", "b")])
     first, second = session.report().graphs
     assert first.level == "text"
@@ -125,7 +125,7 @@ def test_a_comparison_that_fails_does_not_end_the_run_and_is_told(monkeypatch):
 
 
 def test_graphs_of_other_families_are_not_compared():
-    session = Session(expect=9)
+    session = WatchSession(expect=9)
     session.step(
         [Compiled("forward", "hlo", hlo(), family="forward 0"), Compiled("forward", "hlo", hlo(9), family="forward 1")]
     )
@@ -151,7 +151,7 @@ def test_explain_compares_any_two():
 )
 def test_bad_arguments(options, match):
     with pytest.raises(UsageError, match=match):
-        Session(**options)
+        WatchSession(**options)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ OTHERS = {
 def test_a_plan_of_buckets_that_changed_is_told_as_a_cause(other):
     rows, words = OTHERS[other]
     said = []
-    session = Session(say=said.append)
+    session = WatchSession(say=said.append)
     for step in range(5):
         session.step([], {7: PLAN if step < 3 else replace(PLAN, key="bb", rows=rows)})
     report = session.report()
@@ -203,7 +203,7 @@ def test_a_plan_of_buckets_that_changed_is_told_as_a_cause(other):
     assert "bucket plan aa: 2 buckets, since step 0" in text
     assert words in text
     assert WatchReport.from_json(report.to_json()) == report
-    raising = Session(expect=0, on_extra="raise")
+    raising = WatchSession(expect=0, on_extra="raise")
     raising.step([], {7: PLAN})
     with pytest.raises(GraphChangedError, match="bucket plan aa -> bb"):
         raising.step([], {7: replace(PLAN, key="bb", rows=rows)})
@@ -211,7 +211,7 @@ def test_a_plan_of_buckets_that_changed_is_told_as_a_cause(other):
 
 def test_a_plan_that_stays_and_the_plan_of_another_model_are_no_change():
     """A plan that comes later, one whose model is gone, and one that is made anew as it was."""
-    session = Session(expect=0, on_extra="raise")
+    session = WatchSession(expect=0, on_extra="raise")
     away = replace(PLAN, key="", rows=())
     for held in ({}, {1: PLAN}, {1: PLAN, 2: replace(PLAN, key="cc")}, {2: replace(PLAN, key="cc")}):
         session.step([], held)

@@ -270,7 +270,7 @@ def _stdin() -> str:
 def _replay(paths: Sequence[str], options: dict[str, object]) -> WatchReport:
     from retrograd.graph.watching import files, lock
     from retrograd.graph.watching.offline import replay
-    from retrograd.graph.watching.session import Session
+    from retrograd.graph.watching.session import WatchSession
 
     for name, usual in (("backend", "auto"), ("gc_before_cut", False), ("threshold", 0)):
         if options[name] != usual:
@@ -278,12 +278,12 @@ def _replay(paths: Sequence[str], options: dict[str, object]) -> WatchReport:
                 f"`--{name.replace('_', '-')}` is for a program, but --from reads recorded graphs; leave it out"
             )
     warmup, expect = options["warmup"], options["expect"]
-    session = Session(expect, warmup, str(options["on_extra"]), say=lambda text: None)  # type: ignore[arg-type]
+    session = WatchSession(expect, warmup, str(options["on_extra"]), say=lambda text: None)  # type: ignore[arg-type]
     report = replay(paths, session)
     if options["save"] is not None:
         files.save(session, options["save"])  # type: ignore[arg-type]
     if options["lock"] is not None:
-        lock.hold(session, options["lock"])  # type: ignore[arg-type]
+        lock.hold(options["lock"], session)  # type: ignore[arg-type]
     return report
 
 

@@ -74,9 +74,9 @@ def diff(a: Source, b: Source) -> Diff:
         UsageError: a file holds several graphs and none is named, or has no graph of that number.
     """
     from retrograd.graph.diffing.compare import compare
-    from retrograd.graph.sources import one
+    from retrograd.graph.sources import only_graph
 
-    return compare(one(a), one(b))
+    return compare(only_graph(a), only_graph(b))
 
 
 def unique(sources: Source | Iterable[Source]) -> Unique:
@@ -95,10 +95,10 @@ def unique(sources: Source | Iterable[Source]) -> Unique:
     from retrograd.graph.sources import load
 
     single = isinstance(sources, (str, Graph)) or hasattr(sources, "__fspath__")
-    given: list[Any] = [sources] if single else list(sources)  # type: ignore[arg-type]
-    if not given:
+    listed: list[Any] = [sources] if single else list(sources)  # type: ignore[arg-type]
+    if not listed:
         raise UsageError("`sources` is empty; give at least one file or graph")
-    return count([graph for source in given for graph in load(source)])
+    return count([graph for source in listed for graph in load(source)])
 
 
 def follow(source: Source, value: str, limit: int | None = 400) -> Follow:
@@ -115,6 +115,6 @@ def follow(source: Source, value: str, limit: int | None = 400) -> Follow:
         UsageError: there is no such value; the message names what is spelled nearly so.
     """
     from retrograd.graph.dataflow import follow as walk
-    from retrograd.graph.sources import one
+    from retrograd.graph.sources import only_graph
 
-    return walk(one(source), value, limit)
+    return walk(only_graph(source), value, limit)

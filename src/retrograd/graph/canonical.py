@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from retrograd.errors import GraphError
+from retrograd.graph.brackets import split
 from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
 from retrograd.graph.tokens import tokens
 
@@ -23,7 +24,7 @@ Label = tuple[str, str, str]  # (opcode, shape, attributes): what a node is, its
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class CollectiveNodes:
     """One collective instruction: its place in the computation and its nodes, one an operand."""
 
     place: int
@@ -50,7 +51,7 @@ class Form:
     outputs: list[int] = field(default_factory=list[int])
     structure: str = ""
     parameters: list[int] = field(default_factory=list[int])
-    collectives: list[Collective] = field(default_factory=list[Collective])
+    collectives: list[CollectiveNodes] = field(default_factory=list[CollectiveNodes])
     chained: bool = False  # a token chain orders the collectives
     barriers: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     live: bytearray = field(default_factory=bytearray)
@@ -98,35 +99,37 @@ _FOLDED = frozenset({"tuple", "get-tuple-element", "opt-barrier", "parameter"})
 class _Folder:
     def __init__(self, graph: Graph, computation: Computation) -> None:
         self.graph = graph
-        self.made = Form(computation)
+        self.result = Form(computation)
 
     def form(self) -> Form:
         self.fold()
-        made = self.made
-        if made.collectives:
+        result = self.result
+        if result.collectives:
             self.drop_tokens()
-        root = made.values[made.computation.root]
-        made.outputs, made.structure = flat(root), _structure(root)
-        made.parameters = [flat(made.values[p])[0] for p in made.computation.parameters]
+        root = result.values[result.computation.root]
+        result.outputs, result.structure = flat(root), _structure(root)
+        result.parameters = [flat(result.values[p])[0] for p in result.computation.parameters]
         effects = self.side_effects()
-        made.live = _reached(made.operands, [*made.outputs, *(n for p in effects for n in flat(made.values[p]))])
-        made.collectives = [c for c in made.collectives if any(made.live[n] for n in c.nodes)]
-        made.dead = self.count_dead(effects)
-        return made
+        result.live = _reached(
+            result.operands, [*result.outputs, *(n for p in effects for n in flat(result.values[p]))]
+        )
+        result.collectives = [c for c in result.collectives if any(result.live[n] for n in c.nodes)]
+        result.dead = self.count_dead(effects)
+        return result
 
     def fold(self) -> None:
         """Nodes and values of all instructions. Nine in ten are plain; they go through the short way."""
-        made, values = self.made, self.made.values
-        labels, operands, origins, numbers = made.labels, made.operands, made.origins, made.numbers
+        result, values = self.result, self.result.values
+        labels, operands, origins, numbers = result.labels, result.operands, result.origins, result.numbers
         packed: set[int] = set()  # places whose value is a tuple
         plain: dict[str, bool] = {}
-        for place, ins in enumerate(made.computation.instructions):
+        for place, ins in enumerate(result.computation.instructions):
             short = plain.get(ins.opcode)
             if short is None:
                 short = plain[ins.opcode] = not _folds(ins.opcode)
             if short and packed.isdisjoint(ins.operands):
                 if ins.called:
-                    made.called[len(labels)] = ins.called
+                    result.called[len(labels)] = ins.called
                 values.append(len(labels))
                 labels.append((ins.opcode, ins.shape, ins.attrs))
                 operands.append(tuple([values[o] for o in ins.operands]))  # type: ignore[misc]
@@ -140,14 +143,14 @@ class _Folder:
 
     def value(self, place: int, instruction: Instruction) -> Value:
         """The value of an instruction that is folded, or that takes tuples."""
-        opcode, values = instruction.opcode, self.made.values
+        opcode, values = instruction.opcode, self.result.values
         if opcode == "tuple":
             return tuple([values[o] for o in instruction.operands])
         if opcode == "get-tuple-element":
             return self.element(place, instruction)
         if opcode == "opt-barrier" and len(instruction.operands) == 1:
             value = values[instruction.operands[0]]
-            self.made.barriers.append(tuple(flat(value)))
+            self.result.barriers.append(tuple(flat(value)))
             return value
         if opcode in COLLECTIVES:
             return self.collective(place, instruction, opcode, instruction)
@@ -156,15 +159,15 @@ class _Folder:
         return self.node(place, instruction)
 
     def add(self, place: int, label: Label, operands: tuple[int, ...], number: int = -1) -> int:
-        made = self.made
-        made.labels.append(label)
-        made.operands.append(operands)
-        made.origins.append(place)
-        made.numbers.append(number)
-        return len(made.labels) - 1
+        result = self.result
+        result.labels.append(label)
+        result.operands.append(operands)
+        result.origins.append(place)
+        result.numbers.append(number)
+        return len(result.labels) - 1
 
     def node(self, place: int, instruction: Instruction, opcode: str = "") -> int:
-        values, attrs = self.made.values, instruction.attrs
+        values, attrs = self.result.values, instruction.attrs
         opcode = opcode or instruction.opcode
         if opcode == "parameter":
             number, _, rest = attrs.partition(", ")
@@ -177,11 +180,11 @@ class _Folder:
                 break
         node = self.add(place, (opcode, instruction.shape, attrs), operands)  # type: ignore[arg-type]
         if instruction.called:
-            self.made.called[node] = instruction.called
+            self.result.called[node] = instruction.called
         return node
 
     def element(self, place: int, instruction: Instruction) -> Value:
-        value = self.made.values[instruction.operands[0]] if instruction.operands else 0
+        value = self.result.values[instruction.operands[0]] if instruction.operands else 0
         if type(value) is tuple:
             try:
                 return value[int(instruction.attrs)]
@@ -194,23 +197,23 @@ class _Folder:
 
     def collective(self, place: int, instruction: Instruction, opcode: str, start: Instruction) -> Value:
         """One node an operand where result k depends on operand k alone; else one node."""
-        made, count = self.made, len(start.operands)
+        result, count = self.result, len(start.operands)
         if opcode not in PER_OPERAND or count < 2:
             node = (
                 self.node(place, start, opcode)
                 if start is instruction
                 else self.renamed(place, start, opcode, instruction)
             )
-            made.collectives.append(Collective(place, opcode, (node,)))
+            result.collectives.append(CollectiveNodes(place, opcode, (node,)))
             return node
         shapes = _elements(instruction.shape)
         nodes: list[int] = []
         for k, operand in enumerate(start.operands):
             shape = shapes[k] if k < len(shapes) else ""
-            nodes.append(self.add(place, (opcode, shape, start.attrs), tuple(flat(made.values[operand]))))
+            nodes.append(self.add(place, (opcode, shape, start.attrs), tuple(flat(result.values[operand]))))
             if start.called:
-                made.called[nodes[-1]] = start.called
-        made.collectives.append(Collective(place, opcode, tuple(nodes)))
+                result.called[nodes[-1]] = start.called
+        result.collectives.append(CollectiveNodes(place, opcode, tuple(nodes)))
         return tuple(nodes)
 
     def renamed(self, place: int, start: Instruction, opcode: str, done: Instruction) -> int:
@@ -220,43 +223,45 @@ class _Folder:
     def asynchronous(self, place: int, instruction: Instruction) -> Value:
         """The start hands its place on (as a value that no node has); the done becomes the operation."""
         base, _, part = instruction.opcode.rpartition("-")
-        made = self.made
+        result = self.result
         if base in ("send", "recv", "infeed", "outfeed"):
             return self.node(place, instruction)
         if part == "start":
             return (-1 - place,)
-        value = made.values[instruction.operands[0]] if len(instruction.operands) == 1 else 0
+        value = result.values[instruction.operands[0]] if len(instruction.operands) == 1 else 0
         if part == "update":
             return value
         if not (isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], int) and value[0] < 0):
             return self.node(place, instruction)
-        start = made.computation.instructions[-1 - value[0]]
+        start = result.computation.instructions[-1 - value[0]]
         if base in COLLECTIVES:
             return self.collective(place, instruction, base, start)
         return self.renamed(place, start, base, instruction)
 
     def drop_tokens(self) -> None:
         """The operands of collectives without `+ broadcast(token)`, where a token chain orders them."""
-        made = self.made
-        chain = {node for place in tokens(made.computation)[1] for node in flat(made.values[place])}
+        result = self.result
+        chain = {node for place in tokens(result.computation)[1] for node in flat(result.values[place])}
         if not chain:
             return
-        made.chained = True
-        for collective in made.collectives:
+        result.chained = True
+        for collective in result.collectives:
             for node in collective.nodes:
-                made.operands[node] = tuple([self.without_token(o, chain) for o in made.operands[node]])
+                result.operands[node] = tuple([self.without_token(o, chain) for o in result.operands[node]])
 
     def without_token(self, node: int, chain: set[int]) -> int:
-        made = self.made
-        if made.labels[node][0] != "add" or len(made.operands[node]) != 2:
+        result = self.result
+        if result.labels[node][0] != "add" or len(result.operands[node]) != 2:
             return node
-        kept, added = made.operands[node]
-        token = made.operands[added][0] if made.labels[added][0] == "broadcast" and made.operands[added] else added
+        kept, added = result.operands[node]
+        token = (
+            result.operands[added][0] if result.labels[added][0] == "broadcast" and result.operands[added] else added
+        )
         return kept if token in chain else node
 
     def side_effects(self) -> list[int]:
         """Places of instructions that are executed although nobody reads them."""
-        instructions = self.made.computation.instructions
+        instructions = self.result.computation.instructions
         return [
             place
             for place, ins in enumerate(instructions)
@@ -264,8 +269,8 @@ class _Folder:
         ]
 
     def count_dead(self, effects: list[int]) -> int:
-        instructions = self.made.computation.instructions
-        reached = _reached([i.operands for i in instructions], [self.made.computation.root, *effects])
+        instructions = self.result.computation.instructions
+        reached = _reached([i.operands for i in instructions], [self.result.computation.root, *effects])
         return sum(1 for i, ins in enumerate(instructions) if not reached[i] and ins.opcode != "parameter")
 
 
@@ -279,8 +284,6 @@ def _asynchronous(opcode: str) -> bool:
 
 def _elements(shape: str) -> list[str]:
     """The element shapes of a tuple shape."""
-    from retrograd.graph.readers.scan import split
-
     return split(shape[1:-1]) if shape.startswith("(") else [shape]
 
 

@@ -1,4 +1,4 @@
-"""How many graphs there really are: the same files, told apart less and less strictly."""
+"""Counts of distinct graphs: the same files, told apart less and less strictly."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _LEVELS: tuple[tuple[str, Callable[[Graph, dict[str, Form]], str]], ...] = (
 
 def count(graphs: Sequence[Graph]) -> Unique:
     """The answer of `retrograd graph unique`: each level's keys, and which graph is which."""
-    found: list[tuple[str, ...]] = []
+    graph_keys: list[tuple[str, ...]] = []
     sides: list[Side] = []
     known: dict[str, tuple[tuple[str, ...], Side]] = {}
     for graph in graphs:
         # A graph that was built by hand has no digest: nothing says that it is the one before.
-        own, same = known.get(graph.digest) or _looked_at(graph)
+        own, same = known.get(graph.digest) or _keys_and_side(graph)
         if graph.digest:
             known[graph.digest] = own, same
-        found.append(own)
+        graph_keys.append(own)
         sides.append(replace(same, title=graph.title, name=graph.name, key=graph.key))
-    levels = tuple(_level(name, [own[i] for own in found]) for i, (name, _) in enumerate(_LEVELS))
+    levels = tuple(_level(name, [own[i] for own in graph_keys]) for i, (name, _) in enumerate(_LEVELS))
     return Unique(tuple(g.title for g in graphs), tuple(sides), levels, tuple(g.key for g in graphs))
 
 
-def _looked_at(graph: Graph) -> tuple[tuple[str, ...], Side]:
+def _keys_and_side(graph: Graph) -> tuple[tuple[str, ...], Side]:
     of = forms(graph)
     return tuple(key(graph, of) for _, key in _LEVELS), side(graph, of)
 

@@ -1,9 +1,9 @@
-"""Where one value of a graph goes: through tuples, barriers, called computations and collectives, to the outputs.
+"""Dataflow of one value of a graph: through tuples, barriers, called computations and collectives, to the outputs.
 
 A value in a tuple is followed by its element, a value in a called computation back to the call that it came through: a
 computation that is called from several places does not mix their values up. That is a reachability problem over states
-(way in, instruction, element); every computation is walked once for each way in, and after `_WAYS` of them once for all
-others together, so that the work stays linear in the size of the graph.
+(calling context, instruction, element); every computation is walked once for each context, and after `_MAX_CONTEXTS`
+of them once for all others together, so that the work stays linear in the size of the graph.
 """
 
 from __future__ import annotations
@@ -13,32 +13,22 @@ from dataclasses import dataclass, field
 
 from retrograd.graph.ir import PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
 from retrograd.graph.ordinals import collective, numbered
-from retrograd.graph.schema import Crossing, Follow, Reached, Step
+from retrograd.graph.schema import Crossing, FlowStep, Follow, Reached
 from retrograd.graph.tokens import adds_token, tokens
-from retrograd.graph.value_names import Target, elements, find, name_of
+from retrograd.graph.value_names import ValueRef, elements, find, name_of
 
 Path = tuple[int, ...]
 
 # Ways into one computation that are told apart: a scanned layer has a handful, a helper such as `closed_call` may have
 # hundreds, and each is a walk through the whole computation.
-_WAYS = 8
+_MAX_CONTEXTS = 8
 
 _MOVES = frozenset({"bitcast", "copy", "reshape"})
 _CALLS = frozenset({"async-start", "call", "fusion"})
 
 
 def follow(graph: Graph, value: str, limit: int | None = 400) -> Follow:
-    """Follow one parameter or instruction to every place that depends on it.
-
-    Args:
-        graph: the graph.
-        value: a name, with or without %, `computation/name` outside the entry; `p24` or `parameter 24`; `output 3` for
-            what makes this output; with `[1]` behind it one element of a tuple.
-        limit: how many steps to keep, the nearest first; None for all. Outputs and collectives are always complete.
-
-    Raises:
-        UsageError: there is no such value; the message names what is spelled nearly so.
-    """
+    """What `retrograd.graph.follow` returns, of a graph that is read."""
     target = find(graph, value)
     walk = _Walk(graph)
     walk.run(target)
@@ -46,8 +36,8 @@ def follow(graph: Graph, value: str, limit: int | None = 400) -> Follow:
 
 
 @dataclass(slots=True)
-class _Way:
-    """One way into a computation: who comes back to whom when its root is reached."""
+class _Context:
+    """One calling context of a computation: to which calls its root returns."""
 
     computation: Computation
     # (way, place of the call, role) -> state
@@ -73,7 +63,7 @@ class _Walk:
         self.graph = graph
         self.users: dict[str, list[list[tuple[int, int]]]] = {}
         self.tokens: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
-        self.ways: list[_Way] = []
+        self.ways: list[_Context] = []
         self.known_ways: dict[tuple[object, ...], int] = {}
         self.ways_into: dict[str, int] = {}
         self.states: list[_State] = []
@@ -85,7 +75,7 @@ class _Walk:
         self.computed: deque[int] = deque()
         self.merged: set[str] = set()
 
-    def run(self, target: Target) -> None:
+    def run(self, target: ValueRef) -> None:
         way = self.way((target.computation.name, "start"), target.computation)
         if target.computation is not self.graph.main:
             self.callers_of(target.computation, way)
@@ -96,14 +86,14 @@ class _Walk:
     # Ways into computations.
 
     def way(self, key: tuple[object, ...], computation: Computation) -> int:
-        found = self.known_ways.get(key)
-        if found is None:
-            found = self.known_ways[key] = len(self.ways)
-            self.ways.append(_Way(computation))
+        number = self.known_ways.get(key)
+        if number is None:
+            number = self.known_ways[key] = len(self.ways)
+            self.ways.append(_Context(computation))
             if computation.name not in self.users:
                 self.users[computation.name] = _users(computation)
                 self.tokens[computation.name] = tokens(computation)
-        return found
+        return number
 
     def callers_of(self, computation: Computation, way: int) -> None:
         """A value inside a called computation leaves it to every call of it, and so on up to the entry."""
@@ -129,7 +119,7 @@ class _Walk:
         key: tuple[object, ...] = (name, at.way, user) if role in ("body", "condition") else (name, parameter, path)
         if key not in self.known_ways:
             self.ways_into[name] = self.ways_into.get(name, 0) + 1
-            if self.ways_into[name] > _WAYS:
+            if self.ways_into[name] > _MAX_CONTEXTS:
                 self.merged.add(name)
                 key = (name,)
         way = self.way(key, computation)
@@ -170,12 +160,12 @@ class _Walk:
         if parent >= 0:
             self.states[parent].goes_on = True
         key = (way, place, path)
-        found = self.known.get(key)
+        existing = self.known.get(key)
         if operand >= 0 and parent >= 0 and collective(self.ways[way].computation.instructions[place]):
-            into = len(self.states) if found is None else found
+            into = len(self.states) if existing is None else existing
             self.crossed.setdefault((way, place, operand), (into, self.states[parent].exact))
-        if found is not None:
-            known = self.states[found]
+        if existing is not None:
+            known = self.states[existing]
             if operand >= 0 and known.parent == parent and operand not in known.operands:
                 known.operands.append(operand)
             return
@@ -194,7 +184,7 @@ class _Walk:
         if at.place == way.computation.root:
             self.leave(state, way)
 
-    def leave(self, state: int, way: _Way) -> None:
+    def leave(self, state: int, way: _Context) -> None:
         at = self.states[state]
         if way.computation is self.graph.main:
             shape = way.computation.instructions[at.place].shape
@@ -260,18 +250,18 @@ class _Walk:
 
     # The record.
 
-    def record(self, target: Target, asked: str, limit: int | None) -> Follow:
+    def record(self, target: ValueRef, value: str, limit: int | None) -> Follow:
         kept = self.states if limit is None else self.states[: max(limit, 1)]
         crossings = self.crossings()
         ordinals = {crossing.id: crossing.ordinal for crossing in crossings}
         notes = [*target.notes]
         if self.merged:
             names = ", ".join(sorted(self.merged))
-            notes.append(f"{names}: called in more than {_WAYS} ways, which are told apart only up to there")
+            notes.append(f"{names}: called in more than {_MAX_CONTEXTS} ways, which are told apart only up to there")
         ins = target.instruction
         return Follow(
             self.graph.title,
-            asked,
+            value,
             name_of(self.graph, target.computation, ins),
             ins.opcode,
             target.shape,
@@ -298,9 +288,9 @@ class _Walk:
     def is_end(self, state: _State) -> bool:
         return not (state.goes_on or state.outputs or state.how == "order" or _has_effect(self.instruction(state)))
 
-    def step(self, state: _State, ordinals: dict[str, int]) -> Step:
+    def step(self, state: _State, ordinals: dict[str, int]) -> FlowStep:
         ins, name = self.instruction(state), self.id(state)
-        return Step(
+        return FlowStep(
             name,
             ins.opcode,
             ins.shape,
@@ -317,19 +307,19 @@ class _Walk:
 
     def reached(self) -> tuple[Reached, ...]:
         outputs = _outputs(self.graph)
-        found: dict[int, Reached] = {}
+        reached: dict[int, Reached] = {}
         for state in self.states:
             for index in state.outputs:
-                if index not in found or (state.exact and not found[index].exact):
+                if index not in reached or (state.exact and not reached[index].exact):
                     ins = self.instruction(state)
                     where = str(self.graph.where(ins))
-                    found[index] = Reached(index, outputs[index], self.id(state), where, state.exact)
-        return tuple(found[index] for index in sorted(found))
+                    reached[index] = Reached(index, outputs[index], self.id(state), where, state.exact)
+        return tuple(reached[index] for index in sorted(reached))
 
     def crossings(self) -> tuple[Crossing, ...]:
         """Every collective that was come to, an operand each, in the order of the text."""
         numbers = numbered(self.graph) if self.crossed else {}
-        found: dict[tuple[int, int], tuple[int, Crossing]] = {}
+        crossings: dict[tuple[int, int], tuple[int, Crossing]] = {}
         for (way, place, operand), (state, exact) in self.crossed.items():
             computation = self.ways[way].computation
             ins, path = computation.instructions[place], self.states[state].path
@@ -344,8 +334,8 @@ class _Walk:
                 str(self.graph.where(ins)),
                 exact,
             )
-            found.setdefault((id(ins), operand), (ins.line, crossing))
-        return tuple(c for _, c in sorted(found.values(), key=lambda pair: (pair[0], pair[1].operand)))
+            crossings.setdefault((id(ins), operand), (ins.line, crossing))
+        return tuple(c for _, c in sorted(crossings.values(), key=lambda pair: (pair[0], pair[1].operand)))
 
 
 def _enters(opcode: str) -> bool:

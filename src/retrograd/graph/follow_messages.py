@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from retrograd.core import document as doc
 from retrograd.core.wording import at_line, count, some
-from retrograd.graph.schema import Crossing, Follow, Step
+from retrograd.graph.schema import Crossing, FlowStep, Follow
 
 # What is printed without `--all`.
 MOST_STEPS = 60
@@ -115,7 +115,7 @@ def trail(follow: Follow, everything: bool = True, most: int | None = None) -> I
         )
 
 
-def _packed(steps: Sequence[Step], children: Sequence[Sequence[int]], first: int) -> tuple[int, list[int]]:
+def _packed(steps: Sequence[FlowStep], children: Sequence[Sequence[int]], first: int) -> tuple[int, list[int]]:
     """The step that a line is about, and the packaging before it that goes on the same line."""
     packed: list[int] = []
     at = first
@@ -125,7 +125,7 @@ def _packed(steps: Sequence[Step], children: Sequence[Sequence[int]], first: int
     return at, packed
 
 
-def _step(steps: Sequence[Step], k: int, packed: Sequence[int], everything: bool) -> str:
+def _step(steps: Sequence[FlowStep], k: int, packed: Sequence[int], everything: bool) -> str:
     step = steps[k]
     # `add.7  add` would say it twice.
     text = f"{_part(step)}  {'' if step.opcode in step.id else step.opcode + ' '}{_shape(step.shape)}"
@@ -142,7 +142,7 @@ def _step(steps: Sequence[Step], k: int, packed: Sequence[int], everything: bool
     return text + (f"  => {_outputs(step.outputs)}" if step.outputs else "")
 
 
-def _via(packed: Sequence[Step], everything: bool) -> str:
+def _via(packed: Sequence[FlowStep], everything: bool) -> str:
     """What hands a value on; what is taken out of a tuple says no more than the element that was put in."""
     shown = [step for step in packed if everything or step.opcode != "get-tuple-element"] or packed
     names = [_part(step) for step in shown]
@@ -151,7 +151,7 @@ def _via(packed: Sequence[Step], everything: bool) -> str:
     return f"  [via {', '.join(names)}]" if names else ""
 
 
-def _part(step: Step) -> str:
+def _part(step: FlowStep) -> str:
     return f"{step.id}[{step.part}]" if step.part else step.id
 
 
@@ -160,5 +160,5 @@ def _shape(shape: str) -> str:
     return shape if len(shape) <= 60 else f"{shape[:40]}...)"
 
 
-def _style(step: Step) -> str:
+def _style(step: FlowStep) -> str:
     return "bold" if step.collective else "green" if step.outputs else "dim" if step.ends or step.how == "order" else ""

@@ -1,14 +1,16 @@
-"""The one form of a computation graph that everything in this room works on: instructions with ordered operands.
+"""Intermediate representation of a computation graph: instructions with ordered operands, in computations.
 
 HLO of torch_xla and JAX, StableHLO and FX graphs are read into it (`readers`). Standard library only: a diff of two
-dumps needs neither torch nor jaxlib. Plain classes with slots instead of frozen dataclasses, because a module has
-tens of thousands of instructions and a frozen dataclass takes five times as long to make (2.1 against 0.4 us).
+dumps needs neither torch nor jaxlib. Instructions are not frozen, because a module has
+tens of thousands of them and a frozen dataclass takes five times as long to make (2.1 against 0.4 us).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from retrograd.graph.source_lines import Frames, Place, place_of
 
 # Collectives whose result k depends on operand k alone, so that one instruction with many operands says the same as
 # many with one. all-to-all is not among them: with several operands each result mixes all of them.
@@ -27,6 +29,7 @@ SIDE_EFFECTS = frozenset(
 )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Instruction:
     """One instruction.
 
@@ -37,34 +40,18 @@ class Instruction:
     `Graph.where`.
     """
 
-    __slots__ = ("attrs", "called", "line", "metadata", "name", "opcode", "operands", "shape")
-
-    def __init__(
-        self,
-        name: str,
-        opcode: str,
-        shape: str,
-        operands: tuple[int, ...],
-        attrs: str = "",
-        called: tuple[tuple[str, str], ...] = (),
-        metadata: str = "",
-        line: int = 0,
-    ) -> None:
-        self.name = name
-        self.opcode = opcode
-        self.shape = shape
-        self.operands = operands
-        self.attrs = attrs
-        self.called = called
-        self.metadata = metadata
-        self.line = line
+    name: str
+    opcode: str
+    shape: str
+    operands: tuple[int, ...]
+    attrs: str = ""
+    called: tuple[tuple[str, str], ...] = ()
+    metadata: str = ""
+    line: int = 0
 
     def __repr__(self) -> str:
         attrs = f", {self.attrs}" if self.attrs else ""
         return f"{self.name} = {self.shape} {self.opcode}({', '.join(map(str, self.operands))}){attrs}"
-
-
-Frames = tuple[tuple[str, int, str], ...]
 
 
 @dataclass(slots=True)
@@ -79,20 +66,6 @@ class Computation:
 
     def __len__(self) -> int:
         return len(self.instructions)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an instruction comes from: `op` is the framework's name of the operation, `file` "" if unknown."""
-
-    op: str = ""
-    file: str = ""
-    line: int = 0
-    kind: str = ""
-    frames: tuple[tuple[str, int, str], ...] = ()  # (file, line, function), innermost first
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else ""
 
 
 @dataclass(slots=True)
@@ -136,6 +109,4 @@ class Graph:
 
     def where(self, instruction: Instruction) -> Place:
         """The source line of an instruction, from its metadata."""
-        from retrograd.graph.source_lines import place
-
-        return place(self, instruction)
+        return place_of(instruction.metadata, self.stack)

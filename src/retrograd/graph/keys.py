@@ -37,10 +37,10 @@ def free_key(graph: Graph, of: dict[str, Form] | None = None) -> str:
 
 def names_key(graph: Graph) -> str:
     """The same for graphs that differ in names, order of lines, layouts and metadata alone."""
-    made: dict[str, bytes] = {}
+    called: dict[str, bytes] = {}
     for computation in graph:
-        made[computation.name] = _raw_key(computation, made)
-    return made[graph.entry].hex()
+        called[computation.name] = _raw_key(computation, called)
+    return called[graph.entry].hex()
 
 
 def _hash(*parts: bytes) -> bytes:
@@ -57,14 +57,14 @@ def _raw_key(computation: Computation, called: dict[str, bytes]) -> bytes:
 
 
 def _graph_key(graph: Graph, of: dict[str, Form], renumbered: bool) -> str:
-    made: dict[str, bytes] = {}
+    called: dict[str, bytes] = {}
     scheduled = graph.header.get("is_scheduled") == "true"
     for name, form in of.items():
         if name != graph.entry:
-            made[name] = form_key(form, made, form.numbers)
+            called[name] = form_key(form, called, form.numbers)
     main = of[graph.entry]
     numbers = first_met(main) if renumbered else main.numbers
-    return form_key(main, made, numbers, ordered=scheduled or main.chained).hex()
+    return form_key(main, called, numbers, ordered=scheduled or main.chained).hex()
 
 
 def form_key(form: Form, called: dict[str, bytes], numbers: list[int], ordered: bool = False) -> bytes:

@@ -1,4 +1,4 @@
-"""Which of the collectives of a graph an instruction is: "reduce-scatter 3 of 4"."""
+"""Ordinals of collectives in their graph: "reduce-scatter 3 of 4"."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def numbered(graph: Graph) -> dict[int, tuple[int, int, int, int]]:
             if opcode := collective(ins):
                 (live if place in needed else dead).append((ins, opcode))
     alike = Counter(opcode for _, opcode in live)
-    found = {id(ins): (0, len(live), 0, alike[opcode]) for ins, opcode in dead}
+    ordinals = {id(ins): (0, len(live), 0, alike[opcode]) for ins, opcode in dead}
     seen: Counter[str] = Counter()
     for ordinal, (ins, opcode) in enumerate(live, 1):
         seen[opcode] += 1
-        found[id(ins)] = (ordinal, len(live), seen[opcode], alike[opcode])
-    return found
+        ordinals[id(ins)] = (ordinal, len(live), seen[opcode], alike[opcode])
+    return ordinals
 
 
 def collective(ins: Instruction) -> str:

@@ -1,4 +1,4 @@
-"""What a comparison of graphs says, as plain data, and its JSON. Standard library only; no renderer, no matcher."""
+"""Records of comparisons, counts and dataflow of graphs, and their JSON. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ DIFF_SCHEMA = "retrograd.graph.diff/1"
 UNIQUE_SCHEMA = "retrograd.graph.unique/1"
 FOLLOW_SCHEMA = "retrograd.graph.follow/1"
 
+# In the order in which causes are listed: what explains the rest comes first. A gradient that was carried over brings
+# its parameters, its collective and its outputs; an output brings the instructions that make it; a parameter of another
+# shape, all shapes behind it.
 Kind = Literal[
+    "gradient_carried_over",
     "output_added",
     "output_removed",
-    "output_moved",
-    "gradient_carried_over",
-    "parameter_added",
-    "parameter_removed",
-    "parameter_moved",
-    "constant_changed",
     "shape_changed",
     "dtype_changed",
-    "attribute_changed",
+    "parameter_added",
+    "parameter_removed",
     "instruction_inserted",
     "instruction_removed",
     "instruction_replaced",
+    "constant_changed",
+    "attribute_changed",
     "operand_changed",
     "duplicate_changed",
     "collective_inserted",
     "collective_removed",
-    "collective_reordered",
     "collective_rebucketed",
+    "collective_reordered",
+    "output_moved",
+    "parameter_moved",
     "aliasing_changed",
     "key_changed",
     "order_changed",
@@ -164,7 +167,7 @@ class Unique(Record, Shown):
 
 
 @dataclass(frozen=True)
-class Step:
+class FlowStep:
     """One instruction that a followed value comes to, from the step numbered `parent` (-1: it is where one begins).
 
     It comes in as the operands numbered `operands`; `part` is the element of the result that carries it on ("3", "1.0";
@@ -235,7 +238,7 @@ class Follow(Record, Shown):
     opcode: str
     shape: str
     where: str
-    steps: tuple[Step, ...]
+    steps: tuple[FlowStep, ...]
     total: int
     outputs: tuple[Reached, ...] = ()
     outputs_of: int = 0

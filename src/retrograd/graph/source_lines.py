@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from retrograd.graph.ir import Graph, Instruction, Place
+from dataclasses import dataclass
 
 # Each character once, and at most nine digits: damaged metadata is read in linear time and never overflows `int`.
 _FIELD = re.compile(r'(?<!\w)(\w++)=(?:"((?:[^"\\]++|\\.)*+)"|(-?[0-9]{1,9})(?![0-9]))')
@@ -16,13 +15,29 @@ _LIBRARIES = re.compile(
 )
 
 
-def place(graph: Graph, instruction: Instruction) -> Place:
-    """What the metadata of an instruction says about where it comes from."""
+Frames = tuple[tuple[str, int, str], ...]  # (file, line, function), innermost first
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instruction comes from: `op` is the framework's name of the operation, `file` "" if unknown."""
+
+    op: str = ""
+    file: str = ""
+    line: int = 0
+    kind: str = ""
+    frames: Frames = ()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+def place_of(metadata: str, stack: dict[int, Frames]) -> Place:
+    """The place in the metadata of an instruction; `stack` holds frames by stack_frame_id."""
     fields = {
-        name: _ESCAPE.sub(r"\1", text) if number == "" else number
-        for name, text, number in _FIELD.findall(instruction.metadata)
+        name: _ESCAPE.sub(r"\1", text) if number == "" else number for name, text, number in _FIELD.findall(metadata)
     }
-    frames = graph.stack.get(int(fields.get("stack_frame_id", 0)), ())
+    frames = stack.get(int(fields.get("stack_frame_id", 0)), ())
     file, line = fields.get("source_file", ""), int(fields.get("source_line", 0))
     if not file and frames:
         file, line = next(((f, n) for f, n, _ in frames if not is_library(f)), frames[0][:2])

@@ -1,4 +1,4 @@
-"""What people give where a graph is wanted: a graph, a file, `FILE#3` for graph 3 of a file that holds several."""
+"""Sources of graphs: a graph, a file, or `FILE#3` for graph 3 of a file that holds several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(source: Source) -> list[Graph]:
     return graphs if number is None else [numbered(graphs, number, path)]
 
 
-def one(source: Source) -> Graph:
+def only_graph(source: Source) -> Graph:
     """The graph of a source that holds one; UsageError says how to name one of several."""
     return single(load(source), source if isinstance(source, Graph) else fspath(source))
 

@@ -12,7 +12,7 @@ from retrograd.graph.ir import COLLECTIVES, Computation, Instruction
 def tokens(computation: Computation) -> tuple[frozenset[int], frozenset[int]]:
     """The gathers that feed the chain of a computation, and the tokens themselves."""
     gathers: set[int] = set()
-    made: set[int] = set()
+    chain: set[int] = set()
     instructions = computation.instructions
     for place, ins in enumerate(instructions):
         if ins.opcode != "multiply" or not ins.shape.endswith("[]") or len(ins.operands) != 2:
@@ -20,8 +20,8 @@ def tokens(computation: Computation) -> tuple[frozenset[int], frozenset[int]]:
         gather = instructions[ins.operands[1]]
         if gather.opcode == "gather" and gather.operands and _from_collective(instructions, gather.operands[0]):
             gathers.add(ins.operands[1])
-            made.update((place, ins.operands[0]))
-    return frozenset(gathers), frozenset(made)
+            chain.update((place, ins.operands[0]))
+    return frozenset(gathers), frozenset(chain)
 
 
 def _from_collective(instructions: list[Instruction], place: int) -> bool:

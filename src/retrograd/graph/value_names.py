@@ -1,4 +1,4 @@
-"""What people write for a value of a graph, and how we write it back: `add.7`, `body/add.7`, `p24`, `output 3`."""
+"""Names of values of a graph, as people write them: `add.7`, `body/add.7`, `p24`, `output 3`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 from dataclasses import dataclass
 
 from retrograd.errors import UsageError
+from retrograd.graph.brackets import split
 from retrograd.graph.ir import Computation, Graph, Instruction
-from retrograd.graph.readers.scan import split
 
 _PART = re.compile(r"(.+?)\[(\d+(?:\.\d+)*)\]\Z", re.DOTALL)
 _PARAMETER = re.compile(r"(?:p|param|parameter)[\s#]*(\d+)\Z", re.IGNORECASE)
 _OUTPUT = re.compile(r"(?:out|output)[\s#]*(\d+)\Z", re.IGNORECASE)
-_MOST = 4  # suggestions
+_MAX_SUGGESTIONS = 4  # suggestions
 _SEARCHED = 50_000  # names that are compared with a misspelled one: difflib takes 3 s for these
 
 
 @dataclass(frozen=True)
-class Target:
-    """An instruction, and the element of its result that is meant."""
+class ValueRef:
+    """A reference to an instruction, or to an element of its result."""
 
     computation: Computation
     place: int
@@ -52,32 +52,32 @@ def elements(shape: str) -> list[str]:
     return [part if part.startswith("(") else part.replace(", ", ",") for part in parts]
 
 
-def find(graph: Graph, value: str) -> Target:
+def find(graph: Graph, value: str) -> ValueRef:
     """The value that a text means.
 
     Raises:
         UsageError: there is none, or several in different computations; the message names the nearest.
     """
     text = value.strip().lstrip("%")
-    found = _named(graph, text)
-    if found is None and (part := _PART.match(text)):
+    target = _named(graph, text)
+    if target is None and (part := _PART.match(text)):
         whole = _named(graph, part[1].rstrip())
         path = tuple(int(n) for n in part[2].split("."))
-        found = whole and _element(whole, path, value)
-    if found is None:
+        target = whole and _element(whole, path, value)
+    if target is None:
         raise UsageError(f"`value` is {value!r}, but {graph.title} has no such value; {_nearest(graph, text)}")
-    return found
+    return target
 
 
-def _named(graph: Graph, text: str) -> Target | None:
+def _named(graph: Graph, text: str) -> ValueRef | None:
     """By name first: an instruction may well be called p24."""
-    if found := _instruction(graph, text):
-        return found
+    if target := _instruction(graph, text):
+        return target
     if number := _PARAMETER.match(text):
         parameters = graph.main.parameters
         if int(number[1]) >= len(parameters):
             raise UsageError(f"`value` is parameter {number[1]}, but {graph.title} has {_count(len(parameters))}")
-        return Target(graph.main, parameters[int(number[1])])
+        return ValueRef(graph.main, parameters[int(number[1])])
     if number := _OUTPUT.match(text):
         return _output(graph, int(number[1]))
     return None
@@ -87,29 +87,31 @@ def _count(parameters: int) -> str:
     return f"parameters 0 to {parameters - 1}" if parameters else "no parameter"
 
 
-def _instruction(graph: Graph, text: str) -> Target | None:
+def _instruction(graph: Graph, text: str) -> ValueRef | None:
     name, _, inner = text.partition("/")
     if inner and name.lstrip("%") in graph.computations:
         computation = graph.computations[name.lstrip("%")]
         return _in(computation, inner.lstrip("%"))
-    if found := _in(graph.main, text):
-        return found
+    if target := _in(graph.main, text):
+        return target
     elsewhere = [hit for c in graph if c is not graph.main and (hit := _in(c, text))]
     if len(elsewhere) > 1:
         names = [f"{hit.computation.name}/{text}" for hit in elsewhere]
-        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        raise UsageError(f"`value` is {text!r}, which stands for {', '.join(names[:_MOST])}{more}; name one of them")
+        more = f" and {len(names) - _MAX_SUGGESTIONS} more" if len(names) > _MAX_SUGGESTIONS else ""
+        raise UsageError(
+            f"`value` is {text!r}, which stands for {', '.join(names[:_MAX_SUGGESTIONS])}{more}; name one of them"
+        )
     return elsewhere[0] if elsewhere else None
 
 
-def _in(computation: Computation, name: str) -> Target | None:
+def _in(computation: Computation, name: str) -> ValueRef | None:
     for place, ins in enumerate(computation.instructions):
         if ins.name == name:
-            return Target(computation, place)
+            return ValueRef(computation, place)
     return None
 
 
-def _element(whole: Target, path: tuple[int, ...], value: str) -> Target:
+def _element(whole: ValueRef, path: tuple[int, ...], value: str) -> ValueRef:
     shape = whole.instruction.shape
     for index in path:
         parts = elements(shape) if shape.startswith("(") else []
@@ -117,10 +119,10 @@ def _element(whole: Target, path: tuple[int, ...], value: str) -> Target:
             has = f"elements 0 to {len(parts) - 1}" if parts else "no elements"
             raise UsageError(f"`value` is {value!r}, but {whole.instruction.name} is {shape}, which has {has}")
         shape = parts[index]
-    return Target(whole.computation, whole.place, path, whole.notes)
+    return ValueRef(whole.computation, whole.place, path, whole.notes)
 
 
-def _output(graph: Graph, index: int) -> Target:
+def _output(graph: Graph, index: int) -> ValueRef:
     """The instruction that makes an output: what the root's tuple takes, out of its packaging."""
     main = graph.main
     count = len(elements(main.instructions[main.root].shape))
@@ -142,7 +144,7 @@ def _output(graph: Graph, index: int) -> Target:
         if place != main.root:
             passed.append(ins.name)
     way = f", through {', '.join(reversed(passed[1:]))}" if passed[1:] else ""
-    return Target(main, place, tuple(path), (f"output {index} is {main.instructions[place].name}{way}",))
+    return ValueRef(main, place, tuple(path), (f"output {index} is {main.instructions[place].name}{way}",))
 
 
 def _nearest(graph: Graph, text: str) -> str:
@@ -152,8 +154,8 @@ def _nearest(graph: Graph, text: str) -> str:
         names += [f"{computation.name}/{i.name}" if inner else i.name for i in computation.instructions]
     # Numbers behind names change from dump to dump: the same stem counts as near.
     stem = text.partition(".")[0]
-    close = difflib.get_close_matches(text, list(dict.fromkeys(names))[:_SEARCHED], n=_MOST, cutoff=0.7)
-    close += [n for n in names if n.partition(".")[0] == stem and n not in close][: _MOST - len(close)]
+    close = difflib.get_close_matches(text, list(dict.fromkeys(names))[:_SEARCHED], n=_MAX_SUGGESTIONS, cutoff=0.7)
+    close += [n for n in names if n.partition(".")[0] == stem and n not in close][: _MAX_SUGGESTIONS - len(close)]
     if close:
         return f"did you mean {', '.join(close)}?"
     return "give the name of an instruction, `computation/name`, `parameter 24` or `output 3`"

@@ -7,7 +7,7 @@ Or values that one graph reduces are outputs of the other, which does not reduce
 
 from __future__ import annotations
 
-from retrograd.graph.canonical import Collective
+from retrograd.graph.canonical import CollectiveNodes
 from retrograd.graph.diffing.side_by_side import Claimed, Half, View, plural, shapes
 from retrograd.graph.schema import Cause
 
@@ -24,45 +24,41 @@ _ADVICE = (
 def changed(view: View, claimed: Claimed) -> list[Cause]:
     """Causes of this kind; the nodes that they explain are claimed, with what follows from them on their side."""
     causes: list[Cause] = []
-    for half, said, only in ((view.b, claimed.b, "B"), (view.a, claimed.a, "A")):
-        causes += _arriving(half, said, only)
-    for half, other, said, only, lacks in (
-        (view.b, view.a, claimed.b, "B", "A"),
-        (view.a, view.b, claimed.a, "A", "B"),
-    ):
-        causes += _waiting(half, other, {j if half is view.b else i for i, j in view.outputs}, said, only, lacks)
+    for half, explained in ((view.b, claimed.b), (view.a, claimed.a)):
+        causes += _arriving(half, explained)
+    for half, other, explained in ((view.b, view.a, claimed.b), (view.a, view.b, claimed.a)):
+        causes += _waiting(half, other, {j if half.added else i for i, j in view.outputs}, explained)
     return causes
 
 
-def _arriving(half: Half, said: set[int], only: str) -> list[Cause]:
+def _arriving(half: Half, explained: set[int]) -> list[Cause]:
     """Parameters of this side that go straight into a reduction."""
     form = half.form
-    found: dict[int, list[int]] = {}
+    arriving: dict[int, list[int]] = {}
     alone = set(half.alone)
     for number, collective in enumerate(form.collectives):
         if collective.opcode in _REDUCTIONS:
             sources = {s for n in collective.nodes for s in _sources(half, n)}
             new = sorted(s for s in sources if form.numbers[s] >= 0 and s in alone)
             if new:
-                found[number] = new
+                arriving[number] = new
     causes: list[Cause] = []
-    for number, parameters in found.items():
+    for number, parameters in arriving.items():
         collective = form.collectives[number]
         text = (
-            f"{'+' if only == 'B' else '-'} {plural(len(parameters), 'parameter')} "
+            f"{half.sign} {plural(len(parameters), 'parameter')} "
             f"{shapes(form.labels[n][1] for n in parameters)} that {'goes' if len(parameters) == 1 else 'go'} straight "
-            f"into {_which(half, collective)} in {only} only: gradients of an earlier step, carried over the cut "
-            "without having been reduced"
+            f"into {_which(half, collective)} in {half.letter} only: gradients of an earlier step, carried over the "
+            "cut without having been reduced"
         )
         names = half.names([*parameters, *collective.nodes])
-        sides = ((), names) if only == "B" else (names, ())
         line = half.best_line(collective.nodes)
-        causes.append(Cause("gradient_carried_over", text, line, _ADVICE, *sides, len(parameters)))
-        _claim(half, said, [*parameters, *(n for n in collective.nodes if half.partner[n] < 0)])
+        causes.append(half.cause("gradient_carried_over", text, line, _ADVICE, names, len(parameters)))
+        _claim(half, explained, [*parameters, *(n for n in collective.nodes if half.partner[n] < 0)])
     return causes
 
 
-def _waiting(half: Half, other: Half, paired: set[int], said: set[int], only: str, lacks: str) -> list[Cause]:
+def _waiting(half: Half, other: Half, paired: set[int], explained: set[int]) -> list[Cause]:
     """Outputs of this side alone that the other side puts into a reduction, which this side does not have."""
     reduced: dict[int, int] = {}
     for number, collective in enumerate(other.form.collectives):
@@ -77,18 +73,18 @@ def _waiting(half: Half, other: Half, paired: set[int], said: set[int], only: st
     nodes = [half.form.outputs[p] for p in extra]
     collective = other.form.collectives[reduced[nodes[0]]]
     text = (
-        f"{'+' if only == 'B' else '-'} {plural(len(extra), 'output')} "
-        f"{shapes(half.form.labels[n][1] for n in nodes)} that {_which(other, collective)} of {lacks} reduces and "
-        f"{only} does not: gradients left in a bucket at the cut, to be carried over into the next step"
+        f"{half.sign} {plural(len(extra), 'output')} "
+        f"{shapes(half.form.labels[n][1] for n in nodes)} that {_which(other, collective)} of {other.letter} reduces "
+        f"and {half.letter} does not: gradients left in a bucket at the cut, to be carried over into the next step"
     )
-    said.update(nodes)
+    explained.update(nodes)
     names, others = half.names(nodes), other.names(collective.nodes)
-    sides = (others, names) if only == "B" else (names, others)
+    sides = (others, names) if half.added else (names, others)
     line = other.best_line(collective.nodes)
     return [Cause("gradient_carried_over", text, line, _ADVICE, *sides, len(extra))]
 
 
-def _which(half: Half, collective: Collective) -> str:
+def _which(half: Half, collective: CollectiveNodes) -> str:
     size = plural(len(collective.nodes), "operand")
     number = half.form.collectives.index(collective) + 1
     return f"{collective.opcode} number {number} of {len(half.form.collectives)} ({size})"
@@ -102,29 +98,29 @@ def _sources(half: Half, node: int) -> set[int]:
 def _path(half: Half, node: int) -> list[int]:
     """The nodes between a collective and what makes the numbers it reduces, those included; the first operand each."""
     form = half.form
-    found: list[int] = []
+    path: list[int] = []
     pending = list(form.operands[node])
-    while pending and len(found) < 64:
+    while pending and len(path) < 64:
         n = pending.pop()
-        found.append(n)
+        path.append(n)
         opcode = form.labels[n][0]
         if opcode in _MOVES and form.operands[n]:
             pending += form.operands[n] if opcode == "concatenate" else form.operands[n][:1]
-    return found
+    return path
 
 
-def _claim(half: Half, said: set[int], nodes: list[int]) -> None:
+def _claim(half: Half, explained: set[int], nodes: list[int]) -> None:
     """These nodes and all that only this side has above them, and the parameters that only those use."""
     alone = set(half.alone)
     pending = list(nodes)
     while pending:
         n = pending.pop()
-        if n not in said:
-            said.add(n)
+        if n not in explained:
+            explained.add(n)
             pending += [u for u in half.users[n] if u in alone]
     changed = True
     while changed:
-        below = {o for n in said for o in half.form.operands[n] if o in alone and o not in said}
-        new = {o for o in below if all(u in said for u in half.users[o])}
-        said |= new
+        below = {o for n in explained for o in half.form.operands[n] if o in alone and o not in explained}
+        new = {o for o in below if all(u in explained for u in half.users[o])}
+        explained |= new
         changed = bool(new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retrograd.core.alignment import chain
-from retrograd.graph.canonical import Collective
+from retrograd.graph.canonical import CollectiveNodes
 from retrograd.graph.diffing.side_by_side import Half, View, plural, shapes
 from retrograd.graph.schema import Cause
 
@@ -19,33 +19,31 @@ def changed(view: View) -> list[Cause]:
         {of_b[view.a.partner[n]] for n in c.nodes if view.a.partner[n] in of_b} for c in view.a.form.collectives
     ]
     reached = set[int]().union(*links)
-    alone_a = [g for g, found in enumerate(links) if not found]
+    alone_a = [g for g, linked in enumerate(links) if not linked]
     alone_b = [g for g in range(len(view.b.form.collectives)) if g not in reached]
-    causes = _alone(view.b, alone_b, "+", "B") + _alone(view.a, alone_a, "-", "A")
+    causes = _alone(view.b, alone_b) + _alone(view.a, alone_a)
     return causes + _rebucketed(view, links, of_a) + _reordered(view, links)
 
 
-def _alone(half: Half, groups: list[int], sign: str, only: str) -> list[Cause]:
+def _alone(half: Half, groups: list[int]) -> list[Cause]:
     collectives = half.form.collectives
     causes: list[Cause] = []
     for g in groups:
         c = collectives[g]
         kinds = shapes(half.form.labels[half.form.operands[n][0]][1] for n in c.nodes if half.form.operands[n])
         text = (
-            f"{sign} {c.opcode} with {plural(len(c.nodes), 'operand')} {kinds}, "
-            f"number {g + 1} of {len(collectives)} collectives, in {only} only"
+            f"{half.sign} {c.opcode} with {plural(len(c.nodes), 'operand')} {kinds}, "
+            f"number {g + 1} of {len(collectives)} collectives, in {half.letter} only"
         )
-        names = half.names(c.nodes)
-        kind = "collective_inserted" if sign == "+" else "collective_removed"
-        sides = ((), names) if sign == "+" else (names, ())
-        causes.append(Cause(kind, text, half.best_line(c.nodes), _BUCKET, *sides))
+        kind = "collective_inserted" if half.added else "collective_removed"
+        causes.append(half.cause(kind, text, half.best_line(c.nodes), _BUCKET, half.names(c.nodes)))
     return causes
 
 
 def _rebucketed(view: View, links: list[set[int]], of_a: dict[int, int]) -> list[Cause]:
-    """Operands that travel in other company: coalesced before and not now, or with other ones."""
+    """Operands that are coalesced with others than before, or not any more."""
     a, b = view.a.form.collectives, view.b.form.collectives
-    differing = [g for g, found in enumerate(links) if found and not _same_company(view, a[g], [b[h] for h in found])]
+    differing = [g for g, linked in enumerate(links) if linked and not _same_group(view, a[g], [b[h] for h in linked])]
     if not differing:
         return []
     others = sorted(set[int]().union(*(links[g] for g in differing)))
@@ -57,16 +55,14 @@ def _rebucketed(view: View, links: list[set[int]], of_a: dict[int, int]) -> list
     )
     nodes_a = [n for g in differing for n in a[g].nodes]
     nodes_b = [n for h in others for n in b[h].nodes]
-    line = view.b.best_line(nodes_b) or view.a.best_line(nodes_a)
-    sides = view.a.names(nodes_a), view.b.names(nodes_b)
-    return [Cause("collective_rebucketed", text, line, _BUCKET, *sides, len(differing))]
+    return [view.cause("collective_rebucketed", text, _BUCKET, nodes_a, nodes_b, len(differing))]
 
 
-def _same_company(view: View, one: Collective, others: list[Collective]) -> bool:
-    return len(others) == 1 and tuple(view.a.partner[n] for n in one.nodes) == others[0].nodes
+def _same_group(view: View, collective: CollectiveNodes, others: list[CollectiveNodes]) -> bool:
+    return len(others) == 1 and tuple(view.a.partner[n] for n in collective.nodes) == others[0].nodes
 
 
-def _size(collective: Collective) -> int:
+def _size(collective: CollectiveNodes) -> int:
     return len(collective.nodes)
 
 
@@ -79,7 +75,7 @@ def _reordered(view: View, links: list[set[int]]) -> list[Cause]:
     """Collectives whose order a token chain or a schedule fixes, in another order."""
     if not (_ordered(view.a) and _ordered(view.b)):
         return []
-    places = [(g, min(found)) for g, found in enumerate(links) if len(found) == 1]
+    places = [(g, min(linked)) for g, linked in enumerate(links) if len(linked) == 1]
     kept = {g for g, _ in chain(places)}
     moved = [(g, h) for g, h in places if g not in kept]
     # Of several that became one, all stand at the same place: not moved.
@@ -93,9 +89,7 @@ def _reordered(view: View, links: list[set[int]]) -> list[Cause]:
     text = f"{c.opcode} ({view.a.name(c.nodes[0])}){many} in another order: number {first_a + 1} -> {first_b + 1}"
     nodes_a = [n for g, _ in moved for n in a[g].nodes]
     nodes_b = [n for _, h in moved for n in b[h].nodes]
-    sides = view.a.names(nodes_a), view.b.names(nodes_b)
-    line = view.b.best_line(nodes_b) or view.a.best_line(nodes_a)
-    return [Cause("collective_reordered", text, line, _ORDER, *sides, len(moved))]
+    return [view.cause("collective_reordered", text, _ORDER, nodes_a, nodes_b, len(moved))]
 
 
 def _ordered(half: Half) -> bool:

@@ -1,10 +1,11 @@
-"""Two graphs -> Diff: which of them are the same, and if not, why, the first cause first."""
+"""Comparison of two graphs: whether they are the same, and if not, why, the first cause first."""
 
 from __future__ import annotations
 
 import re
 import time
 from dataclasses import replace
+from typing import get_args
 
 from retrograd.core import gc_pause
 from retrograd.graph import keys
@@ -13,36 +14,11 @@ from retrograd.graph.diffing import carried_gradients, collectives, regions, rel
 from retrograd.graph.diffing.matching import Matching, match
 from retrograd.graph.diffing.neighbourhood import pictures
 from retrograd.graph.diffing.side_by_side import Claimed, Half, View
-from retrograd.graph.diffing.value_numbering import Table
+from retrograd.graph.diffing.value_numbering import ValueNumbering
 from retrograd.graph.ir import Graph
-from retrograd.graph.schema import HARMLESS, Cause, Diff, Side
+from retrograd.graph.schema import HARMLESS, Cause, Diff, Kind, Side
 
-# What explains the rest comes first. A gradient that was carried over brings its parameters, its collective and its
-# outputs; an output brings the instructions that make it; a parameter of another shape, all shapes behind it.
-_RANK = (
-    "gradient_carried_over",
-    "output_added",
-    "output_removed",
-    "shape_changed",
-    "dtype_changed",
-    "parameter_added",
-    "parameter_removed",
-    "instruction_inserted",
-    "instruction_removed",
-    "instruction_replaced",
-    "constant_changed",
-    "attribute_changed",
-    "operand_changed",
-    "duplicate_changed",
-    "collective_inserted",
-    "collective_removed",
-    "collective_rebucketed",
-    "collective_reordered",
-    "output_moved",
-    "parameter_moved",
-    "aliasing_changed",
-    "key_changed",
-)
+_RANK: tuple[str, ...] = get_args(Kind)
 # Kinds that another assignment of parameters may explain with fewer instructions, and those that another alignment may.
 _DOUBTFUL = frozenset({"operand_changed", "parameter_moved", "output_removed"})
 _RESHAPED = frozenset({"operand_changed", "instruction_replaced", "instruction_removed"})
@@ -59,7 +35,7 @@ def compare(a: Graph, b: Graph, pictured: bool = True) -> Diff:
 def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     started = time.perf_counter()
     forms_a, forms_b = forms(a), forms(b)
-    table = Table()
+    table = ValueNumbering()
     bodies = table.bodies(forms_a, a.entry), table.bodies(forms_b, b.entry)
     both = _Comparison(a, b, forms_a, forms_b, table, bodies)
     causes, consequences = both.computation(a.entry, b.entry)
@@ -109,7 +85,7 @@ class _Comparison:
         b: Graph,
         forms_a: dict[str, Form],
         forms_b: dict[str, Form],
-        table: Table,
+        table: ValueNumbering,
         bodies: tuple[dict[str, int], dict[str, int]],
     ) -> None:
         self.a, self.b = a, b
@@ -124,15 +100,17 @@ class _Comparison:
         form_a, form_b = self.forms_a[name_a], self.forms_b[name_b]
         numbered = self.ids(form_a, form_b, numbered=True)
         ordered = self.ordered(self.a, form_a), self.ordered(self.b, form_b)
-        if self.table.whole(form_a, numbered[0], ordered[0]) == self.table.whole(form_b, numbered[1], ordered[1]):
+        if self.table.computation(form_a, numbered[0], ordered[0]) == self.table.computation(
+            form_b, numbered[1], ordered[1]
+        ):
             return [], 0
         entry = name_a == self.a.entry and name_b == self.b.entry
-        view, found = self.simplest(form_a, form_b, numbered, entry)
+        view, explained = self.simplest(form_a, form_b, numbered, entry)
         if entry:
             self.entry = view
         inner, more = self.called(view)
-        causes = [*found[0], *inner]
-        return causes or [_unexplained(view)] * entry, found[1] + more
+        causes = [*explained[0], *inner]
+        return causes or [_unexplained(view)] * entry, explained[1] + more
 
     def simplest(
         self, form_a: Form, form_b: Form, numbered: tuple[list[int], list[int]], entry: bool
@@ -148,7 +126,9 @@ class _Comparison:
         if entry and any(c.kind in _DOUBTFUL for c in best[1][0]):
             best = min(best, self.hypothesis(form_a, form_b, numbered, numbered), key=_cost)
         if any(c.kind in _RESHAPED for c in best[1][0]):
-            best = min(best, self.hypothesis(form_a, form_b, best[0].ids, numbered, bold=False), key=_cost)
+            best = min(
+                best, self.hypothesis(form_a, form_b, (best[0].a.ids, best[0].b.ids), numbered, bold=False), key=_cost
+            )
         return best
 
     def ordered(self, graph: Graph, form: Form) -> bool:
@@ -168,8 +148,8 @@ class _Comparison:
     ) -> tuple[View, tuple[list[Cause], int]]:
         """What corresponds and what differs if values with equal numbers are the same."""
         matching: Matching = match(form_a, form_b, *ids, bold=bold)
-        half_a = Half(self.a, form_a, ids[0], exact[0], matching.a)
-        half_b = Half(self.b, form_b, ids[1], exact[1], matching.b)
+        half_a = Half(self.a, form_a, ids[0], exact[0], matching.a, added=False)
+        half_b = Half(self.b, form_b, ids[1], exact[1], matching.b, added=True)
         view = View(half_a, half_b, matching)
         return view, self.causes(view)
 
@@ -177,16 +157,16 @@ class _Comparison:
         relabelled, consequences = relabeled.changed(view)
         moved, remark = reordered.parameters(view)
         claimed = Claimed()
-        found = carried_gradients.changed(view, claimed)
-        found += [*regions.changed(view, claimed), *relabelled, *reordered.operands(view), *collectives.changed(view)]
-        found += [*reordered.outputs(view), *moved]
-        found = _without_doubles(found)
-        if remark and found:
-            found = [
+        causes = carried_gradients.changed(view, claimed)
+        causes += [*regions.changed(view, claimed), *relabelled, *reordered.operands(view), *collectives.changed(view)]
+        causes += [*reordered.outputs(view), *moved]
+        causes = _without_doubles(causes)
+        if remark and causes:
+            causes = [
                 replace(c, what=f"{c.what}; {remark}") if c.kind in ("parameter_added", "output_added") else c
-                for c in found
+                for c in causes
             ]
-        return found, consequences + self.above(view)
+        return causes, consequences + self.above(view)
 
     def above(self, view: View) -> int:
         """Nodes that are the same operation on corresponding operands, and differ because something below them does."""
@@ -301,7 +281,7 @@ def _without_doubles(causes: list[Cause]) -> list[Cause]:
     """Causes that are not said by another: a collective inside a carried-over gradient; constants written twice."""
     if any(c.kind != "duplicate_changed" for c in causes):
         causes = [c for c in causes if c.kind != "duplicate_changed"]
-    said = {
+    explained = {
         (side, name)
         for c in causes
         if c.kind in _EXPLAINS
@@ -311,7 +291,7 @@ def _without_doubles(causes: list[Cause]) -> list[Cause]:
     kept: list[Cause] = []
     for cause in causes:
         names = [("a", n) for n in cause.a] + [("b", n) for n in cause.b]
-        if cause.kind.startswith("collective_") and names and all(n in said for n in names):
+        if cause.kind.startswith("collective_") and names and all(n in explained for n in names):
             continue
         kept.append(cause)
     return kept

@@ -1,4 +1,4 @@
-"""Which node of one graph corresponds to which of the other.
+"""Matching of the nodes of two graphs.
 
 First what is certain: values that are equal and occur once on either side, and everything below them, operand by
 operand. Then what equal values cannot say, because one change low in a graph makes every value above it another: a
@@ -56,56 +56,56 @@ class Matching:
 
 
 def match(form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int], bold: bool = True) -> Matching:
-    """The correspondence of two forms, given numbers of their values from one table (`diffing.ids`).
+    """The correspondence of two forms, given numbers of their values from one table (`value_numbering`).
 
     `bold`: take an operation for inserted or removed if what is behind it looks more like its counterpart.
     """
-    made = Matching(form_a, form_b, ids_a, ids_b)
-    made.bold = bold
-    _parameters(made)
-    _outputs(made)
-    for i, j in made.outputs:
+    matching = Matching(form_a, form_b, ids_a, ids_b)
+    matching.bold = bold
+    _parameters(matching)
+    _outputs(matching)
+    for i, j in matching.outputs:
         a, b = form_a.outputs[i], form_b.outputs[j]
         if ids_a[a] == ids_b[b]:
-            made.descend(a, b)
-    _unique(made)
-    _down(made)
-    _up(made)
-    _leftovers(made)
-    _late_outputs(made)
-    return made
+            matching.descend(a, b)
+    _unique(matching)
+    _down(matching)
+    _up(matching)
+    _leftovers(matching)
+    _late_outputs(matching)
+    return matching
 
 
-def _parameters(made: Matching) -> None:
+def _parameters(matching: Matching) -> None:
     """Parameters that are certain: equal, and like no other."""
-    form_a, form_b = made.form_a, made.form_b
-    count_a = Counter(made.ids_a[a] for a in form_a.parameters)
-    place_b = {made.ids_b[b]: b for b in form_b.parameters}
-    count_b = Counter(made.ids_b[b] for b in form_b.parameters)
+    form_a, form_b = matching.form_a, matching.form_b
+    count_a = Counter(matching.ids_a[a] for a in form_a.parameters)
+    place_b = {matching.ids_b[b]: b for b in form_b.parameters}
+    count_b = Counter(matching.ids_b[b] for b in form_b.parameters)
     for a in form_a.parameters:
-        own = made.ids_a[a]
+        own = matching.ids_a[a]
         if count_a[own] == 1 == count_b[own]:
-            made.pair(a, place_b[own])
+            matching.pair(a, place_b[own])
 
 
-def _outputs(made: Matching) -> None:
+def _outputs(matching: Matching) -> None:
     """Outputs that correspond: equal values in order, equal values elsewhere, then what is left between those.
 
     Between two pairs, outputs correspond one by one if their shapes agree; else by label, by operation, by shape.
     """
-    outs_a, outs_b = made.form_a.outputs, made.form_b.outputs
-    labels_a, labels_b = made.form_a.labels, made.form_b.labels
-    found = _Outputs(len(outs_a), len(outs_b))
-    ids = [made.ids_a[o] for o in outs_a], [made.ids_b[o] for o in outs_b]
-    found.refine(*ids)
-    found.moved(*ids)
+    outs_a, outs_b = matching.form_a.outputs, matching.form_b.outputs
+    labels_a, labels_b = matching.form_a.labels, matching.form_b.labels
+    pairs = _Outputs(len(outs_a), len(outs_b))
+    ids = [matching.ids_a[o] for o in outs_a], [matching.ids_b[o] for o in outs_b]
+    pairs.refine(*ids)
+    pairs.moved(*ids)
     shapes = [labels_a[o][1] for o in outs_a], [labels_b[o][1] for o in outs_b]
-    found.in_step(*shapes)
-    found.refine([labels_a[o] for o in outs_a], [labels_b[o] for o in outs_b])
-    found.refine([labels_a[o][:2] for o in outs_a], [labels_b[o][:2] for o in outs_b])
-    found.refine(*shapes)
-    found.in_step([is_nothing(labels_a[o]) for o in outs_a], [is_nothing(labels_b[o]) for o in outs_b])
-    made.outputs = found.all()
+    pairs.in_step(*shapes)
+    pairs.refine([labels_a[o] for o in outs_a], [labels_b[o] for o in outs_b])
+    pairs.refine([labels_a[o][:2] for o in outs_a], [labels_b[o][:2] for o in outs_b])
+    pairs.refine(*shapes)
+    pairs.in_step([is_nothing(labels_a[o]) for o in outs_a], [is_nothing(labels_b[o]) for o in outs_b])
+    matching.outputs = pairs.all()
 
 
 def is_nothing(label: Label) -> bool:
@@ -167,155 +167,161 @@ class _Outputs:
         self.taken = {i for i, _ in self.crossing}, {j for _, j in self.crossing}
 
 
-def _unique(made: Matching) -> None:
+def _unique(matching: Matching) -> None:
     """Pair values that occur once on either side, largest first, and what is below them.
 
     Values that depend on no parameter (constants and what is made of them) say nothing about place: they find their
     partners through their users.
     """
-    count_a, count_b = Counter(made.ids_a), Counter(made.ids_b)
-    place_b = {i: b for b, i in enumerate(made.ids_b)}
-    form_a = made.form_a
+    count_a, count_b = Counter(matching.ids_a), Counter(matching.ids_b)
+    place_b = {i: b for b, i in enumerate(matching.ids_b)}
+    form_a = matching.form_a
     grounded = bytearray(len(form_a))
     for a, operands in enumerate(form_a.operands):
         grounded[a] = form_a.numbers[a] >= 0 or any(grounded[o] for o in operands)
     for a in range(len(form_a) - 1, -1, -1):
-        own = made.ids_a[a]
-        if made.a[a] < 0 and count_a[own] == 1 == count_b[own] and grounded[a] and form_a.operands[a]:
-            made.descend(a, place_b[own])
+        own = matching.ids_a[a]
+        if matching.a[a] < 0 and count_a[own] == 1 == count_b[own] and grounded[a] and form_a.operands[a]:
+            matching.descend(a, place_b[own])
 
 
-def _down(made: Matching) -> None:
+def _down(matching: Matching) -> None:
     """From the outputs down: pairs propose the pairs of their operands."""
-    form_a, form_b, votes = made.form_a, made.form_b, made.votes
-    for i, j in made.outputs:
-        _propose(made, form_a.outputs[i], form_b.outputs[j], 2)
+    form_a, form_b, votes = matching.form_a, matching.form_b, matching.votes
+    for i, j in matching.outputs:
+        _propose(matching, form_a.outputs[i], form_b.outputs[j], 2)
     for a in range(len(form_a) - 1, -1, -1):
-        if made.a[a] < 0 and a in votes:
-            _decide(made, a, votes[a])
-        b = made.a[a]
+        if matching.a[a] < 0 and a in votes:
+            _decide(matching, a, votes[a])
+        b = matching.a[a]
         if b >= 0:
-            _propose_operands(made, a, b)
+            _propose_operands(matching, a, b)
 
 
-def _propose(made: Matching, a: int, b: int, weight: int) -> None:
-    if made.free(a, b):
-        made.votes.setdefault(a, Counter())[b] += weight
+def _propose(matching: Matching, a: int, b: int, weight: int) -> None:
+    if matching.free(a, b):
+        matching.votes.setdefault(a, Counter())[b] += weight
 
 
-def _propose_operands(made: Matching, a: int, b: int) -> None:
-    operands_a, operands_b = made.form_a.operands[a], made.form_b.operands[b]
+def _propose_operands(matching: Matching, a: int, b: int) -> None:
+    operands_a, operands_b = matching.form_a.operands[a], matching.form_b.operands[b]
     if len(operands_a) == len(operands_b):
         for x, y in zip(operands_a, operands_b, strict=True):
-            _propose(made, x, y, 2)
+            _propose(matching, x, y, 2)
         return
-    pairs = align([made.ids_a[o] for o in operands_a], [made.ids_b[o] for o in operands_b], patience=False)
+    pairs = align([matching.ids_a[o] for o in operands_a], [matching.ids_b[o] for o in operands_b], patience=False)
     if not pairs:
-        labels_a, labels_b = made.form_a.labels, made.form_b.labels
+        labels_a, labels_b = matching.form_a.labels, matching.form_b.labels
         pairs = align([labels_a[o] for o in operands_a], [labels_b[o] for o in operands_b], patience=False)
     for i, j in pairs:
-        _propose(made, operands_a[i], operands_b[j], 2)
+        _propose(matching, operands_a[i], operands_b[j], 2)
 
 
-def _decide(made: Matching, a: int, votes: Counter[int]) -> None:
+def _decide(matching: Matching, a: int, votes: Counter[int]) -> None:
     """The partner of a node: the candidate with most votes that is alike; else see whether something came between."""
-    candidates = [b for b, _ in votes.most_common() if made.b[b] < 0]
-    equal = [b for b in candidates if made.ids_a[a] == made.ids_b[b]]
+    candidates = [b for b, _ in votes.most_common() if matching.b[b] < 0]
+    equal = [b for b in candidates if matching.ids_a[a] == matching.ids_b[b]]
     if equal:
-        made.descend(a, equal[0])
+        matching.descend(a, equal[0])
         return
     for b in candidates:
-        between = _between(made, a, b)
+        between = _between(matching, a, b)
         if between is not None:
             x, y = between
             if x == a:
-                made.pair(a, y)
+                matching.pair(a, y)
             else:
-                _propose(made, x, y, 3)
+                _propose(matching, x, y, 3)
             return
     for b in candidates:
-        if made.alike(a, b) or _changed(made, a, b):
-            made.pair(a, b)
+        if matching.alike(a, b) or _changed(matching, a, b):
+            matching.pair(a, b)
             return
     for b in candidates:  # nothing in common: what is below may still correspond
-        _propose_operands(made, a, b)
+        _propose_operands(matching, a, b)
 
 
-def _between(made: Matching, a: int, b: int) -> tuple[int, int] | None:
+def _between(matching: Matching, a: int, b: int) -> tuple[int, int] | None:
     """If one side has an operation more between user and operand: the pair that corresponds around it."""
-    if made.alike(a, b) and _shared(made, a, b):
+    if matching.alike(a, b) and _shared(matching, a, b):
         return None
-    ids_a, ids_b = made.ids_a, made.ids_b
-    for o in made.form_b.operands[b]:
-        if made.b[o] < 0 and (ids_b[o] == ids_a[a] or (made.bold and made.alike(a, o) and _closer(made, a, o, a, b))):
+    ids_a, ids_b = matching.ids_a, matching.ids_b
+    for o in matching.form_b.operands[b]:
+        if matching.b[o] < 0 and (
+            ids_b[o] == ids_a[a] or (matching.bold and matching.alike(a, o) and _closer(matching, a, o, a, b))
+        ):
             return a, o
-    for o in made.form_a.operands[a]:
-        if made.a[o] < 0 and (ids_a[o] == ids_b[b] or (made.bold and made.alike(o, b) and _closer(made, o, b, a, b))):
+    for o in matching.form_a.operands[a]:
+        if matching.a[o] < 0 and (
+            ids_a[o] == ids_b[b] or (matching.bold and matching.alike(o, b) and _closer(matching, o, b, a, b))
+        ):
             return o, b
     return None
 
 
-def _shared(made: Matching, a: int, b: int) -> int:
+def _shared(matching: Matching, a: int, b: int) -> int:
     """How many operands of two nodes are equal or partners already, at the same place."""
-    pairs = zip(made.form_a.operands[a], made.form_b.operands[b], strict=False)
-    return sum(1 for x, y in pairs if made.a[x] == y or (made.ids_a[x] == made.ids_b[y] and made.free(x, y)))
+    pairs = zip(matching.form_a.operands[a], matching.form_b.operands[b], strict=False)
+    return sum(
+        1 for x, y in pairs if matching.a[x] == y or (matching.ids_a[x] == matching.ids_b[y] and matching.free(x, y))
+    )
 
 
-def _closer(made: Matching, a: int, b: int, other_a: int, other_b: int) -> bool:
+def _closer(matching: Matching, a: int, b: int, other_a: int, other_b: int) -> bool:
     """Has the first pair more operands in common than the second, or as many and the second is not alike?"""
-    first, second = _shared(made, a, b), _shared(made, other_a, other_b)
-    return first > second or (first == second and not made.alike(other_a, other_b))
+    first, second = _shared(matching, a, b), _shared(matching, other_a, other_b)
+    return first > second or (first == second and not matching.alike(other_a, other_b))
 
 
-def _changed(made: Matching, a: int, b: int) -> bool:
+def _changed(matching: Matching, a: int, b: int) -> bool:
     """Can one be the other after a change: of attributes, shape or the operation itself?"""
-    label_a, label_b = made.form_a.labels[a], made.form_b.labels[b]
+    label_a, label_b = matching.form_a.labels[a], matching.form_b.labels[b]
     if label_a[0] == label_b[0]:
         return True
-    arity_a, arity_b = len(made.form_a.operands[a]), len(made.form_b.operands[b])
-    return arity_a == arity_b and arity_a > 0 and 2 * _shared(made, a, b) >= arity_a
+    arity_a, arity_b = len(matching.form_a.operands[a]), len(matching.form_b.operands[b])
+    return arity_a == arity_b and arity_a > 0 and 2 * _shared(matching, a, b) >= arity_a
 
 
-def _up(made: Matching) -> None:
+def _up(matching: Matching) -> None:
     """From the parameters up: a node whose operands all have partners is looked for among the users of these."""
-    form_a, form_b = made.form_a, made.form_b
+    form_a, form_b = matching.form_a, matching.form_b
     users: dict[tuple[object, ...], list[int]] = {}
     for b in range(len(form_b) - 1, -1, -1):
-        if made.b[b] < 0 and form_b.operands[b]:
+        if matching.b[b] < 0 and form_b.operands[b]:
             users.setdefault((form_b.labels[b], form_b.operands[b]), []).append(b)
     for a in range(len(form_a)):
-        if made.a[a] >= 0 or not form_a.operands[a]:
+        if matching.a[a] >= 0 or not form_a.operands[a]:
             continue
-        waiting = users.get((form_a.labels[a], tuple([made.a[o] for o in form_a.operands[a]])))
+        waiting = users.get((form_a.labels[a], tuple([matching.a[o] for o in form_a.operands[a]])))
         while waiting:
             b = waiting.pop()
-            if made.b[b] < 0:
-                made.pair(a, b)
+            if matching.b[b] < 0:
+                matching.pair(a, b)
                 break
 
 
-def _leftovers(made: Matching) -> None:
+def _leftovers(matching: Matching) -> None:
     """Equal values that nothing else could tell apart, in order; parameters by number first."""
-    form_a, form_b = made.form_a, made.form_b
+    form_a, form_b = matching.form_a, matching.form_b
     for a, b in zip(form_a.parameters, form_b.parameters, strict=False):
-        if made.free(a, b) and made.alike(a, b) and form_a.live[a] == form_b.live[b]:
-            made.pair(a, b)
+        if matching.free(a, b) and matching.alike(a, b) and form_a.live[a] == form_b.live[b]:
+            matching.pair(a, b)
     waiting: dict[int, list[int]] = {}
     for b in range(len(form_b) - 1, -1, -1):
-        if made.b[b] < 0:
-            waiting.setdefault(made.ids_b[b], []).append(b)
+        if matching.b[b] < 0:
+            waiting.setdefault(matching.ids_b[b], []).append(b)
     for a in range(len(form_a)):
-        if made.a[a] < 0 and waiting.get(made.ids_a[a]):
-            made.pair(a, waiting[made.ids_a[a]].pop())
+        if matching.a[a] < 0 and waiting.get(matching.ids_a[a]):
+            matching.pair(a, waiting[matching.ids_a[a]].pop())
 
 
-def _late_outputs(made: Matching) -> None:
+def _late_outputs(matching: Matching) -> None:
     """Outputs whose nodes turned out to be partners, wherever they stand."""
-    taken_a, taken_b = ({pair[k] for pair in made.outputs} for k in (0, 1))
+    taken_a, taken_b = ({pair[k] for pair in matching.outputs} for k in (0, 1))
     waiting: dict[int, list[int]] = {}
-    for j, b in reversed(list(enumerate(made.form_b.outputs))):
+    for j, b in reversed(list(enumerate(matching.form_b.outputs))):
         if j not in taken_b:
             waiting.setdefault(b, []).append(j)
-    for i, a in enumerate(made.form_a.outputs):
-        if i not in taken_a and waiting.get(made.a[a]):
-            made.outputs.append((i, waiting[made.a[a]].pop()))
+    for i, a in enumerate(matching.form_a.outputs):
+        if i not in taken_a and waiting.get(matching.a[a]):
+            matching.outputs.append((i, waiting[matching.a[a]].pop()))

@@ -1,4 +1,4 @@
-"""What only one graph has: instructions inserted or removed, in connected regions, and the parameters they bring.
+"""Regions that only one graph has: connected instructions inserted or removed, and the parameters they bring.
 
 Regions that look the same (the update of each parameter's momentum, say) are one cause with a count.
 """
@@ -70,25 +70,25 @@ def changed(view: View, claimed: Claimed) -> list[Cause]:
     """Causes for what one side has and the other lacks; outputs that only one side has come with what makes them."""
     paired_a, paired_b = ({pair[k] for pair in view.outputs} for k in (0, 1))
     causes: list[Cause] = []
-    for half, other, paired, added, said in (
-        (view.b, view.a, paired_b, True, claimed.b),
-        (view.a, view.b, paired_a, False, claimed.a),
+    for half, other, paired, explained in (
+        (view.b, view.a, paired_b, claimed.b),
+        (view.a, view.b, paired_a, claimed.a),
     ):
         extra = [
             place
             for place, node in enumerate(half.form.outputs)
-            if place not in paired and node not in said and not is_nothing(half.form.labels[node])
+            if place not in paired and node not in explained and not is_nothing(half.form.labels[node])
         ]
-        found = regions(half, said)
-        causes += _outputs(half, found, extra, added)
-        rest = [r for r in found if r.fed or not set(r.outputs) <= set(extra) or not r.outputs]
-        causes += _grouped(half, other, rest, added)
+        connected = regions(half, explained)
+        causes += _outputs(half, connected, extra)
+        rest = [r for r in connected if r.fed or not set(r.outputs) <= set(extra) or not r.outputs]
+        causes += _grouped(half, other, rest)
     return _replaced(causes)
 
 
-def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> list[Cause]:
+def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cause]:
     """An output more or less: a tensor alive at the cut, and the line that made it."""
-    makers = {p: r for r in found for p in r.outputs if not r.fed}
+    makers = {p: r for r in candidates for p in r.outputs if not r.fed}
     by_line: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place in extra:
         node = half.form.outputs[place]
@@ -96,19 +96,19 @@ def _outputs(half: Half, found: list[Region], extra: list[int], added: bool) -> 
     causes: list[Cause] = []
     for (opcode, line), places in by_line.items():
         nodes = [half.form.outputs[p] for p in places]
-        made = sorted({n for p in places if p in makers for n in makers[p].nodes} | set(nodes))
+        producers = sorted({n for p in places if p in makers for n in makers[p].nodes} | set(nodes))
         numbers = ", ".join(map(str, places[:4])) + (", ..." if len(places) > 4 else "")
         kinds = shapes(half.form.labels[n][1] for n in nodes)
-        parameters = [n for n in made if half.form.numbers[n] >= 0 and half.partner[n] < 0]
-        brings = f", with {plural(len(parameters), 'new parameter')}" if parameters and added else ""
-        only = "B" if added else "A"
-        sign, tensors = "+" if added else "-", "a tensor" if len(places) == 1 else plural(len(places), "tensor")
-        said, advice = _meaning(half.graph)
-        what = f"{sign} output {numbers} {kinds} made by {opcode}{brings}: {tensors} {said} in {only} only"
-        kind = "output_added" if added else "output_removed"
-        names = half.names(made)
-        line = line or half.best_line(made)
-        causes.append(Cause(kind, what, line, advice, () if added else names, names if added else (), len(places)))
+        parameters = [n for n in producers if half.form.numbers[n] >= 0 and half.partner[n] < 0]
+        brings = f", with {plural(len(parameters), 'new parameter')}" if parameters and half.added else ""
+        tensors = "a tensor" if len(places) == 1 else plural(len(places), "tensor")
+        meaning, advice = _meaning(half.graph)
+        text = (
+            f"{half.sign} output {numbers} {kinds} made by {opcode}{brings}: {tensors} {meaning} in {half.letter} only"
+        )
+        kind = "output_added" if half.added else "output_removed"
+        line = line or half.best_line(producers)
+        causes.append(half.cause(kind, text, line, advice, half.names(producers), len(places)))
     return causes
 
 
@@ -127,14 +127,14 @@ def _meaning(graph: Graph) -> tuple[str, str]:
     return "returned", "look at what the function returns: a value for logging, or auxiliary output?"
 
 
-def _grouped(half: Half, other: Half, found: list[Region], added: bool) -> list[Cause]:
+def _grouped(half: Half, other: Half, candidates: list[Region]) -> list[Cause]:
     """Regions at the same line, with new parameters or without, as one cause."""
     alike: dict[tuple[str, bool, bool], list[Region]] = defaultdict(list)
     counts = Counter(half.exact)
-    for region in found:
+    for region in candidates:
         known = all(counts[half.exact[n]] > 1 for n in region.nodes) and _still_read(half, other, region)
         alike[half.best_line(region.nodes), known, bool(region.parameters)].append(region)
-    return [_region_cause(half, rs, known, added) for (_, known, _), rs in alike.items()]
+    return [_region_cause(half, rs, known) for (_, known, _), rs in alike.items()]
 
 
 def _still_read(half: Half, other: Half, region: Region) -> bool:
@@ -146,7 +146,7 @@ def _still_read(half: Half, other: Half, region: Region) -> bool:
     return True
 
 
-def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> Cause:
+def _region_cause(half: Half, alike: list[Region], known: bool) -> Cause:
     form = half.form
     nodes = [n for r in alike for n in r.nodes]
     parameters = [n for r in alike for n in r.parameters]
@@ -154,25 +154,20 @@ def _region_cause(half: Half, alike: list[Region], known: bool, added: bool) -> 
     ops = list(dict.fromkeys(form.labels[n][0] for n in bodies)) or ["constant"]
     line = half.best_line(bodies or nodes)
     names = half.names(nodes)
-    sides: tuple[tuple[str, ...], tuple[str, ...]] = ((), names) if added else (names, ())
-    sign, only = ("+", "B") if added else ("-", "A")
     times = f"{len(alike)} x " if len(alike) > 1 else ""
-    what = f"{times}{', '.join(ops[:6])}{', ...' if len(ops) > 6 else ''}"
+    operations = f"{times}{', '.join(ops[:6])}{', ...' if len(ops) > 6 else ''}"
     if known and not parameters:
-        text = f"{sign} {what} a second time: the same value is computed {'once more' if added else 'once less'}"
-        return Cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], *sides, len(alike))
+        often = "once more" if half.added else "once less"
+        text = f"{half.sign} {operations} a second time: the same value is computed {often}"
+        return half.cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], names, len(alike))
     if parameters:
-        kind = "parameter_added" if added else "parameter_removed"
-        text = (
-            f"{sign} {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}, "
-            f"used by {what}"
-            if bodies
-            else f"{sign} {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}"
-        )
-        return Cause(kind, text, line, _ADVICE[kind], *sides, len(parameters))
-    kind = "instruction_inserted" if added else "instruction_removed"
-    text = f"{sign} {what} {shapes(form.labels[n][1] for n in bodies or nodes)} in {only} only"
-    return Cause(kind, text, line, _ADVICE[kind], *sides, len(alike))
+        kind = "parameter_added" if half.added else "parameter_removed"
+        text = f"{half.sign} {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}"
+        text += f", used by {operations}" if bodies else ""
+        return half.cause(kind, text, line, _ADVICE[kind], names, len(parameters))
+    kind = "instruction_inserted" if half.added else "instruction_removed"
+    text = f"{half.sign} {operations} {shapes(form.labels[n][1] for n in bodies or nodes)} in {half.letter} only"
+    return half.cause(kind, text, line, _ADVICE[kind], names, len(alike))
 
 
 _ADVICE: dict[str, str] = {

@@ -1,10 +1,11 @@
-"""Partners that are not the same operation any more: constants, shapes, dtypes, attributes, the operation itself."""
+"""Changed labels of partners: constants, shapes, dtypes, attributes, the operation itself."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 
+from retrograd.graph.brackets import split
 from retrograd.graph.diffing.side_by_side import View
 from retrograd.graph.schema import Cause, Kind
 
@@ -16,7 +17,7 @@ def changed(view: View) -> tuple[list[Cause], int]:
     """One cause for each different change, with a count, and how many nodes differ in shape only as a consequence."""
     form_a, form_b = view.a.form, view.b.form
     moved = _reshaped(view)
-    found: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
     parameters: dict[Kind, list[tuple[int, int]]] = defaultdict(list)
     consequences = 0
     for a, b in enumerate(view.a.partner):
@@ -30,27 +31,22 @@ def changed(view: View) -> tuple[list[Cause], int]:
             parameters[kind].append((a, b))
             continue
         before, after = _words(view, a, b, kind)
-        found[kind, before, after].append((a, b))
+        groups[kind, before, after].append((a, b))
     causes = [_parameters(view, kind, pairs) for kind, pairs in parameters.items()]
-    return causes + [_cause(view, key, pairs) for key, pairs in found.items()], consequences
+    return causes + [_cause(view, key, pairs) for key, pairs in groups.items()], consequences
 
 
 def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:
     """Parameters of another shape, as one cause: everything behind them follows."""
     labels_a, labels_b = view.a.form.labels, view.b.form.labels
-    said = [f"{view.a.form.numbers[a]} {labels_a[a][1]} -> {labels_b[b][1]}" for a, b in pairs]
-    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+    changes = [f"{view.a.form.numbers[a]} {labels_a[a][1]} -> {labels_b[b][1]}" for a, b in pairs]
+    more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
     dynamic = any(_symbols(labels_b[b][1]) > _symbols(labels_a[a][1]) for a, b in pairs)
-    text = f"parameter{'s' if len(said) > 1 else ''} {'; '.join(said[:3])}{more}" + ": a size became dynamic" * dynamic
-    return Cause(
-        kind,
-        text,
-        view.b.best_line(b for _, b in pairs) or view.a.best_line(a for a, _ in pairs),
-        _ADVICE[kind],
-        view.a.names(a for a, _ in pairs),
-        view.b.names(b for _, b in pairs),
-        len(pairs),
+    text = (
+        f"parameter{'s' if len(changes) > 1 else ''} {'; '.join(changes[:3])}{more}"
+        + ": a size became dynamic" * dynamic
     )
+    return _pairs_cause(view, kind, text, pairs)
 
 
 def _symbols(shape: str) -> int:
@@ -65,13 +61,13 @@ def _reshaped(view: View) -> dict[int, bool]:
     reaches broadcasts of constants, too, which have no operand that says so.
     """
     form_a, form_b = view.a.form, view.b.form
-    found: dict[int, bool] = {}
+    origins: dict[int, bool] = {}
     for a, b in enumerate(view.a.partner):
         if b >= 0 and form_a.labels[a][1] != form_b.labels[b][1]:
-            found[a] = not any(o in found for o in form_a.operands[a])
-    if any(form_a.numbers[a] >= 0 for a in found):
-        return {a: form_a.numbers[a] >= 0 for a in found}
-    return found
+            origins[a] = not any(o in origins for o in form_a.operands[a])
+    if any(form_a.numbers[a] >= 0 for a in origins):
+        return {a: form_a.numbers[a] >= 0 for a in origins}
+    return origins
 
 
 def _kind(view: View, a: int, b: int) -> Kind:
@@ -92,16 +88,10 @@ def _words(view: View, a: int, b: int, kind: str) -> tuple[str, str]:
         return f"{op_a} {shape_a}", shape_b
     if kind == "constant_changed":
         return f"constant {shape_a} {_short(attrs_a)}", _short(attrs_b)
-    only_a, only_b = _split(attrs_a), _split(attrs_b)
+    only_a, only_b = split(attrs_a), split(attrs_b)
     left = ", ".join(part for part in only_a if part not in only_b)
     right = ", ".join(part for part in only_b if part not in only_a)
     return f"{op_a} {shape_a} {_short(left) or '(none)'}", _short(right) or "(none)"
-
-
-def _split(attrs: str) -> list[str]:
-    from retrograd.graph.readers.scan import split
-
-    return split(attrs)
 
 
 def _short(text: str) -> str:
@@ -122,12 +112,9 @@ def _cause(view: View, key: tuple[str, str, str], pairs: list[tuple[int, int]]) 
     kind, before, after = key
     many = f"{len(pairs)} x " if len(pairs) > 1 else ""
     verb = "replaced by" if kind == "instruction_replaced" else "->"
-    return Cause(
-        kind,  # type: ignore[arg-type]
-        f"{many}{before} {verb} {after}",
-        view.b.best_line(b for _, b in pairs) or view.a.best_line(a for a, _ in pairs),
-        _ADVICE[kind],
-        view.a.names(a for a, _ in pairs),
-        view.b.names(b for _, b in pairs),
-        len(pairs),
-    )
+    text = f"{many}{before} {verb} {after}"
+    return _pairs_cause(view, kind, text, pairs)  # type: ignore[arg-type]
+
+
+def _pairs_cause(view: View, kind: Kind, text: str, pairs: list[tuple[int, int]]) -> Cause:
+    return view.cause(kind, text, _ADVICE[kind], [a for a, _ in pairs], [b for _, b in pairs], len(pairs))

@@ -1,4 +1,4 @@
-"""The same parts in another order or differently connected: parameters, outputs, operands."""
+"""Order: the same parameters, outputs and operands in another order, or differently connected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def outputs(view: View) -> list[Cause]:
     b = [view.b.form.outputs[j] for _, j in moved]
     i, j = moved[0]
     many = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-    text = f"output {i} {view.a.what(a[0])}{many} in another order: now output {j}"
+    text = f"output {i} {view.a.describe(a[0])}{many} in another order: now output {j}"
     advice = "outputs are live tensors in the order of their creation: make them in the same order at every step"
     sides = view.a.names(a), view.b.names(b)
     return [Cause("output_moved", text, view.b.best_line(b), advice, *sides, len(moved))]
@@ -64,20 +64,20 @@ def operands(view: View) -> list[Cause]:
             causes.append(_operand_cause(view, a, b, places))
         elif len(form_a.operands[a]) != len(form_b.operands[b]) and not _explained(view, a, b):
             counts = f"{len(form_a.operands[a])} -> {plural(len(form_b.operands[b]), 'operand')}"
-            causes.append(_rewire(view, a, b, f"{view.a.what(a)}: {counts}"))
+            causes.append(_rewire(view, a, b, f"{view.a.describe(a)}: {counts}"))
     for i, j in view.outputs:
         x, y = form_a.outputs[i], form_b.outputs[j]
         if _rewired(view, (x,), (y,)):
-            text = f"output {i} is {view.a.what(x)} ({view.a.name(x)}) -> {view.b.what(y)} ({view.b.name(y)})"
+            text = f"output {i} is {view.a.describe(x)} ({view.a.name(x)}) -> {view.b.describe(y)} ({view.b.name(y)})"
             causes.append(_rewire(view, x, y, text))
     return _together(causes)
 
 
 def _together(causes: list[Cause]) -> list[Cause]:
     """Causes about the same operation at the same line as one, worded as the first."""
-    found: dict[tuple[str, str], list[Cause]] = {}
+    groups: dict[tuple[str, str], list[Cause]] = {}
     for cause in causes:
-        found.setdefault((cause.what.split(":")[0], cause.where), []).append(cause)
+        groups.setdefault((cause.what.split(":")[0], cause.where), []).append(cause)
     return [
         replace(
             alike[0],
@@ -86,7 +86,7 @@ def _together(causes: list[Cause]) -> list[Cause]:
             b=tuple(n for c in alike for n in c.b),
             count=len(alike),
         )
-        for alike in found.values()
+        for alike in groups.values()
     ]
 
 
@@ -115,13 +115,13 @@ def _operand_cause(view: View, a: int, b: int, places: list[int]) -> Cause:
     if len(places) == 2:
         i, j = places
         if view.a.partner[operands_a[i]] == operands_b[j] and view.a.partner[operands_a[j]] == operands_b[i]:
-            return _rewire(view, a, b, f"{view.a.what(a)}: operands {i} and {j} exchanged")
+            return _rewire(view, a, b, f"{view.a.describe(a)}: operands {i} and {j} exchanged")
     k = places[0]
     x, y = operands_a[k], operands_b[k]
     more = f" (and {plural(len(places) - 1, 'more operand')})" if len(places) > 1 else ""
     text = (
-        f"{view.a.what(a)}: operand {k} is {view.b.what(y)} ({view.b.name(y)}) instead of "
-        f"{view.a.what(x)} ({view.a.name(x)}){more}"
+        f"{view.a.describe(a)}: operand {k} is {view.b.describe(y)} ({view.b.name(y)}) instead of "
+        f"{view.a.describe(x)} ({view.a.name(x)}){more}"
     )
     return _rewire(view, a, b, text)
 

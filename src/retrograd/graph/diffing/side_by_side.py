@@ -1,14 +1,15 @@
-"""Two graphs side by side at one computation: what the finders of differences share."""
+"""Both sides of one computation: nodes, partners, names and source lines, shared by the finders of differences."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from retrograd.graph.canonical import Form
 from retrograd.graph.diffing.matching import Matching
 from retrograd.graph.ir import Graph
+from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.source_lines import is_library
 
 
@@ -17,7 +18,7 @@ class Half:
     """One side: the graph, the form of the computation, numbers of its values, and who has no partner.
 
     `ids` are the numbers that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
-    of the other side, -1 if none; `users[k]` are live nodes that use node k (made when asked).
+    of the other side, -1 if none; `added` is true of B, the later graph.
     """
 
     graph: Graph
@@ -25,6 +26,7 @@ class Half:
     ids: list[int]
     exact: list[int]
     partner: list[int]
+    added: bool
     alone: list[int] = field(default_factory=list[int])
     _users: list[list[int]] | None = None
 
@@ -42,6 +44,21 @@ class Half:
                     for o in set(operands):
                         self._users[o].append(k)
         return self._users
+
+    @property
+    def letter(self) -> str:
+        """Which of the two graphs this is."""
+        return "B" if self.added else "A"
+
+    @property
+    def sign(self) -> str:
+        """The sign before what only this side has."""
+        return "+" if self.added else "-"
+
+    def cause(self, kind: Kind, text: str, line: str, advice: str, names: tuple[str, ...], count: int = 1) -> Cause:
+        """A cause that names instructions of this side alone."""
+        sides = ((), names) if self.added else (names, ())
+        return Cause(kind, text, line, advice, *sides, count)
 
     def name(self, node: int) -> str:
         """The name of the instruction, with its computation outside the entry."""
@@ -63,7 +80,7 @@ class Half:
         own = {line: n for line, n in counts.items() if not is_library(line)}
         return max(own or counts, key=(own or counts).__getitem__, default="")
 
-    def what(self, node: int) -> str:
+    def describe(self, node: int) -> str:
         """Operation and shape in words."""
         opcode, shape, _ = self.form.labels[node]
         return f"{opcode} {shape}".strip()
@@ -86,14 +103,16 @@ class View:
     matching: Matching
 
     @property
-    def ids(self) -> tuple[list[int], list[int]]:
-        """The numbers of values that the matching went by."""
-        return self.a.ids, self.b.ids
-
-    @property
     def outputs(self) -> list[tuple[int, int]]:
         """Pairs of places in the lists of outputs that correspond."""
         return self.matching.outputs
+
+    def cause(
+        self, kind: Kind, text: str, advice: str, nodes_a: Sequence[int], nodes_b: Sequence[int], count: int
+    ) -> Cause:
+        """A cause that concerns nodes of both sides."""
+        line = self.b.best_line(nodes_b) or self.a.best_line(nodes_a)
+        return Cause(kind, text, line, advice, self.a.names(nodes_a), self.b.names(nodes_b), count)
 
     def same_operands(self, a: int, b: int) -> bool:
         """Are the operands of two partners partners, one by one?"""

@@ -1,4 +1,4 @@
-"""Numbers for values, equal exactly where values are: the same label on the same operands, one table for both sides.
+"""Value numbering: equal numbers for equal values (the same label on the same operands), in one table for both sides.
 
 Hash-consing, so no collision can make different values equal; a number means nothing outside its table.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from retrograd.graph.canonical import Form, Label
 
 
-class Table:
-    """Gives the same number to the same thing."""
+class ValueNumbering:
+    """Gives the same number to the same value."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
@@ -22,7 +22,7 @@ class Table:
         """A number for each node; `numbered`: parameters are told apart by number, else by shape alone."""
         table = self._numbers
         labels: dict[Label, int] = {}
-        found: list[int] = []
+        ids: list[int] = []
         called, numbers = form.called, form.numbers
         for node, (label, operands) in enumerate(zip(form.labels, form.operands, strict=True)):
             own = labels.get(label)
@@ -30,27 +30,27 @@ class Table:
                 own = labels[label] = table.setdefault(label, len(table))
             thing: tuple[object, ...]
             if node in called:
-                thing = (own, tuple([found[o] for o in operands]), tuple([bodies[name] for _, name in called[node]]))
+                thing = (own, tuple([ids[o] for o in operands]), tuple([bodies[name] for _, name in called[node]]))
             elif len(operands) == 2:
-                thing = (own, found[operands[0]], found[operands[1]])
+                thing = (own, ids[operands[0]], ids[operands[1]])
             elif operands:
-                thing = (own, *[found[o] for o in operands])
+                thing = (own, *[ids[o] for o in operands])
             elif numbered and numbers[node] >= 0:
                 thing = (own, "parameter", numbers[node])
             else:
                 thing = (own,)
-            found.append(table.setdefault(thing, len(table)))
-        return found
+            ids.append(table.setdefault(thing, len(table)))
+        return ids
 
     def bodies(self, forms: dict[str, Form], entry: str) -> dict[str, int]:
         """A number for each called computation, equal for those that compute the same."""
-        found: dict[str, int] = {}
+        ids: dict[str, int] = {}
         for name, form in forms.items():
             if name != entry:
-                found[name] = self.whole(form, self.nodes(form, found, numbered=True), ordered=False)
-        return found
+                ids[name] = self.computation(form, self.nodes(form, ids, numbered=True), ordered=False)
+        return ids
 
-    def whole(self, form: Form, ids: list[int], ordered: bool) -> int:
+    def computation(self, form: Form, ids: list[int], ordered: bool) -> int:
         """A number for a computation: outputs, live values with multiplicity, how collectives are coalesced."""
         live = tuple(sorted(i for i, alive in zip(ids, form.live, strict=True) if alive))
         groups = [tuple(ids[n] for n in c.nodes) for c in form.collectives]

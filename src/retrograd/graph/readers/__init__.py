@@ -1,4 +1,4 @@
-"""Files -> graphs: which format it is, and the reader of that format.
+"""Readers: files to graphs, in whatever format.
 
 `read` takes a file, plain or gzip, `parse` a text, `from_fx` an FX graph in memory. Whatever is wrong with a file,
 `GraphError` says in which line.
@@ -11,7 +11,7 @@ from os import PathLike
 from retrograd.graph.ir import Graph
 from retrograd.graph.readers.files import MAX_BYTES, text_of
 from retrograd.graph.readers.formats import parse as parse
-from retrograd.graph.readers.fx import from_fx as from_fx
+from retrograd.graph.readers.fx_object import from_fx as from_fx
 
 
 def read(path: str | PathLike[str], *, format: str | None = None, max_bytes: int = MAX_BYTES) -> list[Graph]:

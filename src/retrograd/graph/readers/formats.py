@@ -1,4 +1,4 @@
-"""Which format a text is, and its graphs: one file may hold many modules."""
+"""Formats of graph texts: detection, and the graphs of a text, which may hold many modules."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterator
 
 from retrograd.errors import GraphError, UsageError
+from retrograd.graph import brackets
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import text_key
-from retrograd.graph.readers import fx, hlo, scan, stablehlo
+from retrograd.graph.readers import fx_text, hlo, stablehlo
 
 FORMATS = ("hlo", "stablehlo", "fx", "torch_xla")
 _MARKS = re.compile(
@@ -24,23 +25,23 @@ _SHOWN = 1 << 20
 
 def detect(text: str, source: str = "", begins: int = 1) -> str:
     """The format of a text that begins at line `begins`, by its first telling line; GraphError if it has none."""
-    found = _MARKS.search(text, 0, _SHOWN)
-    kind = found.lastgroup if found else None
+    match = _MARKS.search(text, 0, _SHOWN)
+    kind = match.lastgroup if match else None
     if kind in FORMATS:
         return kind
-    line = begins + (text.count("\n", 0, found.start()) if found else 0)
+    line = begins + (text.count("\n", 0, match.start()) if match else 0)
     reasons = {
         "ir": "this is torch_xla's IR, which has no shapes of parameters; record it with XLA_SAVE_TENSORS_FMT=hlo",
         "dot": "this is a drawing (dot), not the graph's text; record it with XLA_SAVE_TENSORS_FMT=hlo",
         "html": "this is a web page; save the raw text of the dump",
     }
-    what = reasons.get(
+    reason = reasons.get(
         kind or "", "this is no graph; expected `HloModule`, `module`, `class GraphModule` or a save-file"
     )
-    first = next((shown for shown in scan.lines(text[:_SHOWN]) if shown.strip()), "")
+    first = next((shown for shown in brackets.lines(text[:_SHOWN]) if shown.strip()), "")
     if not first:
-        what = "the text is empty; expected HLO, StableHLO or FX text"
-    raise scan.error(source or "the text", line, what, first)
+        reason = "the text is empty; expected HLO, StableHLO or FX text"
+    raise brackets.error(source or "the text", line, reason, first)
 
 
 def parse(text: str, source: str = "", format: str | None = None) -> list[Graph]:
@@ -83,7 +84,7 @@ def _hlo(text: str, source: str) -> Iterator[_Piece]:
 
 
 def _fx(text: str, source: str) -> Iterator[_Piece]:
-    return _parts(text, fx.starts(text), lambda piece, first: fx.parse(piece, source, first))
+    return _parts(text, fx_text.starts(text), lambda piece, first: fx_text.parse(piece, source, first))
 
 
 def _stablehlo(text: str, source: str) -> Iterator[_Piece]:
@@ -105,9 +106,11 @@ def _torch_xla(text: str, source: str) -> Iterator[_Piece]:
         kind = detect(block.body, source, block.first)
         reader = {"hlo": hlo.parse, "stablehlo": stablehlo.parse}.get(kind)
         if reader is None:
-            raise scan.error(source or "the text", block.first, f"a save-file holds HLO or StableHLO, this is {kind}")
+            raise brackets.error(
+                source or "the text", block.first, f"a save-file holds HLO or StableHLO, this is {kind}"
+            )
 
-        def settle(piece: str, first: int, reader: _Reader = reader, block: torch_xla.Block = block) -> Graph:
+        def settle(piece: str, first: int, reader: _Reader = reader, block: torch_xla.SaveFileBlock = block) -> Graph:
             graph = reader(piece, source, first)
             graph.key, graph.frames, graph.block = block.key, block.frames, block.name
             return graph

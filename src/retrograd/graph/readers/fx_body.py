@@ -31,7 +31,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Made:
+class Constructed:
     """An argument that a call makes: device(type='cpu')."""
 
     name: str
@@ -84,13 +84,15 @@ class Body:
     def output(self, value: Any, line: int = 0) -> None:
         """The root: a tuple of everything that is returned, constants among it."""
         flat = cast(Sequence[Any], value) if isinstance(value, (list, tuple)) else [value]
-        nested = any(isinstance(one, (list, tuple, dict, slice, Made)) for one in flat) or isinstance(value, dict)
+        nested = any(isinstance(item, (list, tuple, dict, slice, Constructed)) for item in flat) or isinstance(
+            value, dict
+        )
         attrs, leaves = "", list(flat)
         if nested:
             places: list[int] = []
             attrs = f"args={render(value, places, [])}"
             leaves = [Ref(place) for place in places]
-        operands = tuple(one.place if isinstance(one, Ref) else self.constant(one, line) for one in leaves)
+        operands = tuple(item.place if isinstance(item, Ref) else self.constant(item, line) for item in leaves)
         shape = "(" + ",".join(self.instructions[place].shape for place in operands) + ")"
         self.root = self.add(Instruction("output", "tuple", shape, operands, attrs, line=line)).place
 
@@ -109,7 +111,7 @@ def render(value: Any, operands: list[int], called: list[tuple[str, str]]) -> st
     """An argument as text with % for each value of the graph, which goes to `operands`, and @ for each called graph."""
 
     def all_of(values: Any) -> str:
-        return ", ".join([render(one, operands, called) for one in values])
+        return ", ".join([render(item, operands, called) for item in values])
 
     if isinstance(value, Ref):
         operands.append(value.place)
@@ -122,20 +124,22 @@ def render(value: Any, operands: list[int], called: list[tuple[str, str]]) -> st
     if isinstance(value, list):
         return f"[{all_of(value)}]"
     if isinstance(value, tuple):
-        one_alone = len(cast(tuple[Any, ...], value)) == 1
-        return f"({all_of(value)},)" if one_alone else f"({all_of(value)})"
+        single = len(cast(tuple[Any, ...], value)) == 1
+        return f"({all_of(value)},)" if single else f"({all_of(value)})"
     if isinstance(value, dict):
         return (
             "{"
-            + ", ".join(f"{key!r}: {render(one, operands, called)}" for key, one in cast(dict[Any, Any], value).items())
+            + ", ".join(
+                f"{key!r}: {render(item, operands, called)}" for key, item in cast(dict[Any, Any], value).items()
+            )
             + "}"
         )
     if isinstance(value, slice):
         cut = cast(Any, value)
         return f"slice({all_of((cut.start, cut.stop, cut.step))})"
-    if isinstance(value, Made):
-        pairs = [f"{key}={render(one, operands, called)}" for key, one in value.kwargs]
-        return f"{value.name}({', '.join([render(one, operands, called) for one in value.args] + pairs)})"
+    if isinstance(value, Constructed):
+        pairs = [f"{key}={render(item, operands, called)}" for key, item in value.kwargs]
+        return f"{value.name}({', '.join([render(item, operands, called) for item in value.args] + pairs)})"
     return repr(value)
 
 

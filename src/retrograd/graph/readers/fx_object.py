@@ -9,7 +9,7 @@ from typing import Any
 from retrograd.errors import GraphError
 from retrograd.graph.ir import Computation, Graph
 from retrograd.graph.keys import text_key
-from retrograd.graph.readers.fx_body import Body, Made, Sub, Text, metadata_of, opcode_of
+from retrograd.graph.readers.fx_body import Body, Constructed, Sub, Text, metadata_of, opcode_of
 from retrograd.graph.readers.fx_text import literal
 
 _FRAME = re.compile(r'File "(.+)", line ([0-9]{1,9}), in (.+)\Z')
@@ -39,10 +39,10 @@ def from_fx(module: Any) -> Graph:
     name = type(owner).__name__ if owner is not None else "GraphModule"
     computations: dict[str, Computation] = {}
     _Walk(owner, computations, "").read(graph, name)
-    made = Graph(name, computations, name, "fx")
-    text = "\n".join(f"{c.name} {i!r} {i.called} {i.metadata}" for c in made for i in c.instructions)
-    made.digest = text_key(text)
-    return made
+    result = Graph(name, computations, name, "fx")
+    text = "\n".join(f"{c.name} {i!r} {i.called} {i.metadata}" for c in result for i in c.instructions)
+    result.digest = text_key(text)
+    return result
 
 
 class _Walk:
@@ -68,8 +68,8 @@ class _Walk:
         shape = _shape(node.meta)
         if node.op == "placeholder":
             return self.body.parameter(node.name, shape)
-        args = [self.value(one) for one in node.args]
-        kwargs = {key: self.value(one) for key, one in node.kwargs.items()}
+        args = [self.value(item) for item in node.args]
+        kwargs = {key: self.value(item) for key, item in node.kwargs.items()}
         metadata = _metadata(getattr(node, "stack_trace", None) or node.meta.get("stack_trace"))
         opcode = str(node.target)
         if node.op == "get_attr":
@@ -105,14 +105,14 @@ class _Walk:
         if hasattr(value, "op") and hasattr(value, "target"):
             return self.places[value]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return Made(_global(_qualified(None, type(value))), tuple(self.value(one) for one in value), ())
+            return Constructed(_global(_qualified(None, type(value))), tuple(self.value(item) for item in value), ())
         if isinstance(value, (list, tuple)):
-            values = [self.value(one) for one in value]
+            values = [self.value(item) for item in value]
             return values if isinstance(value, list) else tuple(values)
         if isinstance(value, dict):
-            return {key: self.value(one) for key, one in value.items()}
+            return {key: self.value(item) for key, item in value.items()}
         if isinstance(value, slice):
-            return slice(*[self.value(one) for one in (value.start, value.stop, value.step)])
+            return slice(*[self.value(item) for item in (value.start, value.stop, value.step)])
         if isinstance(value, Enum):
             return Text(f"{type(value).__name__}.{value.name}")
         if hasattr(value, "dtype") and hasattr(value, "size"):
@@ -148,8 +148,8 @@ def _metadata(trace: str | None) -> str:
     """The innermost frame of a stack trace, which is what FX text prints above a line."""
     lines = trace.strip().split("\n") if trace else []
     for at in range(len(lines) - 2, -1, -1):
-        if found := _FRAME.match(lines[at].strip()):
-            return metadata_of(found[1], found[2], lines[at + 1].strip())
+        if frame := _FRAME.match(lines[at].strip()):
+            return metadata_of(frame[1], frame[2], lines[at + 1].strip())
     return ""
 
 
@@ -163,5 +163,5 @@ def _shape(meta: Any) -> str:
     name = str(value.dtype).rpartition(".")[2]
     short = getattr(value.dtype, "abbr", None) or _DTYPES.get(name)
     if not short:
-        short = re.sub(r"^(u?)(\w)[a-z]*(\d+)", lambda found: f"{found[1] or found[2]}{found[3]}", name)
+        short = re.sub(r"^(u?)(\w)[a-z]*(\d+)", lambda m: f"{m[1] or m[2]}{m[3]}", name)
     return f"{short}[{','.join(str(size) for size in value.shape)}]"

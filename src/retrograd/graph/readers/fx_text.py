@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retrograd.errors import GraphError
+from retrograd.graph import brackets
 from retrograd.graph.ir import Computation, Graph
-from retrograd.graph.readers import scan
-from retrograd.graph.readers.fx_body import Body, Made, Ref, Sub, Text, metadata_of, opcode_of
+from retrograd.graph.readers.fx_body import Body, Constructed, Ref, Sub, Text, metadata_of, opcode_of
 
 _LOG = re.compile(r"[VIWEC][0-9]{4} [0-9:.]++ [^\]\n]*+\] (?:\[[^\]\n]*+\] ?)*+")
 _CLASS = re.compile(r"(?:^|(?<=\s))class (\w++)\((?:[\w.]*\.)?Module\):[^\n]*$", re.MULTILINE)
@@ -62,18 +62,18 @@ class _Class:
 
 def starts(text: str) -> list[int]:
     """Where the graphs of a text begin: at each class that is not inside another."""
-    found: list[int] = []
+    positions: list[int] = []
     outermost = None
     for match in _CLASS.finditer(text):
         start = text.rfind("\n", 0, match.start()) + 1
         indent = _indent(text[start : match.start()])
         if outermost is None or indent <= outermost:
-            found.append(start)
+            positions.append(start)
             outermost = indent
-    if not found:
+    if not positions:
         first = _FORWARD.search(text)
-        found = [text.rfind("\n", 0, first.start()) + 1] if first else []
-    return found
+        positions = [text.rfind("\n", 0, first.start()) + 1] if first else []
+    return positions
 
 
 def _indent(before: str) -> int:
@@ -92,7 +92,7 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
 
 class _Reader:
     def __init__(self, text: str, source: str, first: int) -> None:
-        self.lines = [line[log.end() :] if (log := _LOG.match(line)) else line for line in scan.lines(text)]
+        self.lines = [line[log.end() :] if (log := _LOG.match(line)) else line for line in brackets.lines(text)]
         self.source = source
         self.first = first
         self.at = 0
@@ -101,21 +101,21 @@ class _Reader:
         self.places: dict[str, Any] = {}
         self.unnamed: Ref | None = None
 
-    def error(self, what: str, at: int) -> GraphError:
+    def error(self, message: str, at: int) -> GraphError:
         shown = self.lines[at] if at < len(self.lines) else ""
-        return scan.error(self.source or "FX text", self.first + at, what, shown)
+        return brackets.error(self.source or "FX text", self.first + at, message, shown)
 
     def graph(self) -> Graph:
         self.find_classes()
         computations: dict[str, Computation] = {}
-        ends = [one.line for one in self.classes[1:]] + [len(self.lines)]
-        for one, end in zip(self.classes, ends, strict=True):
+        ends = [cls.line for cls in self.classes[1:]] + [len(self.lines)]
+        for cls, end in zip(self.classes, ends, strict=True):
             try:
-                self.read(one, end)
+                self.read(cls, end)
             except (RecursionError, MemoryError):
                 raise self.error("brackets or operators nest too deep here", min(self.at, end)) from None
-        for one in reversed(self.classes):  # callers come first in the text, and last among computations
-            computations[one.name] = one.body.computation(one.name, self.first + one.line)
+        for cls in reversed(self.classes):  # callers come first in the text, and last among computations
+            computations[cls.name] = cls.body.computation(cls.name, self.first + cls.line)
         entry = self.classes[0].name
         return Graph(entry, computations, entry, "fx", source=self.source)
 
@@ -123,66 +123,68 @@ class _Reader:
         """The classes and which is inside which, by indentation."""
         path: list[_Class] = []
         for at, line in enumerate(self.lines):
-            if "class " not in line or not (found := _CLASS.search(line)):
+            if "class " not in line or not (match := _CLASS.search(line)):
                 continue
-            indent = _indent(line[: found.start()])
+            indent = _indent(line[: match.start()])
             while path and path[-1].indent >= indent:
                 path.pop()
-            name = ".".join([one.name for one in path[-1:] if len(path) > 1] + [found[1]])
-            if any(one.name == name for one in self.classes):
-                raise self.error(f"a second class is called {found[1]}", at)
+            name = ".".join([cls.name for cls in path[-1:] if len(path) > 1] + [match[1]])
+            if any(cls.name == name for cls in self.classes):
+                raise self.error(f"a second class is called {match[1]}", at)
             if path:
-                path[-1].children.add(found[1])
+                path[-1].children.add(match[1])
             self.classes.append(_Class(name, indent, at))
             path.append(self.classes[-1])
         if not self.classes:
             self.classes.append(_Class("forward", 0, -1))
 
-    def read(self, one: _Class, end: int) -> None:
-        self.at = one.line + 1
+    def read(self, cls: _Class, end: int) -> None:
+        self.at = cls.line + 1
         self.places, self.metadata = {}, ""
         begun = False
-        while self.at < end and one.body.root < 0:
+        while self.at < end and cls.body.root < 0:
             line = self.lines[self.at].strip()
             if line.startswith("#"):
                 self.comment(line)
             elif not begun and line.startswith("def forward("):
                 begun = True
                 at = self.at
-                self.signature(one.body, self.statement(end, "\n    pass"), at)
+                self.signature(cls.body, self.statement(end, "\n    pass"), at)
             elif begun and line:
                 at = self.at
                 for statement in self.statement(end):
-                    self.assign(one, statement, at)
+                    self.assign(cls, statement, at)
             self.at += 1
-        if one.body.root < 0:
-            what = "is not complete (no `return`)" if begun else "has no `def forward(`"
-            raise self.error(f"the graph {one.name} {what}; the file may be cut off", max(0, min(end, self.at) - 1))
+        if cls.body.root < 0:
+            problem = "is not complete (no `return`)" if begun else "has no `def forward(`"
+            raise self.error(f"the graph {cls.name} {problem}; the file may be cut off", max(0, min(end, self.at) - 1))
 
     def statement(self, end: int, more: str = "") -> list[ast.stmt]:
         """The statements of the line at hand, with those after it while a bracket is open."""
         start = self.at
         parts = [self.lines[start].strip()]
         if parts[0][-1] in "([{,":
-            depth = scan.depth(parts[0])
+            depth = brackets.depth(parts[0])
             while depth > 0 and self.at + 1 < end:
                 self.at += 1
                 parts.append(self.lines[self.at].strip())
-                depth += scan.depth(parts[-1].partition("#")[0])
+                depth += brackets.depth(parts[-1].partition("#")[0])
         text = "\n".join(parts) + more
         if len(text) > _LONGEST:
             raise self.error(f"a statement of {len(text):,} characters; at most {_LONGEST:,} are read", start)
         try:
             return ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            said = getattr(error, "msg", None) or "it nests too deep"
-            raise self.error(f"this is not a line of FX ({said}); the file may be damaged or cut off", start) from None
+            reason = getattr(error, "msg", None) or "it nests too deep"
+            raise self.error(
+                f"this is not a line of FX ({reason}); the file may be damaged or cut off", start
+            ) from None
 
     def comment(self, line: str) -> None:
         at = line.find("File: ")
-        found = _FILE.match(line, at) if at >= 0 else None
-        if found:
-            self.metadata = metadata_of(found[1], found[2], line[found.end() :].partition(", code: ")[2])
+        match = _FILE.match(line, at) if at >= 0 else None
+        if match:
+            self.metadata = metadata_of(match[1], match[2], line[match.end() :].partition(", code: ")[2])
         elif "No stacktrace" in line:
             self.metadata = ""
 
@@ -203,9 +205,9 @@ class _Reader:
             raise self.error(f"a second value is called {name}", at)
         self.places[name] = value
 
-    def assign(self, one: _Class, statement: ast.stmt, at: int) -> None:
+    def assign(self, cls: _Class, statement: ast.stmt, at: int) -> None:
         """One statement. `x = None` frees a value and says nothing about the graph."""
-        body = one.body
+        body = cls.body
         if isinstance(statement, ast.Return):
             value = statement.value
             if isinstance(value, ast.Call) and _dotted(value.func).endswith("tree_unflatten") and value.args:
@@ -228,7 +230,7 @@ class _Reader:
                 self.inplace(body, "operator.setitem", args, at)
             elif isinstance(target, ast.Name) and value is not None:
                 annotation = statement.annotation if isinstance(statement, ast.AnnAssign) else None
-                self.define(target.id, self.made(one, target.id, value, _shape(annotation), at), at)
+                self.define(target.id, self.expression(cls, target.id, value, _shape(annotation), at), at)
             elif not (
                 isinstance(target, ast.Tuple) and isinstance(value, ast.Call) and "pytree" in _dotted(value.func)
             ):
@@ -237,28 +239,28 @@ class _Reader:
             raise self.error("this statement is none that FX writes", at)
 
     def inplace(self, body: Body, opcode: str, args: list[Any], at: int) -> None:
-        """`x += y; name = x`: the second statement gives the name, see `made`."""
+        """`x += y; name = x`: the second statement gives the name, see `expression`."""
         short = opcode.partition(".")[2]
         self.unnamed = body.call(short, opcode, args, {}, "", self.metadata, self.first + at)
 
-    def made(self, one: _Class, name: str, node: ast.expr, shape: str, at: int) -> Any:
+    def expression(self, cls: _Class, name: str, node: ast.expr, shape: str, at: int) -> Any:
         """The value that an expression makes; another name of a value that is there already is no instruction."""
         if isinstance(node, ast.Name):
             value = self.value(node, at)
             last, self.unnamed = self.unnamed or value, None
             if isinstance(last, Ref):
-                one.body.instructions[last.place].name = name
-                one.body.instructions[last.place].shape = shape or one.body.instructions[last.place].shape
+                cls.body.instructions[last.place].name = name
+                cls.body.instructions[last.place].shape = shape or cls.body.instructions[last.place].shape
             return last
         target = _member(node)
         if target is not None:
-            if target in one.children:
-                return Sub(target if one is self.classes[0] else f"{one.name}.{target}")
-            return one.body.call(name, "get_attr", [], {"target": Text(target)}, shape, self.metadata, self.first + at)
-        opcode, args, kwargs = self.called(one, node, at)
-        return one.body.call(name, opcode, args, kwargs, shape, self.metadata, self.first + at)
+            if target in cls.children:
+                return Sub(target if cls is self.classes[0] else f"{cls.name}.{target}")
+            return cls.body.call(name, "get_attr", [], {"target": Text(target)}, shape, self.metadata, self.first + at)
+        opcode, args, kwargs = self.called(cls, node, at)
+        return cls.body.call(name, opcode, args, kwargs, shape, self.metadata, self.first + at)
 
-    def called(self, one: _Class, node: ast.expr, at: int) -> tuple[str, list[Any], dict[str, Any]]:
+    def called(self, cls: _Class, node: ast.expr, at: int) -> tuple[str, list[Any], dict[str, Any]]:
         """Operation, arguments and keyword arguments of an expression."""
         if isinstance(node, ast.Subscript):
             return "operator.getitem", [self.value(node.value, at), self.value(node.slice, at)], {}
@@ -275,11 +277,11 @@ class _Reader:
         if not isinstance(node, ast.Call):
             raise self.error("this expression is none that FX writes", at)
         args = [self.value(argument, at) for argument in node.args]
-        kwargs = {one.arg or "**": self.value(one.value, at) for one in node.keywords}
+        kwargs = {cls.arg or "**": self.value(cls.value, at) for cls in node.keywords}
         target = _member(node.func)
         if target is not None:
-            module = Sub(target if one is self.classes[0] else f"{one.name}.{target}")
-            return ("call", [module, *args], kwargs) if target in one.children else (
+            module = Sub(target if cls is self.classes[0] else f"{cls.name}.{target}")
+            return ("call", [module, *args], kwargs) if target in cls.children else (
                 "call_module", [Text(target), *args], kwargs
             )  # fmt: skip
         if isinstance(node.func, ast.Attribute) and isinstance(base := self.known(node.func.value), Ref):
@@ -302,23 +304,25 @@ class _Reader:
                 raise self.error(f"the value {node.id} is not defined above", at)
             return Text(node.id) if known is None else known
         if isinstance(node, (ast.List, ast.Tuple)):
-            values = [self.value(one, at) for one in node.elts]
+            values = [self.value(item, at) for item in node.elts]
             return values if isinstance(node, ast.List) else tuple(values)
         if isinstance(node, ast.Dict):
             keys = [key for key in node.keys if isinstance(key, ast.Constant)]
             if len(keys) == len(node.keys):
-                return {key.value: self.value(one, at) for key, one in zip(keys, node.values, strict=True)}
+                return {key.value: self.value(item, at) for key, item in zip(keys, node.values, strict=True)}
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             number = node.operand.value
             return -number if isinstance(number, (int, float, complex)) else Text(ast.unparse(node))
         if isinstance(node, ast.Slice):
-            ends = [None if one is None else self.value(one, at) for one in (node.lower, node.upper, node.step)]
+            ends = [None if item is None else self.value(item, at) for item in (node.lower, node.upper, node.step)]
             return slice(*ends)
         if isinstance(node, ast.Call) and (name := _dotted(node.func)):
-            args = tuple(self.value(one, at) for one in node.args)
+            args = tuple(self.value(item, at) for item in node.args)
             if name == "slice" and len(args) == 3:
                 return slice(*args)
-            return Made(name, args, tuple((one.arg or "**", self.value(one.value, at)) for one in node.keywords))
+            return Constructed(
+                name, args, tuple((item.arg or "**", self.value(item.value, at)) for item in node.keywords)
+            )
         return Text(ast.unparse(node))
 
 
@@ -334,8 +338,8 @@ def shape_of(annotation: str) -> str:
     """The shape in an annotation: "f32[8, 32][32, 1]cpu" -> f32[8,32], "Sym(s77)" as it is."""
     if annotation.startswith("Sym("):
         return annotation
-    found = _SHAPE.match(annotation)
-    return found[1].replace(", ", ",") if found else ""
+    match = _SHAPE.match(annotation)
+    return match[1].replace(", ", ",") if match else ""
 
 
 def _shape(node: ast.expr | None) -> str:

@@ -13,10 +13,10 @@ from math import prod
 
 from retrograd.core import gc_pause
 from retrograd.errors import GraphError
+from retrograd.graph import brackets
 from retrograd.graph.ir import Computation, Graph, Instruction
-from retrograd.graph.readers import scan
 
-_NEST = scan.balanced(4)
+_NEST = brackets.balanced(4)
 _SHAPE = rf"[a-z]\w*+\[[^\]]*+\](?:\{{[^{{}}]*+\}})?+|\({_NEST}\)"
 _INSTRUCTION = re.compile(
     rf"\s*+(ROOT\s++)?+%?+([^\s=,(){{}}%]++)\s*+=\s*+({_SHAPE})\s++([a-z][\w\-]*+)\(({_NEST})\)(.*+)", re.DOTALL
@@ -70,7 +70,7 @@ class _Reader:
     """Reads one module line by line. Public names of the loop are locals where the loop is hot."""
 
     def __init__(self, text: str, source: str, first: int) -> None:
-        self.lines = scan.lines(text)
+        self.lines = brackets.lines(text)
         self.source = source
         self.first = first
         self.shapes: dict[str, str] = {}
@@ -80,10 +80,10 @@ class _Reader:
         self.at = 0
         self.began = 0  # the first line of an instruction over several
 
-    def error(self, what: str, at: int | None = None) -> GraphError:
+    def error(self, message: str, at: int | None = None) -> GraphError:
         at = self.at if at is None else at
         line = self.lines[at] if at < len(self.lines) else "the end of the file"
-        return scan.error(self.source or "HLO text", self.first + at, what, line)
+        return brackets.error(self.source or "HLO text", self.first + at, message, line)
 
     def graph(self) -> Graph:
         name, header = self.header()
@@ -105,7 +105,7 @@ class _Reader:
             self.at += 1
         if self.at == len(self.lines) or not self.lines[self.at].lstrip().startswith("HloModule"):
             raise self.error("an HLO module begins with `HloModule NAME`, this does not")
-        parts = scan.split(self.lines[self.at].strip()[len("HloModule") :])
+        parts = brackets.split(self.lines[self.at].strip()[len("HloModule") :])
         if not parts or not parts[0]:
             raise self.error("the module has no name")
         self.at += 1
@@ -122,24 +122,24 @@ class _Reader:
                 table = line
                 rows[table] = {}
             elif line:
-                found = _ROW.match(line) if table else None
-                if not found:
+                match = _ROW.match(line) if table else None
+                if not match:
                     break
-                rows[table][int(found[1])] = found[2].strip()
+                rows[table][int(match[1])] = match[2].strip()
             self.at += 1
         return _frames(rows)
 
     def computation(self) -> None:
         start = self.at
         header = self.joined().rstrip()
-        found = _COMPUTATION.match(header)
-        rest = header[found.end() : -1].strip() if found and header.endswith("{") else "?"
-        if not found or (rest and not (rest.startswith("(") and "->" in rest)):
+        match = _COMPUTATION.match(header)
+        rest = header[match.end() : -1].strip() if match and header.endswith("{") else "?"
+        if not match or (rest and not (rest.startswith("(") and "->" in rest)):
             raise self.error("neither an instruction nor the beginning of a computation", start)
-        name = found[2]
+        name = match[2]
         if name in self.computations:
             raise self.error(f"a second computation is called {name!r}", start)
-        if found[1]:
+        if match[1]:
             if self.entry:
                 raise self.error("a second ENTRY computation", start)
             self.entry = name
@@ -149,14 +149,14 @@ class _Reader:
         """The line at hand with the lines that follow while a bracket (other than the last brace) is open."""
         text = self.lines[self.at]
         self.at += 1
-        depth = scan.depth(text) - text.rstrip().endswith("{")
+        depth = brackets.depth(text) - text.rstrip().endswith("{")
         parts = [text]
         while depth > 0 and self.at < len(self.lines):
             line = self.lines[self.at]
             if _INSTRUCTION.match(line):
                 break
             parts.append(line.strip())
-            depth += scan.depth(line)
+            depth += brackets.depth(line)
             self.at += 1
             if line.rstrip().endswith("{") and depth == 1:
                 break
@@ -167,13 +167,13 @@ class _Reader:
         places: dict[str, int] = {}
         parameters: dict[int, int] = {}
         root = -1
-        lines, shapes, match, first = self.lines, self.shapes, _INSTRUCTION.match, self.first
+        lines, shapes, match_instruction, first = self.lines, self.shapes, _INSTRUCTION.match, self.first
         while True:
             at = self.at
-            found = match(lines[at]) if at < len(lines) else None
-            if found is not None:
+            match = match_instruction(lines[at]) if at < len(lines) else None
+            if match is not None:
                 self.at += 1
-                is_root, own, raw_shape, opcode, raw_operands, tail = found.groups()
+                is_root, own, raw_shape, opcode, raw_operands, tail = match.groups()
             else:
                 unusual = self.unusual(name)
                 if unusual is None:
@@ -211,7 +211,7 @@ class _Reader:
     def operands(self, raw: str, places: dict[str, int], name: str, at: int) -> tuple[int, ...]:
         """Operands with anything between their names: shapes, comments, blanks."""
         text = _NOISE.sub("", raw)
-        names = _NAMED.findall(text) if "%" in text else [part.split()[-1] for part in scan.split(text) if part]
+        names = _NAMED.findall(text) if "%" in text else [part.split()[-1] for part in brackets.split(text) if part]
         try:
             return tuple([places[n] for n in names])
         except KeyError as missing:
@@ -219,7 +219,7 @@ class _Reader:
 
     def number(self, text: str, parameters: dict[int, int], at: int) -> int:
         if not _NUMBER.match(text):
-            raise self.error(f"a parameter has a number, this one has {scan.shortened(text)!r}", at)
+            raise self.error(f"a parameter has a number, this one has {brackets.shortened(text)!r}", at)
         if int(text) in parameters:
             raise self.error(f"parameter({text}) stands here a second time", at)
         return int(text)
@@ -245,17 +245,17 @@ class _Reader:
             raise self.error(f"the computation {computation} is not closed; the file may be cut off")
         start = self.began = self.at
         text = self.joined().strip()
-        if found := _INSTRUCTION.match(text):
-            return found.groups()  # type: ignore[return-value]
+        if match := _INSTRUCTION.match(text):
+            return match.groups()  # type: ignore[return-value]
         left, equals, right = text.partition(" = ")
         root = "ROOT" if left.startswith("ROOT ") else None
         name = left.removeprefix("ROOT ").strip().lstrip("%")
         if not equals or not name or any(c in name for c in " ,(){}"):
             raise self.error("this is no instruction (`name = shape opcode(operands)`); the file may be damaged", start)
-        end = scan.closing(right, 0) + 1 if right.startswith("(") else right.find(" ")
+        end = brackets.closing(right, 0) + 1 if right.startswith("(") else right.find(" ")
         shape, rest = right[:end].strip(), right[end:].lstrip()
         opened = rest.find("(")
-        closed = scan.closing(rest, opened) if opened > 0 else -1
+        closed = brackets.closing(rest, opened) if opened > 0 else -1
         opcode = rest[:opened].strip()
         if end <= 0 or closed < 0 or rest[closed] != ")" or not shape or not re.fullmatch(r"[a-z][\w\-]*", opcode):
             raise self.error("this instruction is not complete; the file may be damaged or cut off", start)
@@ -270,7 +270,7 @@ class _Reader:
             if '"' not in head and rest.find("}") == len(rest) - 1:
                 metadata, tail = "{" + rest, head
             else:
-                parts = scan.split(tail[1:])
+                parts = brackets.split(tail[1:])
                 metadata = next((part[9:] for part in parts if part.startswith("metadata={")), "")
                 tail = "".join([", " + part for part in parts if not part.startswith("metadata={")])
             if not tail:
@@ -281,7 +281,7 @@ class _Reader:
             text = tail.strip()
             if text and not text.startswith(","):
                 raise self.error("attributes begin with a comma", at)
-            if scan.depth(text):
+            if brackets.depth(text):
                 raise self.error("a bracket or quote of the attributes is not closed", at)
             known = self.attributes[key] = _attributes(text[1:], opcode)
         return known[0], known[1], metadata
@@ -312,7 +312,7 @@ def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...
     """What an attribute list says about the computation: sorted `name=value`, and (attribute, computation) called."""
     kept: list[str] = []
     called: list[tuple[str, str]] = []
-    for part in scan.split(text):
+    for part in brackets.split(text):
         name, _, value = part.partition("=")
         name, value = name.strip(), value.strip()
         if value.startswith("%") or (name in _CALLS - {"select", "scatter"} and not value.startswith('"')):
@@ -330,11 +330,11 @@ def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...
 
 def _groups(text: str) -> str:
     """Replica groups as lists of ranks: the iota form `[2,4]<=[4,2]T(1,0)` written out."""
-    found = _IOTA.match(text) if len(text) < _LONGEST_IOTA else None
-    if not found:
+    match = _IOTA.match(text) if len(text) < _LONGEST_IOTA else None
+    if not match:
         return text.replace(" ", "")
-    shape, grid, axes = ([int(n) for n in (found[i] or "").split(",") if _NUMBER.match(n)] for i in (1, 2, 3))
-    axes = axes if found[3] else list(range(len(grid)))
+    shape, grid, axes = ([int(n) for n in (match[i] or "").split(",") if _NUMBER.match(n)] for i in (1, 2, 3))
+    axes = axes if match[3] else list(range(len(grid)))
     ranks = prod(grid)
     if not 0 < ranks == prod(shape) <= _MOST_RANKS or sorted(axes) != list(range(len(grid))) or len(shape) != 2:
         return text

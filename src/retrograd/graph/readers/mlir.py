@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.errors import GraphError
+from retrograd.graph import brackets
 from retrograd.graph.ir import Computation, Graph, Instruction
-from retrograd.graph.readers import scan
 
 _AT = re.compile(r'"-":([0-9]{1,9}):[0-9]')
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*+)"\(')
@@ -54,7 +54,7 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
         try:
             return _Reader(ir, module, source, first).graph()
         except RecursionError:
-            raise scan.error(source or "StableHLO text", first, "functions call each other too deep") from None
+            raise brackets.error(source or "StableHLO text", first, "functions call each other too deep") from None
 
 
 def _context() -> tuple[Any, Any]:
@@ -78,13 +78,15 @@ def _context() -> tuple[Any, Any]:
 
 
 def _damaged(message: str, text: str, source: str, first: int) -> GraphError:
-    found = _AT.search(message)
-    line = int(found[1]) if found else 1
-    lines = scan.lines(text)
+    match = _AT.search(message)
+    line = int(match[1]) if match else 1
+    lines = brackets.lines(text)
     shown = lines[line - 1] if line <= len(lines) else ""
-    errors = [part for part in scan.lines(message) if "error:" in part]
-    said = _AT.sub("", errors[0]).split("error:")[-1].lstrip(" 0123456789:") if errors else "it is not MLIR text"
-    return scan.error(source or "StableHLO text", first + line - 1, f"this is no StableHLO ({said.strip()})", shown)
+    errors = [part for part in brackets.lines(message) if "error:" in part]
+    reason = _AT.sub("", errors[0]).split("error:")[-1].lstrip(" 0123456789:") if errors else "it is not MLIR text"
+    return brackets.error(
+        source or "StableHLO text", first + line - 1, f"this is no StableHLO ({reason.strip()})", shown
+    )
 
 
 class _Body:
@@ -129,8 +131,8 @@ class _Reader:
         self.aliases: list[str] = []
         self.state = ir.AsmState(module.operation) if hasattr(ir, "AsmState") else None
 
-    def error(self, line: int, what: str) -> GraphError:
-        return scan.error(self.source or "StableHLO text", line or self.first, what)
+    def error(self, line: int, message: str) -> GraphError:
+        return brackets.error(self.source or "StableHLO text", line or self.first, message)
 
     def graph(self) -> Graph:
         for operation in self.module.body.operations:
@@ -210,8 +212,8 @@ class _Reader:
         shapes = [self.shape(value) for value in results]
         name = self.name(results[0]).partition("#")[0] if results else short
         shape = shapes[0] if len(shapes) == 1 else f"({','.join(shapes)})"
-        made = Instruction(name, opcode, shape, tuple(operands), attrs, tuple(called), metadata, line)
-        place = body.add(made)
+        instruction = Instruction(name, opcode, shape, tuple(operands), attrs, tuple(called), metadata, line)
+        place = body.add(instruction)
         if len(results) == 1:
             body.values[results[0]] = place
             return
@@ -263,8 +265,8 @@ class _Reader:
     def where(self, location: Any) -> tuple[str, int]:
         """Metadata as HLO writes it, and the line of the text if the text has no positions of its own."""
         text = str(location)
-        if found := _AT.search(text):
-            return "", self.first + int(found[1]) - 1
+        if match := _AT.search(text):
+            return "", self.first + int(match[1]) - 1
         named = _NAMED.match(text)
         frames = [(file, int(line), function) for function, file, line in _FRAME.findall(text)]
         if not frames and (bare := _BARE.search(text)):
@@ -288,14 +290,14 @@ def _captured(operation: Any) -> Iterator[Any]:
         for region in inner.regions:
             for block in region.blocks:
                 defined.update(block.arguments)
-                for one in block.operations:
-                    one = one.operation
-                    for value in one.operands:
+                for operation in block.operations:
+                    operation = operation.operation
+                    for value in operation.operands:
                         if value not in defined and value not in seen:
                             seen.add(value)
                             yield value
-                    yield from walk(one)
-                    defined.update(one.results)
+                    yield from walk(operation)
+                    defined.update(operation.results)
 
     yield from walk(operation)
 
@@ -303,15 +305,15 @@ def _captured(operation: Any) -> Iterator[Any]:
 def _shape(text: str) -> str:
     """An MLIR type as HLO writes shapes: "tensor<8x32xf32>" -> "f32[8,32]"."""
     if text.startswith("tuple<"):
-        parts = scan.split(text[6:-1].replace("<", "(<").replace(">", ">)"))
+        parts = brackets.split(text[6:-1].replace("<", "(<").replace(">", ">)"))
         return "(" + ",".join(_shape(part.replace("(<", "<").replace(">)", ">")) for part in parts) + ")"
     if text.endswith(".token"):
         return "token[]"
-    found = _TENSOR.match(text)
-    if not found:
+    match = _TENSOR.match(text)
+    if not match:
         return text
-    element = _ELEMENTS.get(found[2]) or re.sub(r"^(?:i|si)(?=[0-9])", "s", found[2]).replace("ui", "u").lower()
-    return f"{element}[{found[1].rstrip('x').replace('x', ',')}]"
+    element = _ELEMENTS.get(match[2]) or re.sub(r"^(?:i|si)(?=[0-9])", "s", match[2]).replace("ui", "u").lower()
+    return f"{element}[{match[1].rstrip('x').replace('x', ',')}]"
 
 
 def _attributes(operation: Any, opcode: str) -> str:
@@ -330,22 +332,22 @@ def _attributes(operation: Any, opcode: str) -> str:
 def _value(attribute: Any) -> str:
     """An attribute as text without the types that MLIR repeats: `dense<[[0, 1]]> : tensor<1x2xi64>` -> `{{0,1}}`."""
     text = str(attribute)
-    if found := _DENSE.match(text):
-        return found[1].replace("[", "{").replace("]", "}").replace(", ", ",") if "[" in found[1] else found[1]
-    if found := _ARRAY.match(text):
-        return "{" + (found[1] or "").replace(" ", "") + "}"
-    if found := _INTEGER.match(text):
-        return found[1]
+    if match := _DENSE.match(text):
+        return match[1].replace("[", "{").replace("]", "}").replace(", ", ",") if "[" in match[1] else match[1]
+    if match := _ARRAY.match(text):
+        return "{" + (match[1] or "").replace(" ", "") + "}"
+    if match := _INTEGER.match(text):
+        return match[1]
     return _ENUM.sub(r"\1", text)
 
 
 def _items(attributes: Any) -> Iterable[tuple[str, Any]]:
     """Names and values of an attribute dictionary; older bindings yield pairs, newer ones names."""
-    for one in attributes:
-        if isinstance(one, str):
-            yield one, attributes[one]
+    for entry in attributes:
+        if isinstance(entry, str):
+            yield entry, attributes[entry]
         else:
-            yield one.name, one.attr
+            yield entry.name, entry.attr
 
 
 def _get(attributes: Any, name: str) -> Any:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from retrograd.core import subprocesses
 from retrograd.errors import GraphError, MissingExtraError
+from retrograd.graph import brackets
 from retrograd.graph.ir import Graph
-from retrograd.graph.readers import scan
 
 _BRACKETS = re.compile(r"[(\[{]|[)\]}]|<(?!=)|(?<!-)>")
 # Real modules nest about 20 deep; Python's own stack, which walks the regions, ends at some 300.
@@ -35,11 +35,11 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
         with subprocesses.Child(command) as child:
             ended = child.wait(_TIMEOUT_S)
         if ended is None:
-            raise scan.error(source or "StableHLO text", first, f"jaxlib took more than {_TIMEOUT_S} s")
+            raise brackets.error(source or "StableHLO text", first, f"jaxlib took more than {_TIMEOUT_S} s")
         result = Path(folder, "result")
         if child.process.returncode or not result.exists():
             text = f"jaxlib's parser did not survive this text ({ended})"
-            raise scan.error(source or "StableHLO text", first, text, child.output().rpartition("\n")[2])
+            raise brackets.error(source or "StableHLO text", first, text, child.output().rpartition("\n")[2])
         graph, message = pickle.loads(result.read_bytes())
     if graph is None:
         raise GraphError(message)
@@ -49,8 +49,8 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
 def _check(text: str, source: str, first: int) -> None:
     """Refuses what a recursive parser would not survive."""
     depth = 0
-    for found in _BRACKETS.finditer(text):
-        depth += 1 if found[0] in "([{<" else -1
+    for bracket in _BRACKETS.finditer(text):
+        depth += 1 if bracket[0] in "([{<" else -1
         if depth > _DEEPEST:
-            line = text.count("\n", 0, found.start())
-            raise scan.error(source or "StableHLO text", first + line, f"brackets nest more than {_DEEPEST} deep")
+            line = text.count("\n", 0, bracket.start())
+            raise brackets.error(source or "StableHLO text", first + line, f"brackets nest more than {_DEEPEST} deep")

@@ -19,14 +19,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from retrograd.graph.readers import scan
+from retrograd.graph import brackets
 
 _BLOCK = re.compile(r"\[(\w+)\]\s*\Z")
 _BEGIN, _END, _HASH = "## BEGIN_GRAPH", "## END_GRAPH", "Graph Hash:"
 
 
 @dataclass(frozen=True)
-class Block:
+class SaveFileBlock:
     """One graph of a save-file: `body` is its text, which begins at line `first`."""
 
     ordinal: int
@@ -37,9 +37,9 @@ class Block:
     name: str
 
 
-def blocks(text: str, source: str) -> Iterator[Block]:
+def blocks(text: str, source: str) -> Iterator[SaveFileBlock]:
     """The blocks in order; GraphError where one is not closed."""
-    lines = scan.lines(text)
+    lines = brackets.lines(text)
     name, ordinal = "", 0
     frames: list[tuple[str, int]] = []
     at = 0
@@ -47,15 +47,15 @@ def blocks(text: str, source: str) -> Iterator[Block]:
         line = lines[at]
         if line.startswith(_BEGIN):
             body, key, end = _body(lines, at + 1, source)
-            yield Block(ordinal, body, at + 2, key, tuple(frames), name)
+            yield SaveFileBlock(ordinal, body, at + 2, key, tuple(frames), name)
             name, frames, ordinal, at = "", [], ordinal + 1, end
-        elif found := _BLOCK.match(line):
-            name, frames = found[1], []
+        elif header := _BLOCK.match(line):
+            name, frames = header[1], []
         elif frame := _frame(line):
             frames.append(frame)
         at += 1
     if frames:
-        raise scan.error(source or "the text", len(lines), f"the last block has no `{_BEGIN}`; the file is cut off")
+        raise brackets.error(source or "the text", len(lines), f"the last block has no `{_BEGIN}`; the file is cut off")
 
 
 def _frame(line: str) -> tuple[str, int] | None:
@@ -78,4 +78,6 @@ def _body(lines: list[str], start: int, source: str) -> tuple[str, str, int]:
             return "\n".join(lines[start : last if last >= 0 else at]), key, at
         elif line.startswith(_BEGIN):
             break
-    raise scan.error(source or "the text", start, f"the graph that begins here has no `{_END}`; the file is cut off")
+    raise brackets.error(
+        source or "the text", start, f"the graph that begins here has no `{_END}`; the file is cut off"
+    )

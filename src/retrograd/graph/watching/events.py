@@ -1,4 +1,4 @@
-"""What a backend tells the session: a graph was compiled, a graph ran."""
+"""Events of a backend: a graph was compiled, a graph ran."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ import gzip
 from pathlib import Path
 
 from retrograd.errors import UsageError
-from retrograd.graph.watching.session import Session
+from retrograd.graph.watching.session import WatchSession
 
 ENDINGS = {"hlo": "hlo.txt", "fx": "fx.txt", "stablehlo": "mlir"}
 
 
-def save(session: Session, folder: str | Path) -> None:
+def save(session: WatchSession, folder: str | Path) -> None:
     """Write the text of each graph and the report.
 
     Raises:

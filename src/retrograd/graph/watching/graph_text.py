@@ -1,4 +1,4 @@
-"""The text of a graph as frameworks give it -> the common form, its key, what it differs in from another."""
+"""Graph texts of frameworks: the graph, its key, and its differences from another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock file: which graphs a program has, by name, with their texts, so that a change can be explained.
+"""Lock file: which graphs a program has, by name, with their texts, so that a change can be explained.
 
 JSON with sorted names and short lines, so that versions of it can be compared by eye and merged.
 """
@@ -18,7 +18,7 @@ from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 from retrograd.graph.watching import graph_text
-from retrograd.graph.watching.session import Session, sizes
+from retrograd.graph.watching.session import WatchSession, sizes
 
 LOCK_SCHEMA = "retrograd.graph.lock/1"
 CHECK_SCHEMA = "retrograd.graph.lock.check/1"
@@ -53,9 +53,9 @@ class Changed:
         if self.status == "same":
             return f"same     {self.name}"
         lines = [f"{self.status:<8} {self.name}" + (f": {self.note}" if self.note else "")]
-        for found in self.causes:
-            lines.append(f"  - {found.text()}")
-            lines += [f"      {found.advice}"] if found.advice else []
+        for cause in self.causes:
+            lines.append(f"  - {cause.text()}")
+            lines += [f"      {cause.advice}"] if cause.advice else []
         return "\n".join(lines)
 
 
@@ -90,9 +90,9 @@ class Check(Record):
 
 def of_text(text: str, format: str, name: str, keep: bool = True) -> Locked:
     """What the lock keeps of a graph; `keep` its text too."""
-    found = graph_text.known(text, format, name)
-    made = Locked(found.key, found.level, format, text=_pack(text) if keep else "")
-    return replace(made, **sizes(found.graph)) if found.graph is not None else made
+    reading = graph_text.known(text, format, name)
+    locked = Locked(reading.key, reading.level, format, text=_pack(text) if keep else "")
+    return replace(locked, **sizes(reading.graph)) if reading.graph is not None else locked
 
 
 def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked]:
@@ -102,19 +102,19 @@ def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked
         GraphError: a file is no graph.
         UsageError: two files have the same name.
     """
-    made: dict[str, Locked] = {}
+    graphs: dict[str, Locked] = {}
     for path in paths:
         for text, graph in graph_text.of_file(path):
             name = Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else "")
-            if name in made:
+            if name in graphs:
                 raise UsageError(f"two of the files are called {name!r}, but a lock file tells graphs by this name")
-            made[name] = of_text(text, graph.format, name, keep)
-    return made
+            graphs[name] = of_text(text, graph.format, name, keep)
+    return graphs
 
 
-def of_session(session: Session) -> dict[str, Locked]:
+def of_session(session: WatchSession) -> dict[str, Locked]:
     """The graphs of a watched run by name: part and how many of this part came before ("forward 0")."""
-    made: dict[str, Locked] = {}
+    graphs: dict[str, Locked] = {}
     counts: dict[str, int] = {}
     for entry in session.entries:
         role = entry.watched.role
@@ -123,8 +123,8 @@ def of_session(session: Session) -> dict[str, Locked]:
         locked = Locked(entry.watched.key, entry.watched.level, entry.watched.format, text=_pack(entry.text))
         if entry.graph is not None:
             locked = replace(locked, **sizes(entry.graph))
-        made[f"{role} {number}"] = locked
-    return made
+        graphs[f"{role} {number}"] = locked
+    return graphs
 
 
 def write(path: str | Path, graphs: Mapping[str, Locked]) -> None:
@@ -150,26 +150,26 @@ def read(path: str | Path) -> dict[str, Locked]:
 
 def check(graphs: Mapping[str, Locked], locked: Mapping[str, Locked], title: str = "the lock file") -> Check:
     """Compare graphs with locked ones, name by name."""
-    found: list[Changed] = []
+    changes: list[Changed] = []
     for name in sorted({*graphs, *locked}):
         if name not in graphs:
-            found.append(Changed(name, "missing", note="the lock file has it, the program does not"))
+            changes.append(Changed(name, "missing", note="the lock file has it, the program does not"))
         elif name not in locked:
-            found.append(Changed(name, "added", note="the lock file does not have it; if it is meant, lock again"))
+            changes.append(Changed(name, "added", note="the lock file does not have it; if it is meant, lock again"))
         elif (graphs[name].level, graphs[name].key) == (locked[name].level, locked[name].key):
-            found.append(Changed(name, "same"))
+            changes.append(Changed(name, "same"))
         else:
-            found.append(_changed(name, locked[name], graphs[name]))
-    return Check(title, tuple(found))
+            changes.append(_changed(name, locked[name], graphs[name]))
+    return Check(title, tuple(changes))
 
 
-def hold(session: Session, path: str | Path) -> None:
-    """Write the lock file of a run if there is none, else raise GraphChangedError if the run is not as locked."""
-    hold_all([session], path)
+def hold(path: str | Path, *sessions: WatchSession) -> None:
+    """Write the lock file of a run if there is none, else raise GraphChangedError if the run is not as locked.
 
-
-def hold_all(sessions: Sequence[Session], path: str | Path) -> None:
-    """The same for a run that several frameworks were watched in."""
+    Args:
+        path: the lock file.
+        sessions: of the run, one a framework; of several, the framework's name stands before the names of its graphs.
+    """
     graphs: dict[str, Locked] = {}
     for session in sessions:
         head = f"{session.backends[0]} " if len(sessions) > 1 else ""
@@ -177,9 +177,9 @@ def hold_all(sessions: Sequence[Session], path: str | Path) -> None:
     if not Path(path).exists():
         write(path, graphs)
         return
-    found = check(graphs, read(path), str(path))
-    if not found:
-        raise GraphChangedError(found.text())
+    checked = check(graphs, read(path), str(path))
+    if not checked:
+        raise GraphChangedError(checked.text())
 
 
 def _changed(name: str, before: Locked, now: Locked) -> Changed:

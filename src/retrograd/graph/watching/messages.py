@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from retrograd.core import document as doc
 from retrograd.core.wording import count
-from retrograd.graph.watching.schema import Planned, Step, Watched, WatchReport
+from retrograd.graph.watching.schema import Planned, StepRow, Watched, WatchReport
 
 _WIDEST = 96  # of a cause in the table: the whole of it stands below
 _HEAD = ("step", "graph", "part", "key", "instr", "params", "outs", "compile s", "cause")
@@ -117,15 +117,15 @@ def _size(graph: Watched) -> str:
     )
 
 
-def _ran(row: Step) -> str:
+def _ran(row: StepRow) -> str:
     return f"graph{'s' if len(row.ran) > 1 else ''} " + "+".join(map(str, row.ran))
 
 
-def _span(first: Step, last: int) -> str:
+def _span(first: StepRow, last: int) -> str:
     return str(first.step) if last == first.step else f"{first.step}-{last}"
 
 
-def _runs(report: WatchReport, rows: Sequence[Step]) -> Iterable[tuple[Step, int]]:
+def _runs(report: WatchReport, rows: Sequence[StepRow]) -> Iterable[tuple[StepRow, int]]:
     """Rows with the last step that still runs the same graphs: rows stand only where that changes."""
     ends = [row.step - 1 for row in rows[1:]] + [max(report.steps - 1, rows[-1].step)]
     return zip(rows, ends, strict=True)

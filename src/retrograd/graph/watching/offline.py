@@ -1,4 +1,4 @@
-"""Recorded graphs as the steps of a run: what a watcher would have said, from files alone."""
+"""Offline watching: recorded graphs as the steps of a run, from files alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from retrograd.graph.keys import strict_key
 from retrograd.graph.watching import graph_text
 from retrograd.graph.watching.events import Compiled, Event, Ran
 from retrograd.graph.watching.schema import WatchReport
-from retrograd.graph.watching.session import Session
+from retrograd.graph.watching.session import WatchSession
 
 
-def replay(paths: Sequence[str | Path], session: Session) -> WatchReport:
+def replay(paths: Sequence[str | Path], session: WatchSession) -> WatchReport:
     """Give the graphs of files to a session, one a step, in the order given.
 
     A graph whose recorded hash (without one: whose strict key) was there before ran from the cache.

@@ -74,7 +74,7 @@ class Program:
                 folder = Path(self.save)
                 files.save(session, folder if len(sessions) == 1 else folder / session.backends[0])
         if self.lock and error is None:
-            lock.hold_all(sessions, self.lock)
+            lock.hold(self.lock, *sessions)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRow:
     """One step: the graphs that were compiled in it, and those that are known to have run."""
 
     step: int
@@ -103,7 +103,7 @@ class WatchReport(Record, Shown):
     expect: int | None
     warmup: int | None
     graphs: tuple[Watched, ...]
-    rows: tuple[Step, ...]
+    rows: tuple[StepRow, ...]
     seconds: float = 0.0
     wasted: float = 0.0
     notes: tuple[str, ...] = ()

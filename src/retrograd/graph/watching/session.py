@@ -1,4 +1,4 @@
-"""The steps of a run and their graphs: which is new, which is one too many, and why. Pure: events in, records out."""
+"""Session of a watched run: its steps and graphs, which are new, which one too many, and why. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Diff
 from retrograd.graph.watching import graph_text, messages, order_changes
 from retrograd.graph.watching.events import Compiled, Event, Ran
-from retrograd.graph.watching.schema import Planned, Step, Watched, WatchReport
+from retrograd.graph.watching.schema import Planned, StepRow, Watched, WatchReport
 
 ON_EXTRA = ("explain", "raise", "warn")
 _WARMUP = 2  # steps: the first has no optimizer state yet, the second has
-_CAUSES = 12  # kept of one comparison; what follows them is their consequence as a rule
+_MAX_CAUSES = 12  # kept of one comparison; what follows them is their consequence as a rule
 
 
 class GraphChangedWarning(UserWarning):
@@ -24,7 +24,7 @@ class GraphChangedWarning(UserWarning):
 
 
 @dataclass
-class Entry:
+class GraphEntry:
     """A graph with what is needed to compare it."""
 
     watched: Watched
@@ -34,7 +34,7 @@ class Entry:
 
 
 @dataclass
-class Session:
+class WatchSession:
     """Judges graphs as they come.
 
     `expect` is how many graphs there may be, `warmup` the number of steps in which new ones are no surprise; either may
@@ -47,8 +47,8 @@ class Session:
     say: Callable[[str], None] = print
     backends: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
-    entries: list[Entry] = field(default_factory=list[Entry])
-    rows: list[Step] = field(default_factory=list[Step])
+    entries: list[GraphEntry] = field(default_factory=list[GraphEntry])
+    rows: list[StepRow] = field(default_factory=list[StepRow])
     plans: list[Planned] = field(default_factory=list[Planned])
     notes: list[str] = field(default_factory=list[str])
     now: int = 0
@@ -58,11 +58,11 @@ class Session:
             self.warmup = _WARMUP
         for name, value in (("expect", self.expect), ("warmup", self.warmup)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise UsageError(f"`{name}` is {value!r}, expected a number of {_WHAT[name]}, 0 or more, or None")
+                raise UsageError(f"`{name}` is {value!r}, expected a number of {_NOUNS[name]}, 0 or more, or None")
         if self.on_extra not in ON_EXTRA:
             raise UsageError(f"`on_extra` is {self.on_extra!r}, expected one of {', '.join(map(repr, ON_EXTRA))}")
 
-    def step(self, events: Sequence[Event], held: Mapping[int, Order] | None = None) -> Step:
+    def step(self, events: Sequence[Event], held: Mapping[int, Order] | None = None) -> StepRow:
         """Close a step with what happened in it and the orders beside the graphs that hold at its end.
 
         Raises:
@@ -76,7 +76,7 @@ class Session:
             if isinstance(event, Ran) and number is not None and number not in ran:
                 ran.append(number)
         new = [entry.watched for entry in self.entries[first:]]
-        row = Step(self.now, tuple(g.number for g in new), tuple(ran), sum(g.seconds or 0.0 for g in new))
+        row = StepRow(self.now, tuple(g.number for g in new), tuple(ran), sum(g.seconds or 0.0 for g in new))
         last = next((r for r in reversed(self.rows) if r.ran), None)
         if row.compiled or (row.ran and (last is None or last.ran != row.ran)):
             self.rows.append(row)
@@ -94,28 +94,28 @@ class Session:
         number = len(self.entries)
         family = event.family or event.role
         source = f"{event.role} graph {number}"
-        found = graph_text.known(event.text, event.format, source)
-        key = found.key or event.digest
-        before = self._before(family, found.level, key)
+        reading = graph_text.known(event.text, event.format, source)
+        key = reading.key or event.digest
+        before = self._predecessor(family)
         same = next(
-            (e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == (found.level, key)), None
+            (e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == (reading.level, key)), None
         )
-        notes = (*((found.problem,) if found.problem else ()), *event.notes)
+        notes = (*((reading.problem,) if reading.problem else ()), *event.notes)
         watched = Watched(
-            number, event.role, event.name, self.now, key, found.level, event.recorded, event.format,  # type: ignore[arg-type]
+            number, event.role, event.name, self.now, key, reading.level, event.recorded, event.format,  # type: ignore[arg-type]
             seconds=event.seconds, reason=event.reason, against=before, same_as=same, notes=notes,
             expected=self._expected(number),
         )  # fmt: skip
-        if found.graph is not None:
-            watched = replace(watched, **sizes(found.graph))
-        entry = Entry(watched, event.text, found.graph, family)
+        if reading.graph is not None:
+            watched = replace(watched, **sizes(reading.graph))
+        entry = GraphEntry(watched, event.text, reading.graph, family)
         self.entries.append(entry)
         if before is not None and same is None:
             self._compare(entry, self.entries[before])
         return number
 
-    def _before(self, family: str, level: str, key: str) -> int | None:
-        """The graph to compare a new one with: the last of its family, or of its role where the family is new."""
+    def _predecessor(self, family: str) -> int | None:
+        """The graph to compare a new one with: the last of its family."""
         candidates = [e for e in self.entries if e.family == family]
         return candidates[-1].watched.number if candidates else None
 
@@ -124,7 +124,7 @@ class Session:
             return False
         return self.warmup is None or self.now < self.warmup
 
-    def _compare(self, entry: Entry, before: Entry) -> None:
+    def _compare(self, entry: GraphEntry, before: GraphEntry) -> None:
         if entry.graph is None or before.graph is None:
             return
         try:
@@ -133,7 +133,7 @@ class Session:
             failed = f"the comparison with graph {before.watched.number} failed: {type(error).__name__} {error}"
             entry.watched = replace(entry.watched, notes=(*entry.watched.notes, failed))
             return
-        entry.watched = replace(entry.watched, causes=diff.causes[:_CAUSES])
+        entry.watched = replace(entry.watched, causes=diff.causes[:_MAX_CAUSES])
 
     def _judge(self, extra: Sequence[Watched], changed: Sequence[Planned]) -> None:
         if not extra and not changed:
@@ -142,8 +142,8 @@ class Session:
         # In full at the first one; those that follow are told in a line, and stand in the report.
         brief = self.on_extra == "explain" and any(not g.expected for g in known[: extra[0].number if extra else 0])
         # An order that changed may be why graphs did.
-        said = [messages.reordered(one) for one in changed]
-        text = "\n".join([*said, *(messages.unexpected(g, known, self._limit(g), brief) for g in extra)])
+        lines = [messages.reordered(plan) for plan in changed]
+        text = "\n".join([*lines, *(messages.unexpected(g, known, self._limit(g), brief) for g in extra)])
         if self.on_extra == "raise":
             raise GraphChangedError(text)
         if self.on_extra == "warn":
@@ -181,10 +181,10 @@ class Session:
         )  # fmt: skip
 
 
-_WHAT = {"expect": "graphs", "warmup": "steps"}
+_NOUNS = {"expect": "graphs", "warmup": "steps"}
 
 
-def _first_note(entry: Entry) -> str:
+def _first_note(entry: GraphEntry) -> str:
     return next(iter(entry.watched.notes), "its text is unknown")
 
 
@@ -193,5 +193,5 @@ def sizes(graph: Graph) -> dict[str, int]:
     from retrograd.graph.canonical import forms
     from retrograd.graph.diffing.compare import side
 
-    found = side(graph, forms(graph))
-    return {name: getattr(found, name) for name in ("instructions", "parameters", "outputs", "collectives")}
+    counts = side(graph, forms(graph))
+    return {name: getattr(counts, name) for name in ("instructions", "parameters", "outputs", "collectives")}

@@ -1,4 +1,4 @@
-"""`retrograd.graph.watch`: the context in which the steps of a run are watched."""
+"""Watch: the context in which the steps of a run are watched, `retrograd.graph.watch`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retrograd.graph.watching import backends, files, lock, rank_exchange, xla_b
 from retrograd.graph.watching.events import Backend, Compiled, Event
 from retrograd.graph.watching.rank_agreement import Comparison
 from retrograd.graph.watching.schema import WatchReport
-from retrograd.graph.watching.session import Session
+from retrograd.graph.watching.session import WatchSession
 
 _active: list[Watch] = []
 
@@ -26,15 +26,15 @@ class Watch:
 
     def __init__(
         self,
-        session: Session,
-        made: Sequence[Backend],
+        session: WatchSession,
+        backends: Sequence[Backend],
         save: str | Path | None,
         ranks: rank_exchange.Exchange | None,
         ranks_timeout: float,
         locked: str | Path | None,
     ) -> None:
         self.session = session
-        self.backends = tuple(made)
+        self.backends = tuple(backends)
         self._save, self._lock = save, locked
         self._ranks = Comparison(ranks, ranks_timeout) if ranks is not None else None
         self._running = False
@@ -45,7 +45,7 @@ class Watch:
         started: list[Backend] = []
         try:
             for backend in self.backends:
-                backend.start(self._told)
+                backend.start(self._notify)
                 started.append(backend)
         except BaseException:
             for backend in started:
@@ -61,10 +61,10 @@ class Watch:
         try:
             self._close(raised=error is not None)
         finally:
-            found = self._ranks.found if self._ranks else None
-            if found is not None and error is not None and not isinstance(error, RanksDifferError):
+            ranks_error = self._ranks.found if self._ranks else None
+            if ranks_error is not None and error is not None and not isinstance(error, RanksDifferError):
                 # torch.compile wraps what ends a compilation in an exception of its own.
-                raise found from error
+                raise ranks_error from error
 
     def _close(self, raised: bool) -> None:
         _active.remove(self)
@@ -88,7 +88,7 @@ class Watch:
             if self._save is not None:
                 files.save(self.session, self._save)
         if self._lock is not None and not raised:
-            lock.hold(self.session, self._lock)
+            lock.hold(self._lock, self.session)
 
     def step(self) -> None:
         """Mark the end of a step: after the optimizer, or after torch_xla.sync().
@@ -123,12 +123,12 @@ class Watch:
         events = backend.drain()
         for event in events if not backend.tells else ():
             if isinstance(event, Compiled):
-                self._told(event)
+                self._notify(event)
         return events
 
-    def _told(self, made: Compiled) -> None:
+    def _notify(self, compiled: Compiled) -> None:
         if self._ranks is not None:
-            self._ranks.graph(made)
+            self._ranks.graph(compiled)
 
 
 def watch(
@@ -184,21 +184,21 @@ def watch(
         raise UsageError(f"`ranks_timeout` is {ranks_timeout!r}, expected seconds, more than 0")
     if not isinstance(threshold, int) or threshold < 0:
         raise UsageError(f"`threshold` is {threshold!r}, expected a number of nodes, 0 or more")
-    session = Session(expect, warmup, on_extra, say=_say)
+    session = WatchSession(expect, warmup, on_extra, say=_say)
     options = {"threshold": threshold, "gc_before_cut": gc_before_cut, "model": model, "texts": texts}
     chosen = backends.names(backend)
     _check_options(options, chosen)
-    made = [backends.make(name, **options) for name in chosen]
-    return Watch(session, made, save, rank_exchange.find(ranks, config.rank()), ranks_timeout, lock)
+    opened = [backends.make(name, **options) for name in chosen]
+    return Watch(session, opened, save, rank_exchange.find(ranks, config.rank()), ranks_timeout, lock)
 
 
 def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
     """Options of torch_xla are for torch_xla, and a model has to have buckets for them to be checked."""
     usual = {"threshold": 0, "gc_before_cut": False, "model": None, "texts": True}
-    given = [name for name, value in options.items() if value is not usual[name] and value != usual[name]]
-    if given and "xla" not in chosen:
+    changed = [name for name, value in options.items() if value is not usual[name] and value != usual[name]]
+    if changed and "xla" not in chosen:
         raise UsageError(
-            f"`{given[0]}` is for the backend 'xla', but {', '.join(map(repr, chosen))} is watched; leave it out"
+            f"`{changed[0]}` is for the backend 'xla', but {', '.join(map(repr, chosen))} is watched; leave it out"
         )
     model = options["model"]
     if model is not None and not xla_buckets.modules(model):
@@ -210,8 +210,8 @@ def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
 
 def step() -> None:
     """Mark the end of a step for every watch that runs; does nothing where none does."""
-    for one in tuple(_active):
-        one.step()
+    for active in tuple(_active):
+        active.step()
 
 
 def _say(text: str) -> None:

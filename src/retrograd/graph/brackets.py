@@ -1,4 +1,4 @@
-"""Splitting text that nests brackets, braces and quotes, in one pass of a compiled expression.
+"""Bracketed text: splitting text that nests brackets, braces and quotes, in one pass of a compiled expression.
 
 Every expression takes each character once (possessive): ten megabytes of open quotes or brackets take as long as ten
 megabytes of anything else.
@@ -29,10 +29,10 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
-def error(source: str, line: int, what: str, shown: str = "") -> GraphError:
+def error(source: str, line: int, message: str, shown: str = "") -> GraphError:
     """What is wrong in which line of which file, with the line as it stands there."""
-    what, shown = shortened(what), shortened(shown)
-    return GraphError(f"{source}, line {line}: {what}{': ' + shown if shown else ''}")
+    message, shown = shortened(message), shortened(shown)
+    return GraphError(f"{source}, line {line}: {message}{': ' + shown if shown else ''}")
 
 
 def balanced(depth: int) -> str:
@@ -48,12 +48,12 @@ def split(text: str, separator: str = ",") -> list[str]:
     parts: list[str] = []
     depth = start = 0
     for token in _TOKEN.finditer(text):
-        found = token[0]
-        if found in "([{":
+        bracket = token[0]
+        if bracket in "([{":
             depth += 1
-        elif found in ")]}":
+        elif bracket in ")]}":
             depth -= 1
-        elif found == separator and depth <= 0:
+        elif bracket == separator and depth <= 0:
             parts.append(text[start : token.start()].strip())
             start = token.end()
     last = text[start:].strip()
@@ -77,11 +77,11 @@ def depth(text: str) -> int:
     """How many brackets are open at the end of a text; a quote that is not closed counts as one."""
     opened = 0
     for token in _TOKEN.finditer(text):
-        found = token[0]
-        if found in "([{":
+        bracket = token[0]
+        if bracket in "([{":
             opened += 1
-        elif found in ")]}":
+        elif bracket in ")]}":
             opened -= 1
-        elif found != "," and (len(found) < 2 or not found.endswith('"')):
+        elif bracket != "," and (len(bracket) < 2 or not bracket.endswith('"')):
             opened += 1
     return opened
