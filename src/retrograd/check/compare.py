@@ -1,4 +1,4 @@
-"""Compare one tensor with its truth: how many elements are out, which is worst, and the picture of it."""
+"""Comparison of one tensor with its truth: how many elements are out, which is worst, and the picture of it."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ class TensorComparison:
             f"{name}{list(self.index)} is {self.got:.6g}, expected {self.want:.6g}: {self.worst:.3g} times the "
             f"attainable error ({self.wrong} of {self.ratio.numel()} elements are out)"
         )
+
+
+def first_index(mask: torch.Tensor) -> tuple[int, ...]:
+    """The index of the first element where `mask` is true; there must be one."""
+    return tuple(int(i) for i in mask.nonzero()[0])
 
 
 def compare(got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor) -> TensorComparison:

@@ -67,7 +67,7 @@ def extrapolate(difference: Callable[[float], float], steps: Sequence[float], si
         if not math.isfinite(row[0]):
             rows, plain, before = [], [], []  # the range of the function ends here: only smaller steps count
             continue
-        rounding = tolerance.NOISE * sigma / (math.sqrt(2) * step)
+        rounding = tolerance.NOISE_SIGMAS * sigma / (math.sqrt(2) * step)
         best = Estimate(row[0], math.inf, step)
         for k, old in enumerate(before):
             row.append(row[k] + (row[k] - old) / (4 ** (k + 1) - 1))
@@ -109,7 +109,7 @@ def sides(difference: Callable[[float], float], steps: Sequence[float], sigma: f
     best = (-math.inf, math.inf)
     for step in steps:
         pair = difference(step), difference(-step)
-        rounding = tolerance.NOISE * sigma * math.sqrt(2) / step
+        rounding = tolerance.NOISE_SIGMAS * sigma * math.sqrt(2) / step
         low, high = min(pair) - rounding, max(pair) + rounding
         if math.isfinite(high - low) and high - low < best[1] - best[0]:
             best = (low, high)

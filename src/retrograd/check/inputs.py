@@ -1,4 +1,4 @@
-"""From a spec and a case to concrete inputs: sizes, values, layouts; and the cases a spec allows."""
+"""Inputs of a case: concrete sizes, values and layouts by a spec; and the cases that a spec allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a person describes an op to be checked: `op` and `tensor`. No data is made and nothing runs here.
+"""Description of an op to be checked, as a person writes it: `op` and `tensor`. No data is made and nothing runs here.
 
 Torch-free: dtypes are names ("float32") or torch dtypes, whose name is taken.
 """

@@ -1,6 +1,6 @@
 """Tolerance: how far a correct op may be from the truth, element by element. The only home of such numbers.
 
-tol_i = C * sigma_i + u * |want_i| + 3 * E_i + smallest: sigma_i is the spread of random rounding (rounding.py),
+tol_i = SIGMAS * sigma_i + u * |want_i| + 3 * E_i + smallest: sigma_i is the spread of random rounding (rounding.py),
 u the unit roundoff of the storage dtype, E_i the error of the reference run in the op's own precision near
 element i, `smallest` four steps of the subnormal grid.
 """
@@ -10,9 +10,11 @@ from __future__ import annotations
 import torch
 
 # sigma is estimated from a few runs: 12 = sqrt(2 ln(1e6 / 1e-3)) = 6.4 for a million elements, times about 2
-# for the luck of eight draws. An alarm is confirmed with CONFIRM_RUNS before it is believed.
-C = 12.0
-EAGER = 3.0
+# for the luck of eight draws.
+SIGMAS = 12.0
+# Errors of the reference in the op's own precision: another order of the same operations is off by a few of them.
+OWN_ERRORS = 3.0
+# Randomly rounded runs with which an alarm is confirmed before it is believed.
 CONFIRM_RUNS = 48
 # Times the attainable error from which on an alarm needs no more runs: no luck of the draws makes sigma so small.
 BEYOND_NOISE = 1e4
@@ -27,17 +29,17 @@ def units(dtype: str, compute: str | None) -> tuple[float, float]:
     return (min(UNIT[dtype], UNIT[compute]) if compute else UNIT[dtype]), accumulate
 
 
-# Kinks. KINK: units of rounding around a kink within which correct formulas may be on either side: a coordinate that is
-# shifted, scaled and shifted back has three roundings of up to one unit each, twice that for two formulas, and eight to
-# be safe. JUMP: the change of a gradient, of its size, that counts as one: above float32's own rounding by far, and as
-# far below what any switch of a formula is for.
-# KINK_WIDER: how many times as far away a second look is taken. A smooth change grows with the distance, a jump does
-# not: what has grown less than eightfold of the 64 is one.
-# BESIDE: units of the larger one-sided derivative that are allowed at a kink beyond what a place without one has, for
-# those derivatives are taken KINK units away and change on the way by a few times their size per size of the input.
+# Units of rounding around a kink within which correct formulas may be on either side: a coordinate that is shifted,
+# scaled and shifted back has three roundings of up to one unit each, twice that for two formulas, and eight to be safe.
 KINK = 8.0
+# The change of a gradient, of its size, that counts as a kink: above float32's own rounding by far, and as far below
+# what any switch of a formula is for.
 JUMP = 2.0**-7
+# How many times as far away a second look is taken. A smooth change grows with the distance, a jump does not: what has
+# grown less than eightfold of the 64 is one.
 KINK_WIDER = 64.0
+# Units of the larger one-sided derivative that are allowed at a kink beyond what a place without one has: those
+# derivatives are taken KINK units away and change on the way by a few times their size per size of the input.
 BESIDE = 8 * KINK
 
 
@@ -59,7 +61,7 @@ def lower(dtype: str, compute: str | None) -> tuple[str, float]:
     return name, UNIT.get(name, _FLOAT8)
 
 
-def room(dtype: str, compute: str | None) -> float:
+def largest_safe(dtype: str, compute: str | None) -> float:
     """The largest number that may occur on the way without any partial sum, in any order, coming near overflow."""
     return torch.finfo(getattr(torch, compute or dtype)).max / 2
 
@@ -86,44 +88,45 @@ def floor(want: torch.Tensor, eager_error: torch.Tensor | None, dtype: str) -> t
     float64, the shape of `want`; `eager_error` is |eager - want|.
     """
     tol = 1.01 * UNIT[dtype] * want.abs() + 4 * _SMALLEST[dtype]
-    return tol if eager_error is None else tol + EAGER * _local(eager_error.nan_to_num(0.0, 0.0, 0.0), "max")
+    return tol if eager_error is None else tol + OWN_ERRORS * _local(eager_error.nan_to_num(0.0, 0.0, 0.0), "max")
 
 
 def tolerance(least: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     """Attainable error per element, float64: `least` is what `floor` gives, `spread` sigma."""
-    return least + C * torch.maximum(spread, 0.5 * _local(spread, "median"))
+    return least + SIGMAS * torch.maximum(spread, 0.5 * _local(spread, "median"))
 
 
 def terms(want: float, least: float, tol: float, dtype: str) -> tuple[tuple[str, float], ...]:
     """What one element's tolerance is made of, by name; `least` and `tol` are what `floor` and `tolerance` gave it."""
     stored, smallest = 1.01 * UNIT[dtype] * abs(want), 4 * _SMALLEST[dtype]
     return (
-        (f"{C:g} sigma: random rounding of the formula", tol - least),
+        (f"{SIGMAS:g} sigma: random rounding of the formula", tol - least),
         ("u |want|: storing the result", stored),
-        (f"{EAGER:g} E: the formula in {dtype}", max(least - stored - smallest, 0.0)),
+        (f"{OWN_ERRORS:g} E: the formula in {dtype}", max(least - stored - smallest, 0.0)),
         ("4 steps of the smallest numbers", smallest),
     )
 
 
-def lost(tol: torch.Tensor, want: torch.Tensor) -> bool:
+def no_digit_left(tol: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether most elements of a tensor, those that are 0 apart, may be off by more than their own size."""
     counted = want != 0
     return 2 * int(((tol > want.abs()) & counted).sum()) > int(counted.sum())
 
 
-# Finite differences. NOISE: standard deviations of noise that an error estimate holds; 4 leaves 6e-5 to chance, and
-# the noise is estimated from nine values only. SAFETY: a tableau's error is the change of its last step, which covers
-# the true error in two thirds of the cases; three such changes cover it wherever the tableau converges at all.
-NOISE = 4.0
-SAFETY = 3.0
+# Finite differences: standard deviations of noise that an error estimate holds. 4 leaves 6e-5 to chance, and the noise
+# is estimated from nine values only.
+NOISE_SIGMAS = 4.0
+# A tableau's error is the change of its last step, which covers the true error in two thirds of the cases; three such
+# changes cover it wherever the tableau converges at all.
+TABLEAU_ERRORS = 3.0
 
 
-def stored(dtype: str, products: torch.Tensor) -> float:
+def storing_error(dtype: str, products: torch.Tensor) -> float:
     """What rounding a gradient to its dtype may change in the sum of `products`, its elements times a direction.
 
-    Independent roundings of half a unit each: C standard deviations of their sum.
+    Independent roundings of half a unit each: SIGMAS standard deviations of their sum.
     """
-    return C * UNIT[dtype] * float(products.square().sum().sqrt())
+    return SIGMAS * UNIT[dtype] * float(products.square().sum().sqrt())
 
 
 # A mistake is computed in float64 and compared with what the op gave: both sides of an ordinary comparison, and again
@@ -132,7 +135,7 @@ _ALIKE = 2.0
 _AMPLIFIED = 2.0**7  # most that an element's error may have grown with it: quotients by what is nearly 0
 
 
-def alike(tol: torch.Tensor, want: torch.Tensor, suspect: torch.Tensor, dtype: str) -> torch.Tensor:
+def mistake_tolerance(tol: torch.Tensor, want: torch.Tensor, suspect: torch.Tensor, dtype: str) -> torch.Tensor:
     """How far a result may be from what a suspected mistake would give: `tol`, which is about `want`, in its scale."""
     size = suspect.nan_to_num(0.0, 0.0, 0.0).abs()
     overall = float(size.max() / want.abs().max().clamp_min(torch.finfo(want.dtype).tiny)) if want.numel() else 1.0
@@ -140,13 +143,14 @@ def alike(tol: torch.Tensor, want: torch.Tensor, suspect: torch.Tensor, dtype: s
     return _ALIKE * each * tol + _ALIKE * UNIT[dtype] * size
 
 
-# Errors about a unit of a lower precision: rounding once leaves a third of a unit in the mean, sums of rounded terms
-# reach a few. CHANCE: standard deviations that a mean of independent errors keeps within.
+# Mean errors, in units of a lower precision, that show it: rounding once leaves a third of a unit in the mean, sums of
+# rounded terms reach a few.
 _COARSE = (0.1, 8.0)
+# Standard deviations that a mean of independent errors keeps within.
 _CHANCE = 4.0
 
 
-def coarse(got: torch.Tensor, want: torch.Tensor) -> str:
+def lower_precision_noise(got: torch.Tensor, want: torch.Tensor) -> str:
     """In words, that errors are those of a lower precision inside: small everywhere, and without a pattern; else ""."""
     size = float(want.square().mean().sqrt()) if want.numel() > 1 else 0.0
     if not size or not bool(got.isfinite().all()):
@@ -160,7 +164,7 @@ def coarse(got: torch.Tensor, want: torch.Tensor) -> str:
         return ""
     for name in ("bfloat16", "float16"):
         low, high = (factor * UNIT[name] for factor in _COARSE)
-        if low <= mean <= high and float(error.abs().max()) <= C * high:
+        if low <= mean <= high and float(error.abs().max()) <= SIGMAS * high:
             return f"noise of {mean:.1e} of the tensor's size, as if {name} were used on the way"
     return ""
 

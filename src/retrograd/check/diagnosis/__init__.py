@@ -32,7 +32,7 @@ def diagnose(oracle: Oracle, finding: Finding) -> Finding:
             return finding  # the stage did more than run the case
         evidence = Evidence(oracle.runner, finding.case, finding.tensor, got.detach().double(), want, truth)
         like = next((suspect.text for suspect in suspects(evidence) if evidence.shows(suspect)), "")
-        like = like or tolerance.coarse(evidence.got, want)
+        like = like or tolerance.lower_precision_noise(evidence.got, want)
     except (NotApplicable, OpRaised, RetrogradError):
         return finding
     return replace(finding, elements=describe(wrong, axes(oracle.runner.spec, finding, wrong.ndim)), looks_like=like)

@@ -1,4 +1,4 @@
-"""Which elements of a tensor are wrong, by the simplest rule that gives exactly these."""
+"""Rule for the elements of a tensor that are wrong: the simplest that gives exactly these."""
 
 from __future__ import annotations
 

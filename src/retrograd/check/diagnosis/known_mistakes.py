@@ -60,7 +60,7 @@ class Evidence:
         says = int((tensor.isfinite() & (tensor != 0)).sum())
         if tensor.shape != self.got.shape or (2 * says < tensor.numel() and bool((tensor != 0).any())):
             return False
-        tol = tolerance.alike(self.truth.tol[self.name], self.want, tensor, self.case.dtype)
+        tol = tolerance.mistake_tolerance(self.truth.tol[self.name], self.want, tensor, self.case.dtype)
         return not compare(self.got, tensor, tol).wrong
 
     def reference(self, change: Callable[..., Any] | None = None, *, case: Case | None = None) -> torch.Tensor | None:

@@ -103,8 +103,8 @@ class Line:
         forward, backward = self.noises()
         limit = finite_differences.extrapolate(self.unexplained, _STEPS, forward)
         lines = (self, *self.others)
-        rounding = sum(tolerance.stored(self.case.dtype, line.grad.double() * line.direction) for line in lines)
-        return limit.value, tolerance.SAFETY * limit.error + tolerance.NOISE * backward + rounding
+        rounding = sum(tolerance.storing_error(self.case.dtype, line.grad.double() * line.direction) for line in lines)
+        return limit.value, tolerance.TABLEAU_ERRORS * limit.error + tolerance.NOISE_SIGMAS * backward + rounding
 
 
 def _direction(context: StageContext, case: Case, name: str, number: int) -> torch.Tensor:

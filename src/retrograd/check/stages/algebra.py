@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from retrograd.check import tolerance
+from retrograd.check.compare import first_index
 from retrograd.check.op_runner import OpRun
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -23,7 +24,7 @@ def _compare(context: StageContext, case: Case, base: OpRun, factor: float, labe
         off = (got != want) & tolerance.scales_exactly(grad, factor) & ~(got.isnan() & want.isnan())
         if not bool(off.any()):
             continue
-        index = tuple(int(i) for i in off.nonzero()[0])
+        index = first_index(off)
         a, b = float(got[index]), float(want[index])
         if context.judge.noisy(case) and abs(a - b) <= tolerance.NOISY_LINEAR * float(want.abs().max()):
             out.notes.append(f"{label} not bitwise for {name}: the op differs run to run")

@@ -14,7 +14,7 @@ import torch
 
 from retrograd.check import extreme_values, tolerance
 from retrograd.check.case_sharding import shard
-from retrograd.check.compare import compare
+from retrograd.check.compare import compare, first_index
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
@@ -81,7 +81,7 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
         for mask, kind, verb in ((gone, "vanished", "vanishes from"), (new, "spread", "spreads to")):
             if not bool(mask.any()):
                 continue
-            index = tuple(int(i) for i in mask.nonzero()[0])
+            index = first_index(mask)
             not_finite = torch.isnan if extreme == "nan" else lambda t: ~t.isfinite()
             message = (
                 f"{extreme} in {name}{at} {verb} {label}{list(index)}: in float64 it reaches {_rows(not_finite(want))} "
@@ -109,7 +109,7 @@ def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) ->
         masks[label] = beyond if eager is None else beyond | ~eager.isfinite()
         if case.values[0][1] in extreme_values.ENDS:  # a mean of nothing: which number stands for it is a convention
             masks[label] = masks[label] | want.isnan()
-        if compare(got, want, truth.floor[label]).wrong and tolerance.lost(truth.tol[label], want):
+        if compare(got, want, truth.floor[label]).wrong and tolerance.no_digit_left(truth.tol[label], want):
             masks[label] = torch.ones_like(beyond)
             empty.append(label)
     if empty:
@@ -122,7 +122,7 @@ def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) ->
 
 
 def _finite(context: StageContext, case: Case, out: CaseOutcome) -> None:
-    if context.oracle.truth(case, _RUNS).peak > tolerance.room(case.dtype, context.spec.compute):
+    if context.oracle.truth(case, _RUNS).peak > tolerance.largest_safe(case.dtype, context.spec.compute):
         (_, extreme), *_ = case.values
         out.notes.append(f"{extreme} is not judged in {case.dtype}: the reference's own formula overflows there")
         return

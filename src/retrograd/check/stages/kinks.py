@@ -11,6 +11,7 @@ import math
 import torch
 
 from retrograd.check import extreme_values, kinks, tolerance
+from retrograd.check.compare import first_index
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
@@ -75,7 +76,7 @@ def _decisions(runner: OpRunner, case: Case, name: str, mask: torch.Tensor) -> s
 
 
 def _places(runner: OpRunner, case: Case, name: str, mask: torch.Tensor) -> str:
-    index = tuple(int(i) for i in mask.nonzero()[0])
+    index = first_index(mask)
     where = f"{name}{list(index)} = {float(runner.inputs(case)[name][index]):.6g}"
     return f"kinks in {int(mask.sum())} places of `{name}` tried, such as {where}"
 
