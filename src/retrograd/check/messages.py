@@ -61,17 +61,9 @@ def _text(report: Report, notes: list[str]) -> Iterator[doc.TextLine | doc.Table
         yield doc.TextLine()
     for number, finding in enumerate(report.findings, 1):
         yield doc.TextLine(f"Finding {number} of {len(report.findings)} [{finding.stage}, {finding.kind}]", "bold red")
-        yield from doc.labelled(
-            [
-                ("what", "\n".join(filter(None, (finding.what, evidence(finding))))),
-                ("like", finding.looks_like),
-                ("which", finding.elements),
-                ("where", finding.where),
-                ("case", case_text(finding.case)),
-                ("repro", finding.repro),
-            ],
-            width=7,
-        )
+        above = doc.Fact("what", "\n".join(filter(None, (finding.what, evidence(finding)))))
+        facts = (fact._replace(label=fact.label.removeprefix("looks ")) for fact in _facts(finding))
+        yield from doc.labelled([above, *facts], width=7)
         yield doc.TextLine()
     yield from (doc.TextLine(f"note: {note}") for note in notes)
     if notes:
@@ -111,16 +103,20 @@ def _stages_of_page(report: Report) -> doc.Table:
     return doc.Table(head, rows, numbers=(3, 4, 5), named=1)
 
 
-def _card(finding: Finding) -> doc.Card:
-    facts = (
-        doc.Fact("Stage", f"{finding.stage} ({finding.kind})"),
-        doc.Fact("Worst", evidence(finding)),
-        doc.Fact("Looks like", finding.looks_like),
-        doc.Fact("Which", finding.elements),
-        doc.Fact("Where", finding.where),
-        doc.Fact("Case", case_text(finding.case), "mono"),
-        doc.Fact("Repro", finding.repro, "pre"),
+def _facts(finding: Finding) -> tuple[doc.Fact, ...]:
+    """What is known beside what is wrong and how far."""
+    return (
+        doc.Fact("looks like", finding.looks_like),
+        doc.Fact("which", finding.elements),
+        doc.Fact("where", finding.where),
+        doc.Fact("case", case_text(finding.case), "mono"),
+        doc.Fact("repro", finding.repro, "pre"),
     )
+
+
+def _card(finding: Finding) -> doc.Card:
+    worst = doc.Fact("worst", evidence(finding))
+    facts = (doc.Fact("stage", f"{finding.stage} ({finding.kind})"), worst, *_facts(finding))
     parts: list[doc.Table] = []
     if terms := shares(finding):
         rows = tuple((name, size, doc.Cell(bar=share)) for name, size, share in terms)
@@ -179,14 +175,7 @@ def _suite(report: Report) -> doc.Suite:
 
 
 def _failure(finding: Finding) -> tuple[str, str, str]:
-    facts = (
-        ("looks like", finding.looks_like),
-        ("which", finding.elements),
-        ("where", finding.where),
-        ("case", case_text(finding.case)),
-        ("repro", finding.repro),
-    )
-    lines = [*filter(None, [evidence(finding)]), *(f"{label}: {text}" for label, text in facts if text)]
+    lines = [*filter(None, [evidence(finding)]), *(f"{f.label}: {f.text}" for f in _facts(finding) if f.text)]
     return finding.kind, finding.what, "\n".join(lines)
 
 

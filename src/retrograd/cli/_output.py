@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -34,7 +34,7 @@ def show(record: AnyRecord, outputs: Sequence[str] = (), form: str = "text", eve
 
 
 @contextlib.contextmanager
-def live(quiet: bool) -> Iterator[Progress | None]:
+def live(quiet: bool) -> Generator[Progress | None]:
     """Live progress for a person, one plain line a stage for a log, nothing if quiet; always on stderr."""
     if quiet:
         yield None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -118,7 +118,8 @@ def _measured(ops: tuple[str, ...], chosen: dict[str, Any]) -> list[Row]:
 
     out: Path | None = chosen.pop("out")
     _add_providers(chosen.pop("users"), names)
-    selection = Selection(names, **{**chosen, "device": chosen["device"] or _device()})
+    device = chosen.pop("device") or _device()
+    selection = Selection(names, device=device, **chosen)
     timer = runner.make_timer(selection.device, selection.timing)
     path = out or (_RESULTS if _RESULTS.is_dir() else Path()) / f"{runner.results_name(selection, timer)}.jsonl"
     with _writing(path) as lines:
@@ -197,7 +198,7 @@ def _device() -> str:
 
 def _need_torch() -> None:
     try:
-        import torch  # noqa: F401
+        import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -205,7 +206,7 @@ def _need_torch() -> None:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[TextIO]:
+def _writing(path: Path) -> Generator[TextIO]:
     try:
         with path.open("w", encoding="utf-8") as file:
             yield file

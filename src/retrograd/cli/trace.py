@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -227,7 +227,7 @@ def repeat(
         files = [folder / "first.trace", folder / "second.trace"]
         for file in files:
             _record_in_process(program, file, steps, level)
-        result = diff(*files, "bitwise")
+        result = diff(files[0], files[1], "bitwise")
     show(result, outputs, "json" if as_json else "text")
     ctx.exit(result.exit_code)
 
@@ -285,8 +285,9 @@ def _step(target: str) -> tuple[Any, Any, Any]:
     if not callable(getattr(module, name, None)):
         public = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
         raise UsageError(f"{place!r} has no function {name!r}{near(name, public)}")
-    result = guard(getattr(module, name), target, Path(place).resolve() if is_path(place) else None)
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
-        kind = type(result).__name__
+    result: Any = guard(getattr(module, name), target, Path(place).resolve() if is_path(place) else None)
+    if type(result) is not tuple or len(cast(tuple[Any, ...], result)) not in (2, 3):
+        kind = type(cast(object, result)).__name__
         raise UsageError(f"{name!r} in {place!r} returned {kind}, expected (step, model) or (step, model, reference)")
-    return result if len(result) == 3 else (*result, None)
+    step, model, *reference = cast(tuple[Any, ...], result)
+    return step, model, reference[0] if reference else None

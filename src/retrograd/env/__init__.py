@@ -117,7 +117,9 @@ def _row(part: Part, state: str, difference: str) -> dict[str, Any]:
 
 
 def _torch() -> tuple[ModuleType | None, str]:
-    if sys.modules.get("torch", ...) is None or ("torch" not in sys.modules and find_spec("torch") is None):
+    # A module of None is how an import is blocked; find_spec would raise for it.
+    blocked = "torch" in sys.modules and not sys.modules["torch"]
+    if blocked or ("torch" not in sys.modules and find_spec("torch") is None):
         return None, "not installed"
     try:
         import torch

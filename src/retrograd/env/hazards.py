@@ -13,8 +13,9 @@ Hazard = dict[str, str]
 
 def hazards(facts: Mapping[str, Any]) -> list[Hazard]:
     """Where (a flag, a variable, a package or a part) and what, for the facts of `survey`."""
-    flags, variables = facts["flags"] or {}, facts["variables"]
-    cuda = bool((facts["toolkits"] or {}).get("cuda"))
+    flags: Mapping[str, Any] = facts["flags"] or {}
+    toolkits: Mapping[str, Any] = facts["toolkits"] or {}
+    variables, cuda = facts["variables"], bool(toolkits.get("cuda"))
     pairs = [*_precision(flags, variables, cuda), *_repeating(flags, variables, cuda), *_switches(variables)]
     pairs += _compatibility(facts["compatibility"])
     return [{"where": where, "what": what} for where, what in pairs]

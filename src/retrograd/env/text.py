@@ -15,7 +15,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     marks: dict[str, str] = {}
     for hazard in facts["hazards"]:
         marks.setdefault(hazard["where"], hazard["what"])
-    groups = [
+    groups: list[tuple[str, Lines]] = [
         ("versions", [("python", facts["python"]["version"]), *_versions(facts["packages"])]),
         ("machine", _machine(facts["machine"])),
         ("devices", _devices(facts)),
@@ -37,7 +37,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, *["\n".join(rest)] * bool(rest)])
 
 
-def _line(name: str, value: str, width: int, marks: Mapping[str, str]) -> str:
+def _line(name: str, value: str, width: int, marks: dict[str, str]) -> str:
     line = f"  {name:<{width}}  {value}".rstrip()
     return f"{line}  ! {marks.pop(name)}" if name in marks else line
 

@@ -6,13 +6,14 @@ without rich, jinja2 or vl_convert. A new record is one row of `_RECORDS` and a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from retrograd.core.document import Document
 from retrograd.errors import UsageError
@@ -59,11 +60,10 @@ def document(record: Any, everything: bool = True) -> Document:
 
 def read(text: str) -> Any:
     """The record that JSON holds, whichever it is; UsageError if it is none."""
-    try:
+    data: Any = None
+    with contextlib.suppress(json.JSONDecodeError, RecursionError):
         data = json.loads(text)
-        schema = data.get("schema") if isinstance(data, dict) else None
-    except (json.JSONDecodeError, RecursionError):
-        schema = None
+    schema = str(cast(dict[str, Any], data).get("schema")) if isinstance(data, dict) else ""
     # What is no record at all is told by the reader of the most common one.
     module, _, name = _RECORDS.get(schema, _RECORDS[_VERIFY]).partition(":")
     return getattr(import_module(module), name).from_json(text)
@@ -169,7 +169,7 @@ def to_tensorboard(record: AnyRecord, folder: str | os.PathLike[str], step: int 
 
 def _schema(record: Any) -> str:
     # The field's default is known of the class, too. A Flake, which has none, is shown alone as it is in its report.
-    return next((f.default for f in fields(record) if f.name == "schema"), _FLAKE)
+    return next((str(f.default) for f in fields(record) if f.name == "schema"), _FLAKE)
 
 
 def _messages(record: Any) -> ModuleType:

@@ -65,18 +65,23 @@ def template(name: str) -> Any:
 @cache
 def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
-    environment = Environment(
+    environment: Any = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["svg"] = lambda chart: Markup(svg(chart))
-    environment.tests["kind"] = lambda part, name: type(part).__name__ == name
+    environment.globals["svg"] = _markup_svg
+    environment.tests["kind"] = _is_kind
     return environment
+
+
+def _markup_svg(chart: Chart) -> Any:
+    from markupsafe import Markup
+
+    return Markup(svg(chart))
 
 
 def svg(chart: Chart) -> str:
@@ -86,6 +91,10 @@ def svg(chart: Chart) -> str:
 
     # HTML needs no namespaces, and a page without any address is easily seen to load nothing.
     return re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg({**_CHART, **chart.spec}))
+
+
+def _is_kind(part: object, name: str) -> bool:
+    return type(part).__name__ == name
 
 
 def _embedded(parts: Any) -> Iterator[Embedded]:
