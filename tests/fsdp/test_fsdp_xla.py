@@ -12,9 +12,9 @@ import functools
 import pytest
 import torch
 
+from retrograd.compat.torch_xla import left_in_buckets
 from retrograd.errors import UsageError
 from retrograd.fsdp.xla import flush_before_end_of_backward
-from retrograd.graph.watching import xla_buckets
 
 
 class BucketizedReduceScatter:
@@ -89,7 +89,7 @@ class FSDP(torch.nn.Module):
 
     def _wait_for_post_backward(self):
         # The real one hands gradients over here, behind a barrier: what is flushed later is not behind it.
-        self.left_at_the_end = sum(n for _, n in xla_buckets.left(self))
+        self.left_at_the_end = sum(n for _, n in left_in_buckets(self))
         for m in self.modules():
             for p in getattr(m, "full_params", ()):
                 if hasattr(p, "_shard_bwd_hook"):
@@ -138,7 +138,7 @@ def train(case, mb, repaired=False, steps=4):
     for _ in range(steps):
         loss = (model(x) - y).square().mean()
         loss.backward()
-        left.append(sum(n for _, n in xla_buckets.left(model)))
+        left.append(sum(n for _, n in left_in_buckets(model)))
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -212,11 +212,11 @@ def test_remove_brings_the_old_behaviour_back_and_the_class_was_never_touched():
     handle.remove()
     assert "_wait_for_post_backward" not in vars(model)
     model(torch.randn(8, 5)).sum().backward()
-    assert xla_buckets.left(model)
+    assert left_in_buckets(model)
     flush_before_end_of_backward(model)
     with pytest.raises(UsageError, match="repaired already"):
         flush_before_end_of_backward(model)
-    assert not xla_buckets.left(train("plain", 1)[2])
+    assert not left_in_buckets(train("plain", 1)[2])
 
 
 def test_a_bucket_that_modules_share_is_flushed_once_and_in_any_module():

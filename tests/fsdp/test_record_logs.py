@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from retrograd.cli import main
 from retrograd.compat.versions import UntestedVersionWarning
-from retrograd.core.rank_store import Exchange
+from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError, UsageError
 from retrograd.fsdp import Collective, Log, assert_same_order, diff, record_collectives
 from retrograd.fsdp.check_command import judged
@@ -201,7 +201,7 @@ def test_an_empty_assertion_is_refused():
 
 def both(journals: list[Journal], seconds: float = 20.0) -> list[Verifier]:
     store = dist.HashStore()
-    return [Verifier(Exchange(store, rank, 2), made, seconds) for rank, made in enumerate(journals)]
+    return [Verifier(RankStore(store, rank, 2), made, seconds) for rank, made in enumerate(journals)]
 
 
 def side_by_side(functions) -> list[str]:

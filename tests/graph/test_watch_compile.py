@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import retrograd.graph as graph
+from retrograd.compat import registry
 from retrograd.errors import GraphChangedError, GraphError, UsageError
 from retrograd.graph.watching.backends.compile import Compile
 
@@ -129,6 +130,7 @@ def test_an_exception_of_the_program_is_not_hidden_by_a_graph_too_many():
 
 
 def test_a_torch_without_the_trace_is_refused(monkeypatch):
+    monkeypatch.setattr(registry, "_statuses", {})
     monkeypatch.setattr(torch._logging, "trace_structured", lambda *args, **kwargs: None)
     with pytest.raises(GraphError, match="has no structured trace that can be listened to"):
         Compile().start(lambda made: None)

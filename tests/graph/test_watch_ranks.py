@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import retrograd.graph as graph
 from retrograd.core.order_registry import Order
+from retrograd.core.rank_store import FolderStore, RankStore
 from retrograd.errors import RanksDifferError, VerificationError
-from retrograd.graph.watching import rank_exchange
 from retrograd.graph.watching.events import Compiled
 from retrograd.graph.watching.rank_agreement import Comparison
 
@@ -192,13 +192,13 @@ def made(text: str) -> Compiled:
 
 
 def test_a_rank_that_says_nothing_is_named(tmp_path):
-    one = Comparison(rank_exchange.Folder(tmp_path, 0, 3), 0.05)
-    rank_exchange.Folder(tmp_path, 1, 3).post("step-0/graph-0/key-1", b"step 00")
+    one = Comparison(RankStore(FolderStore(tmp_path), 0, 3), 0.05)
+    RankStore(FolderStore(tmp_path), 1, 3).post("step-0/graph-0/key", "step 00")
     from fake_torch_xla import hlo
 
     with pytest.raises(RanksDifferError, match="rank 1 is about to run the step graph 00: their"):
         one.graph(made(hlo()))
-    two = Comparison(rank_exchange.Folder(tmp_path / "b", 0, 2), 0.05)
+    two = Comparison(RankStore(FolderStore(tmp_path / "b"), 0, 2), 0.05)
     with pytest.raises(RanksDifferError, match=r"rank 1 said nothing for 0\.05 s"):
         two.graph(made(hlo()))
 
@@ -218,7 +218,7 @@ def test_ranks_that_keep_to_other_plans_are_told_where_they_part(tmp_path):
 
         def rank(number, name=name, both=both, said=said):
             try:
-                Comparison(rank_exchange.Folder(tmp_path / name, number, 2), 30).end_of_step(both[number])
+                Comparison(RankStore(FolderStore(tmp_path / name), number, 2), 30).end_of_step(both[number])
             except RanksDifferError as error:
                 said[number] = str(error)
 
@@ -287,7 +287,7 @@ def test_threads_compare_through_a_folder(tmp_path):
     said = {}
 
     def rank(number):
-        comparison = Comparison(rank_exchange.Folder(tmp_path, number, 2), 30)
+        comparison = Comparison(RankStore(FolderStore(tmp_path), number, 2), 30)
         try:
             comparison.graph(made(hlo()))
             comparison.end_of_step()

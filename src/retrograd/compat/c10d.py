@@ -9,6 +9,7 @@ Measured on 2 shared cores, torch 2.13: 50 us a collective.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from retrograd.compat.registry import Part, in_fresh_thread, register, require
+from retrograd.core.rank_store import RankStore
 
 # operator -> kind, argument that holds what this rank sends (or, at scatter and recv, what it gets)
 OPERATORS = {
@@ -84,6 +86,27 @@ def install(before: Callable[[IssuedCollective], None], unknown: Callable[[str],
     """
     require(PART)
     return _install(before, unknown)
+
+
+_uses: Counter[str] = Counter()
+
+
+def rank_store(use: str) -> RankStore | None:
+    """All ranks of the job; None for a job of one rank, or as long as there is no process group.
+
+    Args:
+        use: what for; each use of each kind has names of its own, and ranks begin those of a kind in the same order.
+
+    Raises:
+        UnsupportedVersionError: this torch does not hand out the store of its default group.
+    """
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    require(STORE)
+    _uses[use] += 1
+    store = dist.PrefixStore(f"retrograd/{use}/{_uses[use]}", dist.distributed_c10d._get_default_store())
+    return RankStore(store, dist.get_rank(), dist.get_world_size())
 
 
 def unknown_operators() -> list[str]:
@@ -201,6 +224,31 @@ def _redispatch_test() -> str:
     return ""
 
 
+def _store_test() -> str:
+    """What is put into the default group's store comes back; under a key of this rank, which disturbs no other."""
+    dist = torch.distributed
+    if not dist.is_initialized():
+        return ""
+    store = dist.PrefixStore("retrograd/self-test", dist.distributed_c10d._get_default_store())
+    key = str(dist.get_rank())
+    store.set(key, "posted")
+    value = store.get(key) if store.check([key]) else None
+    store.delete_key(key)
+    return "" if value == b"posted" and not store.check([key]) else f"its store gives {value!r} for b'posted'"
+
+
+STORE = register(
+    Part(
+        "torch.c10d.store",
+        "torch",
+        "lets ranks compare notes through the store of the default process group",
+        ("torch.distributed.distributed_c10d._get_default_store",),
+        ("2.11", "2.13", "2.15"),
+        "ranks are compared through a folder alone: retrograd.graph.watch(ranks=FOLDER)",
+        _store_test,
+        refuses=True,
+    )
+)
 PART = register(
     Part(
         "torch.c10d",

@@ -53,6 +53,27 @@ def module_names(group: Any) -> tuple[str, ...] | None:
     return None if fqn is None else tuple(fqn.split(", "))
 
 
+def module_parameters(group: Any) -> list[Any]:
+    """What the modules of a group hold as its parameters now: sharded ones, or while they compute whole ones."""
+    infos = [param._module_info for param in group.fsdp_params]
+    return [getattr(info.module, info.param_name, None) for info in infos]
+
+
+def reduce_scatter_of(group: Any) -> Any:
+    """The object by which a group reduces and scatters: torch can set one and not tell it."""
+    return group._reduce_scatter_comm
+
+
+def partial_sums(group: Any) -> Any:
+    """Sums of a group that are reduced and scattered, and not all-reduced yet; None if there are none."""
+    return group._partial_reduce_output
+
+
+def set_partial_sums(group: Any, sums: Any) -> None:
+    """Leave such sums for FSDP2's next reduction."""
+    group._partial_reduce_output = sums
+
+
 def _self_test() -> str:
     """A parameter group that was never set up: FSDP2's own properties must find what is put under these names."""
     torch = importlib.import_module("torch")
@@ -69,8 +90,11 @@ def _self_test() -> str:
         return "unsharded parameters are kept under another name than _unsharded_param"
     if "_module_fqn" not in group_class._with_fqn.__code__.co_names or module_names(group) != ("a", "b"):
         return "a group's modules are named otherwise than by _module_fqn"
-    if not {"fsdp_params", "modules"} <= {*group_class.__init__.__code__.co_names}:
-        return "FSDPParamGroup has no fsdp_params or modules"
+    lacking = {"fsdp_params", "modules", "_reduce_scatter_comm", "_partial_reduce_output"}
+    if lacking := lacking - {*group_class.__init__.__code__.co_names}:
+        return f"FSDPParamGroup has no {', '.join(sorted(lacking))}"
+    if "_module_info" not in home._fsdp_param.FSDPParam.__init__.__code__.co_names:
+        return "FSDPParam has no _module_info"
     if list(leftovers(group)):
         return "a gradient is left where there is none"
     leaf.grad = torch.ones(2, device="cpu")
@@ -87,7 +111,8 @@ STATE = register(
         (
             "FSDPState._fsdp_param_groups", "FSDPState._fsdp_param_group", "FSDPParamGroup.fsdp_params",
             "FSDPParamGroup._module_fqn", "FSDPParamGroup.modules", "FSDPParam._unsharded_param",
-            "FSDPParam.unsharded_accumulated_grad",
+            "FSDPParam.unsharded_accumulated_grad", "FSDPParam._module_info", "FSDPParamGroup._reduce_scatter_comm",
+            "FSDPParamGroup._partial_reduce_output",
         ),
         ("2.11", "2.13", "2.15"),
         "collectives of FSDP2 are named by the module that calls them, and gradients that were never reduced are not "

@@ -7,6 +7,7 @@ on private names is tested for behaviour where it is used (`retrograd.compat.reg
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from functools import cache
 from importlib import metadata
@@ -31,9 +32,14 @@ def minor(version: str) -> tuple[int, ...]:
     return tuple(int(digits) for digits in re.findall(r"\d+", version)[:2])
 
 
-@cache
 def installed(package: str) -> str:
     """Version of an installed framework by its import name, read without importing it; "" if there is none."""
+    # A build that was never installed has no metadata, and says its version once it is imported.
+    return _distributed(package) or str(getattr(sys.modules.get(package), "__version__", ""))
+
+
+@cache
+def _distributed(package: str) -> str:
     try:
         return metadata.version(_DISTRIBUTIONS.get(package, package))
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside their collectives: through the store by which they found each other.
+"""Store of what ranks tell each other beside their collectives: through torch.distributed's store, or a folder.
 
 A store needs no collective, so it works while one hangs and after a rank has died. Waiting polls: a blocking wait
 would hold the store's lock, and with it the watchdog.
@@ -7,15 +7,50 @@ would hold the store's lock, and with it the watchdog.
 from __future__ import annotations
 
 import time
-from collections import Counter
+import urllib.parse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 _FIRST, _LONGEST = 0.0002, 0.01  # seconds between two looks
 
 
-class Exchange:
-    """Names with values that every rank can read.
+class FolderStore:
+    """A folder on a file system that all ranks see, with the methods of a torch.distributed store.
+
+    Args:
+        path: the folder, empty at the start of the run.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def _file(self, key: str) -> Path:
+        return self.path / urllib.parse.quote(key, safe=" ,")
+
+    def set(self, key: str, value: str) -> None:
+        """Keep a value: written beside and renamed, so that nobody reads half of it."""
+        file = self._file(key)
+        draft = file.with_name(f".{file.name}")
+        draft.write_text(value, encoding="utf-8")
+        draft.replace(file)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key that is there."""
+        return self._file(key).read_bytes()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys have values by now."""
+        return all(self._file(key).exists() for key in keys)
+
+    def delete_key(self, key: str) -> None:
+        """Take a value away, if there is one."""
+        self._file(key).unlink(missing_ok=True)
+
+
+class RankStore:
+    """Names under which each rank posts a value that every rank can read.
 
     Args:
         store: a torch.distributed store, or an object with its `set`, `get`, `check` and `delete_key`.
@@ -27,22 +62,26 @@ class Exchange:
         self.store, self.rank, self.size = store, rank, size
 
     def post(self, name: str, value: str) -> None:
-        """Say something under a name of this rank's own."""
+        """Post this rank's value under a name."""
         self.store.set(f"{name}/{self.rank}", value)
 
     def forget(self, name: str) -> None:
-        """Take back what was said."""
+        """Take this rank's value back."""
         self.store.delete_key(f"{name}/{self.rank}")
 
     def look(self, name: str, rank: int) -> str | None:
-        """What a rank has said by now, None if nothing."""
+        """A rank's value by now, None if it has posted none."""
         key = f"{name}/{rank}"
         return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def wait(self, name: str, rank: int, seconds: float) -> str | None:
+        """A rank's value, None if it posts none in time."""
+        return self.gather(name, [rank], seconds).get(rank)
 
     def gather(
         self, name: str, ranks: Sequence[int], seconds: float, given_up: Callable[[], bool] = lambda: False
     ) -> dict[int, str]:
-        """What ranks say under a name; those are missing that say nothing in time.
+        """Values of ranks under a name; those are missing that post none in time.
 
         Args:
             name: the name.
@@ -57,27 +96,5 @@ class Exchange:
                 break
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST)
-        found = ((rank, self.look(name, rank)) for rank in ranks)
-        return {rank: said for rank, said in found if said is not None}
-
-
-def of_default_group(use: str = "order") -> Exchange | None:
-    """Over all ranks of the job; None for a job of one rank, or as long as there is no process group.
-
-    Args:
-        use: what for; each use of each kind has names of its own, and ranks begin those of a kind in the same order.
-    """
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    store = dist.distributed_c10d._get_default_store()
-    return Exchange(dist.PrefixStore(_prefix(use), store), dist.get_rank(), dist.get_world_size())
-
-
-_uses: Counter[str] = Counter()
-
-
-def _prefix(use: str) -> str:
-    _uses[use] += 1
-    return f"retrograd.fsdp/{use}/{_uses[use]}"
+        values = ((rank, self.look(name, rank)) for rank in ranks)
+        return {rank: value for rank, value in values if value is not None}

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from retrograd.compat.c10d import unrecorded
-from retrograd.core.rank_store import Exchange, of_default_group
+from retrograd.compat.c10d import rank_store, unrecorded
+from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError
 from retrograd.fsdp.buckets import digest
 
@@ -52,7 +52,7 @@ class Agreement:
         self.seconds: float = seconds
         self._group: Any = _group(self.ranks, seconds) if len(self.ranks) > 1 else None
         # Through the store, which answers after a rank has died: how far each has come, one entry a rank.
-        self._progress: Exchange | None = of_default_group(f"buckets of {self.ranks}")
+        self._progress: RankStore | None = rank_store(f"buckets of {self.ranks}")
         self._asked: int = 0
 
     def require(self, due: str, content: Any, describe: Callable[[], str], explain: Callable[..., str] | None) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from retrograd.compat import fsdp2
 from retrograd.compat.fsdp2 import ReduceCall
+from retrograd.compat.fsdp2_state import partial_sums, set_partial_sums
 from retrograd.errors import BucketError
 from retrograd.fsdp.agreement import Agreement
 from retrograd.fsdp.attribution import naming
@@ -232,7 +233,7 @@ class Backward:
         name, first = run[0]
         group, alone = self._model.groups[name], first.alone
         if alone:  # sums of an earlier reduction of this backward, if there was one
-            first.partial = group._partial_reduce_output
+            first.partial = partial_sums(group)
         self._bucketed.update(name for name, _ in run)
         params = [param for _, call in run for param in call.params]
         grads = [grad for _, call in run for grad in call.grads]
@@ -246,7 +247,8 @@ class Backward:
         with naming([module for name, _ in run for module in self._model.modules[name]]):
             result = first.make(params, grads)
         if alone:
-            first.partial = group._partial_reduce_output = result["partial_reduce_output"]
+            first.partial = result["partial_reduce_output"]
+            set_partial_sums(group, first.partial)
         self._flight.add(result)
         if repeat:
             # Added to the shards of the first round on the reduction's stream, while autograd may go on.

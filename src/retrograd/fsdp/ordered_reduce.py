@@ -15,8 +15,9 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from retrograd.compat.fsdp2_state import parameter_groups
-from retrograd.errors import NonFiniteGradientError, RetrogradError, UsageError
+from retrograd.compat.fsdp2_state import STATE, parameter_groups, reduce_scatter_of
+from retrograd.compat.registry import status, works
+from retrograd.errors import NonFiniteGradientError, RetrogradError, UnsupportedVersionError, UsageError
 from retrograd.fsdp.rank_sum import Scale, rank_sum
 
 if not dist.is_available():
@@ -153,7 +154,7 @@ class FixedOrder:
             RetrogradError: something else has set a reduce-scatter since; nothing is undone.
         """
         for module, _, ours in self._swaps:
-            now = _param_groups(module)[0]._reduce_scatter_comm
+            now = reduce_scatter_of(_param_groups(module)[0])
             if now is not ours:
                 raise RetrogradError(
                     f"the reduce-scatter of {ours.name} is {type(now).__name__} by now, expected the one that "
@@ -194,7 +195,7 @@ def fixed_order(
     Raises:
         UsageError: nothing is sharded, or a module has several groups of parameters (meshes per parameter), for which
             torch takes no reduce-scatter; nothing is set then.
-        RetrogradError: this torch keeps its groups where 2.11 to 2.15 do not.
+        UnsupportedVersionError: this torch keeps its groups otherwise than the tested ones.
     """
     _check_wire(wire_dtype)
     shared = _sharded(model)
@@ -209,7 +210,7 @@ def fixed_order(
         groups = _param_groups(module)
         if groups:  # none where modules below hold every parameter
             ours = FixedOrderReduceScatter(wire_dtype, check_finite, ", ".join(names))
-            swaps.append((module, groups[0]._reduce_scatter_comm, ours))
+            swaps.append((module, reduce_scatter_of(groups[0]), ours))
     for module, _, ours in swaps:
         module.set_custom_reduce_scatter(ours)
     return FixedOrder(swaps)
@@ -236,13 +237,12 @@ def _param_groups(module: Any) -> list[Any]:
     """The groups of parameters of an FSDPModule: private, since torch can set a reduce-scatter and not tell it."""
     from torch.distributed.fsdp import fully_shard
 
-    state = fully_shard.state(module)
-    if hasattr(state, "_fsdp_param_groups") or hasattr(state, "_fsdp_param_group"):
-        return parameter_groups(state)
-    raise RetrogradError(
-        f"torch {torch.__version__} keeps the groups of an FSDPModule elsewhere than 2.11 to 2.15 do; call "
-        "module.set_custom_reduce_scatter(retrograd.fsdp.FixedOrderReduceScatter()) on each module instead"
-    )
+    if not works(STATE):
+        raise UnsupportedVersionError(
+            f"{status(STATE).note}; call module.set_custom_reduce_scatter(retrograd.fsdp.FixedOrderReduceScatter()) on "
+            "each module instead of fixed_order(model)"
+        )
+    return parameter_groups(fully_shard.state(module))
 
 
 class _Rest:

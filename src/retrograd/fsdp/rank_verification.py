@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from retrograd.core.rank_store import Exchange
+from retrograd.core.rank_store import RankStore
 from retrograd.core.schema import decode, plain
 from retrograd.errors import RanksDifferError, VerificationError
 from retrograd.fsdp.log_diff import Difference, first_difference, shared
@@ -29,7 +29,7 @@ class Verifier:
         seconds: how long to wait for the others.
     """
 
-    def __init__(self, exchange: Exchange, journal: Journal, seconds: float) -> None:
+    def __init__(self, exchange: RankStore, journal: Journal, seconds: float) -> None:
         self.exchange, self.journal, self.seconds = exchange, journal, seconds
         self.others = [r for r in range(exchange.size) if r != exchange.rank]
         self.count = 0

@@ -17,7 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from retrograd.compat import c10d
 from retrograd.compat.torch_autograd import in_backward
 from retrograd.compat.versions import UntestedVersionWarning, tested
-from retrograd.core.rank_store import of_default_group
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
 from retrograd.fsdp.attribution import Attribution
 from retrograd.fsdp.rank_verification import Verifier
@@ -185,7 +184,7 @@ class CollectiveLog:
         if self._verifier is None and dist.is_available() and dist.is_initialized():
             with self._lock:
                 self.journal.rank, self.journal.size = dist.get_rank(), dist.get_world_size()
-                exchange = of_default_group() if self._verifier is None else None
+                exchange = c10d.rank_store("order") if self._verifier is None else None
                 if exchange is not None:
                     self._verifier = Verifier(exchange, self.journal, self.options["timeout"] or _WAIT)
         return self._verifier

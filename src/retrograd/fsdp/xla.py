@@ -15,12 +15,11 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
+from retrograd.compat.torch_xla import END_OF_BACKWARD, buckets, is_fsdp_root
 from retrograd.errors import UsageError
 
-_END = "_wait_for_post_backward"  # called on the root when backward is over, before gradients are handed over
 
-
-class Handle:
+class FlushHandle:
     """Takes the repair away again."""
 
     def __init__(self, module: Any) -> None:
@@ -29,11 +28,11 @@ class Handle:
     def remove(self) -> None:
         """Leave the model as it was; a second call does nothing."""
         if self._module is not None:
-            self._module.__dict__.pop(_END, None)
+            self._module.__dict__.pop(END_OF_BACKWARD, None)
             self._module = None
 
 
-def flush_before_end_of_backward(model: Any) -> Handle:
+def flush_before_end_of_backward(model: Any) -> FlushHandle:
     """Flush every bucket in a model before the end of each backward.
 
         model = FSDP(Net(), reduce_scatter_bucket_size_mb=25)
@@ -52,41 +51,31 @@ def flush_before_end_of_backward(model: Any) -> Handle:
     Raises:
         UsageError: the model is no root of torch_xla's FSDP, has no buckets, or is repaired already.
     """
-    if not callable(getattr(type(model), _END, None)):
+    if not callable(getattr(type(model), END_OF_BACKWARD, None)):
         raise UsageError(
             f"`model` is {type(model).__name__}, expected the root XlaFullyShardedDataParallel of torch_xla 2.9, the "
             "module on which forward is called; FSDP2 of torch needs no such repair"
         )
     # None until the first forward: then nobody knows yet.
-    if getattr(model, "_is_root", None) is False:
+    if is_fsdp_root(model) is False:
         raise UsageError("`model` is not the root of its FSDP modules; give the module on which forward is called")
-    if _END in vars(model):
+    if END_OF_BACKWARD in vars(model):
         raise UsageError("`model` is repaired already; remove() the first handle to do it anew")
-    if not _buckets(model):
+    if not buckets(model):
         raise UsageError(
             "`model` has no module with reduce_scatter_op.flush, as torch_xla 2.9 has; without it nothing is bucketed"
         )
-    end = getattr(model, _END)
+    end = getattr(model, END_OF_BACKWARD)
 
     def flush_and_end(*args: Any, **kwargs: Any) -> Any:
         with _no_gradients():
-            for op in _buckets(model):
+            for op in buckets(model):
                 op.flush()
         return end(*args, **kwargs)
 
     # In the instance, past Module.__setattr__: the class and other models stay as they are.
-    model.__dict__[_END] = flush_and_end
-    return Handle(model)
-
-
-def _buckets(model: Any) -> list[Any]:
-    """The reduce-scatter operators of a model, each once: modules may share one."""
-    found: dict[int, Any] = {}
-    for module in model.modules():
-        op = getattr(module, "reduce_scatter_op", None)
-        if callable(getattr(op, "flush", None)):
-            found.setdefault(id(op), op)
-    return list(found.values())
+    model.__dict__[END_OF_BACKWARD] = flush_and_end
+    return FlushHandle(model)
 
 
 def _no_gradients() -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from retrograd.compat.jax import register_dialects
 from retrograd.errors import GraphError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Computation, Graph, Instruction
@@ -62,10 +63,6 @@ def _context() -> tuple[Any, Any]:
     from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
     registry = ir.DialectRegistry()
-    try:
-        from jaxlib.mlir._mlir_libs._jax_mlir_ext import register_dialects
-    except ImportError:  # older jaxlib has it in a module of its own
-        from jaxlib.mlir._mlir_libs.register_jax_dialects import register_dialects
     register_dialects(registry)
     context = ir.Context()
     context.append_dialect_registry(registry)

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from retrograd.compat.registry import Part, require
+from retrograd.errors import GraphError, UnsupportedVersionError
+
 
 @dataclass
 class Compiled:
@@ -56,3 +59,15 @@ class Backend(Protocol):
     def version(self) -> str:
         """The framework's version."""
         ...
+
+
+def require_for_watching(part: Part) -> None:
+    """Refuse where a framework does not behave as known.
+
+    Raises:
+        GraphError: says what differs, on which versions it ran, and the alternative.
+    """
+    try:
+        require(part)
+    except UnsupportedVersionError as error:
+        raise GraphError(str(error)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.compat.fsdp2_state import parameter_groups
+from retrograd.compat.fsdp2_state import module_parameters, parameter_groups
 from retrograd.errors import UsageError, VerificationError
 
 _MOST = 8  # parameters named one by one
@@ -47,8 +47,7 @@ def _managed(model: Any) -> set[str]:
         state = getattr(module, "_get_fsdp_state", None)
         if state is None:
             continue
-        infos = [p._module_info for group in parameter_groups(state()) for p in group.fsdp_params]
-        owned = {id(getattr(i.module, i.param_name, None)) for i in infos}
+        owned = {id(held) for group in parameter_groups(state()) for held in module_parameters(group)}
         for name, parameter in module.named_parameters():
             if id(parameter) in owned:
                 found.add(f"{prefix}.{name}" if prefix else name)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import sys
+import zlib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from retrograd.core.order_registry import Order
-from retrograd.errors import RanksDifferError
-from retrograd.graph.watching import graph_text, order_changes, rank_exchange
+from retrograd.core.rank_store import FolderStore, RankStore
+from retrograd.errors import RanksDifferError, UsageError
+from retrograd.graph.watching import graph_text, order_changes
 from retrograd.graph.watching.events import Compiled
 
 _LIVE = "live"  # the format of what is alive before a cut of torch_xla, a tensor a line
@@ -23,7 +28,7 @@ class Comparison:
         seconds: how long to wait for the others.
     """
 
-    def __init__(self, through: rank_exchange.Exchange, seconds: float) -> None:
+    def __init__(self, through: RankStore, seconds: float) -> None:
         self.through, self.seconds = through, seconds
         self.step = 0
         self.count = 0
@@ -53,14 +58,15 @@ class Comparison:
 
     def _ask(self, name: str, mine: str, text: str, made: Compiled | None) -> None:
         through = self.through
+        if through.size == 1:
+            return
         if text:
-            through.post(f"{name}/text-{through.rank}", rank_exchange.packed(text))
-        through.post(f"{name}/key-{through.rank}", mine.encode())
+            through.post(f"{name}/text", packed(text))
+        through.post(f"{name}/key", mine)
         for rank in range(through.size):
             if rank == through.rank:
                 continue
-            answer = through.get(f"{name}/key-{rank}", self.seconds)
-            theirs = None if answer is None else answer.decode()
+            theirs = through.wait(f"{name}/key", rank, self.seconds)
             if theirs != mine:
                 said = (
                     self._orders(name, rank, text, theirs)
@@ -82,25 +88,70 @@ class Comparison:
 
     def _orders(self, name: str, rank: int, mine: str, told: str) -> str:
         """What differs in the orders that two ranks keep to; a rank that keeps to none gives no text of them."""
-        found = self.through.get(f"{name}/text-{rank}", self.seconds) if told != _MISSING else None
+        found = self.through.wait(f"{name}/text", rank, self.seconds) if told != _MISSING else None
         none = order_changes.packed(())
-        theirs = rank_exchange.unpacked(found) if found is not None else none
+        theirs = unpacked(found) if found is not None else none
         said = order_changes.between_ranks(self.through.rank, mine or none, rank, theirs)
         return f"step {self.step}: the ranks keep to different orders beside their graphs: {said}"
 
     def _difference(self, name: str, rank: int, made: Compiled | None) -> str:
         """What differs first, from the text of the other rank."""
-        theirs = self.through.get(f"{name}/text-{rank}", self.seconds) if made and made.text else None
+        theirs = self.through.wait(f"{name}/text", rank, self.seconds) if made and made.text else None
         if made is None or theirs is None:
             return ""
         if made.format == _LIVE:
-            return _alive(self.through.rank, made.text, rank, rank_exchange.unpacked(theirs))
+            return _alive(self.through.rank, made.text, rank, unpacked(theirs))
         try:
-            own, other = (graph_text.parse(t, made.format) for t in (made.text, rank_exchange.unpacked(theirs)))
+            own, other = (graph_text.parse(t, made.format) for t in (made.text, unpacked(theirs)))
             causes = graph_text.compare(own, other).causes
         except Exception as error:  # that the ranks differ is to be said in any case
             return f". The graphs cannot be compared further: {type(error).__name__} {error}"
         return f". From rank {self.through.rank} to rank {rank}: {causes[0].text()}" if causes else ""
+
+
+def store_of(ranks: str | Path | RankStore | None, number: tuple[int, int] | None) -> RankStore | None:
+    """The store that `ranks=` means.
+
+    Args:
+        ranks: None for none, "compare" for torch.distributed's store, a folder, or a store.
+        number: (rank, size) as the launcher says, for a folder.
+
+    Raises:
+        UsageError: there is no process group, or nobody says which rank this is.
+    """
+    if ranks is None or isinstance(ranks, RankStore):
+        return ranks
+    if ranks == "compare":
+        return _default_store()
+    if number is None:
+        raise UsageError(
+            f"`ranks` is the folder {str(ranks)!r}, but RANK and WORLD_SIZE are not set; set them as torchrun does, "
+            "or give retrograd.core.rank_store.RankStore(FolderStore(path), rank, size)"
+        )
+    return RankStore(FolderStore(ranks), *number)
+
+
+def _default_store() -> RankStore:
+    group = getattr(sys.modules.get("torch"), "distributed", None)
+    if group is None or not group.is_available() or not group.is_initialized():
+        raise UsageError(
+            "`ranks` is 'compare', but torch.distributed has no process group; initialise it before "
+            "retrograd.graph.watch, or give a folder that all ranks see"
+        )
+    from retrograd.compat.c10d import rank_store
+
+    # A job of one rank has nobody to ask, and waits for nobody.
+    return rank_store("graphs") or RankStore(None, 0, 1)
+
+
+def packed(text: str) -> str:
+    """A text, compressed, as stores take it: graphs of a step may have megabytes."""
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"))).decode()
+
+
+def unpacked(value: str) -> str:
+    """The text again."""
+    return zlib.decompress(base64.b64decode(value)).decode("utf-8", "surrogatepass")
 
 
 def _alive(rank: int, mine: str, other: int, theirs: str) -> str:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from retrograd import config
+from retrograd.compat import torch_xla
 from retrograd.core import order_registry
+from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError, UsageError
 from retrograd.graph.schema import Diff
-from retrograd.graph.watching import backends, files, lock, rank_exchange, xla_buckets
+from retrograd.graph.watching import backends, files, lock
 from retrograd.graph.watching.events import Backend, Compiled, Event
-from retrograd.graph.watching.rank_agreement import Comparison
+from retrograd.graph.watching.rank_agreement import Comparison, store_of
 from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import WatchSession
 
@@ -29,7 +31,7 @@ class Watch:
         session: WatchSession,
         backends: Sequence[Backend],
         save: str | Path | None,
-        ranks: rank_exchange.Exchange | None,
+        ranks: RankStore | None,
         ranks_timeout: float,
         locked: str | Path | None,
     ) -> None:
@@ -139,7 +141,7 @@ def watch(
     on_extra: str = "explain",
     save: str | Path | None = None,
     lock: str | Path | None = None,
-    ranks: str | Path | rank_exchange.Exchange | None = None,
+    ranks: str | Path | RankStore | None = None,
     ranks_timeout: float = 300.0,
     threshold: int = 0,
     gc_before_cut: bool = False,
@@ -189,7 +191,7 @@ def watch(
     chosen = backends.names(backend)
     _check_options(options, chosen)
     opened = [backends.make(name, **options) for name in chosen]
-    return Watch(session, opened, save, rank_exchange.find(ranks, config.rank()), ranks_timeout, lock)
+    return Watch(session, opened, save, store_of(ranks, config.rank()), ranks_timeout, lock)
 
 
 def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
@@ -201,7 +203,7 @@ def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
             f"`{changed[0]}` is for the backend 'xla', but {', '.join(map(repr, chosen))} is watched; leave it out"
         )
     model = options["model"]
-    if model is not None and not xla_buckets.modules(model):
+    if model is not None and not torch_xla.bucket_modules(model):
         raise UsageError(
             f"`model` is {type(model).__name__} and has no module with reduce_scatter_op, expected one with parts in "
             "torch_xla's XlaFullyShardedDataParallel; leave it out for other models"

@@ -7,22 +7,17 @@ jax.monitoring. A module that JAX makes of one operation outside of jit is no gr
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retrograd.errors import GraphError, UsageError
+from retrograd.compat import jax as compilations
+from retrograd.errors import UsageError
 from retrograd.graph.watching import jax_cache_misses
-from retrograd.graph.watching.events import Compiled, Event
+from retrograd.graph.watching.events import Compiled, Event, require_for_watching
 
-_OPTIONS = {"jax_explain_cache_misses": True, "jax_dump_ir_to": None}
-_COMPILE = "/jax/core/compile/"
-_BACKEND = _COMPILE + "backend_compile_duration"
-_FILE = re.compile(r"jax_ir(\d+)_(?:jit_)?(.*)_compile\.mlir\Z")
-_FUNCTION = re.compile(r"(?:jit|pmap)\((.*)\)\Z")
 _SMALL = 12  # lines of a module of one operation
 
 
@@ -57,20 +52,12 @@ class Jax:
         return str(sys.modules["jax"].__version__)
 
     def start(self, tell: Callable[[Compiled], Any]) -> None:
-        """Set the options; UsageError without JAX, GraphError where it lacks one."""
+        """Set the options; UsageError without JAX, GraphError where it lacks an option."""
         if "jax" not in sys.modules:
             raise UsageError("`backend` is 'jax', but jax is not imported; import it before retrograd.graph.watch")
-        jax = sys.modules["jax"]
-        for name in _OPTIONS:
-            if name not in jax.config.values:
-                raise GraphError(
-                    f"jax {self.version()} has no option {name}, which retrograd.graph.watch needs; it knows jax 0.10. "
-                    "Modules in files can be compared all the same: `retrograd graph diff A B`"
-                )
+        require_for_watching(compilations.PART)
         self._folder = tempfile.TemporaryDirectory(prefix="retrograd-graphs-")
-        self._before = {name: jax.config.values[name] for name in _OPTIONS}
-        for name, value in _OPTIONS.items():
-            jax.config.update(name, self._folder.name if value is None else value)
+        self._before = compilations.set_options(self._folder.name)
         self._listen()
         logger = logging.getLogger("jax")
         logger.addHandler(self._ear)
@@ -85,8 +72,7 @@ class Jax:
         logger = logging.getLogger("jax")
         logger.removeHandler(self._ear)
         logger.propagate = self._shared
-        for name, value in self._before.items():
-            sys.modules["jax"].config.update(name, value)
+        compilations.put_back(self._before)
         self._folder.cleanup()
         self._folder = None
 
@@ -95,12 +81,12 @@ class Jax:
         if self._folder is None:
             return []
         made: list[Event] = []
-        for path in sorted(Path(self._folder.name).glob("jax_ir*_compile.mlir")):
-            found = _FILE.match(path.name)
+        for path in sorted(Path(self._folder.name).glob(compilations.MODULES)):
+            name = compilations.module_name(path.name)
             text = path.read_text(encoding="utf-8", errors="replace")
             path.unlink()
-            if found:
-                made += self._module(found[2], text)
+            if name is not None:
+                made += self._module(name, text)
         self._misses.clear()
         self._spent.clear()
         return made
@@ -121,21 +107,15 @@ class Jax:
             self._misses.append(miss)
 
     def _listen(self) -> None:
-        import jax.monitoring as monitoring
-
         self._listening = True
+        compilations.on_compile_time(self._spend)
 
-        # Older versions of JAX cannot take a listener away: a stopped one hears nothing.
-        def hear(event: str, seconds: float, **about: Any) -> None:
-            if self._listening and event.startswith(_COMPILE):
-                name = str(about.get("fun_name", ""))
-                found = _FUNCTION.match(name)
-                name = found[1] if found else name
-                self._running[name] = self._running.get(name, 0.0) + seconds
-                if event == _BACKEND:
-                    self._spent.setdefault(name, []).append(self._running.pop(name))
-
-        monitoring.register_event_duration_secs_listener(hear)
+    def _spend(self, name: str, seconds: float, last: bool) -> None:
+        if not self._listening:
+            return
+        self._running[name] = self._running.get(name, 0.0) + seconds
+        if last:
+            self._spent.setdefault(name, []).append(self._running.pop(name))
 
 
 def _is_operation(name: str) -> bool:

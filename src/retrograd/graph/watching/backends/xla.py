@@ -3,7 +3,6 @@
 The cut is `torch_xla.sync` (or `xm.mark_step`), which is wrapped. The text of a graph is only to be had from the file
 that XLA_SAVE_TENSORS_FILE names, which torch_xla appends to at every cut; it is read there and kept only when the
 counter UncachedCompile has risen, or where the graph was compiled before the watch began.
-Every private name of torch_xla is in this file.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from retrograd import config
-from retrograd.errors import GraphError, UsageError, VerificationError
-from retrograd.graph.watching import live_tensors, xla_buckets, xla_save_file
-from retrograd.graph.watching.events import Compiled, Event, Ran
+from retrograd.compat import torch_xla
+from retrograd.errors import UsageError, VerificationError
+from retrograd.graph.watching import live_tensors, xla_save_file
+from retrograd.graph.watching.events import Compiled, Event, Ran, require_for_watching
 
-_CUTS = (("torch_xla", "sync"), ("torch_xla.torch_xla", "sync"), ("torch_xla.core.xla_model", "mark_step"))
-_NEEDED = ("_xla_tensors_report", "_xla_counter_value", "_xla_metric_data", "_xla_get_default_device")
 _TOO_LATE = (
     "torch_xla saved no graph: it looks for XLA_SAVE_TENSORS_FILE at its first cut; begin to watch before that, or "
     "set it with XLA_SAVE_TENSORS_FMT=hlo before the program starts"
@@ -66,17 +64,11 @@ class Xla:
             raise UsageError(
                 "`backend` is 'xla', but torch_xla is not imported; import it before retrograd.graph.watch"
             )
-        core = getattr(sys.modules["torch_xla"], "_XLAC", None)
-        missing = [name for name in _NEEDED if not hasattr(core, name)]
-        if missing:
-            raise GraphError(
-                f"torch_xla {self.version()} has no _XLAC.{missing[0]}, which retrograd.graph.watch needs; it knows "
-                "torch_xla 2.9. Save-files can be read all the same: `retrograd graph unique FILE`"
-            )
-        self._core, self._tell = core, tell
+        require_for_watching(torch_xla.PART)
+        self._tell = tell
         if self.texts:
             self._follow()
-        for module, name in _CUTS:
+        for module, name in torch_xla.CUTS:
             found = sys.modules.get(module)
             if found is not None and hasattr(found, name):
                 self._wrap(found, name)
@@ -106,7 +98,7 @@ class Xla:
         """The file of the device that this thread computes on: torch_xla appends its ordinal to the name."""
         if self._following is None:
             return None
-        ordinal = str(self._core._xla_get_default_device()).rpartition(":")[2]
+        ordinal = torch_xla.default_device().rpartition(":")[2]
         if ordinal not in self._files:
             mine = self._following == xla_save_file.own()
             self._files[ordinal] = xla_save_file.Follower(Path(f"{self._following}.{ordinal}"), mine)
@@ -132,10 +124,10 @@ class Xla:
             self._check_buckets()
             file = self._follower()
             alive = self._look()
-            compiled, spent = self._counts()
+            compiled, spent = torch_xla.compilations()
             with config.saving_graphs(xla_save_file.own()) if file and file.mine else nullcontext():
                 result = original(*args, **kwargs)
-            self._ran(file, alive, *(b - a for a, b in zip((compiled, spent), self._counts(), strict=True)))
+            self._ran(file, alive, *(b - a for a, b in zip((compiled, spent), torch_xla.compilations(), strict=True)))
         finally:
             self._here.inside = False
         if self.after is not None:
@@ -143,7 +135,7 @@ class Xla:
         return result
 
     def _check_buckets(self) -> None:
-        left = xla_buckets.left(self.model) if self.model is not None else ()
+        left = torch_xla.left_in_buckets(self.model) if self.model is not None else ()
         if left:
             raise VerificationError(
                 f"{sum(n for _, n in left)} gradients are left in reduce-scatter buckets at the cut, the first in that "
@@ -154,18 +146,13 @@ class Xla:
 
     def _look(self) -> tuple[live_tensors.Live, ...]:
         """What is alive; told before the cut, since ranks whose live tensors differ hang in it."""
-        device = str(self._core._xla_get_default_device())
-        alive = live_tensors.read(self._core._xla_tensors_report(self.threshold, device))
+        device = torch_xla.default_device()
+        alive = live_tensors.read(torch_xla.live_tensors(self.threshold, device))
         key = live_tensors.digest(alive)
         if key not in self._alive:
             self._alive[key] = (self._cuts, alive)
         self._tell(Compiled("live", "live", "\n".join(map(str, alive)), family="live", digest=key))
         return alive
-
-    def _counts(self) -> tuple[int, float]:
-        """Compilations so far, and the seconds they took."""
-        metric = self._core._xla_metric_data("CompileTime")
-        return int(self._core._xla_counter_value("UncachedCompile") or 0), float(metric[1]) / 1e9 if metric else 0.0
 
     def _ran(
         self, file: xla_save_file.Follower | None, alive: tuple[live_tensors.Live, ...], compilations: int, spent: float

@@ -1,0 +1,112 @@
+"""JAX's compilations: what it writes, logs and times, by undocumented options and events. Loads no JAX."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from retrograd.compat.registry import Part, register
+
+EXPLAIN, DUMP = "jax_explain_cache_misses", "jax_dump_ir_to"
+_COMPILE = "/jax/core/compile/"
+_BACKEND = _COMPILE + "backend_compile_duration"
+_FILE = re.compile(r"jax_ir(\d+)_(?:jit_)?(.*)_compile\.mlir\Z")
+_FUNCTION = re.compile(r"(?:jit|pmap)\((.*)\)\Z")
+MODULES = "jax_ir*_compile.mlir"
+
+
+def set_options(folder: str) -> dict[str, Any]:
+    """Have modules dumped into a folder and cache misses explained in the log; the options as they were."""
+    config = sys.modules["jax"].config
+    before = {name: config.values[name] for name in (EXPLAIN, DUMP)}
+    put_back({EXPLAIN: True, DUMP: folder})
+    return before
+
+
+def put_back(options: dict[str, Any]) -> None:
+    """Set options."""
+    for name, value in options.items():
+        sys.modules["jax"].config.update(name, value)
+
+
+def module_name(file: str) -> str | None:
+    """The function whose module a dumped file has; None if it is another file."""
+    match = _FILE.match(file)
+    return match[2] if match else None
+
+
+def on_compile_time(spent: Callable[[str, float, bool], None]) -> None:
+    """Call `spent(function, seconds, is_last)` for each phase of a compilation; for good, JAX 0.10 forgets none."""
+
+    def listen(event: str, seconds: float, **about: Any) -> None:
+        if event.startswith(_COMPILE):
+            name = str(about.get("fun_name", ""))
+            match = _FUNCTION.match(name)
+            spent(match[1] if match else name, seconds, event == _BACKEND)
+
+    sys.modules["jax"].monitoring.register_event_duration_secs_listener(listen)
+
+
+def register_dialects(registry: Any) -> None:
+    """Make the dialects of JAX's StableHLO known to an MLIR registry."""
+    try:
+        from jaxlib.mlir._mlir_libs._jax_mlir_ext import register_dialects as add
+    except ImportError:  # older jaxlib has it in a module of its own
+        from jaxlib.mlir._mlir_libs.register_jax_dialects import register_dialects as add
+    add(registry)
+
+
+def _self_test() -> str:
+    """Set the options and put them back. Nothing is compiled: that would choose a device before the program does."""
+    if "jax" not in sys.modules:
+        return ""
+    config = sys.modules["jax"].config
+    missing = [name for name in (EXPLAIN, DUMP) if name not in config.values]
+    if missing:
+        return f"has no option {', '.join(missing)}"
+    before = set_options("folder")
+    try:
+        now = {name: config.values[name] for name in before}
+    finally:
+        put_back(before)
+    return "" if now == {EXPLAIN: True, DUMP: "folder"} else f"its options are {now} after they were set"
+
+
+def _dialects_test() -> str:
+    from jaxlib.mlir import ir
+
+    registry, context = ir.DialectRegistry(), ir.Context()
+    register_dialects(registry)
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    with context:
+        module = ir.Module.parse("func.func @f() { return }")
+    return "" if "func.func" in str(module) else "functions in MLIR are not read"
+
+
+PART = register(
+    Part(
+        "jax.compilations",
+        "jax",
+        "watches what JAX compiles",
+        ("jax.config.values", EXPLAIN, DUMP, f"jax.monitoring events {_COMPILE}*"),
+        ("0.10", "0.12"),
+        "modules in files can be compared all the same: `retrograd graph diff A B`",
+        _self_test,
+        refuses=True,
+    )
+)
+DIALECTS = register(
+    Part(
+        "jax.dialects",
+        "jax",
+        "reads StableHLO",
+        ("jaxlib.mlir._mlir_libs._jax_mlir_ext.register_dialects",),
+        ("0.10", "0.12"),
+        "HLO text is read without jaxlib: dump it with --xla_dump_hlo_as_text",
+        _dialects_test,
+        refuses=True,
+    )
+)
