@@ -105,7 +105,8 @@ def _watch(item: pytest.Item) -> Any:
             raise pytest.UsageError(
                 "retrograd_graphs needs max=N (how many graphs), or warmup=N, or lock='graphs.lock'"
             )
-        item.stash[_WATCH] = watch(expect=most, **{"on_extra": "raise"} | options)
+        options.setdefault("on_extra", "raise")
+        item.stash[_WATCH] = watch(expect=most, **options)
     return item.stash[_WATCH]
 
 
@@ -136,7 +137,8 @@ class OrderCheck:
         """`retrograd.fsdp.record_collectives`, which here raises where a step differs from those before it."""
         from retrograd.fsdp.recorder import record_collectives
 
-        self.logs.append(record_collectives(model, **{"on_change": "raise"} | options))
+        options.setdefault("on_change", "raise")
+        self.logs.append(record_collectives(model, **options))
         return self.logs[-1]
 
     def assert_same(self, *logs: Any) -> None:

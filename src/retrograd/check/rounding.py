@@ -90,11 +90,12 @@ def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> t
 
 def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     if name in ("sum", "mean"):
+        x = args[0]
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         keep = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-        n = args[0].numel() / max(out.numel(), 1)
+        n = x.numel() / max(out.numel(), 1)
         scaled = out * n if name == "mean" else out
-        error = _sum_error(scaled, args[0], dim, keep)
+        error = _sum_error(scaled, x, dim, keep)
         return error / max(n, 1) if name == "mean" else error
     if name in ("mm", "bmm"):
         n = args[0].shape[-1]

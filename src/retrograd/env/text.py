@@ -30,7 +30,9 @@ def as_text(facts: Mapping[str, Any]) -> str:
         ),
     ]
     width = max(len(name) for _, lines in groups for name, _ in lines)
-    parts = ["\n".join([title, *(_line(*line, width, marks) for line in lines)]) for title, lines in groups]
+    parts = [
+        "\n".join([title, *(_line(name, value, width, marks) for name, value in lines)]) for title, lines in groups
+    ]
     # A variable that is not set has no line of its own.
     shown = {name for _, lines in groups for name, _ in lines}
     rest = [f"  ! {where}: {what}" for where, what in marks.items() if where not in shown]

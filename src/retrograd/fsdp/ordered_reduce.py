@@ -73,7 +73,7 @@ def ordered_reduce_scatter(
     sent = input.view(-1) if wire_dtype is None else input.view(-1).to(wire_dtype)  # [W * N]
     received = torch.empty_like(sent)
     # With one rank too: the op then is a copy, and callers need no case of their own.
-    work = dist.all_to_all_single(received, sent, group=group, async_op=async_op)
+    work: Any = dist.all_to_all_single(received, sent, group=group, async_op=async_op)
     rest = _Rest(output.view(-1), received.view(ranks, -1), scale, check_finite, name, group)
     if async_op:
         return _Pending(work, rest, sent)
@@ -349,13 +349,13 @@ def _check(output: torch.Tensor, input: torch.Tensor, ranks: int, wire_dtype: to
 
 def _who_sent(received: torch.Tensor, bad: list[int], name: str | None, group: dist.ProcessGroup | None) -> str:
     """The sentence of a NonFiniteGradientError; received [W, N], bad: its rows with a NaN or Inf."""
-    group = dist.group.WORLD if group is None else group
+    members: Any = dist.group.WORLD if group is None else group
     parts = []
     for row in bad:
         values = received[row]
         first = int((~torch.isfinite(values)).nonzero()[0])
         parts.append(
-            f"rank {dist.get_global_rank(group, row)} sent {int(values.isnan().sum())} NaN and "
+            f"rank {dist.get_global_rank(members, row)} sent {int(values.isnan().sum())} NaN and "
             f"{int(values.isinf().sum())} Inf (the first is element {first} of {values.numel()})"
         )
     return (

@@ -93,7 +93,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         if self._stack is not None:
             raise UsageError("a recorder records once; make another with retrograd.trace.record(...)")
-        from torch.optim import optimizer
+        import torch.optim.optimizer as optimizer
 
         if self._tape is None:
             self._guarded(self._observer.between_steps)

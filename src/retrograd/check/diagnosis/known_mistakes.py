@@ -250,7 +250,7 @@ def _laid_inputs(e: Evidence) -> Iterator[torch.Tensor]:
 def _read(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """What lies at other strides in the tensor's memory; zeros beyond its end."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    place = torch.full(tensor.shape, tensor.storage_offset(), dtype=torch.int64, device=tensor.device)
+    place = torch.full(tensor.shape, int(tensor.storage_offset()), dtype=torch.int64, device=tensor.device)
     for axis, stride in enumerate(strides):
         steps = torch.arange(tensor.shape[axis], device=tensor.device) * stride
         place += steps.view([-1] + [1] * (tensor.ndim - axis - 1))

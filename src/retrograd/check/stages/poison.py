@@ -53,17 +53,18 @@ def deterministic(fill: bool) -> Iterator[None]:
     It works below the dispatcher, so inside custom operators too; but ops may choose other kernels in it.
     """
     saved = torch.get_deterministic_debug_mode()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # its attributes are properties of the module, unknown to type checkers
+    filled = settings.fill_uninitialized_memory
     # The same as use_deterministic_algorithms(True, warn_only=True), which first imports inductor: two seconds.
     torch.set_deterministic_debug_mode("warn")
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+    settings.fill_uninitialized_memory = fill
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.set_deterministic_debug_mode(saved)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        settings.fill_uninitialized_memory = filled
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:

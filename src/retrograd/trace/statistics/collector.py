@@ -56,7 +56,7 @@ class StatisticsCollector:
                     many.append((x.contiguous(), callback))
                     continue
             self.request(tensor, callback)
-        if many:
+        if many and kernel is not None:
             table, groups = kernel.grouped([x for x, _ in many])
 
             def take_all(rows: dict[int, StatisticsRow]) -> None:
@@ -203,12 +203,13 @@ class _DeviceBuffers:
             _wait(self.device)
         folded, self._folded = self._folded, []
         for requests, *partial in folded:
-            fields, ints, floats = (None if part is None else part.cpu().numpy() for part in partial)
-            for first, *columns, callback in requests:
-                part = slice(first, first + len(columns[0]))
-                callback(
-                    _statistics_rows(*columns, None if fields is None else fields[part], ints[part], *floats[:, part])
-                )
+            arrays: list[Any] = [None if part is None else part.cpu().numpy() for part in partial]
+            fields, ints, floats = arrays
+            for first, count, sizes, floating, callback in requests:
+                part = slice(first, first + len(count))  # rows of this request
+                counts = None if fields is None else fields[part]
+                low, high, squares = floats[:, part]
+                callback(_statistics_rows(count, sizes, floating, counts, ints[part], low, high, squares))
 
     def _note_stream(self) -> None:
         """Remember on which streams kernels ran; the last is that on which results are joined."""
@@ -241,10 +242,11 @@ def _statistics_rows(
     if finite.all() and floating.all():
         return list(rows)
     kinds = zip(rows, finite.tolist(), floating.tolist(), strict=True)
-    return [
+    complete: list[Any] = [
         (*(row[:3] if some else _NONE), *row[3:8], row[8]) if is_float else (*row[:3], *_NONE, *row[6:8], None)
         for row, some, is_float in kinds
     ]
+    return complete
 
 
 def table_limits() -> tuple[str, int, int]:

@@ -20,7 +20,7 @@ from retrograd.trace.statistics.exponents import count_exponents, exponents
 _Float: TypeAlias = float | None
 _Int: TypeAlias = int | None
 StatisticsRow: TypeAlias = tuple[_Float, _Float, _Float, _Int, _Int, _Int, _Int, _Int, Exponents | None]
-NO_STATISTICS: StatisticsRow = (None,) * 9
+NO_STATISTICS: StatisticsRow = (None, None, None, None, None, None, None, None, None)
 NO_EXPONENTS = Exponents(0, (), ())
 # An array is hashed in pieces of so many units, which stay in a core's cache.
 _PIECE = 8 * BLOCK
@@ -60,8 +60,9 @@ def measure(tensor: torch.Tensor, histogram: bool = False) -> StatisticsRow:
 
 def empty_statistics(floating: bool, digest: int, histogram: bool) -> StatisticsRow:
     """The statistics of a tensor without elements."""
-    bad = (0, 0, 0) if floating else (None, None, None)
-    return (None, None, None, *bad, 0, digest, NO_EXPONENTS if floating and histogram else None)
+    bad: tuple[_Int, _Int, _Int] = (0, 0, 0) if floating else (None, None, None)
+    nan, inf, subnormal = bad
+    return (None, None, None, nan, inf, subnormal, 0, digest, NO_EXPONENTS if floating and histogram else None)
 
 
 def _of_floats(values: np.ndarray[Any, Any], tiny: float) -> tuple[Any, ...]:
