@@ -1,5 +1,7 @@
 """Events of TensorBoard: scalars and histograms that steps of a run, or runs of days and commits, add up to curves."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 import datetime

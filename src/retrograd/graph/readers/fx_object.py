@@ -1,5 +1,7 @@
 """FX graphs in memory, by the attributes that nodes have (op, target, args, kwargs, meta): torch is not imported."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 import re

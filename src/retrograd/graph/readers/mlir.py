@@ -8,6 +8,8 @@ become called computations; what a region uses from outside becomes further para
 operation, as in HLO. An operation with several results is one instruction and a get-tuple-element for each.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import pickle

@@ -1,5 +1,7 @@
 """After backward: has every sharded parameter a sharded gradient that was reduced? By attributes; loads no torch."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 from typing import Any

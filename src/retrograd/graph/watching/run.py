@@ -5,6 +5,8 @@ an optimizer (torch.optim) or cuts (torch_xla.sync); a program may also call ret
 `__main__`, with its own arguments and folder, as Python runs it.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import json

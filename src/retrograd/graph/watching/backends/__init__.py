@@ -1,5 +1,7 @@
 """One file a framework. They hook into modules that the program has imported; importing these files imports none."""
 
+# pyright: basic
+
 from __future__ import annotations
 
 import sys

@@ -5,6 +5,8 @@ backward for every backend that goes through AOTAutograd, also where torch's cac
 traced. Wrapping AOTAutograd's compilers instead would see nothing when a cache answers, and would switch caches off.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import re

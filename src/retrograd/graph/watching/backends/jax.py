@@ -4,6 +4,8 @@ Modules come from jax_dump_ir_to (StableHLO), reasons from the log of jax_explai
 jax.monitoring. A module that JAX makes of one operation outside of jit is no graph of the program and only counted.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import logging

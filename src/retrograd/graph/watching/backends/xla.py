@@ -5,6 +5,8 @@ that XLA_SAVE_TENSORS_FILE names, which torch_xla appends to at every cut; it is
 counter UncachedCompile has risen, or where the graph was compiled before the watch began.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import gc
