@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from retrograd.flake import run
-from retrograd.flake.margins import Recorder
+from retrograd.flake.margins import MarginRecorder
 
 SPECIMENS = Path(__file__).parent / "specimens"
 
 
 def note(got, want, rtol=0.0, atol=1.0, equal_nan=False):
-    recorder = Recorder()
+    recorder = MarginRecorder()
     recorder._note("f", got, want, rtol, atol, equal_nan)
     assert recorder.unrecorded == 0
     (margin,) = recorder.take()
@@ -69,7 +69,7 @@ def test_digests_tell_bits_apart():
 
 
 def test_calls_at_one_line_are_one_margin():
-    recorder = Recorder()
+    recorder = MarginRecorder()
     for error in (0.5, 3.0, 0.25):
         recorder._note("f", 1 + error, 1.0, 0.0, 1.0, False)
     (m,) = recorder.take()
@@ -80,7 +80,7 @@ def test_calls_at_one_line_are_one_margin():
     ("got", "want"), [(torch.empty(3, device="meta"), torch.empty(3)), ("a", "b"), ([1, 2, 3], [1, 2]), (None, 1)]
 )
 def test_what_cannot_be_measured_is_counted_and_changes_nothing(got, want):
-    recorder = Recorder()
+    recorder = MarginRecorder()
     recorder._note("f", got, want, 0.0, 1.0, False)
     assert recorder.unrecorded == 1
     assert recorder.take() == ()

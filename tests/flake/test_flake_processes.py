@@ -16,7 +16,7 @@ import pytest
 from retrograd.core import subprocesses
 from retrograd.errors import UsageError
 from retrograd.flake import run
-from retrograd.flake.plan import Batch, Target, Trial
+from retrograd.flake.plan import Batch, FlakeTarget, Trial
 from retrograd.flake.processes import _Process
 
 SPECIMENS = Path(__file__).parent / "specimens"
@@ -159,7 +159,7 @@ def test_jobs_change_nothing():
 
 def test_the_time_limit_is_that_of_one_test():
     """Two tests go before it: a slow file must not look like an order flake."""
-    batch = Batch(Target("t.py", "t.py::c"), (Trial(0, ("t.py::a", "t.py::b")), Trial(1)))
+    batch = Batch(FlakeTarget("t.py", "t.py::c"), (Trial(0, ("t.py::a", "t.py::b")), Trial(1)))
     assert _Process(batch, 2.0, (), threading.Event())._timeout == 6.0
 
 

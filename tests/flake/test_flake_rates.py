@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from retrograd.errors import UsageError, VerificationError
-from retrograd.flake import rates
+from retrograd.flake import binomial, rates
 from retrograd.flake.in_process import flake_rate
 
 # A test here may fail by chance with this probability, were its seed another.
@@ -22,7 +22,7 @@ CHANCE = 1e-6
     [(1, 20, (0.13, 24.9)), (5, 100, (1.64, 11.3)), (0, 30, (0, 11.6)), (30, 30, (88.4, 100))],
 )
 def test_intervals_are_the_published_ones(failures, runs, percent):
-    assert [100 * end for end in rates.interval(failures, runs)] == pytest.approx(percent, abs=0.05)
+    assert [100 * end for end in binomial.interval(failures, runs)] == pytest.approx(percent, abs=0.05)
 
 
 @pytest.mark.parametrize("runs", [1, 7, 30, 100])
@@ -30,9 +30,11 @@ def test_intervals_are_the_published_ones(failures, runs, percent):
 @pytest.mark.parametrize("level", [0.8, 0.95])
 def test_the_interval_covers_by_enumeration(runs, truth, level):
     counts = range(runs + 1)
-    covered = [k for k in counts if rates.interval(k, runs, level)[0] <= truth <= rates.interval(k, runs, level)[1]]
+    covered = [
+        k for k in counts if binomial.interval(k, runs, level)[0] <= truth <= binomial.interval(k, runs, level)[1]
+    ]
     assert stats.binom.pmf(covered, runs, truth).sum() >= level
-    bounded = [k for k in counts if truth <= rates.upper(k, runs, level)]
+    bounded = [k for k in counts if truth <= binomial.upper(k, runs, level)]
     assert stats.binom.pmf(bounded, runs, truth).sum() >= level
 
 
@@ -51,12 +53,12 @@ def test_the_interval_covers_in_experiments():
     ("probability", "runs"), [(0.09, 32), (0.045, 66), (0.02, 149), (0.01, 299), (0.001, 2995), (1, 1), (0, None)]
 )
 def test_smallest_number_of_runs(probability, runs):
-    assert rates.runs_to_show(probability) == runs
+    assert binomial.runs_to_show(probability) == runs
 
 
 def test_the_rule_of_three():
-    assert rates.upper(0, 300) == pytest.approx(1 - 0.05 ** (1 / 300))
-    assert rates.upper(0, 300) < 0.01
+    assert binomial.upper(0, 300) == pytest.approx(1 - 0.05 ** (1 / 300))
+    assert binomial.upper(0, 300) < 0.01
 
 
 LAWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
@@ -90,7 +92,7 @@ def test_the_tail_says_more_than_the_count():
     law = LAWS["largest of 1000 normal errors"]
     scale = np.quantile(law(random, 100_000), 0.999)
     highest = [rates.tail((law(random, 30) / scale).tolist()).high for _ in range(25)]
-    assert np.median(highest) < rates.upper(0, 30) / 2
+    assert np.median(highest) < binomial.upper(0, 30) / 2
 
 
 def test_bounded_errors_are_overestimated_never_missed():

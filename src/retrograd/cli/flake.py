@@ -109,9 +109,9 @@ def _run(
 def _need_pytest(targets: tuple[str, ...]) -> None:
     from importlib.util import find_spec
 
-    from retrograd.flake.plan import Target
+    from retrograd.flake.plan import FlakeTarget
 
-    if any(Target(target).is_test for target in targets) and not find_spec("pytest"):
+    if any(FlakeTarget(target).is_test for target in targets) and not find_spec("pytest"):
         raise MissingExtraError("pytest", "flake", "retrograd flake with a node id")
 
 

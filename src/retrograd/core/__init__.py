@@ -1,1 +1,1 @@
-"""What several rooms need and no framework is needed for: records, alignment, processes, stores. No torch."""
+"""Groundwork of several rooms that needs no framework: records, alignment, processes, stores. No torch."""

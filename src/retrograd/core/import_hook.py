@@ -1,4 +1,4 @@
-"""Being told when the program has imported a module, which is not imported for it. Standard library only."""
+"""Import hook: calls back when the program has imported a module, which is not imported for it."""
 
 from __future__ import annotations
 

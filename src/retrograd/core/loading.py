@@ -1,4 +1,4 @@
-"""A person's own module or file, imported for a name in it: what fails in there is told with its line.
+"""Loader of a person's own module or file for a name in it: what fails in there is told with its line.
 
 Torch-free. Who looks for op specs (`catalog`) and who for anything to call (`flake`) load them alike.
 """
@@ -77,13 +77,13 @@ def _from_import(name: str, target: str, expected: str) -> ModuleType:
     # The current folder counts, as with `python -m`; an installed `retrograd` script would not see it.
     with _on_path(Path.cwd()):
         try:
-            found = importlib.util.find_spec(name)
+            spec = importlib.util.find_spec(name)
         except Exception as error:  # finding a submodule imports its parents, which may raise anything
             missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
             absent = missing is not None and (name == missing or name.startswith(f"{missing}."))
             origin = None
         else:
-            absent, origin = found is None, found.origin if found else None
+            absent, origin = spec is None, spec.origin if spec else None
         if absent:
             raise UsageError(f"unknown target {target!r}: there is no module {name!r}; expected {expected}")
         # A parent that failed fails again here, where its error is told with its line.

@@ -1,4 +1,4 @@
-"""Which kind of flake the runs show: seed, run, order, environment. Pure functions of runs."""
+"""Kinds of flakes that runs show: seed, run, order, environment. Pure functions of runs."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def focus(runs: Iterable[Run]) -> str | None:
 
 def by_seed(runs: Iterable[Run]) -> dict[int, list[Run]]:
     """Runs of each seed, in their order."""
-    found: dict[int, list[Run]] = defaultdict(list)
+    groups: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
-        found[run.seed].append(run)
-    return dict(found)
+        groups[run.seed].append(run)
+    return dict(groups)
 
 
-def mixed(runs: Iterable[Run], what: Literal["outcome", "bits"]) -> list[int]:
+def mixed(runs: Iterable[Run], aspect: Literal["outcome", "bits"]) -> list[int]:
     """Seeds whose runs differ: in whether they fail, or in anything that was compared."""
 
     def key(run: Run) -> object:
-        return run.failed if what == "outcome" else run.bits
+        return run.failed if aspect == "outcome" else run.bits
 
     return [seed for seed, group in by_seed(runs).items() if len({key(run) for run in group}) > 1]
 
@@ -88,21 +88,21 @@ def self_seeded(runs: Sequence[Run]) -> bool:
 
 def kinds(runs: Sequence[Run]) -> tuple[Kind, ...]:
     """The kinds of flake in all runs of an examination; () if nothing failed."""
-    found: list[Kind] = []
+    shown: list[Kind] = []
     if _is_order(runs):
-        found.append("order")
+        shown.append("order")
     settings = list(dict.fromkeys(run.setting for run in runs if run.stage == "seeds"))
     if environment(runs):
-        found.append("environment")
+        shown.append("environment")
     for setting in settings:
         main = main_runs(runs, setting)
-        found += _within(main, [run for run in runs if run.setting == setting], "order" in found)
-    if poisoned(runs) and not found:
-        found.append("run")
-    if not found and any(run.failed for run in main_runs(runs)):
-        found.append("seed")
+        shown += _within(main, [run for run in runs if run.setting == setting], "order" in shown)
+    if poisoned(runs) and not shown:
+        shown.append("run")
+    if not shown and any(run.failed for run in main_runs(runs)):
+        shown.append("seed")
     every: tuple[Kind, ...] = ("seed", "run", "order", "environment")
-    return tuple(kind for kind in every if kind in found)
+    return tuple(kind for kind in every if kind in shown)
 
 
 def poisoned(runs: Iterable[Run]) -> list[Run]:
@@ -119,14 +119,14 @@ def _within(main: list[Run], runs: Sequence[Run], ordered: bool) -> list[Kind]:
     if not failing:
         return []
     wavering = mixed([*main, *(run for run in runs if run.stage == "alone")], "outcome")
-    found: list[Kind] = []
+    shown: list[Kind] = []
     if wavering and not (ordered and pattern(runs) in ("steady", "later")):
-        found.append("run")
+        shown.append("run")
     always = [seed for seed in failing if seed not in wavering]
     others = len(by_seed(main)) > len(failing)
-    if always and others and not ordered and not (found and _coincidence(main, len(always))):
-        found.append("seed")
-    return found
+    if always and others and not ordered and not (shown and _coincidence(main, len(always))):
+        shown.append("seed")
+    return shown
 
 
 def _coincidence(main: list[Run], always: int) -> bool:

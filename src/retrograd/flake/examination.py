@@ -1,4 +1,4 @@
-"""Examine tests: make the planned runs, look closer where they differ, and say what was found."""
+"""Examination of tests: make the planned runs, look closer where they differ, and say what was found."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from itertools import count
 
 from retrograd.errors import UsageError
-from retrograd.flake import classify, messages, processes, rates, reasons
-from retrograd.flake.plan import Batch, Settings, Target, Trial, parse
+from retrograd.flake import binomial, classify, messages, processes, rates, reasons
+from retrograd.flake.plan import Batch, FlakeOptions, FlakeTarget, Trial, parse
 from retrograd.flake.schema import Flake, FlakeReport, Run
 
 Progress = Callable[[str, str], None]
@@ -28,7 +28,7 @@ _HALVINGS = 12
 class Examination:
     """One target: its runs so far, and what its processes said beside them."""
 
-    def __init__(self, target: Target, settings: Settings, tell: Progress) -> None:
+    def __init__(self, target: FlakeTarget, settings: FlakeOptions, tell: Progress) -> None:
         self.target, self.settings, self._tell = target, settings, tell
         self.runs: list[Run] = []
         self.items: list[str] = []
@@ -51,19 +51,19 @@ class Examination:
             except BaseException:
                 stop.set()  # Ctrl-C comes to this thread only; the others must end their processes
                 raise
-        made: list[Run] = []
+        runs: list[Run] = []
         for outcome in outcomes:
             if outcome.problem:
                 raise UsageError(f"cannot run {self.target.name!r}: {outcome.problem}")
-            made += outcome.runs
+            runs += outcome.runs
             self.items = self.items or outcome.items
             self.torch |= outcome.torch
             self._unrecorded += outcome.unrecorded
             self._left += outcome.left
-        self.runs += made
-        return made
+        self.runs += runs
+        return runs
 
-    def _execute(self, batch: Batch, number: int, stop: threading.Event) -> processes.Outcome:
+    def _execute(self, batch: Batch, number: int, stop: threading.Event) -> processes.BatchResult:
         where = f" with {batch.setting.name}" if batch.setting.name else ""
         self._tell(self.target.name, f"{batch.stage}: process {number + 1}, {len(batch.trials)} runs{where}")
         return processes.execute(batch, self.settings.timeout, self.settings.pytest_args, number, stop)
@@ -78,7 +78,7 @@ class Examination:
         batches = self.settings.main(self.target)
         self.go(batches[:1])
         if self.target.is_test:
-            self.target = Target(self.target.argument, self.items[0])
+            self.target = FlakeTarget(self.target.argument, self.items[0])
         return self.items[1:] if self.target.is_test else []
 
     def rest(self, begun: bool) -> None:
@@ -139,9 +139,9 @@ class Examination:
         earlier = sorted((r for r in main if r.process == odd.process and r.place <= odd.place), key=lambda r: r.place)
         trials = [Trial(run.seed) for run in earlier]
         kept = list(self.runs)
-        made = self.go([self._batch("replay", trials, odd.hash_seed or 1) for _ in range(2)])
+        replayed = self.go([self._batch("replay", trials, odd.hash_seed or 1) for _ in range(2)])
         # Only what became of the seed says something.
-        self.runs = kept + [run for run in made if run.place == odd.place]
+        self.runs = kept + [run for run in replayed if run.place == odd.place]
 
     def _fill(self, main: list[Run]) -> None:
         """A seed that passes, with fresh memory filled with NaN, and without for comparison."""
@@ -150,8 +150,8 @@ class Examination:
         if seed is not None and self.torch:
             # The control first: memory that was filled once may come again.
             trials = [Trial(seed, fill=fill) for fill in ("control", "control", "nan", "nan")]
-            made = self.go([self._batch("fill", trials)])
-            if any(run.failed for run in made if run.fill == "control"):
+            filled = self.go([self._batch("fill", trials)])
+            if any(run.failed for run in filled if run.fill == "control"):
                 self.note("uninitialised memory was not looked for: the test fails in torch's deterministic mode")
 
     def _orders(self, main: list[Run]) -> None:
@@ -159,7 +159,7 @@ class Examination:
         if not self.settings.orders or not self.target.is_test:
             return
         file = self.target.argument.partition("::")[0]
-        whole = Examination(Target(file), self.settings, self._tell)
+        whole = Examination(FlakeTarget(file), self.settings, self._tell)
         others = [name for name in whole.collected() if name != self.target.item]
         if not others:
             self.note("order: there is no other test in the file")
@@ -170,9 +170,9 @@ class Examination:
             before = list(others)
             if number:
                 random.Random(number).shuffle(before)
-            made = self.go([self._batch("order", [Trial(seed, tuple(before))])])
-            if len(expected) == 1 and made[0].failed not in expected:
-                self._halve(seed, before, made[0].failed)
+            ordered = self.go([self._batch("order", [Trial(seed, tuple(before))])])
+            if len(expected) == 1 and ordered[0].failed not in expected:
+                self._halve(seed, before, ordered[0].failed)
                 return
 
     def collected(self) -> list[str]:
@@ -234,18 +234,18 @@ def run(
         MissingExtraError: pytest or SciPy is not installed.
     """
     started = time.perf_counter()
-    settings = Settings(
+    settings = FlakeOptions(
         seeds, first, repeats, tuple(threads), env or {}, orders, timeout, jobs, fresh, tuple(pytest_args)
     )  # fmt: skip
     if not targets:
         raise UsageError("`targets` is empty, expected a node id of pytest or a callable module:function")
     asked = [parse(target) for target in targets]
-    rates.require()
+    binomial.special_functions()
     for target in asked:
         processes.require(target)
-    found = [flake for target in asked for flake in _examine(target, settings, progress or _silent)]
+    flakes = [flake for target in asked for flake in _examine(target, settings, progress or _silent)]
     return FlakeReport(
-        tuple(found),
+        tuple(flakes),
         seconds=time.perf_counter() - started,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
@@ -257,13 +257,13 @@ def _silent(*_: object) -> None:
     """Progress that nobody asked for."""
 
 
-def _examine(target: Target, settings: Settings, tell: Progress) -> Iterable[Flake]:
+def _examine(target: FlakeTarget, settings: FlakeOptions, tell: Progress) -> Iterable[Flake]:
     begun = Examination(target, settings, tell)
     others = begun.first()
     begun.rest(True)
     yield describe(begun.target.name, begun.runs, begun.notes, settings, begun.target)
     for name in others:
-        another = Examination(Target(target.argument, name), settings, tell)
+        another = Examination(FlakeTarget(target.argument, name), settings, tell)
         another.rest(False)
         yield describe(name, another.runs, another.notes, settings, another.target)
 
@@ -276,18 +276,18 @@ def _environment() -> dict[str, str]:
 
 
 def describe(
-    name: str, runs: Sequence[Run], notes: Sequence[str], settings: Settings, target: Target | None = None
+    name: str, runs: Sequence[Run], notes: Sequence[str], settings: FlakeOptions, target: FlakeTarget | None = None
 ) -> Flake:
     """All that the runs of one test say, in one record."""
     main = classify.main_runs(runs)
-    said = [*notes]
+    remarks = [*notes]
     if not main:
         skipped = next((run.message for run in runs), "nothing ran")
-        said.insert(0, f"every run was skipped: {skipped}")
-        return Flake(name, "undecided", rates.rate(0, 0), notes=tuple(said), runs=tuple(runs))
+        remarks.insert(0, f"every run was skipped: {skipped}")
+        return Flake(name, "undecided", rates.rate(0, 0), notes=tuple(remarks), runs=tuple(runs))
     ignored = classify.no_checks(runs)
     kinds = classify.kinds(runs)
-    found = classify.rate_of(runs, kinds)
+    rate = classify.rate_of(runs, kinds)
     margins = [classify.margin(run, ignored) for run in classify.independent(runs, kinds)]
     known = [m for m in margins if m is not None]
     tail = rates.tail(known) if any(run.margins for run in main) else None
@@ -301,16 +301,16 @@ def describe(
     return Flake(
         name,
         verdict,
-        found,
+        rate,
         kinds=kinds,
         tail=tail,
         reasons=why,
-        shows=rates.shows(found),
+        shows=rates.shows(rate),
         repro=messages.repro(target, failed, kinds, why) if shown and target else (),
         settings=classify.settings_rates(runs, kinds),
         failing_seeds=tuple(dict.fromkeys(run.seed for run in failed if run.stage == "seeds")),
         message=shown.message if shown else "",
         counting=classify.unit(runs, kinds),
-        notes=(*said, *messages.notes(runs, settings, target)),
+        notes=(*remarks, *messages.notes(runs, settings, target)),
         runs=tuple(runs),
     )

@@ -110,14 +110,14 @@ def periods(path: Path, targets: Sequence[str] = ()) -> list[Period]:
             ) ORDER BY target, setting, at
         """
         rows = [row for row in base.execute(query) if not targets or row[0].startswith(tuple(targets))]
-    found: list[Period] = []
+    periods: list[Period] = []
     for target, setting in dict.fromkeys(row[:2] for row in rows):
         mine = [row for row in rows if row[:2] == (target, setting)]
         for day, at_revision in dict.fromkeys(row[2:4] for row in mine):
             outcomes = [row[4] for row in mine if row[2:4] == (day, at_revision)]
-            found.append(Period(target, setting, day, at_revision, _rate(outcomes)))
-        found.append(Period(target, setting, "", "", _rate([row[4] for row in mine])))
-    return found
+            periods.append(Period(target, setting, day, at_revision, _rate(outcomes)))
+        periods.append(Period(target, setting, "", "", _rate([row[4] for row in mine])))
+    return periods
 
 
 def _rate(outcomes: list[str]) -> Rate:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from retrograd.errors import UsageError
-from retrograd.flake import rates
+from retrograd.flake import binomial
 from retrograd.flake.callables import call, returned, takes_seed
 from retrograd.flake.examination import describe
-from retrograd.flake.plan import Settings
+from retrograd.flake.plan import FlakeOptions
 from retrograd.flake.schema import Flake, Run
 from retrograd.flake.seeding import preserved, seed_all
 
@@ -37,8 +37,8 @@ def flake_rate(function: Callable[..., Any], seeds: int = 100, *, first: int = 0
     """
     if not callable(function):
         raise UsageError(f"`function` is {type(function).__name__}, expected something to call, once a seed")
-    settings = Settings(seeds=seeds, first=first, repeats=repeats)
-    rates.require()
+    settings = FlakeOptions(seeds=seeds, first=first, repeats=repeats)
+    binomial.special_functions()
     wants_seed = takes_seed(function)
     name = getattr(function, "__qualname__", None) or type(function).__name__
     runs: list[Run] = []

@@ -1,6 +1,6 @@
-"""How far from its tolerance each comparison of a test was: err / tol of what the test itself compares.
+"""Margins of a test: how far from its tolerance each of its own comparisons was, as err / tol.
 
-Used in the process that runs the test, and nowhere else: `Recorder.install` puts a thin layer around
+Used in the process that runs the test, and nowhere else: `MarginRecorder.install` puts a thin layer around
 torch.testing.assert_close, torch.allclose, numpy.testing.assert_allclose, numpy.allclose and the comparison of
 retrograd.assert_backward. The layer only looks; what a test gets back or catches is not changed.
 """
@@ -24,7 +24,7 @@ _ROOM = str(Path(__file__).resolve().parents[1])
 _INNER = ("torch", "numpy", "_pytest", "contextlib")
 
 
-class Recorder:
+class MarginRecorder:
     """Keeps one Margin a line of the test; `take` hands them over and begins the next run."""
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class Recorder:
 
     def take(self) -> tuple[Margin, ...]:
         """The margins of the run so far, by site; forgets them."""
-        found = []
+        margins = []
         for key, margin in self._found.items():
             got, want = self._digests[key]
-            found.append(replace(margin, got_bits=got.hexdigest(), want_bits=want.hexdigest()))
+            margins.append(replace(margin, got_bits=got.hexdigest(), want_bits=want.hexdigest()))
         self._found.clear()
         self._digests.clear()
-        return tuple(sorted(found, key=lambda m: (m.site, m.call)))
+        return tuple(sorted(margins, key=lambda m: (m.site, m.call)))
 
     def add(self, margin: Margin) -> None:
         """A margin that the test itself states; its bits are its own."""
@@ -101,10 +101,12 @@ class Recorder:
 
         @functools.wraps(inner)
         def around(*args: Any, **named: Any) -> Any:
-            given = [*args[2:5], *(None,) * (3 - len(args[2:5]))]
+            positional = [*args[2:5], *(None,) * (3 - len(args[2:5]))]
             chosen = [
                 named.get(key, default if value is None else value)
-                for key, value, default in zip(("rtol", "atol", "equal_nan"), given, (rtol, atol, nan), strict=True)
+                for key, value, default in zip(
+                    ("rtol", "atol", "equal_nan"), positional, (rtol, atol, nan), strict=True
+                )
             ]
             pair = list(args[:2])
             pair += [named[key] for key in ("input", "other", "actual", "desired", "a", "b") if key in named]

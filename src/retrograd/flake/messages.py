@@ -11,7 +11,7 @@ from retrograd.core import document as doc
 from retrograd.core.wording import count, duration
 from retrograd.flake import classify
 from retrograd.flake.history import Period
-from retrograd.flake.plan import Settings, Target
+from retrograd.flake.plan import FlakeOptions, FlakeTarget
 from retrograd.flake.schema import KINDS, Flake, FlakeReport, Kind, Rate, Reason, Run, Tail
 
 VERDICTS = {"steady": "NO FLAKE SEEN", "flaky": "FLAKY", "broken": "FAILS EVERY TIME", "undecided": "CANNOT DECIDE"}
@@ -179,7 +179,9 @@ def margins_chart(margins: Sequence[tuple[str, float]]) -> dict[str, Any] | None
     return {"width": 480, "height": 180, "data": {"values": values}, "layer": [bars, limit]}
 
 
-def repro(target: Target, failed: Sequence[Run], kinds: Sequence[Kind], reasons: Sequence[Reason]) -> tuple[str, ...]:
+def repro(
+    target: FlakeTarget, failed: Sequence[Run], kinds: Sequence[Kind], reasons: Sequence[Reason]
+) -> tuple[str, ...]:
     """Commands that show the failure again: by this tool, and by pytest with the same seed."""
     ordered = [run for run in failed if run.stage == "order" and run.before]
     shown = min(ordered, key=lambda run: len(run.before)) if ordered and "order" in kinds else failed[0]
@@ -211,17 +213,17 @@ def _set(variables: Sequence[str]) -> list[str]:
     return ["env", *variables] if variables else []
 
 
-def _argument(target: Target) -> str:
+def _argument(target: FlakeTarget) -> str:
     """The test as it is named from here; its node id is relative to pytest's root."""
     return _beside(target, target.item) if target.item else target.argument
 
 
-def _beside(target: Target, item: str) -> str:
+def _beside(target: FlakeTarget, item: str) -> str:
     file = target.argument.partition("::")[0]
     return f"{file}::{item.partition('::')[2]}" if file.endswith(".py") else item
 
 
-def notes(runs: Sequence[Run], settings: Settings, target: Target | None) -> list[str]:
+def notes(runs: Sequence[Run], settings: FlakeOptions, target: FlakeTarget | None) -> list[str]:
     """What a reader should know beside the rate."""
     main = classify.main_runs(runs)
     sentences: list[str] = []

@@ -1,4 +1,4 @@
-"""Which runs are made: seeds, repeats in fresh processes, settings, orders. Pure: nothing is run here."""
+"""Plan of the runs: seeds, repeats in fresh processes, settings, orders. Pure: nothing is run here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Target:
+class FlakeTarget:
     """What is run: the test `item` among what pytest collects for `argument`, or a callable `module:function`."""
 
     argument: str
@@ -35,7 +35,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProcessSetting:
     """Threads and environment variables of a process; the plain one has neither."""
 
     threads: int | None = None
@@ -65,10 +65,10 @@ class Trial:
 class Batch:
     """Trials that one process makes, one after the other. A process that dies is started again for the rest."""
 
-    target: Target
+    target: FlakeTarget
     trials: tuple[Trial, ...]
     stage: str = "seeds"
-    setting: Setting = field(default_factory=Setting)
+    setting: ProcessSetting = field(default_factory=ProcessSetting)
     hash_seed: int | None = None
 
     def job(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FlakeOptions:
     """What `retrograd.flake.run` was asked for, checked.
 
     Raises:
@@ -100,8 +100,8 @@ class Settings:
         for name, least in (("seeds", 1), ("first", 0), ("repeats", 1), ("orders", 0), ("jobs", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                said = "seed" if name == "first" else name
-                raise UsageError(f"`{said}` is {value!r}, expected a whole number of at least {least}")
+                option = "seed" if name == "first" else name
+                raise UsageError(f"`{option}` is {value!r}, expected a whole number of at least {least}")
         if not self.timeout > 0:
             raise UsageError(f"`timeout` is {self.timeout!r}, expected seconds above 0")
         for count in self.threads:
@@ -111,12 +111,12 @@ class Settings:
             if not re.fullmatch(r"[A-Za-z_]\w*", key) or isinstance(values, str) or not values:
                 raise UsageError(f"`env` has {key!r}: {values!r}, expected a variable with its values: NAME=a,b")
 
-    def settings(self) -> list[Setting]:
+    def settings(self) -> list[ProcessSetting]:
         """Every combination of threads and variables; the first is what rates are given for."""
         choices = itertools.product(*([(key, value) for value in values] for key, values in self.env.items()))
-        return [Setting(count, env) for env in choices for count in (self.threads or (None,))]
+        return [ProcessSetting(count, env) for env in choices for count in (self.threads or (None,))]
 
-    def main(self, target: Target) -> list[Batch]:
+    def main(self, target: FlakeTarget) -> list[Batch]:
         """All seeds, `repeats` times, each time in a fresh process and every other time backwards.
 
         Each repeat has a PYTHONHASHSEED of its own, so that what depends on the order of sets differs and can be had
@@ -131,14 +131,14 @@ class Settings:
         return batches
 
 
-def parse(argument: str) -> Target:
+def parse(argument: str) -> FlakeTarget:
     """The target that an argument of the command line names.
 
     Raises:
         UsageError: it is neither a file or node id of pytest nor module:function.
     """
     forms = "expected a node id of pytest (tests/test_x.py::test_y) or a callable (package.module:name, file.py:name)"
-    target = Target(argument)
+    target = FlakeTarget(argument)
     place, _, name = argument.rpartition(":")
     if target.is_test:
         place = argument.partition("::")[0]

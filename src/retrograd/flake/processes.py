@@ -26,7 +26,7 @@ _GOODBYE = 5.0  # seconds; tests leave threads behind, whose end is not waited f
 
 
 @dataclass
-class Outcome:
+class BatchResult:
     """What the processes of a batch said."""
 
     items: list[str] = field(default_factory=list[str])
@@ -37,13 +37,15 @@ class Outcome:
     left: int = 0  # trials that were given up
 
 
-def execute(batch: Batch, timeout: float, pytest_args: tuple[str, ...], process: int, stop: threading.Event) -> Outcome:
+def execute(
+    batch: Batch, timeout: float, pytest_args: tuple[str, ...], process: int, stop: threading.Event
+) -> BatchResult:
     """Run a batch; nothing that a test does to its process raises here.
 
     A process that dies or goes silent for `timeout` seconds ends the run that it was in ("crashed", "hung"); a new
     process takes the rest, until three in a row got nowhere. `stop` ends the process and what it made so far is lost.
     """
-    out = Outcome()
+    out = BatchResult()
     trials = list(batch.trials)
     in_a_row = 0
     while trials or not batch.trials:  # without trials a process collects only
@@ -78,8 +80,8 @@ def _run(batch: Batch, trial: Any, data: dict[str, Any], process: int, place: in
 
 
 def _ended(how: str, log: str, where: str) -> str:
-    said = f"no answer {where}; the process was ended" if how == "hung" else f"the process ended {where} ({how})"
-    return f"{said}\n{log}".strip()
+    text = f"no answer {where}; the process was ended" if how == "hung" else f"the process ended {where} ({how})"
+    return f"{text}\n{log}".strip()
 
 
 class _Process:
@@ -94,7 +96,7 @@ class _Process:
         self.silent = 0.0
         self.output = ""  # its end; where the process died or hung, the innermost frames
 
-    def wait(self, out: Outcome) -> str:
+    def wait(self, out: BatchResult) -> str:
         """Read until the process ends: "end", "stopped", "hung", or how it died."""
         with tempfile.TemporaryDirectory(prefix="retrograd-flake-") as folder:
             results = Path(folder) / "results"
@@ -124,7 +126,7 @@ class _Process:
         # The child prints where it hangs when its time is up; let it.
         return self._timeout + 1 if self.started is not None else max(self._timeout, STARTUP)
 
-    def _hear(self, words: list[Any], out: Outcome) -> bool:
+    def _hear(self, words: list[Any], out: BatchResult) -> bool:
         """Take a line in; whether it was the last."""
         if words[0] == "items":
             out.items = words[1]

@@ -1,4 +1,4 @@
-"""Pytest, driven: the tests are collected once and run as often as the job says, in one process.
+"""Driver of pytest: the tests are collected once and run as often as the job says, in one process.
 
 Every run has its own fixtures, those of the session included, so that what a fixture draws is seeded too.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from retrograd.flake.worker import Trials
+from retrograd.flake.trials import Trials
 
 
 class Driver:
@@ -94,5 +94,5 @@ def run_tests(trials: Trials) -> None:
         args.append("-n0")
     code = pytest.main([*args, *job["pytest_args"], *job["arguments"]], plugins=[driver])
     if not driver.ran:
-        said = "\n".join(driver._errors)
-        trials.results.send("problem", said or f"pytest ends with exit code {int(code)} before any test runs")
+        errors = "\n".join(driver._errors)
+        trials.results.send("problem", errors or f"pytest ends with exit code {int(code)} before any test runs")

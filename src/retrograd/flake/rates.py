@@ -1,7 +1,4 @@
-"""How often: exact intervals for counts, and what the tail of the margins says about failures not seen yet.
-
-SciPy's special functions and NumPy do the mathematics; they are imported when a number is asked for (extra `flake`).
-"""
+"""Rates of failure: counts with their intervals, and what the tail of the margins says of failures not seen yet."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-from retrograd.errors import MissingExtraError, UsageError, VerificationError
-from retrograd.flake.schema import Flake, Rate, Tail
+from retrograd.flake.binomial import LEVEL, interval, runs_to_show, special_functions
+from retrograd.flake.schema import Rate, Tail
 
-LEVEL = 0.95
 # The tail is fitted to the upper half of the margins, and to no fewer than this many: with fewer the interval is
 # hardly narrower than that of the count.
 FEWEST = 10
@@ -24,87 +20,14 @@ REACH = 100
 _BENDS = (-0.75, 1.25)
 
 
-def _special() -> Any:
-    try:
-        import numpy as np  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        from scipy import special
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in ("scipy", "numpy"):
-            raise
-        raise MissingExtraError(missing, "flake", "a failure rate with its interval") from None
-    return special
-
-
-def require() -> None:
-    """Raise MissingExtraError unless the packages that compute rates are there."""
-    _special()
-
-
-def interval(failures: int, runs: int, level: float = LEVEL) -> tuple[float, float]:
-    """The two-sided Clopper-Pearson interval: holds the true probability at least at this level, for any n.
-
-    Raises:
-        UsageError: the counts or the level make no sense.
-        MissingExtraError: SciPy is not installed.
-    """
-    confidence = (1 + level) / 2
-    _check(failures, runs, confidence)
-    low = 0.0 if failures == 0 else float(_special().betaincinv(failures, runs - failures + 1, 1 - confidence))
-    return low, upper(failures, runs, confidence)
-
-
-def upper(failures: int, runs: int, confidence: float = LEVEL) -> float:
-    """The one-sided upper bound: after no failure in n runs 1 - (1 - confidence)^(1/n), about 3/n at 95 %.
-
-    Raises:
-        UsageError: the counts or the confidence make no sense.
-        MissingExtraError: SciPy is not installed.
-    """
-    _check(failures, runs, confidence)
-    return 1.0 if failures == runs else float(_special().betaincinv(failures + 1, runs - failures, confidence))
-
-
-def _check(failures: int, runs: int, confidence: float) -> None:
-    if runs < 0 or not 0 <= failures <= runs:
-        raise UsageError(f"`failures` is {failures} of {runs} runs, expected a count from 0 to the number of runs")
-    if not 0 < confidence < 1:
-        raise UsageError(f"`confidence` is {confidence}, expected a probability between 0 and 1, such as 0.95")
-
-
 def rate(failures: int, runs: int, level: float = LEVEL) -> Rate:
     """Failures of independent runs with the interval that they support; no runs know nothing."""
     return Rate(failures, runs, *(interval(failures, runs, level) if runs else (0.0, 1.0)), level)
 
 
-def runs_to_show(probability: float, confidence: float = LEVEL) -> int | None:
-    """Smallest n for which n runs fail at least once with this confidence; None if the probability is 0."""
-    if probability <= 0:
-        return None
-    return 1 if probability >= 1 else math.ceil(math.log1p(-confidence) / math.log1p(-probability))
-
-
-def shows(found: Rate) -> tuple[int | None, int | None, int | None]:
+def shows(rate: Rate) -> tuple[int | None, int | None, int | None]:
     """`runs_to_show` at the estimate, and at the upper and the lower end of the interval."""
-    return tuple(runs_to_show(p) if found.failures else None for p in (found.share, found.high, found.low))  # type: ignore[return-value]
-
-
-def require_below(flake: Flake, limit: float, confidence: float) -> None:
-    """`Flake.assert_below`."""
-    if not 0 < limit <= 1:
-        raise UsageError(f"`limit` is {limit}, expected a probability above 0, such as 0.01")
-    found = flake.rate
-    most = upper(found.failures, found.runs, confidence) if found.runs else 1.0
-    if most < limit:
-        return
-    said = f"{flake.target}: {found.failures} of {found.runs} runs fail; at {confidence:.0%} that proves less than "
-    said += f"{most:.3g} only, not less than {limit:g}"
-    if found.failures:
-        said += f"; failing seeds: {', '.join(map(str, flake.failing_seeds[:10]))}"
-        said += f"\nfirst failure: {flake.message}" if flake.message else ""
-    else:
-        said += f"; {runs_to_show(limit, confidence)} runs without a failure would"
-    raise VerificationError(said)
+    return tuple(runs_to_show(p) if rate.failures else None for p in (rate.share, rate.high, rate.low))  # type: ignore[return-value]
 
 
 def tail(margins: Sequence[float], level: float = LEVEL) -> Tail:
@@ -136,11 +59,11 @@ def tail(margins: Sequence[float], level: float = LEVEL) -> Tail:
         reason = f"{_runs(failing)} beyond what the errors of the passing runs lead to: a jump, which no tail foretells"
         return Tail(0.0, 0.0, 1.0, level, n, False, reason, jumps=True)
     threshold = ranked[n // 2]
-    found = _fit([m for m in ranked if m > threshold], threshold, level, n)
+    fitted = _fit([m for m in ranked if m > threshold], threshold, level, n)
     floor = 1 / (REACH * n)
-    low = found[1] if found[1] > floor else 0.0
-    known = runs_to_show(found[0]) if found[0] > floor else None
-    return Tail(max(found[0], floor), low, max(found[2], floor), level, n, True, shows=known)
+    low = fitted[1] if fitted[1] > floor else 0.0
+    known = runs_to_show(fitted[0]) if fitted[0] > floor else None
+    return Tail(max(fitted[0], floor), low, max(fitted[2], floor), level, n, True, shows=known)
 
 
 def _runs(count: int) -> str:
@@ -167,12 +90,12 @@ def _joined(failing: int, passing: list[float], level: float) -> bool:
     _, _, most = _fit(peaks, threshold, level)
     # q / (1 - q) failures come with each passing peak.
     odds = len(peaks) / len(passing) * most / (1 - most)
-    return float(_special().betainc(failing, len(passing) + 1, odds / (1 + odds))) > (1 - level) / 2
+    return float(special_functions().betainc(failing, len(passing) + 1, odds / (1 + odds))) > (1 - level) / 2
 
 
 def _fit(peaks: list[float], threshold: float, level: float, n: int = 0) -> tuple[float, float, float]:
     """Estimate and interval of P(margin > 1) among n runs; n = 0: among peaks, which are known to have passed."""
-    special = _special()
+    special = special_functions()
     import numpy as np
 
     y = np.asarray(peaks) - threshold

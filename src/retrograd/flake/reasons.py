@@ -1,4 +1,4 @@
-"""Why it fails, where the runs tell: kink, accumulation order, tolerance, uninitialised memory, hashes, state.
+"""Reasons of failures, where the runs tell: kink, accumulation order, tolerance, uninitialised memory, hashes, state.
 
 Pure functions of runs. Each reason states its evidence; where nothing points anywhere, there is none.
 """
@@ -29,18 +29,18 @@ def find(runs: Sequence[Run], kinds: Sequence[Kind], tail: Tail | None, ignored:
     """Every reason that the runs of an examination support."""
     main = main_runs(runs, focus(runs))
     failing = [run for run in runs if run.failed and run.stage in ("seeds", "alone") and not run.fill]
-    found = [_uninitialised(runs), _crash(failing, main)]
+    reasons = [_uninitialised(runs), _crash(failing, main)]
     if "order" in kinds:
-        found.append(_state(runs))
+        reasons.append(_state(runs))
     if "run" in kinds or mixed([*main, *(r for r in runs if r.stage == "alone")], "bits"):
-        found.append(_hash(runs))
-        if not any(found):
-            found.append(_unrepeatable(runs, kinds, ignored))
+        reasons.append(_hash(runs))
+        if not any(reasons):
+            reasons.append(_unrepeatable(runs, kinds, ignored))
     if failing and "run" not in kinds:
-        found.append(_kink(failing, main, ignored))
-    if failing and not any(r and r.kind == "kink" for r in found):
-        found.append(_tolerance(failing, main, tail, ignored))
-    return tuple(reason for reason in found if reason)
+        reasons.append(_kink(failing, main, ignored))
+    if failing and not any(r and r.kind == "kink" for r in reasons):
+        reasons.append(_tolerance(failing, main, tail, ignored))
+    return tuple(reason for reason in reasons if reason)
 
 
 def _uninitialised(runs: Sequence[Run]) -> Reason | None:
@@ -50,21 +50,21 @@ def _uninitialised(runs: Sequence[Run]) -> Reason | None:
         return None
     seed = filled[0].seed
     if poisoned(runs):
-        said = f"with fresh memory filled with NaN seed {seed} fails at each of {len(filled)} runs, else it passes: "
-        return Reason("uninitialised", f"{said}memory from torch.empty is read before it is written")
+        text = f"with fresh memory filled with NaN seed {seed} fails at each of {len(filled)} runs, else it passes: "
+        return Reason("uninitialised", f"{text}memory from torch.empty is read before it is written")
     steady = len({run.bits for run in control}) == 1
     if steady and all(run.bits != control[0].bits for run in filled):
-        said = f"with fresh memory filled with NaN the compared values of seed {seed} change, though within the "
-        return Reason("uninitialised", f"{said}tolerance: memory from torch.empty is read before it is written")
+        text = f"with fresh memory filled with NaN the compared values of seed {seed} change, though within the "
+        return Reason("uninitialised", f"{text}tolerance: memory from torch.empty is read before it is written")
     return None
 
 
 def _crash(failing: Sequence[Run], main: Sequence[Run]) -> Reason | None:
-    for outcome, said in (("crashed", "end the process"), ("hung", "exceed the time limit")):
+    for outcome, text in (("crashed", "end the process"), ("hung", "exceed the time limit")):
         count = sum(run.outcome == outcome for run in main)
         if count:
             first = next(run for run in failing if run.outcome == outcome)
-            return Reason(outcome, f"{count} of {len(main)} runs {said}; seed {first.seed}: {_line(first.message)}")
+            return Reason(outcome, f"{count} of {len(main)} runs {text}; seed {first.seed}: {_line(first.message)}")
     return None
 
 
@@ -84,16 +84,16 @@ def _state(runs: Sequence[Run]) -> Reason | None:
     if replayed(runs):
         again = next(run for run in runs if run.stage == "replay")
         verb = "fails" if again.failed else "passes"
-        said = (
+        text = (
             f"seed {again.seed} {verb} after the same {again.place} earlier runs in its process, each time, and never"
         )
-        return Reason("state", f"{said} alone: the test leaves state behind for itself (a module global, a cache)")
+        return Reason("state", f"{text} alone: the test leaves state behind for itself (a module global, a cache)")
     if pattern(runs) == "later":
         alone_runs = [run for run in runs if run.stage == "alone"]
-        said = "the first run in a process and the later ones differ, in each process alike"
+        text = "the first run in a process and the later ones differ, in each process alike"
         if alone_runs and len({run.failed for run in alone_runs}) > 1:
-            said += f" (first: {alone_runs[0].outcome}, second: {alone_runs[1].outcome})"
-        return Reason("state", f"{said}: the test leaves state behind for itself (a module global, a cache)")
+            text += f" (first: {alone_runs[0].outcome}, second: {alone_runs[1].outcome})"
+        return Reason("state", f"{text}: the test leaves state behind for itself (a module global, a cache)")
     return None
 
 
@@ -106,8 +106,8 @@ def _hash(runs: Sequence[Run]) -> Reason | None:
         failing = [str(seed) for seed, run in alone.items() if run.failed]
         shown = f"; it fails with PYTHONHASHSEED={', '.join(failing)}" if failing else ""
         return Reason("hash", f"the result follows PYTHONHASHSEED: the order of a set or hash() of a string{shown}")
-    said = "runs of one process agree, processes differ with the same seeds: addresses, the time, a process id, or"
-    return Reason("process", f"{said} memory that happens to be there")
+    text = "runs of one process agree, processes differ with the same seeds: addresses, the time, a process id, or"
+    return Reason("process", f"{text} memory that happens to be there")
 
 
 def _unrepeatable(runs: Sequence[Run], kinds: Sequence[Kind], ignored: frozenset[str]) -> Reason | None:
@@ -126,12 +126,12 @@ def _unrepeatable(runs: Sequence[Run], kinds: Sequence[Kind], ignored: frozenset
         control = [run for run in runs if run.stage == "control"]
         cured = len(control) > 2 and len({run.bits for run in control}) == 1
         also = "; torch.use_deterministic_algorithms(True) makes it repeatable" if cured else ""
-        said = f"{side} of one seed differs by rounding from run to run (margin {spread})"
-        return Reason("accumulation", f"{said}: sums in another order, as by atomics or threads{also}")
+        text = f"{side} of one seed differs by rounding from run to run (margin {spread})"
+        return Reason("accumulation", f"{text}: sums in another order, as by atomics or threads{also}")
     if "run" not in kinds:
         return None
-    said = f"{side} of one seed jumps from run to run (margin {spread}): more than rounding can do"
-    return Reason("race", f"{said}; a race, a generator of its own, the time, or memory that nobody wrote")
+    text = f"{side} of one seed jumps from run to run (margin {spread}): more than rounding can do"
+    return Reason("race", f"{text}; a race, a generator of its own, the time, or memory that nobody wrote")
 
 
 def _jumps(margins: Sequence[float]) -> bool:
@@ -161,37 +161,37 @@ def _worst(run: Run, ignored: frozenset[str]) -> Margin | None:
 
 
 def _kink(failing: Sequence[Run], main: Sequence[Run], ignored: frozenset[str]) -> Reason | None:
-    found = [_worst(run, ignored) for run in failing]
+    margins = [_worst(run, ignored) for run in failing]
     calm = [m for run in main if not run.failed and (m := margin(run, ignored)) is not None]
-    if not found or not calm or max(calm) > _CALM:
+    if not margins or not calm or max(calm) > _CALM:
         return None
-    for m in found:
+    for m in margins:
         if m is None or m.wrong > _FEW * m.total or m.worst < _FAR * m.rest or m.rest > _CALM:
             return None
-    m = max((m for m in found if m), key=lambda m: m.worst)
+    m = max((m for m in margins if m), key=lambda m: m.worst)
     elements = f"{m.wrong} of {m.total} elements" if m.wrong > 1 else f"1 element of {m.total}"
     far = f"margin {m.worst:.3g}" + (f", {m.got:.6g} against {m.want:.6g}" if m.got is not None else "")
     verb = "is" if m.wrong == 1 else "are"
-    said = f"at {m.site} {elements} {verb} beyond the tolerance ({list(m.index)}: {far}), "
-    said += f"the others keep within {m.rest:.2g} of it, as all do in runs that pass ({max(calm):.2g}), and the seed "
-    return Reason("kink", f"{said}repeats it: single inputs lie where the derivative jumps (floor, clamp, max, |x|)")
+    text = f"at {m.site} {elements} {verb} beyond the tolerance ({list(m.index)}: {far}), "
+    text += f"the others keep within {m.rest:.2g} of it, as all do in runs that pass ({max(calm):.2g}), and the seed "
+    return Reason("kink", f"{text}repeats it: single inputs lie where the derivative jumps (floor, clamp, max, |x|)")
 
 
 def _tolerance(
     failing: Sequence[Run], main: Sequence[Run], tail: Tail | None, ignored: frozenset[str]
 ) -> Reason | None:
-    found = [m for run in failing if (m := _worst(run, ignored))]
-    tight = min((m for m in found if m.ulps is not None), key=lambda m: m.ulps or 0.0, default=None)
+    beyond = [m for run in failing if (m := _worst(run, ignored))]
+    tight = min((m for m in beyond if m.ulps is not None), key=lambda m: m.ulps or 0.0, default=None)
     if tight is not None and tight.ulps is not None and tight.ulps < _HALF:
-        said = f"at {tight.site} the tolerance of the worst element is {tight.ulps:.2g} units in the last place of"
-        return Reason("tolerance", f"{said} {tight.dtype}: less than rounding the exact result would cost")
+        text = f"at {tight.site} the tolerance of the worst element is {tight.ulps:.2g} units in the last place of"
+        return Reason("tolerance", f"{text} {tight.dtype}: less than rounding the exact result would cost")
     margins = [m for run in main if not run.failed and (m := margin(run, ignored)) is not None]
-    if not found or not margins or (tail is not None and tail.jumps):
+    if not beyond or not margins or (tail is not None and tail.jumps):
         return None
-    middle, m = statistics.median(margins), max(found, key=lambda m: m.worst)
+    middle, m = statistics.median(margins), max(beyond, key=lambda m: m.worst)
     continued = tail is not None and tail.supported
     if m.worst > _FAR or not (continued or middle >= _TIGHT):
         return None
-    said = f"the margins of failing runs (up to {m.worst:.3g}) only go on where those of passing runs end (median "
-    said += f"{middle:.2g}, largest {max(margins):.2g}): at {m.site} the tolerance is no larger than the error that the"
-    return Reason("tolerance", f"{said} computation has in an ordinary run")
+    text = f"the margins of failing runs (up to {m.worst:.3g}) only go on where those of passing runs end (median "
+    text += f"{middle:.2g}, largest {max(margins):.2g}): at {m.site} the tolerance is no larger than the error that the"
+    return Reason("tolerance", f"{text} computation has in an ordinary run")

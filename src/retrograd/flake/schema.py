@@ -1,4 +1,4 @@
-"""What a flake examination says, as plain data: runs with their margins, rates, tails, reasons, and their JSON.
+"""Record of a flake examination, as plain data: runs with their margins, rates, tails, reasons, and their JSON.
 
 Standard library only, so that a record can be read and rendered without torch, pytest or SciPy.
 """
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from retrograd.core.schema import Record, Shown
-from retrograd.errors import UndecidedError, VerificationError
+from retrograd.errors import UndecidedError, UsageError, VerificationError
+from retrograd.flake import binomial
 
 SCHEMA = "retrograd.flake/1"
 
@@ -167,9 +168,20 @@ class Flake(Shown):
             UsageError: `limit` or `confidence` is no probability.
             MissingExtraError: SciPy is not installed.
         """
-        from retrograd.flake.rates import require_below
-
-        require_below(self, limit, confidence)
+        if not 0 < limit <= 1:
+            raise UsageError(f"`limit` is {limit}, expected a probability above 0, such as 0.01")
+        rate = self.rate
+        bound = binomial.upper(rate.failures, rate.runs, confidence) if rate.runs else 1.0
+        if bound < limit:
+            return
+        text = f"{self.target}: {rate.failures} of {rate.runs} runs fail; at {confidence:.0%} that proves less than "
+        text += f"{bound:.3g} only, not less than {limit:g}"
+        if rate.failures:
+            text += f"; failing seeds: {', '.join(map(str, self.failing_seeds[:10]))}"
+            text += f"\nfirst failure: {self.message}" if self.message else ""
+        else:
+            text += f"; {binomial.runs_to_show(limit, confidence)} runs without a failure would"
+        raise VerificationError(text)
 
     def raise_if_failed(self) -> None:
         """Raise VerificationError if a run failed, UndecidedError if nothing ran."""
