@@ -83,8 +83,8 @@ def _text(
     if record.against:
         yield doc.TextLine()
         yield doc.TextLine(f"against {record.against}: {_compared(record)}", "bold")
-        for kind, kernel, what in changed(record):
-            yield doc.TextLine(f"  {kind:<8}{kernel}: {what}", _VERDICT_STYLE[kind])
+        for kind, kernel, sentence in changed(record):
+            yield doc.TextLine(f"  {kind:<8}{kernel}: {sentence}", _VERDICT_STYLE[kind])
     if record.notes or record.violations:
         yield doc.TextLine()
     yield from (doc.TextLine(f"note: {note}") for note in record.notes)
@@ -125,7 +125,7 @@ def _kernel_section(each: _Comparison) -> doc.Section:
 def _against(record: Codegen) -> list[doc.Section]:
     if not record.against:
         return []
-    rows = tuple((doc.Cell(kind, tone=kind), kernel, what) for kind, kernel, what in changed(record))
+    rows = tuple((doc.Cell(kind, tone=kind), kernel, sentence) for kind, kernel, sentence in changed(record))
     return [doc.Section(f"Against {record.against}: {_compared(record)}", (doc.Table((), rows),) if rows else ())]
 
 
@@ -138,9 +138,9 @@ def _annotations(record: Codegen, comparisons: Sequence[_Comparison], verdict: s
         for where, hazard in each.hazards:
             text = "\n".join((_hazard(where, hazard), hazard.advice))
             yield doc.Annotation("warning", each.title, text, _place(each.kernels[0].place, hazard.source))
-    for kind, kernel, what in changed(record):
+    for kind, kernel, sentence in changed(record):
         if kind == "worse":
-            yield doc.Annotation("warning", f"{kernel}: worse than {record.against}", what)
+            yield doc.Annotation("warning", f"{kernel}: worse than {record.against}", sentence)
     yield doc.Annotation("notice", f"retrograd codegen {record.target}", verdict)
 
 
@@ -325,10 +325,10 @@ def changed(record: Codegen) -> list[tuple[str, str, str]]:
         places.setdefault((change.verdict, change.kernel, change.what), []).append(change.target)
     order = ("worse", "better", "changed")
     sentences: list[tuple[str, str, str]] = []
-    for (kind, kernel, what), targets in places.items():
+    for (kind, kernel, sentence), targets in places.items():
         names = list(dict.fromkeys(targets))
         where = "" if len(names) == len(record.architectures) else f" ({', '.join(names)})"
-        sentences.append((kind, kernel, f"{what}{where}"))
+        sentences.append((kind, kernel, f"{sentence}{where}"))
     return sorted(sentences, key=lambda entry: order.index(entry[0]))
 
 
@@ -342,11 +342,11 @@ def _broken(record: Codegen) -> Iterable[tuple[Violation, str, str]]:
     groups: dict[tuple[str, str], list[Violation]] = {}
     for entry in record.violations:
         groups.setdefault((entry.kernel, entry.what), []).append(entry)
-    for (_, what), entries in groups.items():
+    for (_, sentence), entries in groups.items():
         targets = ", ".join(dict.fromkeys(entry.target for entry in entries))
         how = list(dict.fromkeys(entry.configuration for entry in entries if entry.configuration))
         which = f" ({'; '.join(how)})" if len(how) <= _MOST_CONFIGURATIONS else f" ({len(how)} configurations)"
-        yield entries[0], targets, f"{what}{which if how else ''}"
+        yield entries[0], targets, f"{sentence}{which if how else ''}"
 
 
 def _compared(record: Codegen) -> str:

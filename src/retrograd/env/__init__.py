@@ -108,7 +108,6 @@ def _row(part: Part, state: str, difference: str) -> dict[str, Any]:
         "purpose": part.purpose,
         "installed": installed or None,
         "ran": list(part.ran),
-        "tested": versions.tested(part.package),
         "newer": versions.is_newer(part.package),
         "state": state if installed else "not installed",
         "difference": difference,

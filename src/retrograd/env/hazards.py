@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from retrograd.compat import versions
+
 _WORKSPACES = (":4096:8", ":16:8")
 _ON = ("1", "true", "on", "yes", "y")
 
@@ -18,16 +20,20 @@ def hazards(facts: Mapping[str, Any]) -> list[Hazard]:
     variables, cuda = facts["variables"], bool(toolkits.get("cuda"))
     pairs = [*_precision(flags, variables, cuda), *_repeating(flags, variables, cuda), *_switches(variables)]
     pairs += _compatibility(facts["compatibility"])
-    return [{"where": where, "what": what} for where, what in pairs]
+    pairs += _newer(facts["packages"])
+    return [{"where": where, "what": sentence} for where, sentence in pairs]
 
 
 def _compatibility(parts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    newer = {part["package"]: part["tested"] for part in parts if part["newer"]}
-    for package, tested in newer.items():
-        yield package, f"newer than the releases retrograd was tested with ({tested})"
     for part in parts:
         if part["state"] in ("degraded", "refused"):
             yield part["part"], f"{part['difference']}: {part['otherwise']}"
+
+
+def _newer(packages: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    for name in versions.TESTED:
+        if (version := packages.get(name)) and versions.is_newer(name, version):
+            yield name, f"newer than the releases retrograd was tested with ({versions.tested(name)})"
 
 
 def _precision(flags: Mapping[str, Any], variables: Mapping[str, str], cuda: bool) -> Iterator[tuple[str, str]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_COMPATIBILITY = "compatibility: what rests on private names of frameworks (--self-test tests it)"
-
 Lines = list[tuple[str, str]]
 
 
@@ -35,7 +33,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     ]
     # A variable that is not set has no line of its own.
     shown = {name for _, lines in groups for name, _ in lines}
-    rest = [f"  ! {where}: {what}" for where, what in marks.items() if where not in shown]
+    rest = [f"  ! {where}: {mark}" for where, mark in marks.items() if where not in shown]
     return "\n\n".join([*parts, *["\n".join(rest)] * bool(rest)])
 
 
