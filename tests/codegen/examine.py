@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import specimens
 import torch
-import triton
 
 from retrograd import codegen
 from retrograd.catalog.launches import LaunchArguments, launches
@@ -45,11 +44,10 @@ SUBJECTS = {
 
 def verbose_ptxas(ptx: str, arch: str) -> dict[str, int]:
     """Registers, stack and spilled bytes as ptxas itself reports them."""
-    from triton.backends.nvidia.compiler import sm_arch_from_capability
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
     number = int(arch.removeprefix("sm_"))
-    name = "ptxas-blackwell" if number >= 100 else "ptxas"
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    tool = get_ptxas(number).path
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)

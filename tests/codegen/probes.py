@@ -87,8 +87,7 @@ def main() -> None:
             copy_kernel[(3, 2)](torch.empty(64), torch.empty(64), 64, BLOCK=64, num_warps=1)
         copy_kernel[(3, 2)](torch.empty(64), torch.empty(64), 63, BLOCK=64, num_warps=1)
     found["recorded"] = [
-        {name: getattr(launch, name) for name in ("kernel", "grid", "arguments", "constants", "aligned")}
-        for launch in launches
+        {"kernel": launch.kernel, "grid": launch.grid, **plain(launch.signature)} for launch in launches
     ]
     found["distinct"] = len(codegen.distinct(launches))
     json.dump(found, sys.stdout)

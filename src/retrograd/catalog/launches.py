@@ -24,6 +24,7 @@ from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 _FORMS = "a shipped name (rms_norm), 'path/file.py:name' or 'package.module:name'"
 # Sizes of shipped ops as they are trained with; a spec's own sweep for `verify` is of small ones.
 _TYPICAL = dict(M=4096, N=4096, H=8, B=2, Q=300, C=32, P=4, W=64)
+_PLANNING = ("retrograd.ops", "retrograd.runtime")  # plan for the GPU that they are told of
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _without_executing(work: Callable[[], object], gpu: Target) -> None:
     from retrograd.runtime.triton import launch
 
     arch = gpu.arch if isinstance(gpu.arch, int) else 0
-    with launch.dry(gpu.num_sms, hip=not gpu.nvidia, arch=arch), fake_gpu.gpu(gpu, knowing="retrograd.ops"):
+    with launch.dry(gpu.num_sms, hip=not gpu.nvidia, arch=arch), fake_gpu.gpu(gpu, knowing=_PLANNING):
         work()
 
 

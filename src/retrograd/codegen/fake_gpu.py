@@ -16,12 +16,12 @@ from retrograd.codegen.targets import Target
 
 
 @contextlib.contextmanager
-def gpu(target: Target, knowing: str = "?") -> Iterator[None]:
+def gpu(target: Target, knowing: tuple[str, ...] = ()) -> Iterator[None]:
     """Let code of a person's own believe in a GPU of this architecture.
 
     Args:
         target: which.
-        knowing: prefix of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
+        knowing: prefixes of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
     """
     import torch
     from torch.overrides import TorchFunctionMode

@@ -7,20 +7,19 @@ assembly and LLVM's intermediate code. Nothing here needs a GPU.
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
 from multiprocessing import get_context
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from retrograd.codegen import amd, arithmetic, nvidia, ttir
 from retrograd.codegen.compile import Launch, record
 from retrograd.codegen.schema import Facts
 from retrograd.codegen.targets import Target
+from retrograd.compat.cuda_tools import TOOLS, disassemble
+from retrograd.compat.registry import works
+from retrograd.compat.triton_compile import KernelSignature
 
 
 def cross_compile(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = (1,), **kwargs: Any) -> Facts:
@@ -44,21 +43,10 @@ def cross_compile(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = 
 
 def facts_of(launch: Launch) -> Facts:
     """Compile a recorded launch and read its machine code."""
-    return facts_of_compiled(launch.compile(), launch.kernel, launch.target, launch)
+    return facts_of_compiled(launch.compile(), launch.kernel, launch.target, launch.signature)
 
 
-class Signature(Protocol):
-    """What a kernel was compiled for, as a `Launch` has it."""
-
-    @property
-    def arguments(self) -> dict[str, str]: ...
-    @property
-    def constants(self) -> dict[str, Any]: ...
-    @property
-    def aligned(self) -> tuple[str, ...]: ...
-
-
-def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Signature) -> Facts:
+def facts_of_compiled(compiled: Any, name: str, target: Target, signature: KernelSignature) -> Facts:
     """Read the machine code of a CompiledKernel of Triton's, wherever it was compiled."""
     asm = compiled.asm
     if target.nvidia:
@@ -118,6 +106,8 @@ def attempts(launches: list[Launch], workers: int) -> Iterator[tuple[int, Facts 
 @contextlib.contextmanager
 def _forked(launches: list[Launch], workers: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that know these launches: kernels cannot be pickled, so they are told positions only."""
+    if any(launch.target.nvidia for launch in launches):
+        works(TOOLS)  # once, not in each process
     _PENDING[:] = launches
     try:
         with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
@@ -148,25 +138,3 @@ def reason(error: BaseException) -> str:
     """Why a kernel does not compile, in a line: Triton quotes the source first and says what is wrong last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^\t")]
     return lines[-1] if lines else type(error).__name__
-
-
-def disassemble(cubin: bytes) -> tuple[str, str]:
-    """(resource usage, machine code with source lines) of a cubin, as text."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = _run(_tool("cuobjdump"), "-res-usage", file.name)
-        # Without data flow analysis: it has nothing to add here and takes as long as the rest on large kernels.
-        return usage, _run(_tool("nvdisasm"), "-c", "-gi", "-ndf", file.name)
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-@cache
-def _tool(name: str) -> str:
-    """Path of a program that Triton's wheel brings."""
-    import triton
-
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)

@@ -17,13 +17,15 @@ from retrograd.codegen.kernel_facts import facts_of_compiled
 from retrograd.codegen.listing import source_of
 from retrograd.codegen.schema import Codegen, Kernel, Measured, Tuning
 from retrograd.codegen.targets import target_named
+from retrograd.compat.triton_compile import KernelSignature
+from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches, through_triton
 from retrograd.errors import UndecidedError, UsageError
 
 REPEATS = 20
 
 
 @dataclass(frozen=True)
-class Ran:
+class LoadedLaunch:
     """One launch that was executed: the kernel function, Triton's CompiledKernel, its grid, bytes of its tensors."""
 
     fn: Any
@@ -49,26 +51,13 @@ class Ran:
         return f"sm_{arch}" if arch.isdecimal() else arch
 
     @property
-    def arguments(self) -> dict[str, str]:
-        """As `Launch.arguments`."""
-        return {name: str(kind) for name, kind in self.compiled.src.signature.items() if kind != "constexpr"}
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """As `Launch.constants`."""
-        names = list(self.compiled.src.signature)
-        return {names[path[0]]: value for path, value in self.compiled.src.constants.items() if len(path) == 1}
-
-    @property
-    def aligned(self) -> tuple[str, ...]:
-        """As `Launch.aligned`."""
-        names = list(self.compiled.src.signature)
-        attrs = self.compiled.src.attrs.items()
-        return tuple(names[path[0]] for path, found in attrs if ["tt.divisibility", 16] in found)
+    def signature(self) -> KernelSignature:
+        """Types and values of the arguments."""
+        return KernelSignature.of_compiled(self.compiled)
 
 
 @contextmanager
-def captured() -> Iterator[list[Ran]]:
+def captured() -> Iterator[list[LoadedLaunch]]:
     """Note every kernel that this process launches inside; the list fills as they run.
 
     Kernels run as they would; the runs by which `@triton.autotune` finds its configuration are not noted.
@@ -77,32 +66,18 @@ def captured() -> Iterator[list[Ran]]:
         MissingExtraError: Triton is not installed.
         RetrogradError: this process interprets kernels.
     """
-    triton = require_triton()
-    jit, hook = triton.runtime.jit.JITFunction, triton.knobs.runtime.launch_enter_hook
-    stock = jit.run
-    ran: list[Ran] = []
+    require_triton()
+    ran: list[LoadedLaunch] = []
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        compiled = stock(self, *args, **kwargs)
+    def note(launch: KernelLaunch, proceed: Proceed) -> Any:
+        compiled = proceed()
         if hasattr(compiled, "asm") and not tuning.under_way():
-            grid = kwargs["grid"]
-            numbers = () if callable(grid) else tuple(grid)
-            ran.append(Ran(self, compiled, numbers, _bytes(args, kwargs.values()), tuning.current()))
+            size = _bytes(launch.args, launch.kwargs.values())
+            ran.append(LoadedLaunch(launch.function, compiled, launch.grid, size, tuning.current()))
         return compiled
 
-    def seen(*_: Any) -> None:
-        """Launchers that keep compiled kernels launch them through Triton while somebody listens."""
-
-    jit.run = run
-    if hasattr(hook, "add"):
-        hook.add(seen)
-    try:
-        with tuning.chosen_configuration():
-            yield ran
-    finally:
-        jit.run = stock
-        if hasattr(hook, "remove"):
-            hook.remove(seen)
+    with tuning.chosen_configuration(), around_launches(note), through_triton():
+        yield ran
 
 
 def of_run(name: str, workload: Callable[[], object], *, only: Sequence[str] = ()) -> Codegen:
@@ -159,7 +134,9 @@ def profiled(found: Codegen, workload: Callable[[], object], copy_gb_per_s: floa
     return replace(found, kernels=tuple(kernels), notes=(*found.notes, *notes))
 
 
-def assigned(ran: Sequence[Ran], events: Iterable[tuple[str, float]]) -> tuple[dict[str, list[float]], tuple[str, ...]]:
+def assigned(
+    ran: Sequence[LoadedLaunch], events: Iterable[tuple[str, float]]
+) -> tuple[dict[str, list[float]], tuple[str, ...]]:
     """Times of the profiler's (kernel name, ms) by code, given to launches of that name in their order.
 
     A name with another number of events than launches is left out, and a note says so.
@@ -180,15 +157,15 @@ def assigned(ran: Sequence[Ran], events: Iterable[tuple[str, float]]) -> tuple[d
     return dict(times), tuple(notes)
 
 
-def _kernels(ran: Sequence[Ran]) -> tuple[Kernel, ...]:
+def _kernels(ran: Sequence[LoadedLaunch]) -> tuple[Kernel, ...]:
     """One entry for each code."""
-    groups: dict[str, list[Ran]] = defaultdict(list)
+    groups: dict[str, list[LoadedLaunch]] = defaultdict(list)
     for one in ran:
         groups[one.code].append(one)
     kernels = []
     for launches in groups.values():
         one = launches[0]
-        facts = facts_of_compiled(one.compiled, one.name, target_named(one.target), one)
+        facts = facts_of_compiled(one.compiled, one.name, target_named(one.target), one.signature)
         kernels.append(
             Kernel(
                 name=one.name,

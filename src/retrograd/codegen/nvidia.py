@@ -1,17 +1,12 @@
-"""Reads `cuobjdump -res-usage` and `nvdisasm -c -gi` text."""
+"""Reader of NVIDIA's machine code: what instructions of each name mean."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any
 
 from retrograd.codegen.access import gather
-
-_PLACE = re.compile(r'//## File "([^"]*)", line (\d+)( inlined at )?')
-# An instruction: its offset in a comment, perhaps a predicate, the name with its modifiers.
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:\{\s*)?(@!?U?P[T\d]\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
-_USAGE = re.compile(r"\b(REG|STACK|LOCAL):(\d+)")
+from retrograd.compat.cuda_tools import instructions, resources
 
 _SHARED = {"LDS": "load", "LDSM": "load", "STS": "store", "STSM": "store"}
 _FENCES = ("MEMBAR", "FENCE")
@@ -29,45 +24,34 @@ _MEMORY_ORDER = ("E", "EF", "EL", "GPU", "SM", "SYS", "CTA", "STRONG", "WEAK", "
 
 def read(usage: str, code: str) -> dict[str, Any]:
     """The parts of `Facts` that the machine code tells: registers to fma, by their names there."""
-    resources = {name: int(value) for name, value in _USAGE.findall(usage)}
-    found, shared, ahead, place, f64, bulk, inlined = [], [], [], None, False, 0, False
+    counts = resources(usage)
+    accesses, shared, ahead, f64, bulk, fma, waited = [], [], [], False, 0, 0, False
     fences: Counter[str] = Counter()
-    fma = 0
-    waited = False
-    for line in code.splitlines():
-        at = _PLACE.search(line)
-        if at is not None:
-            # After the line of an inlined function come those of its callers, up to the first that is not inlined.
-            place = place if inlined else (at[1], int(at[2]))
-            inlined = at[3] is not None
-            continue
-        instruction = _INSTRUCTION.search(line)
-        if instruction is None or (instruction[1] or "").strip() == "@!PT":
-            continue
-        name, *modifiers = instruction[2].split(".")
+    for instruction, place in instructions(code):
+        name, *modifiers = instruction.split(".")
         f64 = f64 or name in _F64 or "F64" in modifiers or "RCP64H" in modifiers or "RSQ64H" in modifiers
         bulk += name in _BULK
         waited = waited or name == _WAIT
         fma += _FMA.get(name, 0)
         if name in _LOADS:
-            found.append(("load", _width(modifiers), _LOADS[name], place))
+            accesses.append(("load", _width(modifiers), _LOADS[name], place))
         elif name in _STORES:
-            found.append(("store", _width(modifiers), "sync", place))
+            accesses.append(("store", _width(modifiers), "sync", place))
         elif name in _ATOMICS:
-            found.append(("atomic", 0, _atomic_kind(modifiers), place))
+            accesses.append(("atomic", 0, _atomic_kind(modifiers), place))
         elif name in _SHARED:
             width = _matrix_width(modifiers) if name.endswith("M") else _width(modifiers)
             shared.append((_SHARED[name], width, "sync", place))
         elif name in _FENCES:
-            fences[instruction[2]] += 1
+            fences[instruction] += 1
         if name in _GLOBAL and not waited:
-            ahead.append(("copy", 0, "bulk", place) if name in _BULK else found[-1])
+            ahead.append(("copy", 0, "bulk", place) if name in _BULK else accesses[-1])
     return {
-        "registers": resources["REG"],
-        "spill_bytes": resources["STACK"] + resources["LOCAL"],
+        "registers": counts["REG"],
+        "spill_bytes": counts["STACK"] + counts["LOCAL"],
         "uses_f64": f64,
         "bulk_copies": bulk,
-        "accesses": gather(found),
+        "accesses": gather(accesses),
         "shared_accesses": gather(shared),
         "fences": dict(sorted(fences.items())),
         "fma": fma,

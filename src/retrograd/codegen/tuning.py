@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from retrograd.codegen.schema import Tuning
+from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotuning
 
 _USUAL = (("num_ctas", 1), ("maxnreg", None), ("ir_override", None))
 # The innermost autotuned launch last; None for one of the runs that are compared.
@@ -38,57 +39,51 @@ def described(tuner: Any, config: Any, configs: int) -> Tuning:
 @contextmanager
 def every_configuration() -> Iterator[None]:
     """Launch an autotuned kernel once with each configuration that its own pruning leaves."""
-    from triton.runtime.autotuner import Autotuner
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> None:
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        configs = list(self.prune_configs(kwargs))
+    def launch_all(launch: KernelLaunch, _: Proceed) -> None:
+        tuner, kwargs = launch.function, launch.kwargs
+        tuner.nargs = dict(zip(tuner.arg_names, launch.args, strict=False))
+        configs = list(tuner.prune_configs(kwargs))
         for config in configs:
             if config.pre_hook is not None:  # sets the block shapes of descriptors
-                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-            _NOW.append(described(self, config, len(configs)))
-            try:
-                self.fn.run(*args, **kwargs, **config.all_kwargs())
-            finally:
-                _NOW.pop()
-        self.nargs = None
+                config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
+            with _configuration(described(tuner, config, len(configs))):
+                tuner.fn.run(*launch.args, **kwargs, **config.all_kwargs())
+        tuner.nargs = None
 
-    stock = Autotuner.run
-    Autotuner.run = run
-    try:
+    with around_autotuning(launch_all):
         yield
-    finally:
-        Autotuner.run = stock
 
 
 @contextmanager
 def chosen_configuration() -> Iterator[None]:
     """Around launches on a GPU: while a kernel is tuned `under_way` is true; then `current` is what was chosen."""
-    from triton.runtime.autotuner import Autotuner
 
-    stock = Autotuner.run
+    def note(launch: KernelLaunch, proceed: Proceed) -> Any:
+        tuner = launch.function
+        inner = tuner.fn.run
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        inner = self.fn.run
-
-        def launch(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             # Until it has been tuned there is no best configuration of this call.
-            config = self.best_config
-            _NOW.append(None if config is None else described(self, config, len(self.configs)))
-            try:
+            config = tuner.best_config
+            with _configuration(None if config is None else described(tuner, config, len(tuner.configs))):
                 return inner(*args, **kwargs)
-            finally:
-                _NOW.pop()
 
-        self.best_config = None
-        self.fn.run = launch
+        tuner.best_config = None
+        tuner.fn.run = run
         try:
-            return stock(self, *args, **kwargs)
+            return proceed()
         finally:
-            del self.fn.run
+            del tuner.fn.run
 
-    Autotuner.run = run
+    with around_autotuning(note):
+        yield
+
+
+@contextmanager
+def _configuration(tuning: Tuning | None) -> Iterator[None]:
+    _NOW.append(tuning)
     try:
         yield
     finally:
-        Autotuner.run = stock
+        _NOW.pop()

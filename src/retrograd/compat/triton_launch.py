@@ -209,6 +209,23 @@ def around_autotuning(callback: Callback) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def through_triton() -> Iterator[None]:
+    """Have launchers that keep compiled kernels launch them through Triton meanwhile."""
+    import triton
+
+    def seen(*_: Any) -> None: ...
+
+    hook = triton.knobs.runtime.launch_enter_hook
+    if hasattr(hook, "add"):
+        hook.add(seen)
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):
+            hook.remove(seen)
+
+
 @dataclass
 class LaunchCount:
     """Launches that were made through Triton: all of them, and those in its interpreter."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retrograd.codegen import nvidia
-from retrograd.codegen.kernel_facts import disassemble
+from retrograd.compat.cuda_tools import disassemble
 from retrograd.runtime.cuda import nvrtc
 
 SHARED_LIMIT = 227 * 1024  # of a multiprocessor of sm_90

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
 
 from retrograd import config
-from retrograd.compat.torch_cuda import current_device, current_raw_stream
+from retrograd.compat.torch_cuda import current_device
 from retrograd.compat.triton_interpreter.preparation import prepare
+from retrograd.compat.triton_relaunch import LoadedKernel as Handle
+from retrograd.compat.triton_relaunch import hooked, loaded_kernel
+from retrograd.compat.triton_relaunch import relaunch as relaunch
 from retrograd.runtime.cuda import driver
 from retrograd.runtime.triton.gpu import Backend, Gpu
 
@@ -81,16 +83,6 @@ def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-class Handle(NamedTuple):
-    """A kernel that has been compiled and loaded for arguments of one kind, and its grid."""
-
-    run: Any
-    function: int
-    metadata: Any
-    grid: tuple[int, int, int]
-    compiled: Any = None
-
-
 def launch(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], *, pdl: bool = False, **options: Any
 ) -> Handle | None:
@@ -101,23 +93,7 @@ def launch(
     if pdl:
         options["launch_pdl"] = True  # other backends of Triton do not know it
     compiled = kernel[grid](*args, **PINNED[_backend()], **options)
-    function = getattr(compiled, "function", None)
-    if function is None:
-        return None
-    return Handle(compiled.run, function, compiled.packed_metadata, (*grid, 1, 1)[:3], compiled)
-
-
-def relaunch(handle: Handle, args: tuple[Any, ...], device_index: int) -> None:
-    """The launch again with other tensors, past Triton's look at each argument: 2 us of host time instead of 13.
-
-    Args:
-        handle: of a launch on this device, which has to be the current one.
-        args: all arguments of the kernel, constexprs too. What Triton specialises on has to be as it was: dtypes,
-            None, alignment to 16 bytes, integers, constexprs.
-        device_index: the device.
-    """
-    stream = current_raw_stream(device_index)
-    handle.run(*handle.grid, stream, handle.function, handle.metadata, None, None, None, *args)
+    return loaded_kernel(compiled, grid)
 
 
 def relaunchable(*tensors: torch.Tensor | None) -> bool:
@@ -129,9 +105,7 @@ def relaunchable(*tensors: torch.Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is not None:
             addresses |= tensor.data_ptr()
-    # None, or from Triton 3.6 on a chain of hooks that may be empty.
-    hook = triton.knobs.runtime.launch_enter_hook
-    return addresses % 16 == 0 and (hook is None or not getattr(hook, "calls", True))
+    return addresses % 16 == 0 and not hooked()
 
 
 def _backend() -> Backend:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from retrograd.compat.triton_relaunch import has_plain_arguments
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm.autograd import ONCE_ONLY, gradients
 from retrograd.ops.norm.dispatch import choose, functions
@@ -115,8 +116,7 @@ def describe(handle: Any, tensors: int, rest: Iterable[Any]) -> Described | None
         return None
     warps, ctas, shared = handle.metadata
     meta = compiled.metadata
-    unusual = ("launch_cooperative_grid", "global_scratch_size", "profile_scratch_size")
-    if ctas != 1 or any(getattr(meta, name, 0) for name in unusual):
+    if ctas != 1 or not has_plain_arguments(compiled):
         return None
     kinds = list(compiled.src.signature.values())
     args = [*range(tensors), *rest]

@@ -1,0 +1,250 @@
+"""Compiling Triton kernels for a GPU that is absent: a driver that only says which it is, and Triton's cache hook."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from retrograd.compat.registry import Part, register, require
+from retrograd.errors import RetrogradError
+
+_LABELS = itertools.count()
+
+
+class GpuDescription(Protocol):
+    """What launchers and compilers ask of a GPU."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def arch(self) -> int | str: ...
+    @property
+    def warp_size(self) -> int: ...
+    @property
+    def num_sms(self) -> int: ...
+    @property
+    def shared_limit_bytes(self) -> int: ...
+    @property
+    def registers(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class KernelSignature:
+    """What a kernel is compiled for.
+
+    Attributes:
+        arguments: name -> type as Triton writes it ("*bf16", "i32"), without constexprs.
+        constants: name -> value, of constexprs and of arguments that are None or 1.
+        aligned: arguments known to be divisible by 16.
+    """
+
+    arguments: dict[str, str]
+    constants: dict[str, Any]
+    aligned: tuple[str, ...]
+
+    @classmethod
+    def of_request(cls, function: Any, specialization: str) -> KernelSignature:
+        """Of what a JITFunction asks Triton's compiler for, in Triton's JSON."""
+        data, names = json.loads(specialization), function.arg_names
+        constants = zip(data["constant_keys"], data["constant_vals"], strict=True)
+        attributes = zip(data["attrs_keys"], data["attrs_vals"], strict=True)
+        return cls(_without_constexprs(data["signature"]), _by_name(names, constants), _aligned(names, attributes))
+
+    @classmethod
+    def of_compiled(cls, compiled: Any) -> KernelSignature:
+        """Of a CompiledKernel."""
+        source = compiled.src
+        names = list(source.signature)
+        return cls(
+            _without_constexprs(source.signature),
+            _by_name(names, source.constants.items()),
+            _aligned(names, source.attrs.items()),
+        )
+
+
+def _without_constexprs(signature: dict[str, Any]) -> dict[str, str]:
+    return {name: str(kind) for name, kind in signature.items() if kind != "constexpr"}
+
+
+def _by_name(names: list[str], constants: Any) -> dict[str, Any]:
+    values = {names[path[0]]: value for path, value in constants if len(path) == 1}
+    return {name: v["constexpr"] if isinstance(v, dict) and "constexpr" in v else v for name, v in values.items()}
+
+
+def _aligned(names: list[str], attributes: Any) -> tuple[str, ...]:
+    return tuple(names[path[0]] for path, attrs in attributes if ["tt.divisibility", 16] in attrs)
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """What a launch would have compiled.
+
+    Attributes:
+        function: the JITFunction.
+        key: Triton's own cache key: types, alignment, constexprs and options.
+        specialization: Triton's JSON of all that.
+    """
+
+    function: Any
+    key: str
+    specialization: str
+
+    def compile(self) -> Any:
+        """The CompiledKernel, from Triton's cache directory where it is there already."""
+        return self.function.preload(self.specialization)
+
+
+@contextmanager
+def compile_requests(note: Callable[[CompileRequest], None]) -> Iterator[None]:
+    """Tell a callback what launches inside want to have compiled, and compile nothing."""
+    import triton
+
+    def hook(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        note(CompileRequest(fn.jit_function, key, compile["specialization_data"]))
+        return True  # tells Triton that this launch needs no code
+
+    knobs = triton.knobs.runtime
+    stock, knobs.jit_cache_hook = knobs.jit_cache_hook, hook
+    try:
+        yield
+    finally:
+        knobs.jit_cache_hook = stock
+
+
+@contextmanager
+def absent_gpu(gpu: GpuDescription) -> Iterator[None]:
+    """Make a driver for a GPU Triton's active one, under a device name of its own so that no cache is shared.
+
+    Raises:
+        UnsupportedVersionError: this Triton asks its driver for something else.
+    """
+    require(COMPILE)
+    with _active_driver(gpu):
+        yield
+
+
+def of_dtype(value: Any) -> Any:
+    """An aligned tensor for a torch dtype, anything else as it is."""
+    from triton.runtime.jit import MockTensor
+
+    return MockTensor.wrap_dtype(value)
+
+
+def first_line(function: Any) -> int:
+    """The line of a JITFunction's `def` or first decorator, as Triton counts."""
+    return function.starting_line_number
+
+
+@contextmanager
+def _active_driver(gpu: GpuDescription) -> Iterator[None]:
+    from triton.runtime import driver as holder
+
+    previous = holder._active
+    holder.set_active(_driver(gpu, f"dry:{gpu.name}:{next(_LABELS)}"))
+    try:
+        yield
+    finally:
+        holder.set_active(previous)
+
+
+def _driver(gpu: GpuDescription, device: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    properties = {
+        "max_shared_mem": gpu.shared_limit_bytes,
+        "max_num_regs": gpu.registers,
+        "multiprocessor_count": gpu.num_sms,
+        "warpSize": gpu.warp_size,
+    }
+
+    class DryDriver(DriverBase):
+        """Answers which GPU it is and can do nothing else."""
+
+        launcher_cls = None
+        utils = SimpleNamespace(get_device_properties=lambda device=None: properties)
+
+        @classmethod
+        def is_active(cls) -> bool:
+            return True
+
+        def map_python_to_cpp_type(self, ty: str) -> str:
+            return ty
+
+        def get_current_target(self) -> Any:
+            return GPUTarget(gpu.backend, gpu.arch, gpu.warp_size)
+
+        def get_active_torch_device(self) -> Any:
+            import torch
+
+            return torch.device("cpu")
+
+        def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+            return divmod(gpu.arch, 10) if isinstance(gpu.arch, int) else (0, 0)
+
+        def get_current_device(self) -> str:
+            return device
+
+        def get_current_stream(self, device: Any = None) -> int:
+            return 0
+
+        def get_device_interface(self) -> None:
+            return None
+
+        def get_benchmarker(self) -> Any:
+            raise RetrogradError("a kernel asked for a benchmark (autotuning?), which needs the GPU it is compiled for")
+
+    return DryDriver()
+
+
+PROBE_GPU = SimpleNamespace(
+    name="probe", backend="cuda", arch=90, warp_size=32, num_sms=132, shared_limit_bytes=232448, registers=65536
+)
+
+
+def _probe(x_ptr: Any, n: Any, m: Any, N: Any) -> None:
+    """What the self-test asks for; it is not compiled."""
+
+
+def _self_test() -> str:
+    import torch
+    import triton.language as tl
+    from triton.runtime.jit import JITFunction
+
+    _probe.__annotations__.clear()
+    _probe.__annotations__["N"] = tl.constexpr
+    requests: list[CompileRequest] = []
+    kernel = JITFunction(_probe)
+    with _active_driver(PROBE_GPU), compile_requests(requests.append):
+        kernel.run(of_dtype(torch.bfloat16), 48, 7, 8, grid=(1,), warmup=True, num_warps=2)
+    (request,) = requests
+    signature = KernelSignature.of_request(kernel, request.specialization)
+    expected = KernelSignature({"x_ptr": "*bf16", "n": "i32", "m": "i32"}, {"N": 8}, ("x_ptr", "n"))
+    if signature != expected:
+        return f"a kernel's request reads as {signature}"
+    if json.loads(request.specialization)["options"]["num_warps"] != 2:
+        return "a kernel's request has other options than its launch"
+    if first_line(kernel) != _probe.__code__.co_firstlineno:
+        return f"a kernel of line {_probe.__code__.co_firstlineno} begins at {first_line(kernel)}"
+    return ""
+
+
+COMPILE = register(
+    Part(
+        id="triton.compile",
+        package="triton",
+        purpose="compiles kernels for GPUs that are not there",
+        names=("driver._active", "DriverBase", "GPUTarget", "jit_cache_hook", "preload", "MockTensor.wrap_dtype"),
+        ran=("3.6", "3.7", "3.8", "3.9"),
+        otherwise="nothing is compiled; `retrograd codegen --run` reads what a GPU of this machine has loaded",
+        self_test=_self_test,
+        refuses=True,
+    )
+)

@@ -1,0 +1,120 @@
+"""Compiling for absent GPUs, machine code and relaunches: each private name with a broken specimen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+
+# Kernels are compiled in processes of their own: this one interprets them where there is no GPU.
+START = """
+import torch
+from retrograd.compat import cuda_tools, registry, triton_compile, triton_launch, triton_relaunch
+from retrograd.errors import RetrogradError
+"""
+
+
+def said(code: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", START + code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_every_part_works_here() -> None:
+    code = """
+for part in (triton_compile.COMPILE, triton_relaunch.RELAUNCH, cuda_tools.TOOLS, triton_launch.HOOK):
+    print(part.id, registry.status(part).state, registry.status(part).difference)
+"""
+    assert said(code).splitlines() == [
+        "triton.compile works ", "triton.relaunch works ", "triton.cuda_tools works ", "triton.launch_hook works",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("breaks", "says"),
+    [
+        ("del triton.runtime.driver.__class__.set_active", "set_active"),
+        ("triton.knobs.runtime.__class__.jit_cache_hook = property(lambda self: None, lambda self, hook: None)", ""),
+        ("triton.runtime.jit.MockTensor.wrap_dtype = staticmethod(lambda value: value)", ""),
+    ],
+    ids=["renamed", "not asked", "other meaning"],
+)
+def test_compiling_is_refused_in_words(breaks: str, says: str) -> None:
+    code = f"""
+import triton
+{breaks}
+from retrograd import codegen
+try:
+    with codegen.recording("sm_90"):
+        print("recorded")
+except RetrogradError as error:
+    print(error)
+"""
+    text = said(code)
+    assert says in text
+    assert text.endswith("nothing is compiled; `retrograd codegen --run` reads what a GPU of this machine has loaded")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "says"),
+    [
+        ("_run = cuda_tools._run; cuda_tools._run = lambda *c: _run(*c).replace('REG:', 'REGISTERS:')", "resources"),
+        ("_run = cuda_tools._run; cuda_tools._run = lambda *c: _run(*c).replace('LDG.E.128', 'LOAD.128')", "LOAD"),
+        ("_run = cuda_tools._run; cuda_tools._run = lambda *c: _run(*c).replace('## File', '## Source')", "no file"),
+        ("cuda_tools._tool = lambda name: '/nowhere/' + name", "/nowhere/cuobjdump"),
+    ],
+    ids=["resources", "instructions", "lines", "program"],
+)
+def test_another_output_of_the_tools_is_refused_in_words(breaks: str, says: str) -> None:
+    code = f"""
+{breaks}
+try:
+    cuda_tools.disassemble(b"")
+except RetrogradError as error:
+    print(error)
+"""
+    text = said(code)
+    assert says in text
+    assert text.endswith("machine code for NVIDIA GPUs is not read; name AMD ones, gfx942 and gfx950")
+
+
+@pytest.mark.parametrize("order", ["(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)", "(0, 1, 2, 3, 5, 4, 6, 7, 8, 9, 10)"])
+def test_a_launcher_that_takes_another_order_is_not_called_by_place(order: str) -> None:
+    code = f"""
+from types import SimpleNamespace
+from triton.runtime.jit import JITFunction
+run = JITFunction.run
+def changed(self, *args, **kwargs):
+    compiled = self._do_compile()
+    stock = compiled.run
+    compiled.run = lambda *a: stock(*[a[i] for i in {order}])
+    return run(self, *args, **kwargs)
+JITFunction.run = changed
+compiled = SimpleNamespace(function=1, run=print, packed_metadata=(4, 1, 0))
+print(triton_relaunch.loaded_kernel(compiled, (3,)) is not None, registry.notes())
+"""
+    held, _, notes = said(code).partition(" ")
+    assert held == str(order.startswith("(0, 1, 2, 3, 4, 5"))
+    assert ("each launch goes through Triton" in notes) == (held == "False")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "plain"),
+    [
+        ({}, True),
+        ({"instrumentation_mode": "", "global_scratch_size": 0, "tensordesc_meta": []}, True),
+        ({"instrumentation_mode": "gsan"}, False),
+        ({"global_scratch_size": 128}, False),
+        ({"launch_cooperative_grid": True}, False),
+        ({"tensordesc_meta": [{"swizzle": 3}]}, False),
+    ],
+)
+def test_hidden_arguments_are_known(metadata: dict, plain: bool) -> None:
+    from retrograd.compat.triton_relaunch import has_plain_arguments
+
+    assert has_plain_arguments(SimpleNamespace(metadata=SimpleNamespace(**metadata))) is plain
