@@ -44,7 +44,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from retrograd.compat import fsdp2
+from retrograd.compat.fsdp2 import param_groups, versions
 from retrograd.fsdp import bucket_gradients
 
 TOKENS = {"transformer": (16384, 512), "small": (2048,), "tiny": (16,)}
@@ -187,9 +187,9 @@ def differing(model: nn.Module, tokens: torch.Tensor, variants: Variants) -> dic
 
 def reducing(model: nn.Module) -> list[tuple[Any, str]]:
     """Functions of FSDP2 in which gradients are reduced, and those that buckets put in their place."""
-    states = fsdp2.states_of(model)
-    names = (fsdp2.BACKWARD_BEGINS, fsdp2.BACKWARD_ENDS, fsdp2.FORWARD_BEGINS)
-    group = fsdp2.module("_fsdp_param_group").FSDPParamGroup
+    states = param_groups.states_of(model)
+    names = (versions.BACKWARD_BEGINS, versions.BACKWARD_ENDS, versions.FORWARD_BEGINS)
+    group = versions.module("_fsdp_param_group").FSDPParamGroup
     return [(group, "post_backward"), *((state, name) for state in states for name in names)]
 
 

@@ -229,15 +229,15 @@ def recorded(kind: str, buckets: dict[str, Any], still: int = 12, steps: int = 2
 @contextmanager
 def kept(net: Any) -> Iterator[list[int]]:
     """How many inputs of reductions FSDP2 and buckets kept at once, whenever buckets had made another."""
-    from retrograd.compat import fsdp2
+    from retrograd.compat.fsdp2 import param_groups
     from retrograd.fsdp.in_flight import Flight
 
-    most, root, methods = [0], fsdp2.states_of(net)[0], {"add": Flight.add, "follow": Flight.follow}
+    most, root, methods = [0], param_groups.states_of(net)[0], {"add": Flight.add, "follow": Flight.follow}
 
     def after(name: str, new: int) -> None:
         def method(self: Any, *args: Any) -> None:
             methods[name](self, *args)
-            most[0] = max(most[0], len(self.inputs) + fsdp2.inputs_kept(root) + new)
+            most[0] = max(most[0], len(self.inputs) + param_groups.inputs_kept(root) + new)
 
         setattr(Flight, name, method)
 

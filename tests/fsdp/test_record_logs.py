@@ -23,7 +23,7 @@ from retrograd.errors import RanksDifferError, UsageError
 from retrograd.fsdp import Collective, Log, assert_same_order, diff, record_collectives
 from retrograd.fsdp.check_command import judged
 from retrograd.fsdp.log_diff import first_difference
-from retrograd.fsdp.rank_verification import Verifier
+from retrograd.fsdp.rank_verification import RankVerifier
 from retrograd.fsdp.step_patterns import Journal
 from retrograd.fsdp.watchdog import Watchdog
 
@@ -199,9 +199,9 @@ def test_an_empty_assertion_is_refused():
         assert_same_order()
 
 
-def both(journals: list[Journal], seconds: float = 20.0) -> list[Verifier]:
+def both(journals: list[Journal], seconds: float = 20.0) -> list[RankVerifier]:
     store = dist.HashStore()
-    return [Verifier(RankStore(store, rank, 2), made, seconds) for rank, made in enumerate(journals)]
+    return [RankVerifier(RankStore(store, rank, 2), made, seconds) for rank, made in enumerate(journals)]
 
 
 def side_by_side(functions) -> list[str]:

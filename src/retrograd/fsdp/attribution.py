@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat import fsdp2_state, torch_autograd
+from retrograd.compat import fsdp2, torch_autograd
 from retrograd.compat.registry import require, works
 from retrograd.compat.torch_ddp import BucketOrders, bucket_orders
 
@@ -58,7 +58,7 @@ class Attribution:
         self.optimizing = False
         self._roles: dict[CodeType, str] = {}
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
-        self._ddp = _Buckets()
+        self._ddp = _DdpBuckets()
 
     def of(self, frame: Any, kind: str, numel: int, group: Any) -> tuple[str, tuple[str, ...], str, str]:
         """By whom, for which modules, in which phase and by which reduction the collective is issued.
@@ -97,12 +97,12 @@ class Attribution:
     def names(self, owner: Any) -> tuple[str, ...]:
         """Names of the modules of a parameter group, with it remembered."""
         self.groups.add(owner)
-        names = fsdp2_state.module_names(owner)
+        names = fsdp2.module_names(owner)
         if names is not None:
             return names
         if self.model is not None:
-            return tuple(self._name(module, self.model) for module in fsdp2_state.modules_of(owner))
-        return tuple(type(module).__name__ for module in fsdp2_state.modules_of(owner))
+            return tuple(self._name(module, self.model) for module in fsdp2.modules_of(owner))
+        return tuple(type(module).__name__ for module in fsdp2.modules_of(owner))
 
     def between_steps(self) -> None:
         """Learn what can only be asked while no backward runs."""
@@ -124,9 +124,9 @@ class Attribution:
             elif role == _MODULE:
                 outer = frame.f_locals["self"]
                 inner = outer if inner is None else inner
-            elif role == _SELF and owner is None and (group := fsdp2_state.param_group_class()) is not None:
+            elif role == _SELF and owner is None and (group := fsdp2.param_group_class()) is not None:
                 candidate = frame.f_locals.get("self")
-                owner = candidate if isinstance(candidate, group) and works(fsdp2_state.STATE) else None
+                owner = candidate if isinstance(candidate, group) and works(fsdp2.STATE) else None
             frame = frame.f_back
         return owner, inner, outer, op, python
 
@@ -151,7 +151,7 @@ class Attribution:
         """Modules of FSDP whose gradients of the last backward wait on this rank and were never reduced."""
         found: list[str] = []
         for group in self.groups:
-            if any(fsdp2_state.leftovers(group)):
+            if any(fsdp2.leftovers(group)):
                 found += [name or "(root)" for name in self.names(group)]
         return sorted(set(found))
 
@@ -162,7 +162,7 @@ def _reduction(op: Any) -> str:
     return name.lower() if isinstance(name, str) else ""
 
 
-class _Buckets:
+class _DdpBuckets:
     """Which parameters a bucket of DDP holds: buckets come in order, and their sizes say where each ends."""
 
     def __init__(self) -> None:

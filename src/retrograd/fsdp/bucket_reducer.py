@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from retrograd.compat import fsdp2
-from retrograd.compat.fsdp2 import ReduceCall
-from retrograd.compat.fsdp2_state import partial_sums, set_partial_sums
+from retrograd.compat.fsdp2 import foreach_reduce, param_groups, partial_sums, set_partial_sums
+from retrograd.compat.fsdp2.foreach_reduce import ReduceCall
 from retrograd.errors import BucketError
 from retrograd.fsdp.agreement import Agreement
 from retrograd.fsdp.attribution import naming
 from retrograd.fsdp.buckets import Launcher, digest
-from retrograd.fsdp.in_flight import Flight
+from retrograd.fsdp.in_flight import InFlight
 from retrograd.fsdp.model_plan import Model, word
 
 
 @dataclass(frozen=True)
-class Launch:
+class Reduction:
     """One reduction of gradients.
 
     Attributes:
@@ -67,7 +67,7 @@ class Backward:
         agreement: Agreement | None,
     ) -> None:
         self.launcher: Launcher = launcher
-        self.launches: list[Launch] = []
+        self.launches: list[Reduction] = []
         self.expected: dict[str, list[Any]] = expected
         self._model: Model = model
         self._missing: str = missing
@@ -78,7 +78,7 @@ class Backward:
         self._whole: set[str] = set()  # groups of which every parameter got its gradient
         self._seen: set[str] = set()
         self._bucketed: set[str] = set()  # groups whose reduction FSDP2 does not know of
-        self._flight: Flight = Flight(model.handle)
+        self._in_flight: InFlight = InFlight(model.handle)
         self._start: tuple[Any, Any] | None = None  # the stream on which gradients are made, an event on it
 
     def arrive(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
@@ -118,14 +118,14 @@ class Backward:
             for index, names in self.launcher.repeated():
                 self._launch(index, self._again, names)
         self._require("the end of backward", self.launches)
-        self._flight.land()
+        self._in_flight.wait()
         for name in self._bucketed:
-            fsdp2.wait_for_offload(self._model.groups[name])
+            param_groups.wait_for_offload(self._model.groups[name])
         self._require_empty()
 
     def drop(self) -> None:
         """Forget gradients of a backward that failed, when nothing reads them any more."""
-        self._flight.land()
+        self._in_flight.wait()
         self._held.clear()
         self._again.clear()
 
@@ -146,17 +146,17 @@ class Backward:
         """Let FSDP2 reduce a group that has a bucket for itself."""
         self._seen.add(name)
         index = self.launcher.next - 1
-        launch = self._describe(index, False, (name,), arguments["fsdp_params"], fsdp2.wire_dtype(arguments))
+        launch = self._describe(index, False, (name,), arguments["fsdp_params"], foreach_reduce.wire_dtype(arguments))
         if self._agreement is not None:
             self._require(self._due(index), [launch])
         self._make_room()
         try:
             with naming(self._model.modules[name]):
-                answer, stream, event = fsdp2.reduce_as_given(arguments)
+                answer, stream, event = foreach_reduce.reduce_as_given(arguments)
         except RuntimeError as error:
             self._explain(error, index)
             raise
-        self._flight.follow(stream, event)
+        self._in_flight.follow(stream, event)
         self.launches.append(launch)
         return answer
 
@@ -175,11 +175,13 @@ class Backward:
         """Parameters that want gradients, and these, zeros where there were none."""
         group = self._model.groups[name]
         have = {id(param): grad for param, grad in zip(params, grads, strict=True)}
-        wanted = {id(param) for param in fsdp2.trainable(group)} | have.keys()
+        wanted = {id(param) for param in param_groups.trainable(group)} | have.keys()
         dtype = grads[0].dtype if grads else None
         every = [param for param in group.fsdp_params if id(param) in wanted]
         filled = [
-            have[id(param)] if id(param) in have else fsdp2.no_gradient(param, group, dtype or fsdp2.grad_dtype(param))
+            have[id(param)]
+            if id(param) in have
+            else param_groups.no_gradient(param, group, dtype or param_groups.grad_dtype(param))
             for param in every
         ]
         return every, filled
@@ -209,12 +211,12 @@ class Backward:
         """What the backend says of a rank that is gone names no module."""
         error.add_note(f"retrograd.fsdp: it happened in {self._due(index, repeat)}")
 
-    def _launch_of(self, index: int, repeat: bool, run: list[tuple[str, ReduceCall]]) -> Launch:
+    def _launch_of(self, index: int, repeat: bool, run: list[tuple[str, ReduceCall]]) -> Reduction:
         names, params = tuple(name for name, _ in run), [param for _, call in run for param in call.params]
         first = run[0][1]
         return self._describe(index, repeat, names, params, first.reduce_dtype or first.grads[0].dtype)
 
-    def _describe(self, index: int, repeat: bool, names: tuple[str, ...], params: list[Any], dtype: Any) -> Launch:
+    def _describe(self, index: int, repeat: bool, names: tuple[str, ...], params: list[Any], dtype: Any) -> Reduction:
         """What a reduction is; kept from step to step as long as the same parameters have gradients."""
         whole = not repeat and self._whole.issuperset(names)
         known = self._model.launches.get((index, names)) if whole else None
@@ -223,8 +225,10 @@ class Backward:
         have = set(map(id, params))
         lacking = [p for name in names if not repeat for p in self.expected.get(name, ()) if id(p) not in have]
         groups = [self._model.groups[self._model.home(param)] for param in params]
-        numel = sum(map(fsdp2.wire_numel, params, groups))
-        launch = Launch(index, repeat, names, tuple(self._model.named(param) for param in lacking), numel, word(dtype))
+        numel = sum(map(param_groups.wire_numel, params, groups))
+        launch = Reduction(
+            index, repeat, names, tuple(self._model.named(param) for param in lacking), numel, word(dtype)
+        )
         if whole:
             self._model.launches[index, names] = params, dtype, launch
         return launch
@@ -242,25 +246,25 @@ class Backward:
         if first.reduce_dtype is not None and not _one_dtype(grads):
             # Copy-in casts to this dtype anyway, but takes gradients of one dtype only (2.13).
             grads = [grad.to(first.reduce_dtype) for grad in grads]
-        stream = self._flight.join([call for _, call in run], grads)
+        stream = self._in_flight.join([call for _, call in run], grads)
         self._make_room()
         with naming([module for name, _ in run for module in self._model.modules[name]]):
             result = first.make(params, grads)
         if alone:
             first.partial = result["partial_reduce_output"]
             set_partial_sums(group, first.partial)
-        self._flight.add(result)
+        self._in_flight.add(result)
         if repeat:
             # Added to the shards of the first round on the reduction's stream, while autograd may go on.
             stream.wait_event(result["post_reduce_event"])
 
     def _make_room(self) -> None:
         """As many inputs in flight as FSDP2 would have, its own counted."""
-        if self._flight.inputs:
+        if self._in_flight.inputs:
             root = self._model.states[0]
-            self._flight.make_room(fsdp2.buffers_in_flight(root) - fsdp2.inputs_kept(root))
+            self._in_flight.make_room(param_groups.buffers_in_flight(root) - param_groups.inputs_kept(root))
 
-    def _require(self, due: str, launches: Iterable[Launch]) -> None:
+    def _require(self, due: str, launches: Iterable[Reduction]) -> None:
         if self._agreement is not None:
             self._agreement.require(due, [astuple(one) for one in launches], lambda: in_words(launches), None)
 
@@ -295,7 +299,7 @@ class Backward:
         late = [self._model.named(param) for group in groups for param in fsdp2.leftovers(group)]
         if not held and not late:
             return
-        fsdp2.drop_gradients(groups)
+        param_groups.drop_gradients(groups)
         mend = "this is an error of retrograd, please report it" if held else "use parameters in their module's forward"
         raise BucketError(
             f"gradients of {', '.join(held or late)} were left when backward ended, and would have been added to the "
@@ -319,11 +323,11 @@ def _add(sums: ReduceCall, call: ReduceCall) -> None:
         sums.grads[i] = sums.grads[i].to(sums.reduce_dtype or grad.dtype) + grad
 
 
-def sequence_hash(launches: tuple[Launch, ...]) -> str:
+def sequence_hash(launches: tuple[Reduction, ...]) -> str:
     return digest([astuple(one) for one in launches])
 
 
-def in_words(launches: Iterable[Launch]) -> str:
+def in_words(launches: Iterable[Reduction]) -> str:
     return (
         "; ".join(
             f"[{', '.join(one.groups)}] of {one.numel} {one.dtype}"

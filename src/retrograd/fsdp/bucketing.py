@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
-from retrograd.compat import fsdp2
+from retrograd.compat.fsdp2 import foreach_reduce, param_groups, self_test, versions
+from retrograd.compat.registry import require
+from retrograd.compat.torch_autograd import BACKWARD, in_backward
+from retrograd.compat.torch_dynamo import compiles_backward
 from retrograd.core.order_registry import Order, announce, withdraw
 from retrograd.errors import BucketError, UsageError
 from retrograd.fsdp.agreement import Agreement
-from retrograd.fsdp.bucket_reducer import Backward, Launch, sequence_hash
+from retrograd.fsdp.bucket_reducer import Backward, Reduction, sequence_hash
 from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher
 from retrograd.fsdp.model_plan import Model, plans_differ
 
@@ -29,7 +32,7 @@ _KEEP = "make buckets once, on every rank; to make them anew, save() the plan an
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _BucketSettings:
     bucket: int
     missing: str
     verify_every: int
@@ -48,25 +51,25 @@ class Buckets:
         sequences: hashes of every different sequence so far; one, if nothing varies.
     """
 
-    def __init__(self, model: Any, settings: _Settings, plan: BucketPlan | None) -> None:
+    def __init__(self, model: Any, settings: _BucketSettings, plan: BucketPlan | None) -> None:
         self.plan: BucketPlan | None = plan
         self.backwards: int = 0
         self.abandoned: int = 0
         self.sequences: list[str] = []
-        self._settings: _Settings = settings
+        self._settings: _BucketSettings = settings
         self._model: Model = Model(model, settings.comm)
         self._step_hook: Any = None  # while gradients are held; none after remove() or pause()
         self._removed: bool = False
         self._agreed: bool = False
         self._open: Backward | None = None
         self._hash: str = ""  # of the last in the log
-        self._log: deque[tuple[Launch, ...]] = deque(maxlen=_KEPT)
+        self._log: deque[tuple[Reduction, ...]] = deque(maxlen=_KEPT)
         self._peak: tuple[int, int, str | None] = (0, 0, None)
         self._hook()
-        self._agreement: Agreement = Agreement(fsdp2.ranks_of(list(self._model.groups.values())), settings.timeout)
+        self._agreement: Agreement = Agreement(param_groups.ranks_of(self._model.group_list), settings.timeout)
 
     @property
-    def log(self) -> list[tuple[Launch, ...]]:
+    def log(self) -> list[tuple[Reduction, ...]]:
         """What each of the last 100 backward passes reduced, in order; the newest last."""
         return list(self._log)
 
@@ -118,7 +121,7 @@ class Buckets:
         """
         if self._removed:
             raise UsageError("resume() was called after remove(); call bucket_gradients again, with plan=handle.plan")
-        if fsdp2.in_backward():
+        if in_backward():
             raise UsageError("resume() was called inside backward; call it between steps")
         if self._step_hook is None:
             self._hook()
@@ -126,36 +129,38 @@ class Buckets:
     def _unhook(self, what: str) -> None:
         if self._step_hook is None:
             return
-        if fsdp2.in_backward():
+        if in_backward():
             raise UsageError(f"{what}() was called inside backward; call it between steps")
         self._abandon()
         self._step_hook.remove()
         self._step_hook = None
         for state in self._model.states:
-            for name in (fsdp2.BACKWARD_BEGINS, fsdp2.BACKWARD_ENDS, fsdp2.FORWARD_BEGINS, fsdp2.RESET):
-                fsdp2.unshadow(state, name)
-        for group in self._model.groups.values():
-            fsdp2.unshadow(group, fsdp2.INPUTS_WATCHED)
-        fsdp2.give_back(list(self._model.groups.values()))
+            for name in (versions.BACKWARD_BEGINS, versions.BACKWARD_ENDS, versions.FORWARD_BEGINS, versions.RESET):
+                param_groups.unshadow(state, name)
+        for group in self._model.group_list:
+            param_groups.unshadow(group, versions.INPUTS_WATCHED)
+        foreach_reduce.give_back(self._model.group_list)
         withdraw(self._model.root)
 
     def _hook(self) -> None:
-        fsdp2.take_over(list(self._model.groups.values()), self._arrive)
+        foreach_reduce.take_over(self._model.group_list, self._arrive)
         # On the root only, where FSDP2's own hook leaves a compiled graph anyway. A root whose backward failed believes
         # that it is being checkpointed and does not ask who starts a step; this hook comes first.
-        hook = fsdp2.uncompiled(self._step)
+        hook = torch.compiler.disable(self._step, reason="bookkeeping of gradient buckets")
         self._step_hook = self._model.root.register_forward_pre_hook(hook, prepend=True)
         if self._agreed and self.plan is not None:
             self._announce(self.plan)
         for state in self._model.states:
-            fsdp2.shadow(state, fsdp2.BACKWARD_BEGINS, lambda before, state=state: self._begins(before, state))
-            fsdp2.shadow(state, fsdp2.BACKWARD_ENDS, self._ends)
-            fsdp2.shadow(state, fsdp2.FORWARD_BEGINS, self._forward)
-        if fsdp2.version().resets:
-            fsdp2.shadow(self._model.states[0], fsdp2.RESET, self._reset)
+            param_groups.shadow(
+                state, versions.BACKWARD_BEGINS, lambda before, state=state: self._begins(before, state)
+            )
+            param_groups.shadow(state, versions.BACKWARD_ENDS, self._ends)
+            param_groups.shadow(state, versions.FORWARD_BEGINS, self._forward)
+        if versions.version().resets:
+            param_groups.shadow(self._model.states[0], versions.RESET, self._reset)
         if self.plan is None:
             for name, group in self._model.groups.items():
-                fsdp2.shadow(group, fsdp2.INPUTS_WATCHED, lambda before, name=name: self._watch(before, name))
+                param_groups.shadow(group, versions.INPUTS_WATCHED, lambda before, name=name: self._watch(before, name))
 
     def _watch(self, before: Callable[..., Any], name: str) -> Callable[..., Any]:
         def watched(args: Any, kwargs: Any) -> Any:
@@ -170,9 +175,9 @@ class Buckets:
 
     def _step(self, *_: Any) -> None:
         """A forward begins: the last backward must have ended."""
-        if not fsdp2.in_backward():
+        if not in_backward():
             _refuse_compiled_autograd()
-            if self._open is not None or fsdp2.failed(self._model.states[0]):
+            if self._open is not None or param_groups.failed(self._model.states[0]):
                 self._recover()
 
     def _forward(self, before: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +185,7 @@ class Buckets:
 
         def root_pre_forward(*args: Any, **kwargs: Any) -> Any:
             # Each part calls it in each forward; only where forward is called on a part alone is there anything to do.
-            if self._open is not None or fsdp2.failed(root):
+            if self._open is not None or param_groups.failed(root):
                 self._step()
             return before(*args, **kwargs)
 
@@ -188,7 +193,7 @@ class Buckets:
 
     def _begins(self, before: Callable[..., Any], state: Any) -> Callable[..., Any]:
         def backward_begins() -> Any:
-            if not fsdp2.begun(state):
+            if not param_groups.begun(state):
                 with torch.no_grad():
                     self._begin()
             return before()
@@ -198,7 +203,7 @@ class Buckets:
     def _ends(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def backward_ends() -> None:
             try:
-                fsdp2.look_again(list(self._model.groups.values()))
+                param_groups.look_again(self._model.group_list)
                 before()
                 with torch.no_grad():
                     self._end()
@@ -212,13 +217,13 @@ class Buckets:
         def reset_iter_state() -> None:
             self._abandon()
             before()
-            fsdp2.drop_gradients(list(self._model.groups.values()))
+            param_groups.drop_gradients(self._model.group_list)
 
         return reset_iter_state
 
     def _begin(self) -> None:
         _refuse_compiled_autograd()
-        if fsdp2.manual(self._model.states[0]):
+        if param_groups.manual(self._model.states[0]):
             raise UsageError("bucket_gradients ends backward itself; call set_manual_backward_finalization(False)")
         self._abandon()
         plan, settings = self._agree_on_plan(), self._settings
@@ -244,8 +249,8 @@ class Buckets:
         self._agreement.require("the comparison of plans", plan.hash, plan.to_json, plans_differ)
         self.plan, self._agreed = plan, True
         self._announce(plan)
-        for group in self._model.groups.values():
-            fsdp2.unshadow(group, fsdp2.INPUTS_WATCHED)
+        for group in self._model.group_list:
+            param_groups.unshadow(group, versions.INPUTS_WATCHED)
         return plan
 
     def _announce(self, plan: BucketPlan) -> None:
@@ -292,7 +297,7 @@ class Buckets:
 
     def _recover(self) -> None:
         """A forward begins, and the last backward never ended."""
-        if not fsdp2.version().resets:
+        if not versions.version().resets:
             raise BucketError(
                 f"the last backward ended in an exception, and FSDP2 of PyTorch {torch.__version__} cannot be reset; "
                 "start again from a checkpoint, or use PyTorch 2.13, which can"
@@ -302,7 +307,7 @@ class Buckets:
             "zero_grad() as well: others may have been reduced",
             stacklevel=2,
         )
-        fsdp2.forget(self._model.states[0], list(self._model.groups.values()))
+        param_groups.forget(self._model.states[0], self._model.group_list)
 
 
 def bucket_gradients(
@@ -350,7 +355,7 @@ def bucket_gradients(
         BucketError: in a backward: gradients are missing or too much is held.
         RanksDifferError: in a backward: ranks have different plans or are about to reduce different things.
     """
-    settings = _Settings(
+    settings = _BucketSettings(
         _size("bucket_mb", bucket_mb),
         _choice("missing", missing, ("error", "zeros", "skip")),
         verify_every,
@@ -363,11 +368,12 @@ def bucket_gradients(
     if isinstance(plan, (str, Path)):
         plan = BucketPlan.load(plan)
     _refuse_compiled_autograd()
-    fsdp2.self_test()
-    groups = fsdp2.groups_of(fsdp2.states_of(model))
+    require(BACKWARD)
+    require(self_test.BUCKETS)
+    groups = param_groups.groups_of(param_groups.states_of(model))
     if not groups:
         raise UsageError("`model` has no sharded parameters; call fully_shard on its blocks and on itself first")
-    if settings.comm is not None and (other := fsdp2.custom_comms(groups)):
+    if settings.comm is not None and (other := param_groups.custom_comms(groups)):
         raise UsageError(f'reduce="ordered" would replace {other}; remove set_custom_reduce_scatter or say "native"')
     return Buckets(model, settings, plan)
 
@@ -379,7 +385,7 @@ def _ordered() -> Any:
 
 
 def _refuse_compiled_autograd() -> None:
-    if fsdp2.compiled_autograd():
+    if compiles_backward():
         raise UsageError(
             "compiled autograd is on, under which FSDP2 silently stops reducing gradients after the first step; switch "
             "it off (torch._dynamo.config.compiled_autograd = False) and compile the blocks, not the backward"

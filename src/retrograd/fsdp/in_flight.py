@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.fsdp2 import ReduceCall
+from retrograd.compat.fsdp2.foreach_reduce import ReduceCall
 
 
-class Flight:
+class InFlight:
     """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel.
 
     Attributes:
@@ -59,7 +59,7 @@ class Flight:
         # 2.11 and 2.12 do not say which stream came last; waiting for every event is right as well.
         self._events[result.get("post_reduce_stream", len(self._events))] = result["post_reduce_event"]
 
-    def land(self) -> None:
+    def wait(self) -> None:
         """Order the current stream after everything in flight, then let go of it."""
         if not self.inputs and not self._held and not self._events:
             return

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from retrograd.compat import fsdp2
-from retrograd.compat.fsdp2 import ReduceCall
+from retrograd.compat.fsdp2 import foreach_reduce, param_groups
+from retrograd.compat.fsdp2.foreach_reduce import ReduceCall
 from retrograd.errors import UsageError
 from retrograd.fsdp.buckets import BucketPlan, Group, first_difference
 
@@ -18,7 +18,8 @@ class Model:
     Attributes:
         root: the module that forward is called on.
         states: what `fully_shard` keeps of each call, the root's first.
-        groups: parameter groups by name, in the order of modules.
+        group_list: parameter groups, in the order of modules.
+        groups: the same by name.
         modules: names of each group's modules as logs of collectives have them, "" for the root.
         comm: a reduce-scatter for all groups, or None.
         handle: torch.cuda, or torch.cpu.
@@ -28,17 +29,18 @@ class Model:
 
     def __init__(self, root: Any, comm: Any) -> None:
         self.root: Any = root
-        self.states: list[Any] = fsdp2.states_of(root)
-        groups = fsdp2.groups_of(self.states)
-        names = fsdp2.names_of(root, groups)
+        self.states: list[Any] = param_groups.states_of(root)
+        groups = param_groups.groups_of(self.states)
+        self.group_list: list[Any] = groups
+        names = param_groups.names_of(root, groups)
         self.groups: dict[str, Any] = dict(zip(names, groups, strict=True))
-        self.modules: dict[str, tuple[str, ...]] = dict(zip(names, fsdp2.modules_of(root, groups), strict=True))
-        self.handle: Any = fsdp2.device_handle(groups[0].device)
+        self.modules: dict[str, tuple[str, ...]] = dict(zip(names, param_groups.modules_of(root, groups), strict=True))
+        self.handle: Any = foreach_reduce.device_handle(groups[0].device)
         self.late: set[str] = set()
         self.launches: dict[Any, Any] = {}
         self.comm: Any = comm
         self._home: dict[int, str] = {id(p): name for name, group in self.groups.items() for p in group.fsdp_params}
-        self._names: dict[int, str] = fsdp2.parameter_names(root, groups)
+        self._names: dict[int, str] = param_groups.parameter_names(root, groups)
 
     def home(self, param: Any) -> str:
         """The name of a parameter's group."""
@@ -50,7 +52,7 @@ class Model:
 
     def expected(self) -> dict[str, list[Any]]:
         """Parameters that want gradients reduced in the backward that begins, by group; groups without any are out."""
-        wanted = {name: fsdp2.trainable(group) for name, group in self.groups.items() if group.reduce_grads}
+        wanted = {name: param_groups.trainable(group) for name, group in self.groups.items() if group.reduce_grads}
         return {name: params for name, params in wanted.items() if params}
 
     def call(self, name: str) -> ReduceCall:
@@ -69,8 +71,8 @@ class Model:
         kinds: dict[Any, int] = {}
         specs: dict[str, Group] = {}
         for name, group in self.groups.items():
-            params, call = fsdp2.trainable(group), self.call(name)
-            made = {fsdp2.grad_dtype(param) for param in params}
+            params, call = param_groups.trainable(group), self.call(name)
+            made = {param_groups.grad_dtype(param) for param in params}
             if len(made) > 1 and call.reduce_dtype is None:
                 raise UsageError(
                     f"gradients of group {name} have dtypes {', '.join(sorted(map(word, made)))}, which FSDP2 cannot "
@@ -80,8 +82,8 @@ class Model:
             wire = call.reduce_dtype or next(iter(made), torch.float32)
             # Numbered in the order of modules, which ranks share, unlike ids of process groups.
             kind = kinds.setdefault((*call.kind, grad), len(kinds))
-            key = f"{grad}->{word(wire)} over {fsdp2.shape_of_mesh(group)} ({kind})"
-            numel = sum(fsdp2.wire_numel(param, group) for param in params)
+            key = f"{grad}->{word(wire)} over {param_groups.shape_of_mesh(group)} ({kind})"
+            numel = sum(param_groups.wire_numel(param, group) for param in params)
             specs[name] = Group(name, numel * wire.itemsize, key)
         return specs
 
@@ -90,7 +92,7 @@ class Model:
         specs = self.specs()
         known = {id(group): name for name, group in self.groups.items()}
         # dict.fromkeys keeps first uses: a group that is used twice is ready after the backward of its first use.
-        order = dict.fromkeys(known[id(g)] for g in fsdp2.forward_order(self.states[0]) if id(g) in known)
+        order = dict.fromkeys(known[id(g)] for g in param_groups.forward_order(self.states[0]) if id(g) in known)
         unused = [name for name in self.groups if name not in order]
         late = {*self.late, *unused}
         ordered = [specs[name] for name in (*reversed(order), *unused)]

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from retrograd.compat.fsdp2_state import STATE, parameter_groups, reduce_scatter_of
+from retrograd.compat.fsdp2 import STATE, parameter_groups, reduce_scatter_of
 from retrograd.compat.registry import status, works
 from retrograd.errors import NonFiniteGradientError, RetrogradError, UnsupportedVersionError, UsageError
 from retrograd.fsdp.rank_sum import Scale, rank_sum

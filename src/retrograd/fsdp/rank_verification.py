@@ -20,7 +20,7 @@ _FAILED = "failed"
 _LOOK = 0.25  # seconds between two looks for ranks that failed
 
 
-class Verifier:
+class RankVerifier:
     """Compares this rank with the others.
 
     Args:

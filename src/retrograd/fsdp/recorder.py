@@ -19,7 +19,7 @@ from retrograd.compat.torch_autograd import in_backward
 from retrograd.compat.versions import UntestedVersionWarning, tested
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
 from retrograd.fsdp.attribution import Attribution
-from retrograd.fsdp.rank_verification import Verifier
+from retrograd.fsdp.rank_verification import RankVerifier
 from retrograd.fsdp.schema import COMPARED, REDUCTIONS, VARYING, Collective, Log, Step
 from retrograd.fsdp.step_patterns import Journal
 from retrograd.fsdp.watchdog import Watchdog
@@ -45,7 +45,7 @@ class CollectiveLog:
         self.journal = Journal(0, 1)
         self._said_changes = 0
         self._unrecorded: set[str] = set()
-        self._verifier: Verifier | None = None
+        self._verifier: RankVerifier | None = None
         self._watchdog: Watchdog | None = None
         self._ended = False  # an optimizer has ended the step; whether the program says so too is not known yet
         self._verified = False  # by an optimizer, in this step
@@ -179,14 +179,14 @@ class CollectiveLog:
         """Write the log as JSON, schema retrograd.fsdp.log/1."""
         self.log().save(path)
 
-    def _ranks(self) -> Verifier | None:
+    def _ranks(self) -> RankVerifier | None:
         """The verifier, once there is a process group with more than one rank."""
         if self._verifier is None and dist.is_available() and dist.is_initialized():
             with self._lock:
                 self.journal.rank, self.journal.size = dist.get_rank(), dist.get_world_size()
                 exchange = c10d.rank_store("order") if self._verifier is None else None
                 if exchange is not None:
-                    self._verifier = Verifier(exchange, self.journal, self.options["timeout"] or _WAIT)
+                    self._verifier = RankVerifier(exchange, self.journal, self.options["timeout"] or _WAIT)
         return self._verifier
 
     def _unknown(self, name: str) -> None:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from retrograd.fsdp.rank_verification import Verifier, packed, unpacked
+from retrograd.fsdp.rank_verification import RankVerifier, packed, unpacked
 
 _BEAT = 1.0  # seconds between two signs of life, or a quarter of the timeout
 _OURS = ("/retrograd/fsdp/", "/torch/", "/threading.py")
@@ -32,7 +32,7 @@ class Watchdog:
 
     def __init__(
         self,
-        verifier: Callable[[], Verifier | None],
+        verifier: Callable[[], RankVerifier | None],
         seconds: float,
         say: Callable[[str], None],
         end: Callable[[], None] = lambda: None,
@@ -77,13 +77,13 @@ class Watchdog:
                 self.end()
                 return
 
-    def _pause(self, verifier: Verifier, seconds: float) -> None:
+    def _pause(self, verifier: RankVerifier, seconds: float) -> None:
         """Wait, and go on giving signs of life."""
         for _ in range(4):
             self._end.wait(seconds / 4)
             self._tell(verifier)
 
-    def _tell(self, verifier: Verifier) -> None:
+    def _tell(self, verifier: RankVerifier) -> None:
         journal, idle = verifier.journal, time.monotonic() - self.last
         self._beats += 1
         last = journal.last
@@ -99,7 +99,7 @@ class Watchdog:
         if idle >= self.seconds / 2:
             verifier.exchange.post("stalled", packed(journal))
 
-    def _waiting(self, verifier: Verifier) -> str:
+    def _waiting(self, verifier: RankVerifier) -> str:
         journal = verifier.journal
         last = journal.last
         where = f"after {last.name}" if last is not None else "before any collective"
@@ -108,7 +108,7 @@ class Watchdog:
             f"({journal.place()}), at {self._place()}"
         )
 
-    def _sentence(self, verifier: Verifier, beat: float) -> str:
+    def _sentence(self, verifier: RankVerifier, beat: float) -> str:
         parts = [self._waiting(verifier)]
         before = {r: self._life(verifier, r) for r in verifier.others}
         # A rank without signs of life for 3 beats is gone, or its interpreter stands still.
@@ -118,7 +118,7 @@ class Watchdog:
             parts.append(self._other(verifier, rank, before[rank], failures.get(rank)))
         return "; ".join(p for p in parts if p)
 
-    def _other(self, verifier: Verifier, rank: int, before: dict[str, Any], failed: str | None) -> str:
+    def _other(self, verifier: RankVerifier, rank: int, before: dict[str, Any], failed: str | None) -> str:
         now = self._life(verifier, rank)
         last = f"its last collective was {now['last']}" if now else "it has never said anything"
         if failed is not None:
@@ -141,7 +141,7 @@ class Watchdog:
             return f"rank {rank} is waiting in {now['last']}, which is due here"
         return f"rank {rank} is at the same collective, {now['last']}"
 
-    def _life(self, verifier: Verifier, rank: int) -> dict[str, Any]:
+    def _life(self, verifier: RankVerifier, rank: int) -> dict[str, Any]:
         said = verifier.exchange.look("life", rank)
         return json.loads(said) if said is not None else {}
 

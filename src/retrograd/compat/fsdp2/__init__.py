@@ -1,58 +1,128 @@
-"""Every private name of PyTorch that buckets rest on, in one place, and a test that they still mean what they meant.
+"""FSDP2's private names: what it keeps of a sharded module (here), and how it reduces gradients. Loads no torch.
 
 FSDP2 offers no public hook between "the gradients of a group are ready" and "reduce them": a custom reduce-scatter is
 called too late, what follows it divides, casts and hands out. So one global name of
 `torch.distributed.fsdp._fully_shard._fsdp_param_group` is replaced: `foreach_reduce`, which copies gradients in,
-reduces, casts and hands out, for any list of parameters. Calls for models without buckets pass through.
+reduces, casts and hands out, for any list of parameters. Calls for models without buckets pass through. Read in
+2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; what differs between them stands in `versions`.
 
-Read in 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; what differs between them stands in `VERSIONS`.
+PyTorch says in public neither which parameters one `fully_shard` call gathers together nor whether their gradients have
+been reduced. Whoever needs that asks here: the watcher of graphs, and everything in `fsdp`.
 """
 
 from __future__ import annotations
 
-from retrograd.compat.fsdp2.foreach_reduce import ReduceCall as ReduceCall
-from retrograd.compat.fsdp2.foreach_reduce import device_handle as device_handle
-from retrograd.compat.fsdp2.foreach_reduce import give_back as give_back
-from retrograd.compat.fsdp2.foreach_reduce import original as original
-from retrograd.compat.fsdp2.foreach_reduce import reduce_as_given as reduce_as_given
-from retrograd.compat.fsdp2.foreach_reduce import take_over as take_over
-from retrograd.compat.fsdp2.foreach_reduce import wire_dtype as wire_dtype
-from retrograd.compat.fsdp2.param_groups import begun as begun
-from retrograd.compat.fsdp2.param_groups import buffers_in_flight as buffers_in_flight
-from retrograd.compat.fsdp2.param_groups import compiled_autograd as compiled_autograd
-from retrograd.compat.fsdp2.param_groups import custom_comms as custom_comms
-from retrograd.compat.fsdp2.param_groups import drop_gradients as drop_gradients
-from retrograd.compat.fsdp2.param_groups import failed as failed
-from retrograd.compat.fsdp2.param_groups import forget as forget
-from retrograd.compat.fsdp2.param_groups import forward_order as forward_order
-from retrograd.compat.fsdp2.param_groups import grad_dtype as grad_dtype
-from retrograd.compat.fsdp2.param_groups import groups_of as groups_of
-from retrograd.compat.fsdp2.param_groups import in_backward as in_backward
-from retrograd.compat.fsdp2.param_groups import inputs_kept as inputs_kept
-from retrograd.compat.fsdp2.param_groups import look_again as look_again
-from retrograd.compat.fsdp2.param_groups import manual as manual
-from retrograd.compat.fsdp2.param_groups import modules_of as modules_of
-from retrograd.compat.fsdp2.param_groups import names_of as names_of
-from retrograd.compat.fsdp2.param_groups import no_gradient as no_gradient
-from retrograd.compat.fsdp2.param_groups import parameter_names as parameter_names
-from retrograd.compat.fsdp2.param_groups import ranks_of as ranks_of
-from retrograd.compat.fsdp2.param_groups import shadow as shadow
-from retrograd.compat.fsdp2.param_groups import shape_of_mesh as shape_of_mesh
-from retrograd.compat.fsdp2.param_groups import states_of as states_of
-from retrograd.compat.fsdp2.param_groups import trainable as trainable
-from retrograd.compat.fsdp2.param_groups import uncompiled as uncompiled
-from retrograd.compat.fsdp2.param_groups import unshadow as unshadow
-from retrograd.compat.fsdp2.param_groups import wait_for_offload as wait_for_offload
-from retrograd.compat.fsdp2.param_groups import wire_numel as wire_numel
-from retrograd.compat.fsdp2.self_test import self_test as self_test
-from retrograd.compat.fsdp2.versions import BACKWARD_BEGINS as BACKWARD_BEGINS
-from retrograd.compat.fsdp2.versions import BACKWARD_ENDS as BACKWARD_ENDS
-from retrograd.compat.fsdp2.versions import FORWARD_BEGINS as FORWARD_BEGINS
-from retrograd.compat.fsdp2.versions import INPUTS_WATCHED as INPUTS_WATCHED
-from retrograd.compat.fsdp2.versions import RESET as RESET
-from retrograd.compat.fsdp2.versions import VERSIONS as VERSIONS
-from retrograd.compat.fsdp2.versions import Version as Version
-from retrograd.compat.fsdp2.versions import module as module
-from retrograd.compat.fsdp2.versions import refuse as refuse
-from retrograd.compat.fsdp2.versions import version as version
-from retrograd.compat.fsdp2_state import leftovers as leftovers
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from retrograd.compat.registry import Part, in_fresh_thread, register
+
+
+def parameter_groups(state: Any) -> list[Any]:
+    """Groups of parameters in the state of one `fully_shard` call: several from torch 2.12 on, in 2.11 one or none."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    single = getattr(state, "_fsdp_param_group", None)
+    return [] if single is None else [single]
+
+
+def leftovers(group: Any) -> Iterator[Any]:
+    """Parameters of a group whose unreduced gradients are still there: they would be added to the next step's."""
+    for param in group.fsdp_params:
+        leaf = getattr(param, "_unsharded_param", None)
+        if leaf is None:
+            continue
+        if leaf.grad is not None or getattr(param, "unsharded_accumulated_grad", None) is not None:
+            yield param
+
+
+def param_group_class() -> Any:
+    """The class of FSDP2's parameter groups, whose frames issue its collectives; None while nobody has loaded FSDP2.
+
+    Loading it takes seconds (5 s on 2 cores, torch 2.13), which a program that does not use it need not wait for.
+    """
+    home = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    return getattr(home, "FSDPParamGroup", None)
+
+
+def modules_of(group: Any) -> tuple[Any, ...]:
+    """The modules of a parameter group."""
+    return tuple(group.modules)
+
+
+def module_names(group: Any) -> tuple[str, ...] | None:
+    """Their names; None before the first forward of their root, until which FSDP2 has none."""
+    fqn = group._module_fqn
+    return None if fqn is None else tuple(fqn.split(", "))
+
+
+def module_parameters(group: Any) -> list[Any]:
+    """What the modules of a group hold as its parameters now: sharded ones, or while they compute whole ones."""
+    infos = [param._module_info for param in group.fsdp_params]
+    return [getattr(info.module, info.param_name, None) for info in infos]
+
+
+def reduce_scatter_of(group: Any) -> Any:
+    """The object by which a group reduces and scatters: torch can set one and not tell it."""
+    return group._reduce_scatter_comm
+
+
+def partial_sums(group: Any) -> Any:
+    """Sums of a group that are reduced and scattered, and not all-reduced yet; None if there are none."""
+    return group._partial_reduce_output
+
+
+def set_partial_sums(group: Any, sums: Any) -> None:
+    """Leave such sums for FSDP2's next reduction."""
+    group._partial_reduce_output = sums
+
+
+def _self_test() -> str:
+    """A parameter group that was never set up: FSDP2's own properties must find what is put under these names."""
+    torch = importlib.import_module("torch")
+    home = importlib.import_module("torch.distributed.fsdp._fully_shard")
+    state, group_class = home._fsdp_state.FSDPState(), home._fsdp_param_group.FSDPParamGroup
+    if parameter_groups(state):
+        return "the state of no module has parameter groups"
+    if not hasattr(state, "_fsdp_param_groups") and not hasattr(state, "_fsdp_param_group"):
+        return "FSDPState has neither _fsdp_param_groups nor _fsdp_param_group"
+    group, param = object.__new__(group_class), object.__new__(home._fsdp_param.FSDPParam)
+    leaf = torch.ones(2, device="cpu", requires_grad=True)
+    param._unsharded_param, group.fsdp_params, group._module_fqn = leaf, [param], "a, b"
+    if param.unsharded_param is not leaf:
+        return "unsharded parameters are kept under another name than _unsharded_param"
+    if "_module_fqn" not in group_class._with_fqn.__code__.co_names or module_names(group) != ("a", "b"):
+        return "a group's modules are named otherwise than by _module_fqn"
+    lacking = {"fsdp_params", "modules", "_reduce_scatter_comm", "_partial_reduce_output"}
+    if lacking := lacking - {*group_class.__init__.__code__.co_names}:
+        return f"FSDPParamGroup has no {', '.join(sorted(lacking))}"
+    if "_module_info" not in home._fsdp_param.FSDPParam.__init__.__code__.co_names:
+        return "FSDPParam has no _module_info"
+    if list(leftovers(group)):
+        return "a gradient is left where there is none"
+    leaf.grad = torch.ones(2, device="cpu")
+    if list(leftovers(group)) != [param]:
+        return "gradients of unsharded parameters are kept elsewhere"
+    return ""
+
+
+STATE = register(
+    Part(
+        "torch.fsdp2.state",
+        "torch",
+        "asks FSDP2 which parameters it gathers together and which gradients are not reduced yet",
+        (
+            "FSDPState._fsdp_param_groups", "FSDPState._fsdp_param_group", "FSDPParamGroup.fsdp_params",
+            "FSDPParamGroup._module_fqn", "FSDPParamGroup.modules", "FSDPParam._unsharded_param",
+            "FSDPParam.unsharded_accumulated_grad", "FSDPParam._module_info", "FSDPParamGroup._reduce_scatter_comm",
+            "FSDPParamGroup._partial_reduce_output",
+        ),
+        ("2.11", "2.13", "2.15"),
+        "collectives of FSDP2 are named by the module that calls them, and gradients that were never reduced are not "
+        "found; bucket_gradients refuses, retrograd.fsdp.shard_by_size needs no private name",
+        in_fresh_thread(_self_test),
+    )
+)  # fmt: skip

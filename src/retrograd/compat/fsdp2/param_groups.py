@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from retrograd.compat.fsdp2 import leftovers, parameter_groups
 from retrograd.compat.fsdp2.versions import HOME, module
-from retrograd.compat.fsdp2_state import leftovers, parameter_groups
 from retrograd.errors import UsageError
 
 
@@ -100,27 +100,6 @@ def begun(state: Any) -> bool:
 def manual(state: Any) -> bool:
     """Whether the user ends backward by hand (2.15)."""
     return bool(getattr(state._state_ctx, "manual_backward_finalization", False))
-
-
-def in_backward() -> bool:
-    """Whether this thread runs a backward pass, as when a checkpointed forward is computed again."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as torch.compile must not look into it."""
-    return torch._dynamo.disable(function, reason="bookkeeping of gradient buckets")
-
-
-def compiled_autograd() -> bool:
-    """Whether torch.compile takes over the backward pass as a whole."""
-    import torch._dynamo.compiled_autograd as compiled
-
-    return bool(
-        torch._dynamo.config.compiled_autograd
-        or compiled.compiled_autograd_enabled
-        or getattr(compiled, "in_compiled_autograd_region", False)
-    )
 
 
 def ranks_of(groups: Sequence[Any]) -> list[int]:

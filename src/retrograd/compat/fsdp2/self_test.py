@@ -12,11 +12,14 @@ from retrograd.compat.fsdp2.foreach_reduce import ReduceCall, give_back, origina
 from retrograd.compat.fsdp2.versions import (
     INPUTS_WATCHED,
     RESET,
+    VERSIONS,
     Version,
     module,
     refuse,
     version,
 )  # fmt: skip
+from retrograd.compat.registry import Part, in_fresh_thread, register
+from retrograd.errors import UnsupportedVersionError
 
 # Methods of a state that we shadow in the instance, and who looks them up there when it calls them.
 _LOOKED_UP = {
@@ -26,12 +29,16 @@ _LOOKED_UP = {
 }
 
 
-def self_test() -> None:
-    """Look whether FSDP2 is as the table says, and let it reduce.
+def _self_test() -> str:
+    """Look whether FSDP2 is as the table says, and let it reduce; what differs, as in a patched build."""
+    try:
+        _compare_with_table()
+    except UnsupportedVersionError as error:
+        return str(error)
+    return ""
 
-    Raises:
-        UnsupportedVersionError: something differs, as in a patched or development build; says what.
-    """
+
+def _compare_with_table() -> None:
     facts = version()
     home, states = module("_fsdp_param_group"), module("_fsdp_state").FSDPState
     parameters = inspect.signature(original()).parameters.values()
@@ -114,3 +121,20 @@ def _parameter(n: int) -> SimpleNamespace:
         sharded_param=SimpleNamespace(grad=None),
         to_sharded_dtensor=lambda tensor: tensor,
     )
+
+
+BUCKETS = register(
+    Part(
+        "torch.fsdp2.buckets",
+        "torch",
+        "reduces gradients of several FSDP2 groups together",
+        (
+            "_fsdp_param_group.foreach_reduce", "_fsdp_collectives.DefaultReduceScatter", *_LOOKED_UP, RESET,
+            f"FSDPParamGroup.{INPUTS_WATCHED}",
+        ),
+        tuple(name for name, facts in VERSIONS.items() if facts.ran),
+        "use an unpatched release, or retrograd.fsdp.shard_by_size, which needs no private name",
+        in_fresh_thread(_self_test),
+        refuses=True,
+    )
+)  # fmt: skip

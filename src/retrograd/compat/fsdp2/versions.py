@@ -105,8 +105,7 @@ def _of(name: str) -> Version:
     minor = ".".join(name.split(".")[:2])
     if minor not in VERSIONS:
         raise UnsupportedVersionError(
-            f"bucket_gradients rests on private names of PyTorch and knows those of {', '.join(VERSIONS)}, not of "
-            f"{name}; use one of these, or retrograd.fsdp.shard_by_size, which needs no private name"
+            f"bucket_gradients rests on private names of FSDP2 and knows those of {', '.join(VERSIONS)}, not of {name}"
         )
     return VERSIONS[minor]
 
@@ -116,9 +115,6 @@ def module(name: str) -> Any:
     return importlib.import_module(f"{HOME}.{name}")
 
 
-def refuse(what: str) -> NoReturn:
+def refuse(difference: str) -> NoReturn:
     """This PyTorch is not what we know; say what differs."""
-    raise UnsupportedVersionError(
-        f"FSDP2 of PyTorch {torch.__version__} is not what its release is: {what}; use an unpatched release, or "
-        "retrograd.fsdp.shard_by_size, which needs no private name"
-    )
+    raise UnsupportedVersionError(f"FSDP2 of PyTorch {torch.__version__} is not what its release is: {difference}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrograd.compat.fsdp2_state import module_parameters, parameter_groups
+from retrograd.compat.fsdp2 import module_parameters, parameter_groups
 from retrograd.errors import UsageError, VerificationError
 
 _MOST = 8  # parameters named one by one
