@@ -26,6 +26,7 @@ from retrograd.fsdp.agreement import Agreement
 from retrograd.fsdp.bucket_reducer import Backward, Reduction, sequence_hash
 from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher
 from retrograd.fsdp.model_plan import Model, plans_differ
+from retrograd.fsdp.ordered_reduce import FixedOrderReduceScatter
 
 _KEPT = 100  # backwards whose launches the log keeps
 _KEEP = "make buckets once, on every rank; to make them anew, save() the plan and give it as plan="
@@ -361,7 +362,7 @@ def bucket_gradients(
         verify_every,
         None if max_pending_mb is None else _size("max_pending_mb", max_pending_mb),
         timeout,
-        _ordered() if _choice("reduce", reduce, ("native", "ordered")) == "ordered" else None,
+        FixedOrderReduceScatter() if _choice("reduce", reduce, ("native", "ordered")) == "ordered" else None,
     )
     if not isinstance(verify_every, int) or verify_every < 0:
         raise UsageError(f"`verify_every` is {verify_every!r}, expected a number of backwards, or 0")
@@ -376,12 +377,6 @@ def bucket_gradients(
     if settings.comm is not None and (other := param_groups.custom_comms(groups)):
         raise UsageError(f'reduce="ordered" would replace {other}; remove set_custom_reduce_scatter or say "native"')
     return Buckets(model, settings, plan)
-
-
-def _ordered() -> Any:
-    from retrograd.fsdp.ordered_reduce import FixedOrderReduceScatter
-
-    return FixedOrderReduceScatter()
 
 
 def _refuse_compiled_autograd() -> None:
