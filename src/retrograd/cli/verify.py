@@ -77,13 +77,8 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 def verify(
     ctx: click.Context,
     target: str,
-    level: str,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    seed: int,
     dtypes: tuple[str, ...],
     device: str,
-    case: str | None,
     outputs: tuple[str, ...],
     form: str,
     quiet: bool,
@@ -93,6 +88,7 @@ def verify(
     in_process: bool,
     memcheck: bool,
     child: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Check the backward pass of TARGET.
 
@@ -110,9 +106,7 @@ def verify(
     names = tuple(dtype_name(d, "--dtype") for d in dtypes)
     bounds = process_limits(timeout, memory)
     _check_place(device, memcheck and in_process)
-    options: dict[str, Any] = dict(
-        level=level, seed=seed, only=only, skip=skip, dtypes=names or None, case=case, name=target
-    )
+    options |= {"dtypes": names or None, "name": target}
     if child is not None:
         _tell(child, target, device, options)
         return

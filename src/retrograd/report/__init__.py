@@ -21,7 +21,7 @@ from retrograd.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["check_paths", "load", "read", "show", "to_github", "to_notebook", "to_tensorboard", "to_text", "write"]
+__all__ = ["check_paths", "load", "read", "write"]
 
 
 # Schema -> the record's class; `messages` in the same package has its `document`, and `events` if it has numbers.
