@@ -61,12 +61,12 @@ def assert_backward(
     spec = op(reference, reference, dict(inputs), params={k: [v] for k, v in params.items()},
               dtypes=(floats[0].dtype,), compute=compute)  # fmt: skip
     runner = OpRunner(spec, spec.dtypes[0], 0, str(floats[0].device))
-    results = runner.reference(runner.base)
-    shapes = [tuple(out.shape) for out in results.outputs()]
+    exact = runner.reference(runner.base)
+    shapes = [tuple(out.shape) for out in exact.outputs()]
     grad_outs = _listed(grad_out, "grad_out", len(shapes))
     if [tuple(g.shape) for g in grad_outs] != shapes:
         raise UsageError(f"`grad_out` has shapes {[tuple(g.shape) for g in grad_outs]}, the outputs {shapes}")
-    truth = truth_of(replace(results, grad_outs=lambda: [g.detach().clone() for g in grad_outs]), CONFIRM_RUNS)
+    truth = truth_of(replace(exact, grad_outs=lambda: [g.detach().clone() for g in grad_outs]), CONFIRM_RUNS)
     got = {f"grad {n}": grads[n] for n in differentiable(spec, inputs) if n in grads}
     if out is not None:
         got |= dict(zip(out_names(len(shapes)), _listed(out, "out", len(shapes)), strict=True))

@@ -215,8 +215,8 @@ def op(
 
 
 def _check_promises(transforms: Any, kinks: Any, double_backward: Any) -> None:
-    if isinstance(transforms, str) or (unknown := set(transforms) - set(TRANSFORMS)):
-        unknown = [transforms] if isinstance(transforms, str) else sorted(unknown)
+    unknown = [transforms] if isinstance(transforms, str) else sorted(set(transforms) - set(TRANSFORMS))
+    if unknown:
         raise SpecError(f"`transforms` has {unknown}, expected a sequence of some of {', '.join(TRANSFORMS)}")
     if kinks is not None and not callable(kinks):
         raise SpecError(f"`kinks` is {type(kinks).__name__}, expected a callable kinks(*inputs, **params) or None")

@@ -94,7 +94,7 @@ class Line:
             total = sum(float((g.double() * o.double()).sum()) for g, o in pairs)
             values.append(total - self.claimed(inputs))
             moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
-            slopes.append(sum(float((g.double() * d).sum()) for g, d in moving if g is not None))
+            slopes.append(sum(float((g.detach().double() * d).sum()) for g, d in moving if g is not None))
         self.known = finite_differences.noise(values), finite_differences.noise(slopes)
         return self.known
 

@@ -7,7 +7,6 @@ few elements at a time are put there, to the rounding of the dtype.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -99,9 +98,10 @@ def _finding(
         message += f"right is what lies between {low:.6g} and {high:.6g}, {sides}"
     else:
         message += f"expected {float(want[index]):.6g}"
-    more: dict[str, Any] = dict(got=float(got[index]), want=float(want[index]), excess=float(ratio.max()))
-    wrong = int((ratio > 1).sum())
-    return Finding(_ID, "beyond-kink", message, case, tensor=key, index=index, wrong=wrong, total=ratio.numel(), **more)
+    return Finding(
+        _ID, "beyond-kink", message, case, tensor=key, index=index, got=float(got[index]), want=float(want[index]),
+        excess=float(ratio.max()), wrong=int((ratio > 1).sum()), total=ratio.numel(),
+    )  # fmt: skip
 
 
 def _odds(runner: OpRunner, case: Case, plain: Case, name: str, mask: torch.Tensor) -> str:
