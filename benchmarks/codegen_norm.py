@@ -136,6 +136,7 @@ def sweep() -> list[Case]:
 
 def launch(case: Case) -> None:
     """Call the launchers of the library as their autograd function does."""
+    from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
     from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 
     p, n = case.profile, case.n
@@ -153,29 +154,29 @@ def launch(case: Case) -> None:
     s_dtype = p.s or p.x
     weight, bias = vector(p.weight), vector(p.weight if p.bias else None)
     residual = None if p.residual is None else matrix(p.residual)
-    x = matrix(p.x, p.offset)
-    norm_fwd(
-        x, weight, bias, residual, spec, out_dtype=p.x, s_dtype=s_dtype, store_stats=p.backward, store_s=p.backward
-    )
+    tensors = NormTensors(x=matrix(p.x, p.offset), weight=weight, bias=bias, residual=residual)
+    norm_fwd(tensors, spec, out_dtype=p.x, s_dtype=s_dtype, store_stats=p.backward, store_s=p.backward)
     if not p.backward:
         return
     rstd = torch.empty(rows, dtype=F32)
     vector_dtype = p.weight if p.need_vectors else None
-    norm_bwd(
-        matrix(p.x, p.offset),
-        matrix(s_dtype, p.offset),
-        weight,
-        torch.empty_like(rstd) if p.centered else None,
-        rstd,
-        matrix(s_dtype) if p.grad_s else None,
-        spec,
-        x_dtype=p.x if p.need_x else None,
-        residual_dtype=p.residual if p.need_x else None,
-        weight_dtype=vector_dtype,
-        bias_dtype=vector_dtype if p.bias else None,
+    saved = BackwardTensors(
+        grad_out=matrix(p.x, p.offset),
+        s=matrix(s_dtype, p.offset),
+        weight=weight,
+        mean=torch.empty_like(rstd) if p.centered else None,
+        rstd=rstd,
+        grad_s=matrix(s_dtype) if p.grad_s else None,
+    )
+    wanted = WantedGrads(
+        x=p.x if p.need_x else None,
+        weight=vector_dtype,
+        bias=vector_dtype if p.bias else None,
+        residual=p.residual if p.need_x else None,
         heads=p.heads,
         into_weight=vector(F32) if p.into else None,
     )
+    norm_bwd(saved, spec, wanted)
 
 
 def record(cases: list[Case], targets: list[str]) -> Iterator[tuple[codegen.Launch, Case]]:

@@ -22,6 +22,7 @@ import torch
 import triton
 
 from retrograd.bench.timing import CudaTimer
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
 from retrograd.ops.norm.plan import Kind, plan_backward, plan_forward
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton import launch as norms
@@ -50,16 +51,17 @@ def norm_of(op: str, way: str, x: list[torch.Tensor], pdl: bool) -> Norm:
     def forward(i: int) -> tuple[torch.Tensor | None, ...]:
         norms.gpu_of = lambda _: gpu
         residual = others[i] if adds else None
-        return norms.norm_fwd(x[i], weight, bias, residual, spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=fwd)
+        tensors = NormTensors(x=x[i], weight=weight, bias=bias, residual=residual)
+        return norms.norm_fwd(tensors, spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=fwd)
 
     def backward(i: int) -> tuple[torch.Tensor | None, ...]:
         norms.gpu_of = lambda _: gpu
         _, _, mean, rstd = kept[i]
-        return norms.norm_bwd(
-            x[i], others[i], weight, mean, rstd, grads[i] if adds else None, spec, x_dtype=DTYPE,
-            residual_dtype=DTYPE if adds else None, weight_dtype=DTYPE, bias_dtype=DTYPE if centered else None,
-            plan=bwd,
-        )  # fmt: skip
+        saved = BackwardTensors(
+            grad_out=x[i], s=others[i], weight=weight, mean=mean, rstd=rstd, grad_s=grads[i] if adds else None
+        )
+        wanted = WantedGrads(x=DTYPE, weight=DTYPE, bias=DTYPE if centered else None, residual=DTYPE if adds else None)
+        return norms.norm_bwd(saved, spec, wanted, plan=bwd)
 
     fwd = plan_forward(m, n, 1, DTYPE.itemsize, gpu, centered=centered, streams=1 + adds)
     bwd = plan_backward(m, n, 1, DTYPE.itemsize, gpu, centered=centered, streams=2 + adds)
@@ -67,7 +69,10 @@ def norm_of(op: str, way: str, x: list[torch.Tensor], pdl: bool) -> Norm:
     if way == "forward":
         return forward
     grads = [torch.randn_like(t) for t in x] if adds else []
-    kept = [norms.norm_fwd(t, weight, bias, None, spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=fwd) for t in others]
+    kept = [
+        norms.norm_fwd(NormTensors(x=t, weight=weight, bias=bias), spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=fwd)
+        for t in others
+    ]
     return backward
 
 

@@ -114,13 +114,16 @@ def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
 
 def wide_dtypes(centered: bool, add: bool) -> Any:
     """Of the tensors of the clustered kernel."""
-    return forward._Dtypes(DTYPE, DTYPE if add else None, DTYPE, DTYPE if centered else None, DTYPE, DTYPE)
+    bias, residual = DTYPE if centered else None, DTYPE if add else None
+    return forward.ForwardKind(
+        x=DTYPE, residual=residual, weight=DTYPE, bias=bias, y=DTYPE, s=DTYPE, centered=centered, own_s=add
+    )
 
 
 def wide_plans(n: int, centered: bool, add: bool) -> list[WidePlan]:
     """Plans of the clustered kernel, the chosen one first."""
     dtypes = wide_dtypes(centered, add)
-    plans = [forward.plan_wide(n, dtypes, centered)]
+    plans = [forward.plan_wide(n, dtypes)]
     for cluster, threads, resident in itertools.product(forward._CLUSTERS, (256, 512, 1024), (1, 2, 3, 4, 6)):
         size = forward._slice_bytes(n, dtypes, cluster)
         if size < 24 * 1024 or not 768 <= threads * resident <= 1536 or resident * (size + 3 * 1024) > 226 * 1024:
@@ -162,19 +165,18 @@ def backward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
 
 def call(what: str, op: str, n: int, plan: Any, t: dict[str, Any]) -> Any:
     """One forward or backward of `op` with a plan."""
+    from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
     from retrograd.ops.norm.cuda import norm_fwd_wide
     from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 
     spec = NormSpec("ln" in op, 1e-6)
-    if isinstance(plan, WidePlan):
-        return norm_fwd_wide(t["x"], t["w"], t["b"], t["r"], spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=plan)
     if what == "fwd":
-        return norm_fwd(t["x"], t["w"], t["b"], t["r"], spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=plan)
-    return norm_bwd(
-        t["g"], t["x"], t["w"], t["mean"], t["rstd"], t["r"], spec, x_dtype=DTYPE,
-        residual_dtype=DTYPE if t["r"] is not None else None, weight_dtype=DTYPE,
-        bias_dtype=None if t["b"] is None else DTYPE, plan=plan,
-    )  # fmt: skip
+        tensors = NormTensors(x=t["x"], weight=t["w"], bias=t["b"], residual=t["r"])
+        forward = norm_fwd_wide if isinstance(plan, WidePlan) else norm_fwd
+        return forward(tensors, spec, out_dtype=DTYPE, s_dtype=DTYPE, plan=plan)
+    saved = BackwardTensors(grad_out=t["g"], s=t["x"], weight=t["w"], mean=t["mean"], rstd=t["rstd"], grad_s=t["r"])
+    bias, residual = (None if t[name] is None else DTYPE for name in ("b", "r"))
+    return norm_bwd(saved, spec, WantedGrads(x=DTYPE, weight=DTYPE, bias=bias, residual=residual), plan=plan)
 
 
 def tensors(op: str, m: int, n: int, device: str) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
     what, op, m, n, plan = job
     if isinstance(plan, WidePlan):
         dtypes = wide_dtypes("ln" in op, "add" in op)
-        options = forward.options_of(n, dtypes, plan, "ln" in op, "add" in op, False)
+        options = forward.options_of(n, dtypes, plan)
         nvrtc.compile_cubin(forward.SOURCE, ("--gpu-architecture=sm_90", *options), (HEADER,))  # into the cache
         return ""
     if plan.kind is Kind.CLUSTERS:

@@ -86,9 +86,9 @@ def cuda_sources(targets: list[str]) -> Iterator[tuple[str, Path, tuple[str, ...
     for target in (target for target in targets if target in CUDA_TARGETS):
         arch = f"--gpu-architecture={target}"
         for name, (dtypes, centered, n) in WIDE_FORWARD.items():
-            types = forward._Dtypes(*dtypes)
-            plan = forward.plan_wide(n, types, centered, int(target.removeprefix("sm_")))
-            options = forward.options_of(n, types, plan, centered, types.residual is not None, False)
+            kind = forward.ForwardKind(*dtypes, centered=centered, own_s=dtypes[1] is not None)
+            plan = forward.plan_wide(n, kind, int(target.removeprefix("sm_")))
+            options = forward.options_of(n, kind, plan)
             yield f"norm/N{n}-{name}/{target}/wide_forward", forward.SOURCE, (arch, *options), (HEADER,)
         for name, (dtypes, centered, n) in WIDE_BACKWARD.items():
             kind = backward.BackwardKind(*dtypes, centered, True, centered, True)

@@ -6,12 +6,13 @@ see operators and no kernels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from retrograd.compat.torch_dispatch import async_collective_class
 
+Tensors = TypeVar("Tensors", bound=tuple[Any, ...])
 PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
@@ -27,14 +28,17 @@ def finished(tensor: Any) -> Any:
     return _Wait.apply(tensor)
 
 
-def as_stored(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """The tensors with their sign in memory: z.conj().imag is a view whose elements torch negates when it reads them.
+def as_stored(tensors: Tensors) -> Tensors:
+    """The tensors, or None, with their sign in memory: z.conj().imag is a view that torch negates when it reads it.
 
     Kernels read memory. Operators need none of this: torch's dispatcher does it for them.
     """
-    if torch.compiler.is_compiling() or not any(t is not None and t.is_neg() for t in tensors):
-        return tensors
-    return tuple(None if t is None else t.resolve_neg() for t in tensors)
+    if not torch.compiler.is_compiling():
+        for tensor in tensors:
+            if tensor is not None and tensor.is_neg():
+                make = getattr(type(tensors), "_make", tuple)  # a named tuple stays one
+                return make(None if t is None else t.resolve_neg() for t in tensors)
+    return tensors
 
 
 def without_memory(*tensors: Any) -> bool:

@@ -70,7 +70,7 @@ from retrograd import ops  # noqa: E402
 from retrograd.ops.norm import host  # noqa: E402
 from retrograd.ops.norm.host import library as host_library  # noqa: E402
 from retrograd.ops.norm.host import recipes  # noqa: E402
-from retrograd.ops.norm.triton import backward, forward, launch  # noqa: E402
+from retrograd.ops.norm.triton import backward, backward_launch, forward, launch  # noqa: E402
 from retrograd.runtime.triton.launch import dry  # noqa: E402
 
 BYTES = {"i32": 4, "i64": 8, "fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2, "i16": 2, "i8": 1}
@@ -151,7 +151,7 @@ def refuse(*_: Any) -> None:
     raise AssertionError("the second call went through Python")
 
 
-launch.relaunch = refuse
+launch.relaunch = backward_launch.relaunch = refuse
 module = host_library.load(Path(sys.argv[2]))
 module.use_cpu(ctypes.cast(stub.cuLaunchKernelEx, ctypes.c_void_p).value)
 recipes.connect(module)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd import ops
 from retrograd.ops.norm import autograd
+from retrograd.ops.norm.arguments import WantedGrads
 
 
 def call(norm: str, case: Case, **options: Any) -> Any:
@@ -99,13 +100,13 @@ def test_results_may_be_changed_in_place(norm: str, impl: str, device: str) -> N
 
 
 def test_frozen_vectors_ask_for_nothing(norm: str, impl: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    asked: list[WantedGrads] = []
     stock = autograd.gradients
 
     def spy(ctx: Any, backward: Any, *grads: Any) -> Any:
-        def recorded(*args: Any, **wanted: Any) -> Any:
+        def recorded(tensors: Any, spec: Any, wanted: WantedGrads) -> Any:
             asked.append(wanted)
-            return backward(*args, **wanted)
+            return backward(tensors, spec, wanted)
 
         return stock(ctx, recorded, *grads)
 
@@ -114,10 +115,9 @@ def test_frozen_vectors_ask_for_nothing(norm: str, impl: str, device: str, monke
     run(case, norm, impl=impl, frozen=("weight", "bias"))
     run(case, norm, impl=impl, frozen=("x", "bias", "residual"))
     run(case, norm, impl=impl, frozen=("x", "weight", "residual"))
-    names = ("x_dtype", "residual_dtype", "weight_dtype", "bias_dtype")
     single = torch.float32
     # The gradient of a bias alone is a sum that takes no kernel.
-    assert [tuple(w[n] for n in names) for w in asked] == [(single, single, None, None), (None, None, single, None)]
+    assert asked == [WantedGrads(x=single, residual=single), WantedGrads(weight=single)]
 
 
 def test_without_gradients_nothing_is_kept(norm: str, impl: str, device: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from norm_cases import make_inputs, run
 
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
 from retrograd.ops.norm.dispatch import functions
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
@@ -54,13 +55,14 @@ def test_added_to_gradients_with_gaps(dtype: torch.dtype, impl: str, device: str
     spec = NormSpec(True, 1e-6)
 
     def both() -> list[Any]:
-        vectors = [case["weight"], case["bias"]]
-        y, s, mean, rstd = forward(case["x"], *vectors, case["residual"], spec, out_dtype=dtype, s_dtype=dtype)
-        into = [torch.ones(130, dtype=torch.float32, device=device)[::2] for _ in vectors]
-        wanted = dict.fromkeys(("x_dtype", "residual_dtype", "weight_dtype", "bias_dtype"), dtype)
-        targets = dict(into_weight=into[0], into_bias=into[1])
-        grads = backward(case["grad_y"], s, case["weight"], mean, rstd, case["grad_s"], spec, **wanted, **targets)
-        return [y, s, mean, rstd, *grads, *into]
+        tensors = NormTensors(x=case["x"], weight=case["weight"], bias=case["bias"], residual=case["residual"])
+        y, s, mean, rstd = forward(tensors, spec, out_dtype=dtype, s_dtype=dtype)
+        into = [torch.ones(130, dtype=torch.float32, device=device)[::2] for _ in range(2)]
+        wanted = WantedGrads(x=dtype, weight=dtype, bias=dtype, residual=dtype, into_weight=into[0], into_bias=into[1])
+        saved = BackwardTensors(
+            grad_out=case["grad_y"], s=s, weight=case["weight"], mean=mean, rstd=rstd, grad_s=case["grad_s"]
+        )
+        return [y, s, mean, rstd, *backward(saved, spec, wanted), *into]
 
     want = both()
     with other_defaults():

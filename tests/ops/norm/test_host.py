@@ -26,14 +26,16 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd import ops
 from retrograd.errors import NativeBuildError, UsageError
-from retrograd.ops.norm import custom_op, dispatch, host, torch_impl
+from retrograd.ops.norm import custom_op, dispatch, host, launch_cache, torch_impl
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
 from retrograd.ops.norm.host import library, recipes
+from retrograd.ops.norm.launch_cache import Finalizer, KeptBackward, KeptForward
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
 from retrograd.runtime.cpp import extension
 from retrograd.runtime.cuda.driver import _Config
 
-launch = pytest.importorskip("retrograd.ops.norm.triton.launch")
+launch = pytest.importorskip("retrograd.runtime.triton.launch")
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
@@ -97,58 +99,54 @@ class Driver:
         compiled = SimpleNamespace(src=SimpleNamespace(signature=signature), metadata=meta)
         return launch.Handle(None, len(self.kernels), (4, 1, 64), (3, 2, 1), compiled)
 
-    def norm_fwd(self, x: Any, weight: Any, bias: Any, residual: Any, spec: NormSpec, **options: Any) -> Any:
-        """eager.norm_fwd, held as a launch of triton/launch.py is."""
+    def norm_fwd(self, tensors: NormTensors, spec: NormSpec, **options: Any) -> Any:
+        """torch_impl.norm_fwd, kept as a launch of triton/launch.py is."""
         self.forwards += 1
-        outs = torch_impl.norm_fwd(x, weight, bias, residual, spec, **options)
+        outs = torch_impl.norm_fwd(tensors, spec, **options)
+        x, weight, bias, residual = tensors
         own_s = options["store_s"] and (residual is not None or options["s_dtype"] != x.dtype)
-        outs = (outs[0], outs[1] if own_s else None, *outs[2:])
+        outs = outs._replace(s=outs.s if own_s else None)
         inputs = (x, residual, weight, bias)
-        key = (-1, *map(_given, inputs), options["out_dtype"], options["s_dtype"], own_s, options["store_stats"], spec)
+        key = launch_cache.forward_key(tensors, outs, spec, options["out_dtype"], options["s_dtype"])
         like = [_like(t) for t in (*inputs, *outs)]
 
         def kernel(addresses: list[Any]) -> None:
             x, residual, weight, bias, *places = [t and t(a) for t, a in zip(like, addresses, strict=True)]
-            for place, made in zip(
-                places, torch_impl.norm_fwd(x, weight, bias, residual, spec, **options), strict=True
-            ):
-                if place is not None:
-                    place.copy_(made)
-
-        handle = self.handle([*inputs, *outs], (7, spec.eps, -3), kernel)
-        launch._keep(launch._FORWARD, _aligned(key, inputs), (handle, (7, spec.eps, -3)), handle)
-        return outs
-
-    def norm_bwd(
-        self, grad_out: Any, s: Any, weight: Any, mean: Any, rstd: Any, grad_s: Any, spec: NormSpec, **options: Any
-    ) -> Any:
-        """eager.norm_bwd, held; its kernel leaves the sums in the first part, its finalizer adds up the parts."""
-        self.backwards += 1
-        into = (options.pop("into_weight", None), options.pop("into_bias", None))
-        outs = torch_impl.norm_bwd(grad_out, s, weight, mean, rstd, grad_s, spec, **options)
-        heads, n, parts = options["heads"], s.shape[1], 3
-        names = ("x_dtype", "residual_dtype", "weight_dtype", "bias_dtype")
-        dtypes = [options[name] for name in names]
-        exact = options | {name: options[name] and torch.float32 for name in names[2:]}
-        sums = [None if t is None else torch.empty(parts, heads * n) for t in outs[2:]]
-        rows = [outs[0], None if outs[1] is outs[0] else outs[1]]
-        tensors = (grad_out, s, weight, mean, rstd, grad_s, *rows, *sums)
-        like = [_like(t) for t in tensors]
-
-        def kernel(addresses: list[Any]) -> None:
-            *given, x, residual, weight_sums, bias_sums = [t and t(a) for t, a in zip(like, addresses, strict=True)]
-            made = torch_impl.norm_bwd(*given, spec, **exact)
-            for place, result in zip((x, residual), made[:2], strict=True):
+            results = torch_impl.norm_fwd(NormTensors(x, weight, bias, residual), spec, **options)
+            for place, result in zip(places, results, strict=True):
                 if place is not None:
                     place.copy_(result)
-            for place, result in zip((weight_sums, bias_sums), made[2:], strict=True):
+
+        handle = self.handle([*inputs, *outs], (7, spec.eps, -3), kernel)
+        launch_cache.keep(_aligned(key, inputs), KeptForward(handle, (7, spec.eps, -3)))
+        return outs
+
+    def norm_bwd(self, tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> Any:
+        """torch_impl.norm_bwd, kept; its kernel leaves the sums in the first part, its finalizer adds up the parts."""
+        self.backwards += 1
+        assert wanted.into_weight is wanted.into_bias is None
+        outs = torch_impl.norm_bwd(tensors, spec, wanted)
+        heads, n, parts = wanted.heads, tensors.s.shape[1], 3
+        exact = wanted._replace(weight=wanted.weight and torch.float32, bias=wanted.bias and torch.float32)
+        sums = [None if t is None else torch.empty(parts, heads * n) for t in (outs.weight, outs.bias)]
+        rows = [outs.x, None if outs.residual is outs.x else outs.residual]
+        passed = (*tensors, *rows, *sums)
+        like = [_like(t) for t in passed]
+
+        def kernel(addresses: list[Any]) -> None:
+            *read, x, residual, weight_sums, bias_sums = [t and t(a) for t, a in zip(like, addresses, strict=True)]
+            grads = torch_impl.norm_bwd(BackwardTensors(*read), spec, exact)
+            for place, result in ((x, grads.x), (residual, grads.residual)):
+                if place is not None:
+                    place.copy_(result)
+            for place, result in ((weight_sums, grads.weight), (bias_sums, grads.bias)):
                 if place is not None:
                     place.zero_()[0] = result.flatten()
 
-        handle = self.handle(list(tensors), (spec.weight_offset,), kernel)
+        handle = self.handle(list(passed), (spec.weight_offset,), kernel)
         finalizer = None
         if any(t is not None for t in sums):
-            last = [*sums, *outs[2:]]
+            last = [*sums, outs.weight, outs.bias]
             shapes = [_like(t) for t in last]
 
             def add_up(addresses: list[Any]) -> None:
@@ -157,16 +155,12 @@ class Driver:
                     if held is not None:
                         place.copy_(held.sum(dim=0).view(place.shape))
 
-            finalizer = (self.handle(last, (parts,), add_up), (parts,))
-        given = (s, grad_out, weight, grad_s)
-        key = (-1, *map(_given, (*given, *into)), *dtypes, heads, spec)
-        entry = (handle, (spec.weight_offset,), parts, finalizer)
-        launch._keep(launch._BACKWARD, _aligned(key, (*given, mean, rstd)), entry, handle)
+            finalizer = Finalizer(self.handle(last, (parts,), add_up), (parts,))
+        grad_out, s, weight, mean, rstd, grad_s = tensors
+        key = launch_cache.backward_key(tensors, wanted, spec)
+        kept = KeptBackward(handle, (spec.weight_offset,), parts, finalizer)
+        launch_cache.keep(_aligned(key, (s, grad_out, weight, grad_s, mean, rstd)), kept)
         return outs
-
-
-def _given(t: Any) -> Any:
-    return None if t is None else (t.dtype, t.shape, t.stride())
 
 
 def _aligned(key: Any, tensors: tuple[Any, ...]) -> Any:
@@ -194,9 +188,9 @@ def driver(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     double = (made.norm_fwd, made.norm_bwd)
     monkeypatch.setattr(dispatch, "functions", lambda impl: double if impl is Impl.TRITON else ordinary(impl))
     dispatch.resolve.cache_clear()
-    held = dict(launch._FORWARD), dict(launch._BACKWARD)
-    launch._FORWARD.clear()
-    launch._BACKWARD.clear()
+    held = dict(launch_cache.FORWARD), dict(launch_cache.BACKWARD)
+    launch_cache.FORWARD.clear()
+    launch_cache.BACKWARD.clear()
     module = library.load(built)
     module.clear()
     module.use_cpu(made.address)
@@ -206,7 +200,7 @@ def driver(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     module.clear()
     recipes.disconnect()
     dispatch.resolve.cache_clear()
-    for dictionary, before in zip((launch._FORWARD, launch._BACKWARD), held, strict=True):
+    for dictionary, before in zip((launch_cache.FORWARD, launch_cache.BACKWARD), held, strict=True):
         dictionary.clear()
         dictionary.update(before)
 
@@ -215,7 +209,7 @@ def in_python(function: Callable[[], Any]) -> Any:
     """The result without the C++ path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "entry", None)
-        patch.setattr(launch, "on_keep", None)
+        patch.setattr(launch_cache, "on_keep", None)
         return function()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from retrograd import ops
 from retrograd.errors import NativeBuildError
-from retrograd.ops.norm import host
+from retrograd.ops.norm import host, launch_cache
 from retrograd.ops.norm.host import library
-from retrograd.ops.norm.triton import launch
+from retrograd.ops.norm.triton import backward_launch, launch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,14 +40,14 @@ def built() -> None:
 def python(built: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The C++ path, with nothing remembered; names of the launches that go through Python."""
     before, seen = host.entry, []
-    for name in ("launch", "relaunch"):
-        stock = getattr(launch, name)
+    for module, name in itertools.product((launch, backward_launch), ("launch", "relaunch")):
+        stock = getattr(module, name)
 
         def counted(*args: Any, name: str = name, stock: Callable[..., Any] = stock, **options: Any) -> Any:
             seen.append(name)
             return stock(*args, **options)
 
-        monkeypatch.setattr(launch, name, counted)
+        monkeypatch.setattr(module, name, counted)
     forget()
     host.on()
     yield seen
@@ -57,8 +58,8 @@ def python(built: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def forget() -> None:
     """What a new process starts with."""
-    launch._FORWARD.clear()
-    launch._BACKWARD.clear()
+    launch_cache.FORWARD.clear()
+    launch_cache.BACKWARD.clear()
     library.load(library.find()).clear()
 
 

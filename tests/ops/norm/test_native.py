@@ -17,6 +17,7 @@ import torch
 
 from retrograd.errors import NativeBuildError
 from retrograd.ops.norm import cpu
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
 from retrograd.ops.norm.cpu import norm_bwd, norm_fwd
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.cpp import build
@@ -69,7 +70,7 @@ def check(x, weight=None, bias=None, residual=None, *, spec, out=None, stream=No
     """Forward and backward of one case, each result at its floor."""
     out, stream = out or x.dtype, stream or x.dtype
     heads = max(v.shape[0] if v is not None and v.dim() == 2 else 1 for v in (weight, bias))
-    y, s, mean, rstd = norm_fwd(x, weight, bias, residual, spec, out_dtype=out, s_dtype=stream)
+    y, s, mean, rstd = norm_fwd(NormTensors(x, weight, bias, residual), spec, out_dtype=out, s_dtype=stream)
     if residual is not None or stream != x.dtype:
         total = x.float() if residual is None else x.float() + residual.float()
         assert torch.equal(s, total.to(stream))
@@ -78,15 +79,16 @@ def check(x, weight=None, bias=None, residual=None, *, spec, out=None, stream=No
         s = x
     grad_out = (s.double() + 0.5 * normal(*x.shape, seed=9)).to(out)
     grad_s = normal(*x.shape, seed=8).to(stream) if with_grad_s else None
-    dtypes = [None if t is None else t.dtype for t in (x, residual, weight, bias)]
-    keys = ("x_dtype", "residual_dtype", "weight_dtype", "bias_dtype")
-    grads = norm_bwd(grad_out, s, weight, mean, rstd, grad_s, spec, heads=heads, **dict(zip(keys, dtypes, strict=True)))
-    got = dict(zip(("grad_x", "grad_residual", "grad_weight", "grad_bias"), grads, strict=True)) | {"y": y}
+    tensors = dict(x=x, weight=weight, bias=bias, residual=residual)
+    dtypes = {name: None if t is None else t.dtype for name, t in tensors.items()}
+    saved = BackwardTensors(grad_out, s, weight, mean, rstd, grad_s)
+    grads = norm_bwd(saved, spec, WantedGrads(**dtypes, heads=heads))
+    got = {f"grad_{name}": grad for name, grad in grads._asdict().items()} | {"y": y}
     want = exact(s, weight, bias, grad_out, grad_s, spec, heads)
-    for (name, tensor), given in zip(got.items(), [*dtypes, out], strict=True):
-        assert (tensor is None) == (given is None), name
+    for (name, tensor), dtype in zip(got.items(), [*dtypes.values(), out], strict=True):
+        assert (tensor is None) == (dtype is None), name
         if tensor is not None:
-            assert tensor.dtype == given
+            assert tensor.dtype == dtype
             assert_at_floor(name, tensor, want[name])
     if residual is not None and residual.dtype == x.dtype:
         assert got["grad_x"] is got["grad_residual"]
@@ -141,9 +143,10 @@ def backward_of_ones(dtype=torch.float32, m=333, n=1029, **options):
     x, grad = normal(m, n).to(dtype), normal(m, n, seed=1).to(dtype)
     weight = (1 + 0.1 * normal(n, seed=2)).to(dtype)
     spec = options.pop("spec", NormSpec(True, 1e-6))
-    y, _, mean, rstd = norm_fwd(x, weight, weight, None, spec, out_dtype=dtype, s_dtype=dtype)
-    wanted = {"x_dtype": dtype, "residual_dtype": None, "weight_dtype": dtype, "bias_dtype": dtype} | options
-    return [y, mean, rstd, *norm_bwd(grad, x, weight, mean, rstd, None, spec, **wanted)]
+    y, _, mean, rstd = norm_fwd(NormTensors(x=x, weight=weight, bias=weight), spec, out_dtype=dtype, s_dtype=dtype)
+    wanted = WantedGrads(**({"x": dtype, "weight": dtype, "bias": dtype} | options))
+    saved = BackwardTensors(grad_out=grad, s=x, weight=weight, mean=mean, rstd=rstd)
+    return [y, mean, rstd, *norm_bwd(saved, spec, wanted)]
 
 
 def bits(tensors):
@@ -175,9 +178,10 @@ def test_a_row_does_not_depend_on_its_batch(dtype):
     x, grad, weight = normal(70, n).to(dtype), normal(70, n, seed=1).to(dtype), normal(n, seed=2).to(dtype)
 
     def run(rows):
-        y, _, mean, rstd = norm_fwd(x[rows], weight, None, None, spec, out_dtype=dtype, s_dtype=dtype)
-        wanted = dict(x_dtype=dtype, residual_dtype=None, weight_dtype=dtype, bias_dtype=None)
-        return y, norm_bwd(grad[rows], x[rows], weight, mean, rstd, None, spec, **wanted)[0]
+        tensors = NormTensors(x=x[rows], weight=weight)
+        y, _, mean, rstd = norm_fwd(tensors, spec, out_dtype=dtype, s_dtype=dtype)
+        saved = BackwardTensors(grad_out=grad[rows], s=x[rows], weight=weight, mean=mean, rstd=rstd)
+        return y, norm_bwd(saved, spec, WantedGrads(x=dtype, weight=dtype)).x
 
     whole = run(slice(None))
     for rows in (slice(0, 1), slice(3, 5), slice(62, 70)):
@@ -186,27 +190,27 @@ def test_a_row_does_not_depend_on_its_batch(dtype):
 
 def test_frozen_arguments_change_no_other_gradient():
     every = backward_of_ones()
-    for index, name in ((3, "x_dtype"), (5, "weight_dtype"), (6, "bias_dtype")):
+    for index, name in ((3, "x"), (4, "weight"), (5, "bias")):
         got = backward_of_ones(**{name: None})
         assert got[index] is None
         assert same([t for i, t in enumerate(got) if i != index], [t for i, t in enumerate(every) if i != index])
 
 
 def test_added_to_main_grad():
-    plain = backward_of_ones(torch.bfloat16, weight_dtype=torch.float32, bias_dtype=torch.float32)
+    plain = backward_of_ones(torch.bfloat16, weight=torch.float32, bias=torch.float32)
     into = [torch.full((1029,), 2.0), torch.full((2058,), 2.0)[::2]]  # the second is not contiguous
     got = backward_of_ones(
-        torch.bfloat16, weight_dtype=torch.bfloat16, bias_dtype=torch.bfloat16, into_weight=into[0], into_bias=into[1]
+        torch.bfloat16, weight=torch.bfloat16, bias=torch.bfloat16, into_weight=into[0], into_bias=into[1]
     )
+    assert got[4] is None
     assert got[5] is None
-    assert got[6] is None
     # One more rounding, of the sum with what was there.
-    for total, gradient in zip(into, plain[5:], strict=True):
+    for total, gradient in zip(into, plain[4:6], strict=True):
         assert ((total.double() - 2 - gradient.double()).abs() <= 2.0**-23 * (2 + gradient.double().abs())).all()
 
 
 def test_strided_and_expanded_rows():
-    spec, wanted = NormSpec(True, 1e-6), dict(x_dtype=torch.float32, residual_dtype=None, bias_dtype=torch.float32)
+    spec, wanted = NormSpec(True, 1e-6), WantedGrads(x=torch.float32, weight=torch.float32, bias=torch.float32)
     wide, flipped = normal(9, 300).float(), normal(130, 9).float().T
     for x in (wide[:, 7:137], flipped, wide[:1, :130].expand(9, 130)):
         for grad in (
@@ -216,8 +220,9 @@ def test_strided_and_expanded_rows():
         ):
             found = []
             for a, g in ((x, grad), (x.contiguous(), grad.contiguous())):
-                y, _, mean, rstd = norm_fwd(a, None, None, None, spec, out_dtype=a.dtype, s_dtype=a.dtype)
-                found.append([y, *norm_bwd(g, a, None, mean, rstd, None, spec, weight_dtype=torch.float32, **wanted)])
+                y, _, mean, rstd = norm_fwd(NormTensors(x=a), spec, out_dtype=a.dtype, s_dtype=a.dtype)
+                saved = BackwardTensors(grad_out=g, s=a, weight=None, mean=mean, rstd=rstd)
+                found.append([y, *norm_bwd(saved, spec, wanted)])
             assert same(*found)
 
 
@@ -225,21 +230,23 @@ def test_strided_and_expanded_rows():
 def test_empty(shape):
     x, spec = torch.ones(shape), NormSpec(True, 0.25)
     weight = torch.ones(shape[1])
-    y, s, mean, rstd = norm_fwd(x, weight, weight, x, spec, out_dtype=torch.float16, s_dtype=torch.bfloat16)
+    tensors = NormTensors(x=x, weight=weight, bias=weight, residual=x)
+    y, s, mean, rstd = norm_fwd(tensors, spec, out_dtype=torch.float16, s_dtype=torch.bfloat16)
     assert (y.shape, s.shape, y.dtype, s.dtype) == (shape, shape, torch.float16, torch.bfloat16)
     assert torch.equal(rstd, torch.full((shape[0],), 2.0))
-    wanted = dict(x_dtype=torch.float32, residual_dtype=torch.bfloat16, weight_dtype=torch.float32, bias_dtype=None)
-    grad_x, grad_residual, grad_weight, grad_bias = norm_bwd(y, s, weight, mean, rstd, None, spec, **wanted)
-    assert grad_x.shape == grad_residual.shape == shape
-    assert torch.equal(grad_weight, torch.zeros(shape[1]))
-    assert grad_bias is None
+    wanted = WantedGrads(x=torch.float32, weight=torch.float32, residual=torch.bfloat16)
+    saved = BackwardTensors(grad_out=y, s=s, weight=weight, mean=mean, rstd=rstd)
+    grads = norm_bwd(saved, spec, wanted)
+    assert grads.x.shape == grads.residual.shape == shape
+    assert torch.equal(grads.weight, torch.zeros(shape[1]))
+    assert grads.bias is None
 
 
 def test_nan_and_infinity_stay_in_their_row():
     for dtype in DTYPES:
         x = normal(5, 77).to(dtype)
         x[1, 3], x[2, 70] = float("nan"), float("inf")
-        y = norm_fwd(x, None, None, None, NormSpec(False, 1e-6), out_dtype=dtype, s_dtype=dtype)[0]
+        y = norm_fwd(NormTensors(x=x), NormSpec(False, 1e-6), out_dtype=dtype, s_dtype=dtype)[0]
         assert y[1].isnan().all()
         assert y[2, 70].isnan()
         assert y[[0, 3, 4]].isfinite().all()
@@ -259,7 +266,7 @@ def test_conversions_are_those_of_torch(flags, monkeypatch):
         for dtype in DTYPES:
             if dtype == source.dtype:
                 continue
-            s = norm_fwd(source, None, None, None, NormSpec(False, 0.0), out_dtype=dtype, s_dtype=dtype)[1]
+            s = norm_fwd(NormTensors(x=source), NormSpec(False, 0.0), out_dtype=dtype, s_dtype=dtype)[1]
             assert torch.equal(s.nan_to_num(12.5), source.to(dtype).nan_to_num(12.5))
             assert torch.equal(s.isnan(), source.isnan())
 
@@ -267,13 +274,14 @@ def test_conversions_are_those_of_torch(flags, monkeypatch):
 def test_float64_is_refused():
     x = torch.ones(2, 3, dtype=torch.float64)
     with pytest.raises(TypeError, match="float64, expected float32"):
-        norm_fwd(x, None, None, None, NormSpec(False, 1e-6), out_dtype=torch.float32, s_dtype=torch.float32)
+        norm_fwd(NormTensors(x=x), NormSpec(False, 1e-6), out_dtype=torch.float32, s_dtype=torch.float32)
 
 
 def test_denormals_survive_loading_and_running():
     code = (
         "import torch; from retrograd.ops.norm.cpu import *; from retrograd.ops.norm.spec import NormSpec; "
-        "norm_fwd(torch.ones(64, 1024), None, None, None, NormSpec(False, 0.), out_dtype=torch.float32, "
+        "from retrograd.ops.norm.arguments import NormTensors; "
+        "norm_fwd(NormTensors(x=torch.ones(64, 1024)), NormSpec(False, 0.), out_dtype=torch.float32, "
         "s_dtype=torch.float32); print((torch.full((99999,), 1e-40) * 1 > 0).all().item(), 1e-310 * 1 > 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,8 +14,10 @@ import pytest
 import torch
 from norm_cases import Case, make_inputs, run
 
+from retrograd.ops.norm import launch_cache
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.ops.norm.triton import launch
+from retrograd.ops.norm.triton import backward_launch, launch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,14 +49,15 @@ def relaunched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         used.append(device_index)
         relaunch(handle, args, device_index)
 
-    monkeypatch.setattr(launch, "relaunch", counted)
+    for module in (launch, backward_launch):
+        monkeypatch.setattr(module, "relaunch", counted)
     return used
 
 
 def forget_launches() -> None:
     """What a new process starts with."""
-    launch._FORWARD.clear()
-    launch._BACKWARD.clear()
+    launch_cache.FORWARD.clear()
+    launch_cache.BACKWARD.clear()
 
 
 def another(case: Case, seed: int = 1) -> Case:
@@ -74,14 +77,16 @@ def results(norm: str, case: Case, statistics: Change | None = None, **options: 
     spec = NormSpec(centered=norm == "layer_norm", deterministic=True, **keys)
     x, weight, bias, residual = (case.get(name) for name in ("x", *EVERYTHING.split()))
     s_dtype = (x if residual is None else residual).dtype
-    y, s, mean, rstd = launch.norm_fwd(x, weight, bias, residual, spec, out_dtype=out_dtype, s_dtype=s_dtype)
+    tensors = NormTensors(x, weight, bias, residual)
+    y, s, mean, rstd = launch.norm_fwd(tensors, spec, out_dtype=out_dtype, s_dtype=s_dtype)
     moved = [t if t is None or statistics is None else statistics(t) for t in (mean, rstd)]
-    grads = launch.norm_bwd(
-        case["grad_y"], x if s is None else s, weight, *moved, case.get("grad_s"), spec, x_dtype=x.dtype,
-        residual_dtype=None if residual is None else residual.dtype,
-        weight_dtype=None if weight is None else weight.dtype, bias_dtype=None if bias is None else bias.dtype,
-        heads=weight.shape[0] if weight is not None and weight.dim() == 2 else 1, **into,
+    saved = BackwardTensors(
+        grad_out=case["grad_y"], s=x if s is None else s, weight=weight, mean=moved[0], rstd=moved[1],
+        grad_s=case.get("grad_s"),
     )  # fmt: skip
+    dtypes = {name: None if t is None else t.dtype for name, t in tensors._asdict().items()}
+    heads = weight.shape[0] if weight is not None and weight.dim() == 2 else 1
+    grads = launch.norm_bwd(saved, spec, WantedGrads(**dtypes, heads=heads, **into))
     return [y, s, mean, rstd, *grads]
 
 

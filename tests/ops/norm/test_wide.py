@@ -11,6 +11,7 @@ import torch
 from norm_cases import Case, check, make_inputs, run
 from wide_cases import SHARED_LIMIT, gpu_test, narrow_loads, needs_nvrtc
 
+from retrograd.ops.norm.arguments import NormTensors
 from retrograd.ops.norm.cuda import backward, fits_wide, inputs, norm_fwd_wide, plan_wide
 from retrograd.ops.norm.cuda import forward as wide
 from retrograd.ops.norm.cuda.inputs import HEADER
@@ -36,14 +37,14 @@ DTYPES = {
 HELD = {"ln": (32768, 65536, 131072), "ln-fp32": (16384, 32768, 40960, 65536)}
 
 
-def _dtypes(name: str) -> wide._Dtypes:
-    return wide._Dtypes(*DTYPES[name])
+def _kind(name: str) -> wide.ForwardKind:
+    return wide.ForwardKind(*DTYPES[name], centered=name.startswith("ln"), own_s=DTYPES[name][1] is not None)
 
 
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("name", DTYPES)
 def test_plan_covers_the_row_and_fits(name: str, n: int) -> None:
-    plan = plan_wide(n, _dtypes(name), name.startswith("ln"))
+    plan = plan_wide(n, _kind(name))
     slice_n = 64 * -(-n // (64 * plan.cluster))
     assert plan.cluster * slice_n >= n
     assert plan.resident * (plan.shared_bytes + 6 * 1024) <= SHARED_LIMIT
@@ -53,19 +54,19 @@ def test_plan_covers_the_row_and_fits(name: str, n: int) -> None:
 
 def test_weight_and_bias_come_into_places_of_x_where_they_fit() -> None:
     for name, widths in HELD.items():
-        assert all(plan_wide(n, _dtypes(name), True).hold for n in widths)
-    assert not plan_wide(65536, _dtypes("rms"), False).hold
+        assert all(plan_wide(n, _kind(name)).hold for n in widths)
+    assert not plan_wide(65536, _kind("rms")).hold
     for other in ("ln-residual", "ln-stream-fp32"):
-        assert not any(plan_wide(n, _dtypes(other), True).hold for n in WIDTHS)
+        assert not any(plan_wide(n, _kind(other)).hold for n in WIDTHS)
     for n in (16384, 40960, 65544):  # too few pieces; not the same number for each thread
-        assert not plan_wide(n, _dtypes("ln"), True).hold
+        assert not plan_wide(n, _kind("ln")).hold
 
 
 def test_a_row_that_does_not_fit_names_the_mend() -> None:
     with pytest.raises(ValueError, match="shared memory of a cluster of 2; use impl='triton'"):
-        plan_wide(262144, _dtypes("ln"), True, cluster=2)
+        plan_wide(262144, _kind("ln"), cluster=2)
     with pytest.raises(ValueError, match="a row of 4194304 columns does not fit into the shared memory of any cluster"):
-        plan_wide(1 << 22, _dtypes("rms"), False)
+        plan_wide(1 << 22, _kind("rms"))
 
 
 def test_rows_that_no_cluster_holds_are_known() -> None:
@@ -81,11 +82,9 @@ def test_rows_that_no_cluster_holds_are_known() -> None:
     [*zip(DTYPES, itertools.cycle(WIDTHS), strict=False), *((name, n) for name in HELD for n in HELD[name])],
 )
 def test_machine_code_does_not_spill(name: str, n: int, arch: str) -> None:
-    dtypes = _dtypes(name)
-    own_s = dtypes.residual is not None
-    centered = name.startswith("ln")
-    plan = plan_wide(n, dtypes, centered, int(arch.removeprefix("sm_")))
-    options = wide.options_of(n, dtypes, plan, centered, own_s, False)
+    kind = _kind(name)
+    plan = plan_wide(n, kind, int(arch.removeprefix("sm_")))
+    options = wide.options_of(n, kind, plan)
     cubin = nvrtc.compile_cubin(wide.SOURCE, (f"--gpu-architecture={arch}", *options), (HEADER,))
     narrow = narrow_loads(cubin)
     # Beside a residual of four bytes an element, a thread takes 8 bytes of x.
@@ -162,14 +161,14 @@ def test_on_a_side_stream_and_in_a_graph() -> None:
     case = make_inputs((65, 65536), BF16, "cuda", given="weight")
     spec = NormSpec(False, 1e-6)
     kwargs = dict(out_dtype=BF16, s_dtype=BF16)
-    want = norm_fwd_wide(case["x"], case["weight"], None, None, spec, **kwargs)[0]
+    want = norm_fwd_wide(NormTensors(x=case["x"], weight=case["weight"]), spec, **kwargs)[0]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        aside = norm_fwd_wide(case["x"], case["weight"], None, None, spec, **kwargs)[0]
+        aside = norm_fwd_wide(NormTensors(x=case["x"], weight=case["weight"]), spec, **kwargs)[0]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            captured = norm_fwd_wide(case["x"], case["weight"], None, None, spec, **kwargs)[0]
+            captured = norm_fwd_wide(NormTensors(x=case["x"], weight=case["weight"]), spec, **kwargs)[0]
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(aside, want)
@@ -179,7 +178,7 @@ def test_on_a_side_stream_and_in_a_graph() -> None:
 @gpu_test
 def test_rows_without_elements() -> None:
     x = torch.ones(3, 0, device="cuda")
-    _, _, mean, rstd = norm_fwd_wide(x, None, None, None, NormSpec(True, 0.25), out_dtype=F32, s_dtype=F32)
+    _, _, mean, rstd = norm_fwd_wide(NormTensors(x=x), NormSpec(True, 0.25), out_dtype=F32, s_dtype=F32)
     assert (mean.tolist(), rstd.tolist()) == ([0.0] * 3, [2.0] * 3)
 
 
@@ -187,9 +186,9 @@ def test_rows_without_elements() -> None:
 def test_what_it_cannot_take_is_said() -> None:
     x = torch.zeros(2, 40964, dtype=BF16, device="cuda")
     with pytest.raises(ValueError, match="`x` has 40964 columns, expected a multiple of 8"):
-        norm_fwd_wide(x, None, None, None, NormSpec(False, 1e-6), out_dtype=BF16, s_dtype=BF16)
+        norm_fwd_wide(NormTensors(x=x), NormSpec(False, 1e-6), out_dtype=BF16, s_dtype=BF16)
 
 
 def test_a_cpu_tensor_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"tensor on cpu, expected a GPU of compute capability 9\.0"):
-        norm_fwd_wide(torch.zeros(2, 40960), None, None, None, NormSpec(False, 1e-6), out_dtype=F32, s_dtype=F32)
+        norm_fwd_wide(NormTensors(x=torch.zeros(2, 40960)), NormSpec(False, 1e-6), out_dtype=F32, s_dtype=F32)

@@ -9,6 +9,7 @@ import torch
 from norm_cases import Case, check, make_inputs, run, truth
 from wide_cases import SHARED_LIMIT, gpu_test, narrow_loads, needs_nvrtc
 
+from retrograd.ops.norm.arguments import BackwardTensors
 from retrograd.ops.norm.cuda import norm_bwd_wide
 from retrograd.ops.norm.cuda.backward import SOURCE, BackwardKind, options_of, shared_bytes
 from retrograd.ops.norm.cuda.inputs import HEADER
@@ -81,8 +82,9 @@ def test_machine_code_does_not_spill(name: str, n: int, centered: bool, arch: st
     assert all(" LDG.E.CONSTANT " in line for line in narrow) or itemsize == 4, narrow
 
 
-def by_torch(grad_out, s, weight, mean, rstd, spec, plan, *, dtype, weight_sum, bias_sum):
+def by_torch(tensors, spec, plan, *, dtype, weight_sum, bias_sum):
     """What norm_bwd_wide returns, from three clusters, in float64."""
+    grad_out, s, weight, mean, rstd, _ = tensors
     s, g, rstd = s.double(), grad_out.double(), rstd.double()[:, None]
     h = (s if mean is None else s - mean.double()[:, None]) * rstd
     sums = [
@@ -122,9 +124,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     real = cuda.norm_bwd_wide
 
-    def noted(grad_out: torch.Tensor, *args: object, **kwargs: object) -> object:
-        seen.append(grad_out.shape[1])
-        return real(grad_out, *args, **kwargs)
+    def noted(tensors: BackwardTensors, *args: object, **kwargs: object) -> object:
+        seen.append(tensors.s.shape[1])
+        return real(tensors, *args, **kwargs)
 
     monkeypatch.setattr(cuda, "norm_bwd_wide", noted)
     return seen
@@ -241,7 +243,6 @@ def test_on_a_side_stream_and_in_a_graph() -> None:
 def test_a_cpu_tensor_is_refused() -> None:
     x, plan = torch.zeros(2, 16384), plan_clusters(16384, 4)
     assert plan is not None
+    tensors = BackwardTensors(grad_out=x, s=x, weight=None, mean=None, rstd=x[:, 0])
     with pytest.raises(RuntimeError, match=r"tensor on cpu, expected a GPU of compute capability 9\.0"):
-        norm_bwd_wide(
-            x, x, None, None, x[:, 0], NormSpec(False, 1e-6), plan, dtype=F32, weight_sum=True, bias_sum=False
-        )
+        norm_bwd_wide(tensors, NormSpec(False, 1e-6), plan, dtype=F32, weight_sum=True, bias_sum=False)

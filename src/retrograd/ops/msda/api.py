@@ -103,7 +103,7 @@ def run(
     through_operators = tensor_subclasses.without_memory(value, locations, weights)
     if through_operators or torch.compiler.is_compiling() or is_watched():
         return custom_op.attend(value, levels, locations, weights, spec, impl)
-    value, locations, weights = tensor_subclasses.as_stored(value, locations, weights)  # type: ignore[assignment]
+    value, locations, weights = tensor_subclasses.as_stored((value, locations, weights))
     call = resolve(spec, impl, value.dtype, value.device)
     needed = value.requires_grad or locations.requires_grad or weights.requires_grad
     if (needed and torch.is_grad_enabled()) or in_forward_mode():

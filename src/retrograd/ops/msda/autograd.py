@@ -42,7 +42,7 @@ class MsdaFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
         """Gradients of value, locations and weights, where they are needed."""
-        (grad_out,) = tensor_subclasses.as_stored(tensor_subclasses.finished(grad_out))  # type: ignore[assignment]
+        (grad_out,) = tensor_subclasses.as_stored((tensor_subclasses.finished(grad_out),))
         value, locations, weights, shapes = ctx.saved_tensors
         levels, needed = Levels(ctx.sizes, shapes), ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():

@@ -98,7 +98,7 @@ def _run(
         # Who sees operators sees those that make locations and weights, and then the one of `ms_deform_attn`.
         return run(value, levels, *sampled(inputs, levels, spec.points), spec, impl)
     call = resolve(spec, impl, value.dtype, value.device)
-    inputs = tensor_subclasses.as_stored(*inputs)
+    inputs = tensor_subclasses.as_stored(inputs)
     needed = any(t.requires_grad for t in inputs)
     if (needed and torch.is_grad_enabled()) or in_forward_mode():
         return MsdaFusedFunction.apply(*inputs, levels.shapes, levels.sizes, call)

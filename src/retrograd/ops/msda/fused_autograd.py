@@ -43,7 +43,7 @@ class MsdaFusedFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
         """Gradients of value, reference points, offsets and logits, where they are needed."""
-        (grad_out,) = tensor_subclasses.as_stored(tensor_subclasses.finished(grad_out))  # type: ignore[assignment]
+        (grad_out,) = tensor_subclasses.as_stored((tensor_subclasses.finished(grad_out),))
         *saved, shapes = ctx.saved_tensors
         value, reference_points, offsets, logits = saved
         inputs, levels = (value, reference_points, offsets, logits), Levels(ctx.sizes, shapes)

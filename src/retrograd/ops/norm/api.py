@@ -10,9 +10,10 @@ from retrograd.compat.torch_autograd import in_forward_mode
 from retrograd.compat.torch_dispatch import is_watched
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import custom_op, host, validation
+from retrograd.ops.norm.arguments import NormArguments, NormTensors
 from retrograd.ops.norm.autograd import NormFunction
-from retrograd.ops.norm.dispatch import Options, resolve
-from retrograd.ops.norm.shapes import Tensors, two_dimensional
+from retrograd.ops.norm.dispatch import resolve
+from retrograd.ops.norm.shapes import two_dimensional
 from retrograd.ops.tensor_subclasses import PLAIN
 from retrograd.ops.types import Impl
 
@@ -85,8 +86,18 @@ def rms_norm(
         )  # fmt: skip
         if done is not NotImplemented:
             return done
-    options = Options(False, eps, weight_offset, deterministic, dw_parts, residual_dtype, out_dtype, impl)
-    return _norm((x, weight, bias, residual), options, prenorm, accumulate_main_grad)
+    arguments = NormArguments(
+        centered=False,
+        eps=eps,
+        weight_offset=weight_offset,
+        deterministic=deterministic,
+        parts=dw_parts,
+        residual_dtype=residual_dtype,
+        out_dtype=out_dtype,
+        impl=impl,
+    )
+    tensors = NormTensors(x, weight, bias, residual)
+    return _norm(tensors, arguments, prenorm, accumulate_main_grad)
 
 
 def layer_norm(
@@ -145,12 +156,22 @@ def layer_norm(
         )  # fmt: skip
         if done is not NotImplemented:
             return done
-    options = Options(True, eps, weight_offset, deterministic, dw_parts, residual_dtype, out_dtype, impl)
-    return _norm((x, weight, bias, residual), options, prenorm, accumulate_main_grad)
+    arguments = NormArguments(
+        centered=True,
+        eps=eps,
+        weight_offset=weight_offset,
+        deterministic=deterministic,
+        parts=dw_parts,
+        residual_dtype=residual_dtype,
+        out_dtype=out_dtype,
+        impl=impl,
+    )
+    tensors = NormTensors(x, weight, bias, residual)
+    return _norm(tensors, arguments, prenorm, accumulate_main_grad)
 
 
 def _norm(
-    tensors: Tensors, options: Options, prenorm: bool, accumulate: bool
+    tensors: NormTensors, arguments: NormArguments, prenorm: bool, accumulate: bool
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     x, weight, bias, residual = tensors
     through_operators = False
@@ -158,50 +179,51 @@ def _norm(
         from retrograd.ops.norm import dtensor
 
         if dtensor.is_needed(tensors):
-            return dtensor.run_locally(_norm, tensors, options, prenorm, accumulate)
-        x, weight, bias, residual = tensors = tuple(map(tensor_subclasses.finished, tensors))
+            return dtensor.run_locally(_norm, tensors, arguments, prenorm, accumulate)
+        tensors = NormTensors(*map(tensor_subclasses.finished, tensors))
         through_operators = tensor_subclasses.without_memory(*tensors)
-    validation.check_tensors(x, weight, bias, residual)
-    x, weight, bias, residual = tensors = tensor_subclasses.as_stored(x, weight, bias, residual)
-    options = validation.check_options(options, x.dtype, weight is not None)
-    own_s = residual is not None or options.residual_dtype not in (None, x.dtype)
-    s_dtype = options.residual_dtype or (x if residual is None else residual).dtype
+    validation.check_tensors(tensors)
+    tensors = tensor_subclasses.as_stored(tensors)
+    x, weight, bias, residual = tensors
+    arguments = validation.check_arguments(arguments, x.dtype, weight is not None)
+    own_s = residual is not None or arguments.residual_dtype not in (None, x.dtype)
+    s_dtype = arguments.residual_dtype or (x if residual is None else residual).dtype
     if residual is None and not prenorm and s_dtype == torch.float32:
         s_dtype = x.dtype  # nobody sees s, and widening it changes no value
     parameters = (weight, bias) if accumulate else None
-    y, s = _run(tensors, options, s_dtype, prenorm and own_s, parameters, through_operators)
+    y, s = _run(tensors, arguments, s_dtype, prenorm and own_s, parameters, through_operators)
     if not prenorm:
         return y
     return y, s if own_s else x
 
 
 def _run(
-    tensors: Tensors,
-    options: Options,
+    tensors: NormTensors,
+    arguments: NormArguments,
     s_dtype: torch.dtype,
     return_s: bool,
     parameters: tuple[torch.Tensor | None, torch.Tensor | None] | None,
     through_operators: bool,
 ) -> tuple[torch.Tensor, Any]:
-    x, weight, bias, residual = tensors
     if parameters is not None:
-        validation.check_main_grad("weight", weight)
-        validation.check_main_grad("bias", bias)
+        validation.check_main_grad("weight", tensors.weight)
+        validation.check_main_grad("bias", tensors.bias)
     if through_operators or torch.compiler.is_compiling() or (parameters is None and is_watched()):
         if parameters is not None:
             raise RuntimeError(
                 "accumulate_main_grad=True adds to main_grad while the backward runs, which torch.compile cannot "
                 "trace; pass accumulate_main_grad=False, or keep this call out with torch.compiler.disable"
             )
-        return custom_op.norm(tensors, options, s_dtype, return_s)
-    call = resolve(options, x.dtype, s_dtype, x.device)
+        return custom_op.norm(tensors, arguments, s_dtype, return_s)
+    x = tensors.x
+    call = resolve(arguments, x.dtype, s_dtype, x.device)
     if (torch.is_grad_enabled() and _any_requires_grad(tensors)) or in_forward_mode():
-        out = NormFunction.apply(x, weight, bias, residual, call, return_s, parameters)
+        out = NormFunction.apply(*tensors, call, return_s, parameters)
         return out if isinstance(out, tuple) else (out, None)
     shape = x.shape
     flat = len(shape) == 2
     y, s, _, _ = call.forward(
-        *(tensors if flat else two_dimensional(x, weight, bias, residual)),
+        tensors if flat else two_dimensional(tensors),
         call.spec,
         out_dtype=call.out_dtype,
         s_dtype=s_dtype,
@@ -211,7 +233,7 @@ def _run(
     return (y, s) if flat else (y.view(shape), s.view(shape) if return_s else None)
 
 
-def _any_requires_grad(tensors: Tensors) -> bool:
+def _any_requires_grad(tensors: NormTensors) -> bool:
     x, weight, bias, residual = tensors
     return (
         x.requires_grad

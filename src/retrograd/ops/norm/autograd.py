@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from retrograd.ops import tensor_subclasses
+from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
 from retrograd.ops.norm.dispatch import NormCall
-from retrograd.ops.norm.shapes import Tensors, heads_of, in_shape, inner_dtype, rows_of, two_dimensional, vector_of
+from retrograd.ops.norm.shapes import heads_of, in_shape, inner_dtype, rows_of, two_dimensional, vector_of
 from retrograd.ops.norm.spec import NormSpec
 
 ONCE_ONLY = (
@@ -20,7 +21,6 @@ ONCE_ONLY = (
     "derivative; for second derivatives use torch.nn.functional, or rms_norm_reference and layer_norm_reference of "
     "retrograd.ops.norm"
 )
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 class NormFunction(torch.autograd.Function):
@@ -42,21 +42,24 @@ class NormFunction(torch.autograd.Function):
         need_stats = need_x or need_weight or need_residual
         shape = x.shape
         flat = len(shape) == 2
-        y, s, mean, rstd = call.forward(
-            *((x, weight, bias, residual) if flat else two_dimensional(x, weight, bias, residual)),
+        tensors = NormTensors(x, weight, bias, residual)
+        results: NormResults = call.forward(
+            tensors if flat else two_dimensional(tensors),
             call.spec,
             out_dtype=call.out_dtype,
             s_dtype=call.s_dtype,
             store_stats=need_stats,
             store_s=return_s or need_stats,
         )
+        y, s, _, _ = results
         if not flat:
             # Not .view(): a view made in here could not be modified in place by the caller.
-            y = y.resize_(shape)
-            s = None if s is None else s.resize_(shape)
+            y.resize_(shape)
+            if s is not None:
+                s.resize_(shape)
         ctx.backward_function = call.backward if parameters is None else _adding_anywhere(call.backward)
         ctx.parameters = parameters
-        remember(ctx, (x, weight, bias, residual), call.spec, (s, mean, rstd))
+        remember(ctx, tensors, call.spec, results)
         # As a result, s stays tied to x and residual, so that a second derivative is noticed.
         return y if s is None else (y, s)
 
@@ -65,15 +68,15 @@ class NormFunction(torch.autograd.Function):
         """Gradients of x, weight, bias and residual."""
         if not (type(grad_y) in tensor_subclasses.PLAIN and type(grad_s) in tensor_subclasses.PLAIN):
             grad_y, grad_s = tensor_subclasses.finished(grad_y), tensor_subclasses.finished(grad_s)
-        grad_y, grad_s = tensor_subclasses.as_stored(grad_y, grad_s)
+        grad_y, grad_s = tensor_subclasses.as_stored((grad_y, grad_s))
         if not torch.is_grad_enabled():
             return (*gradients(ctx, ctx.backward_function, grad_y, grad_s), None, None, None)
         # create_graph=True: the gradients are handed out behind a node that says why it cannot go on.
         with torch.no_grad():
             grads = gradients(ctx, ctx.backward_function, grad_y, grad_s)
         leaves = [t for t in (grad_y, grad_s, *ctx.saved_tensors) if t is not None]
-        given = [g for g in grads if g is not None]
-        guarded = iter(_OnceOnly.apply(len(given), *given, *leaves))
+        present = [g for g in grads if g is not None]
+        guarded = iter(_OnceOnly.apply(len(present), *present, *leaves))
         return (*(None if g is None else next(guarded) for g in grads), None, None, None)
 
 
@@ -94,10 +97,10 @@ def refuse_second_derivative(*_: Any) -> None:
     raise RuntimeError(ONCE_ONLY)
 
 
-def remember(ctx: Any, inputs: Tensors, spec: NormSpec, results: tuple[torch.Tensor | None, ...]) -> None:
-    """Keep on `ctx` what `gradients` reads; results are s, mean, rstd."""
-    x, weight, bias, residual = inputs
-    s, mean, rstd = results
+def remember(ctx: Any, tensors: NormTensors, spec: NormSpec, results: NormResults) -> None:
+    """Keep on `ctx` what `gradients` reads."""
+    x, weight, bias, residual = tensors
+    _, s, mean, rstd = results
     need_x, need_weight, _, need_residual = ctx.needs_input_grad[:4]
     ctx.set_materialize_grads(False)
     ctx.spec = spec
@@ -107,9 +110,9 @@ def remember(ctx: Any, inputs: Tensors, spec: NormSpec, results: tuple[torch.Ten
     ctx.vector_shape = None if vector is None else vector.shape
     ctx.dtypes = (
         x.dtype,
-        None if residual is None else residual.dtype,
         None if weight is None else weight.dtype,
         None if bias is None else bias.dtype,
+        None if residual is None else residual.dtype,
     )
     if need_x or need_weight or need_residual:
         # The weight scales grad_out on the way to x; the gradient of the weight itself does not need it.
@@ -118,50 +121,50 @@ def remember(ctx: Any, inputs: Tensors, spec: NormSpec, results: tuple[torch.Ten
 
 
 def gradients(
-    ctx: Any, backward: Callable[..., Any], grad_y: torch.Tensor | None, grad_s: torch.Tensor | None
-) -> Gradients:
-    """Gradients of x, weight, bias and residual, in that order; None where none is needed or none arrives."""
+    ctx: Any, backward: Callable[..., NormGrads], grad_y: torch.Tensor | None, grad_s: torch.Tensor | None
+) -> NormGrads:
+    """The gradients of the inputs; None where none is needed or none arrives."""
     need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
-    x_dtype, residual_dtype, weight_dtype, bias_dtype = ctx.dtypes
+    x_dtype, weight_dtype, bias_dtype, residual_dtype = ctx.dtypes
     if grad_y is None:
         if grad_s is None:
-            return None, None, None, None
-        grad_x = grad_s.to(x_dtype) if need_x else None
-        return grad_x, None, None, grad_s.to(residual_dtype) if need_residual else None
+            return NormGrads()
+        return NormGrads(
+            x=grad_s.to(x_dtype) if need_x else None, residual=grad_s.to(residual_dtype) if need_residual else None
+        )
     into_weight, into_bias = _main_grads(ctx) if ctx.parameters is not None else (None, None)
     if not (need_x or need_weight or need_residual):
         # Only the bias: no statistics were kept, and its gradient needs none.
-        return None, None, _bias_gradient(ctx, grad_y, into_bias), None
+        return NormGrads(bias=_bias_gradient(ctx, grad_y, into_bias))
+    grad_out = grad_y
     s, weight, mean, rstd = ctx.saved_tensors
     flat = len(ctx.shape) == 2
     if not flat:
-        s, weight, _, grad_s = two_dimensional(s, weight, None, grad_s)
-        grad_y = rows_of(grad_y)
-    grad_x, grad_residual, grad_weight, grad_bias = backward(
-        grad_y,
-        s,
-        weight,
-        mean,
-        rstd,
-        grad_s,
-        ctx.spec,
-        x_dtype=x_dtype if need_x else None,
-        residual_dtype=residual_dtype if need_residual else None,
-        weight_dtype=weight_dtype if need_weight else None,
-        bias_dtype=bias_dtype if need_bias else None,
-        heads=ctx.heads,
-        into_weight=into_weight,
-        into_bias=into_bias,
-    )
-    grad_weight, grad_bias = in_shape(grad_weight, ctx.vector_shape), in_shape(grad_bias, ctx.vector_shape)
-    if flat:
-        return grad_x, grad_weight, grad_bias, grad_residual
+        s, weight = rows_of(s), vector_of(weight)
+        grad_out, grad_s = rows_of(grad_out), None if grad_s is None else rows_of(grad_s)
+    tensors = BackwardTensors(grad_out, s, weight, mean, rstd, grad_s)
+    x, weight = x_dtype if need_x else None, weight_dtype if need_weight else None
+    bias, residual = bias_dtype if need_bias else None, residual_dtype if need_residual else None
+    heads = ctx.heads
+    grads = backward(tensors, ctx.spec, WantedGrads(x, weight, bias, residual, heads, into_weight, into_bias))
+    # The operator's rows are flat, but its vectors may have heads.
+    if flat and (ctx.vector_shape is None or len(ctx.vector_shape) == 1):
+        return grads
+    return _in_shape_of_inputs(ctx, grads)
+
+
+def _in_shape_of_inputs(ctx: Any, grads: NormGrads) -> NormGrads:
+    x = None if grads.x is None else grads.x.view(ctx.shape)
     # One tensor for both stays one: autograd would take two views of a storage for two gradients it may write to.
-    shared = grad_residual is grad_x
-    grad_x = None if grad_x is None else grad_x.view(ctx.shape)
-    if not shared and grad_residual is not None:
-        grad_residual = grad_residual.view(ctx.shape)
-    return grad_x, grad_weight, grad_bias, grad_x if shared else grad_residual
+    residual = x
+    if grads.residual is not grads.x:
+        residual = None if grads.residual is None else grads.residual.view(ctx.shape)
+    return NormGrads(
+        x=x,
+        weight=in_shape(grads.weight, ctx.vector_shape),
+        bias=in_shape(grads.bias, ctx.vector_shape),
+        residual=residual,
+    )
 
 
 def _bias_gradient(ctx: Any, grad_y: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
@@ -171,33 +174,33 @@ def _bias_gradient(ctx: Any, grad_y: torch.Tensor, into: torch.Tensor | None) ->
     else:
         total = grad_y.new_zeros(shape, dtype=inner)
     if into is None:
-        return total.to(ctx.dtypes[3])
+        return total.to(ctx.dtypes[2])
     into.add_(total.view(into.shape))
     return None
 
 
-def _adding_anywhere(backward: Callable[..., Any]) -> Callable[..., Any]:
+def _adding_anywhere(backward: Callable[..., NormGrads]) -> Callable[..., NormGrads]:
     """`backward` for main_grads of any strides: implementations add to contiguous ones."""
 
-    def added(*args: Any, into_weight: Any, into_bias: Any, **wanted: Any) -> Any:
-        targets = (into_weight, into_bias)
+    def adding(tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> NormGrads:
+        targets = (wanted.into_weight, wanted.into_bias)
         dense = [t if t is None or t.is_contiguous() else t.new_zeros(t.shape) for t in targets]
-        results = backward(*args, into_weight=dense[0], into_bias=dense[1], **wanted)
+        grads = backward(tensors, spec, wanted._replace(into_weight=dense[0], into_bias=dense[1]))
         for target, sums in zip(targets, dense, strict=True):
-            if target is not sums:
+            if target is not None and target is not sums:
                 target.add_(sums)
-        return results
+        return grads
 
-    return added
+    return adding
 
 
 def _main_grads(ctx: Any) -> list[torch.Tensor | None]:
     """The main_grad of weight and bias as [N] or [H, N], where they need a gradient; marks their owners."""
-    found: list[torch.Tensor | None] = []
+    buffers: list[torch.Tensor | None] = []
     for parameter, needed in zip(ctx.parameters, ctx.needs_input_grad[1:3], strict=True):
         if parameter is None or not needed:
-            found.append(None)
+            buffers.append(None)
             continue
         parameter.grad_added_to_main_grad = True
-        found.append(vector_of(parameter.main_grad))
-    return found
+        buffers.append(vector_of(parameter.main_grad))
+    return buffers

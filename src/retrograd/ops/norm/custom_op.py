@@ -5,13 +5,23 @@ A result that does not exist is an empty tensor of one dimension, since an opera
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
 from retrograd.ops.norm import autograd
-from retrograd.ops.norm.dispatch import Options, choose, functions, spec_of
-from retrograd.ops.norm.shapes import Tensors, empty_results, has_own_s, two_dimensional
+from retrograd.ops.norm.arguments import (
+    BackwardTensors,
+    NormArguments,
+    NormGrads,
+    NormResults,
+    NormTensors,
+    WantedGrads,
+)
+from retrograd.ops.norm.dispatch import choose, functions
+from retrograd.ops.norm.shapes import empty_results, has_own_s, two_dimensional
 from retrograd.ops.norm.spec import NormSpec
 
 _SPEC = "bool centered, float eps, float weight_offset, bool deterministic, int? parts"
@@ -33,27 +43,24 @@ _BY_DEVICE = ""
 
 
 def norm(
-    tensors: Tensors,
-    options: Options,
-    s_dtype: torch.dtype,
-    return_s: bool,
+    tensors: NormTensors, arguments: NormArguments, s_dtype: torch.dtype, return_s: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, s) of x [..., N], weight, bias and residual through the operator; s is empty unless `return_s`."""
-    shape = tensors[0].shape
-    x, weight, bias, residual = two_dimensional(*tensors)
+    """(y, s) of [..., N] tensors through the operator; s is empty unless `return_s`."""
+    shape = tensors.x.shape
+    x, weight, bias, residual = two_dimensional(tensors)
     need_stats = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, residual))
-    impl = _BY_DEVICE if options.impl is None else getattr(options.impl, "value", options.impl)
+    impl = _BY_DEVICE if arguments.impl is None else getattr(arguments.impl, "value", arguments.impl)
     y, s, _, _ = torch.ops.retrograd.norm_fwd(
         x,
         weight,
         bias,
         residual,
-        options.centered,
-        options.eps,
-        options.weight_offset,
-        options.deterministic,
-        options.parts,
-        options.out_dtype or x.dtype,
+        arguments.centered,
+        arguments.eps,
+        arguments.weight_offset,
+        arguments.deterministic,
+        arguments.parts,
+        arguments.out_dtype or x.dtype,
         s_dtype,
         need_stats,
         return_s or need_stats,
@@ -62,130 +69,90 @@ def norm(
     return y.view(shape), s.view(shape) if return_s else s
 
 
-def _run_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
-    *spec, out_dtype, s_dtype, store_stats, store_s, impl = rest
-    forward, _ = functions(choose(impl or None, x.dtype, x.device))
-    results = forward(
-        x,
-        weight,
-        bias,
-        residual,
-        spec_of(Options(*spec)),
-        out_dtype=out_dtype,
-        s_dtype=s_dtype,
-        store_stats=store_stats,
-        store_s=store_s,
-    )
-    return tuple(x.new_empty(0) if t is None else t for t in results)
+def _run_fwd(*operands: Any) -> tuple[torch.Tensor, ...]:
+    tensors, spec, out_dtype, s_dtype, store_stats, store_s, impl = _forward_operands(*operands)
+    forward, _ = functions(choose(impl or None, tensors.x.dtype, tensors.x.device))
+    results = forward(tensors, spec, out_dtype=out_dtype, s_dtype=s_dtype, store_stats=store_stats, store_s=store_s)
+    return _all_tensors(results, tensors.x)
 
 
-def _fake_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
-    centered, *_, out_dtype, s_dtype, store_stats, store_s, _ = rest
-    results = empty_results(x, residual, centered, out_dtype, s_dtype, store_stats, store_s)
-    return tuple(x.new_empty(0) if t is None else t for t in results)
+def _fake_fwd(*operands: Any) -> tuple[torch.Tensor, ...]:
+    tensors, spec, out_dtype, s_dtype, store_stats, store_s, _ = _forward_operands(*operands)
+    x = tensors.x
+    return _all_tensors(empty_results(x, tensors.residual, spec.centered, out_dtype, s_dtype, store_stats, store_s), x)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    x, weight, bias, residual, *spec, _, s_dtype, _, store_s, impl = inputs
-    _, s, mean, rstd = output
-    own_s = store_s and has_own_s(x, residual, s_dtype)
+    tensors, spec, _, s_dtype, _, store_s, impl = _forward_operands(*inputs)
+    y, s, mean, rstd = output
+    own_s = store_s and has_own_s(tensors.x, tensors.residual, s_dtype)
     ctx.mark_non_differentiable(mean, rstd, *(() if own_s else (s,)))
     ctx.impl, ctx.parameters, ctx.own_s = impl, None, own_s
-    options = spec_of(Options(*spec))
-    autograd.remember(
-        ctx, (x, weight, bias, residual), options, (s if own_s else None, mean if options.centered else None, rstd)
-    )
+    results = NormResults(y=y, s=s if own_s else None, mean=mean if spec.centered else None, rstd=rstd)
+    autograd.remember(ctx, tensors, spec, results)
 
 
 def _differentiate(ctx: Any, grad_y: torch.Tensor | None, grad_s: torch.Tensor | None, *_: Any) -> tuple[Any, ...]:
-    def backward(*args: Any, **wanted: Any) -> autograd.Gradients:
-        return _call_bwd(ctx.impl, *args, **wanted)
-
+    backward = partial(_call_bwd, ctx.impl)
     return (*autograd.gradients(ctx, backward, grad_y, grad_s if ctx.own_s else None), *[None] * 10)
 
 
-def _call_bwd(impl: str, *args: Any, heads: int, into_weight: None, into_bias: None, **dtypes: Any) -> Any:
-    *tensors, spec = args
-    x_dtype, residual_dtype = dtypes["x_dtype"], dtypes["residual_dtype"]
+def _call_bwd(impl: str, tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> NormGrads:
     # An operator may not return one tensor twice, as implementations do for equal dtypes.
-    shared = x_dtype is not None and x_dtype == residual_dtype
+    shared = wanted.x is not None and wanted.x == wanted.residual
+    dtypes = (wanted.x, None if shared else wanted.residual, wanted.weight, wanted.bias)
     results = torch.ops.retrograd.norm_bwd(
         *tensors,
-        *_spec_values(spec),
-        x_dtype,
-        None if shared else residual_dtype,
-        dtypes["weight_dtype"],
-        dtypes["bias_dtype"],
-        heads,
+        spec.centered,
+        spec.eps,
+        spec.weight_offset,
+        spec.deterministic,
+        spec.parts,
+        *dtypes,
+        wanted.heads,
         impl,
     )
-    grads = [t if wanted is not None else None for t, wanted in zip(results, dtypes.values(), strict=True)]
-    return (grads[0], grads[0], *grads[2:]) if shared else tuple(grads)
+    x, residual, weight, bias = (None if dtype is None else grad for grad, dtype in zip(results, dtypes, strict=True))
+    return NormGrads(x=x, weight=weight, bias=bias, residual=x if shared else residual)
 
 
-def _spec_values(spec: NormSpec) -> tuple[Any, ...]:
-    return spec.centered, spec.eps, spec.weight_offset, spec.deterministic, spec.parts
+def _run_bwd(*operands: Any) -> tuple[torch.Tensor, ...]:
+    tensors, spec, wanted, impl = _backward_operands(*operands)
+    _, backward = functions(choose(impl or None, tensors.s.dtype, tensors.s.device))
+    grads = backward(tensors, spec, wanted)
+    residual = grads.residual
+    if residual is not None and residual is grads.x:
+        residual = residual.clone()
+    return _all_tensors((grads.x, residual, grads.weight, grads.bias), tensors.s)
 
 
-def _run_bwd(
-    grad_out: torch.Tensor,
-    s: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
-    grad_s: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
-    *spec, x_dtype, residual_dtype, weight_dtype, bias_dtype, heads, impl = rest
-    _, backward = functions(choose(impl or None, s.dtype, s.device))
-    grad_x, grad_residual, *vectors = backward(
-        grad_out,
-        s,
-        weight,
-        mean,
-        rstd,
-        grad_s,
-        spec_of(Options(*spec)),
-        x_dtype=x_dtype,
-        residual_dtype=residual_dtype,
-        weight_dtype=weight_dtype,
-        bias_dtype=bias_dtype,
-        heads=heads,
-    )
-    if grad_residual is not None and grad_residual is grad_x:
-        grad_residual = grad_x.clone()
-    return tuple(s.new_empty(0) if t is None else t for t in (grad_x, grad_residual, *vectors))
+def _fake_bwd(*operands: Any) -> tuple[torch.Tensor, ...]:
+    tensors, _, wanted, _ = _backward_operands(*operands)
+    s, vector = tensors.s, wanted.vector_shape(tensors.s.shape[1])
+    wanted_each = ((wanted.x, s.shape), (wanted.residual, s.shape), (wanted.weight, vector), (wanted.bias, vector))
+    return _all_tensors((None if dtype is None else s.new_empty(shape, dtype=dtype) for dtype, shape in wanted_each), s)
 
 
-def _fake_bwd(
-    grad_out: torch.Tensor,
-    s: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
-    grad_s: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
-    *_, x_dtype, residual_dtype, weight_dtype, bias_dtype, heads, _ = rest
-    vector = (heads, s.shape[1]) if heads > 1 else (s.shape[1],)
-    shapes = (s.shape, s.shape, vector, vector)
-    dtypes = (x_dtype, residual_dtype, weight_dtype, bias_dtype)
-    return tuple(
-        s.new_empty(0) if dtype is None else s.new_empty(shape, dtype=dtype)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    )
+def _forward_operands(x: Any, weight: Any, bias: Any, residual: Any, *rest: Any) -> tuple[Any, ...]:
+    """The operands of norm_fwd in the order of its schema, tensors and spec put together."""
+    tensors = NormTensors(x=x, weight=weight, bias=bias, residual=residual)
+    return tensors, _spec(*rest[:5]), *rest[5:]
+
+
+def _backward_operands(*operands: Any) -> tuple[BackwardTensors, NormSpec, WantedGrads, str]:
+    """The operands of norm_bwd in the order of its schema, put together."""
+    grad_out, s, weight, mean, rstd, grad_s, *spec, x, residual, weight_dtype, bias_dtype, heads, impl = operands
+    tensors = BackwardTensors(grad_out=grad_out, s=s, weight=weight, mean=mean, rstd=rstd, grad_s=grad_s)
+    wanted = WantedGrads(x=x, weight=weight_dtype, bias=bias_dtype, residual=residual, heads=heads)
+    return tensors, _spec(*spec), wanted, impl
+
+
+def _spec(centered: bool, eps: float, weight_offset: float, deterministic: bool, parts: int | None) -> NormSpec:
+    return NormSpec(centered=centered, eps=eps, weight_offset=weight_offset, deterministic=deterministic, parts=parts)
+
+
+def _all_tensors(results: Iterable[torch.Tensor | None], like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(like.new_empty(0) if t is None else t for t in results)
 
 
 for _name, _run, _fake, _setup, _derivative in (

@@ -8,21 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from retrograd.ops.norm.arguments import NormArguments, NormGrads, NormResults
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl, resolve_impl
-
-
-class Options(NamedTuple):
-    """The arguments of a norm that are no tensors, checked one by one; see `rms_norm`."""
-
-    centered: bool
-    eps: float
-    weight_offset: float = 0.0
-    deterministic: bool = True
-    parts: int | None = None
-    residual_dtype: torch.dtype | None = None
-    out_dtype: torch.dtype | None = None
-    impl: str | Impl | None = None
 
 
 class NormCall(NamedTuple):
@@ -31,17 +19,12 @@ class NormCall(NamedTuple):
     spec: NormSpec
     out_dtype: torch.dtype
     s_dtype: torch.dtype
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-
-
-def spec_of(options: Options) -> NormSpec:
-    """The part of the options that implementations are told."""
-    return NormSpec(options.centered, options.eps, options.weight_offset, options.deterministic, options.parts)
+    forward: Callable[..., NormResults]
+    backward: Callable[..., NormGrads]
 
 
 @lru_cache(maxsize=1024)
-def resolve(options: Options, x_dtype: torch.dtype, s_dtype: torch.dtype, device: torch.device) -> NormCall:
+def resolve(arguments: NormArguments, x_dtype: torch.dtype, s_dtype: torch.dtype, device: torch.device) -> NormCall:
     """The call for inputs of these dtypes on this device; cached, since every forward asks.
 
     Raises:
@@ -49,9 +32,8 @@ def resolve(options: Options, x_dtype: torch.dtype, s_dtype: torch.dtype, device
         ValueError: impl is unknown, or does not run on the device.
         RuntimeError: impl="native" cannot be built here.
     """
-    impl = choose(options.impl, x_dtype, device)
-    forward, backward = functions(impl)
-    return NormCall(spec_of(options), options.out_dtype or x_dtype, s_dtype, forward, backward)
+    forward, backward = functions(choose(arguments.impl, x_dtype, device))
+    return NormCall(arguments.spec(), arguments.out_dtype or x_dtype, s_dtype, forward, backward)
 
 
 def choose(impl: str | Impl | None, x_dtype: torch.dtype, device: torch.device) -> Impl:
@@ -73,7 +55,7 @@ def choose(impl: str | Impl | None, x_dtype: torch.dtype, device: torch.device) 
 
 
 @cache
-def functions(impl: Impl) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def functions(impl: Impl) -> tuple[Callable[..., NormResults], Callable[..., NormGrads]]:
     """(norm_fwd, norm_bwd) of an implementation."""
     if impl is Impl.TRITON:
         from retrograd.ops.norm.triton import norm_bwd, norm_fwd

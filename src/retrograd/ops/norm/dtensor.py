@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from retrograd.ops.norm.arguments import NormArguments, NormTensors
 from retrograd.ops.tensor_subclasses import finished
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -20,14 +21,14 @@ def is_needed(tensors: tuple[Any, ...]) -> bool:
 
 
 def run_locally(
-    norm: Callable[..., Result], tensors: tuple[Any, ...], options: Any, prenorm: bool, accumulate: bool
+    norm: Callable[..., Result], tensors: NormTensors, arguments: NormArguments, prenorm: bool, accumulate: bool
 ) -> Result:
     """Run `norm` on the local parts of DTensors and give its results the placements of x.
 
     Args:
         norm: called with local tensors and the other arguments.
-        tensors: x, weight, bias, residual; all that are given are DTensors of one mesh.
-        options: passed on.
+        tensors: DTensors of one mesh.
+        arguments: passed on.
         prenorm: passed on.
         accumulate: must be False.
 
@@ -37,7 +38,7 @@ def run_locally(
     """
     from torch.distributed.tensor import DTensor
 
-    for name, t in zip(("x", "weight", "bias", "residual"), tensors, strict=True):
+    for name, t in tensors._asdict().items():
         if t is not None and not isinstance(t, DTensor):
             raise TypeError(
                 f"`{name}` is a plain {type(t).__name__} among DTensors; place it on their mesh with "
@@ -53,17 +54,17 @@ def run_locally(
             f"`residual` has placements {residual.placements}, expected {x.placements} like x on the same mesh; "
             "use residual.redistribute(x.device_mesh, x.placements)"
         )
-    local = (
-        finished(x.to_local()),
-        None if weight is None else _local_vector(weight, x),
-        None if bias is None else _local_vector(bias, x),
-        None if residual is None else finished(residual.to_local()),
+    local = NormTensors(
+        x=finished(x.to_local()),
+        weight=None if weight is None else _local_vector(weight, x),
+        bias=None if bias is None else _local_vector(bias, x),
+        residual=None if residual is None else finished(residual.to_local()),
     )
-    out = norm(local, options, prenorm, accumulate)
+    out = norm(local, arguments, prenorm, accumulate)
     if not prenorm:
         return _placed_as(x, out)
     y, s = out
-    return _placed_as(x, y), x if s is local[0] else _placed_as(x, s)
+    return _placed_as(x, y), x if s is local.x else _placed_as(x, s)
 
 
 def _check_rows_whole(placement: Any, x: Any) -> None:

@@ -8,8 +8,9 @@ import torch
 
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import validation
-from retrograd.ops.norm.dispatch import NormCall, Options, resolve
-from retrograd.ops.norm.shapes import heads_of, in_shape, rows_of, two_dimensional
+from retrograd.ops.norm.arguments import BackwardTensors, NormArguments, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.dispatch import resolve
+from retrograd.ops.norm.shapes import heads_of, in_shape, rows_of, two_dimensional, vector_of
 from retrograd.ops.types import Impl
 
 
@@ -38,8 +39,16 @@ def rms_norm_fwd(
     Raises:
         TypeError, ValueError, RuntimeError: as `rms_norm`.
     """
-    options = Options(False, eps, weight_offset, True, None, residual_dtype, out_dtype, impl)
-    y, s, _, rstd = _forward((x, weight, bias, residual), options, store_rstd)
+    arguments = NormArguments(
+        centered=False,
+        eps=eps,
+        weight_offset=weight_offset,
+        residual_dtype=residual_dtype,
+        out_dtype=out_dtype,
+        impl=impl,
+    )
+    tensors = NormTensors(x, weight, bias, residual)
+    y, s, _, rstd = _forward(tensors, arguments, store_rstd)
     return y, s, rstd
 
 
@@ -68,8 +77,15 @@ def layer_norm_fwd(
     Raises:
         TypeError, ValueError, RuntimeError: as `layer_norm`.
     """
-    options = Options(True, eps, weight_offset, True, None, residual_dtype, out_dtype, impl)
-    return _forward((x, weight, bias, residual), options, store_stats)
+    arguments = NormArguments(
+        centered=True,
+        eps=eps,
+        weight_offset=weight_offset,
+        residual_dtype=residual_dtype,
+        out_dtype=out_dtype,
+        impl=impl,
+    )
+    return _forward(NormTensors(x, weight, bias, residual), arguments, store_stats)
 
 
 def rms_norm_bwd(
@@ -112,9 +128,16 @@ def rms_norm_bwd(
     Raises:
         TypeError, ValueError, RuntimeError: as `rms_norm`.
     """
-    options = Options(False, eps, weight_offset, deterministic, dw_parts, None, None, impl)
-    wanted = (need_x, x_dtype, need_weight, bias_dtype)
-    return _backward((grad_out, s, weight, None, rstd, grad_s), options, wanted)
+    arguments = NormArguments(
+        centered=False,
+        eps=eps,
+        weight_offset=weight_offset,
+        deterministic=deterministic,
+        parts=dw_parts,
+        impl=impl,
+    )
+    tensors = BackwardTensors(grad_out=grad_out, s=s, weight=weight, mean=None, rstd=rstd, grad_s=grad_s)
+    return _backward(tensors, arguments, need_x, x_dtype, need_weight, bias_dtype)
 
 
 def layer_norm_bwd(
@@ -140,65 +163,83 @@ def layer_norm_bwd(
     Args:
         mean: [...] from the forward.
     """
-    options = Options(True, eps, weight_offset, deterministic, dw_parts, None, None, impl)
-    wanted = (need_x, x_dtype, need_weight, bias_dtype)
-    return _backward((grad_out, s, weight, mean, rstd, grad_s), options, wanted)
+    arguments = NormArguments(
+        centered=True,
+        eps=eps,
+        weight_offset=weight_offset,
+        deterministic=deterministic,
+        parts=dw_parts,
+        impl=impl,
+    )
+    tensors = BackwardTensors(grad_out, s, weight, mean, rstd, grad_s)
+    return _backward(tensors, arguments, need_x, x_dtype, need_weight, bias_dtype)
 
 
-def _forward(tensors: tuple[Any, Any, Any, Any], options: Options, store_stats: bool) -> tuple[Any, ...]:
-    tensors = tuple(map(tensor_subclasses.finished, tensors))
-    validation.check_tensors(*tensors)
-    x, weight, _, residual = tensors = tensor_subclasses.as_stored(*tensors)
-    options = validation.check_options(options, x.dtype, weight is not None)
-    s_dtype = options.residual_dtype or (x if residual is None else residual).dtype
-    call = resolve(options, x.dtype, s_dtype, x.device)
+def _forward(tensors: NormTensors, arguments: NormArguments, store_stats: bool) -> tuple[Any, ...]:
+    tensors = NormTensors(*map(tensor_subclasses.finished, tensors))
+    validation.check_tensors(tensors)
+    tensors = tensor_subclasses.as_stored(tensors)
+    x, residual = tensors.x, tensors.residual
+    arguments = validation.check_arguments(arguments, x.dtype, tensors.weight is not None)
+    s_dtype = arguments.residual_dtype or (x if residual is None else residual).dtype
+    call = resolve(arguments, x.dtype, s_dtype, x.device)
     with torch.no_grad():
-        y, s, mean, rstd = call.forward(
-            *two_dimensional(*tensors),
+        results: NormResults = call.forward(
+            two_dimensional(tensors),
             call.spec,
             out_dtype=call.out_dtype,
             s_dtype=s_dtype,
             store_stats=store_stats,
             store_s=True,
         )
+    y, s, mean, rstd = results
     mean, rstd = (None if t is None else t.view(x.shape[:-1]) for t in (mean, rstd))
     return y.view(x.shape), x if s is None else s.view(x.shape), mean, rstd
 
 
 def _backward(
-    tensors: tuple[Any, ...], options: Options, wanted: tuple[bool, torch.dtype | None, bool, torch.dtype | None]
+    tensors: BackwardTensors,
+    arguments: NormArguments,
+    need_x: bool,
+    x_dtype: torch.dtype | None,
+    need_weight: bool,
+    bias_dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    tensors = tuple(map(tensor_subclasses.finished, tensors))
-    grad_out, s, weight, mean, rstd, grad_s = tensors
-    validation.check_tensors(s, weight, None, None, name="s")
-    validation.check_shape_and_device("grad_out", grad_out, s)
-    if grad_s is not None:
-        validation.check_shape_and_device("grad_s", grad_s, s)
-    for name, statistic in (("mean", mean), ("rstd", rstd)):
-        if statistic is not None:
-            validation.check_statistic(name, statistic, s)
-    grad_out, s, weight, mean, rstd, grad_s = tensor_subclasses.as_stored(grad_out, s, weight, mean, rstd, grad_s)
-    options = validation.check_options(options, s.dtype, weight is not None)
-    need_x, x_dtype, need_weight, bias_dtype = wanted
-    call: NormCall = resolve(options, s.dtype, s.dtype, s.device)
-    flat, vector, _, flat_grad_s = two_dimensional(s, weight, None, grad_s)
-    with torch.no_grad():
-        grad_x, _, grad_weight, grad_bias = call.backward(
-            rows_of(grad_out),
-            flat,
-            vector,
-            None if mean is None else mean.reshape(-1).contiguous(),
-            rstd.reshape(-1).contiguous(),
-            flat_grad_s,
-            call.spec,
-            x_dtype=(x_dtype or s.dtype) if need_x else None,
-            residual_dtype=None,
-            weight_dtype=weight.dtype if need_weight and weight is not None else None,
-            bias_dtype=bias_dtype,
-            heads=heads_of(vector),
-        )
-    return (
-        None if grad_x is None else grad_x.view(s.shape),
-        None if weight is None else in_shape(grad_weight, weight.shape),
-        grad_bias if weight is None else in_shape(grad_bias, weight.shape),
+    tensors = BackwardTensors(*map(tensor_subclasses.finished, tensors))
+    _check(tensors)
+    grad_out, s, weight, mean, rstd, grad_s = tensor_subclasses.as_stored(tensors)
+    arguments = validation.check_arguments(arguments, s.dtype, weight is not None)
+    call = resolve(arguments, s.dtype, s.dtype, s.device)
+    vector = vector_of(weight)
+    rows = BackwardTensors(
+        grad_out=rows_of(grad_out),
+        s=rows_of(s),
+        weight=vector,
+        mean=None if mean is None else mean.reshape(-1).contiguous(),
+        rstd=rstd.reshape(-1).contiguous(),
+        grad_s=None if grad_s is None else rows_of(grad_s),
     )
+    wanted = WantedGrads(
+        x=(x_dtype or s.dtype) if need_x else None,
+        weight=weight.dtype if need_weight and weight is not None else None,
+        bias=bias_dtype,
+        heads=heads_of(vector),
+    )
+    with torch.no_grad():
+        grads = call.backward(rows, call.spec, wanted)
+    return (
+        None if grads.x is None else grads.x.view(s.shape),
+        None if weight is None else in_shape(grads.weight, weight.shape),
+        grads.bias if weight is None else in_shape(grads.bias, weight.shape),
+    )
+
+
+def _check(tensors: BackwardTensors) -> None:
+    s = tensors.s
+    validation.check_tensors(NormTensors(x=s, weight=tensors.weight), name="s")
+    validation.check_shape_and_device("grad_out", tensors.grad_out, s)
+    if tensors.grad_s is not None:
+        validation.check_shape_and_device("grad_s", tensors.grad_s, s)
+    for name in ("mean", "rstd"):
+        if (statistic := getattr(tensors, name)) is not None:
+            validation.check_statistic(name, statistic, s)

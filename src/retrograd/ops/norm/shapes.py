@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import torch
 
-Tensors = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-Results = Tensors  # y, s, mean, rstd
+from retrograd.ops.norm.arguments import NormResults, NormTensors
 
 
-def two_dimensional(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None
-) -> Tensors:
+def two_dimensional(tensors: NormTensors) -> NormTensors:
     """x and residual as [M, N], the vectors as [N] or [H, N] with H > 1."""
-    return rows_of(x), vector_of(weight), vector_of(bias), None if residual is None else rows_of(residual)
+    x, weight, bias, residual = tensors
+    return NormTensors(
+        x=rows_of(x),
+        weight=vector_of(weight),
+        bias=vector_of(bias),
+        residual=None if residual is None else rows_of(residual),
+    )
 
 
 def rows_of(t: torch.Tensor) -> torch.Tensor:
@@ -59,8 +62,8 @@ def empty_results(
     s_dtype: torch.dtype,
     store_stats: bool,
     store_s: bool,
-) -> Results:
-    """y, s, mean and rstd of a forward over x [M, N], to be written; None for what is not kept or does not exist."""
+) -> NormResults:
+    """Results of a forward over x [M, N], to be written."""
     rows, n = x.shape
     own_s = store_s and has_own_s(x, residual, s_dtype)
     # A torch.Size in place of the tuples would cost the host 0.8 us each.
@@ -68,10 +71,10 @@ def empty_results(
     s = x.new_empty((rows, n), dtype=s_dtype) if own_s else None  # [M, N]
     rstd = x.new_empty(rows, dtype=inner_dtype(x)) if store_stats else None  # [M]
     mean = torch.empty_like(rstd) if rstd is not None and centered else None  # [M]
-    return y, s, mean, rstd
+    return NormResults(y, s, mean, rstd)
 
 
-def without_elements(results: Results, rstd: float) -> Results:
+def without_elements(results: NormResults, rstd: float) -> NormResults:
     """The results of a forward over M * N = 0 elements, which no kernel visits: mean is 0, `rstd` in every row."""
     for statistic, value in zip(results[2:], (0.0, rstd), strict=True):
         if statistic is not None:

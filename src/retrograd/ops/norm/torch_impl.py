@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
 from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, inner_dtype
 from retrograd.ops.norm.spec import NormSpec
 
@@ -14,37 +15,20 @@ _BLOCK_ELEMENTS = 65536
 
 
 def norm_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
+    tensors: NormTensors,
     spec: NormSpec,
     *,
     out_dtype: torch.dtype,
     s_dtype: torch.dtype,
     store_stats: bool = True,
     store_s: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return (y, s, mean, rstd) of y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual.
-
-    Args:
-        x: [M, N].
-        weight: [N], or [H, N] where row r takes weight[r % H], or None for ones.
-        bias: as weight, or None for zeros.
-        residual: [M, N] or None.
-        spec: which norm.
-        out_dtype: dtype of y.
-        s_dtype: dtype of s.
-        store_stats: Whether mean and rstd are kept.
-        store_s: Whether s is kept where it is not x itself.
-
-    Returns:
-        y [M, N]; s [M, N], None if not kept or x itself; mean [M] or None for RMSNorm; rstd [M]. Statistics are
-        float32, float64 for float64.
+) -> NormResults:
+    """y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual; see `arguments`.
 
     Numerics: inside float32, float64 for float64. s is rounded to s_dtype before it is normalised. The variance is
     that of the centred row.
     """
+    x, weight, bias, residual = tensors
     rows, columns = x.shape
     inner, own_s = inner_dtype(x), has_own_s(x, residual, s_dtype)
     results = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
@@ -72,56 +56,24 @@ def norm_fwd(
     return results
 
 
-def norm_bwd(
-    grad_out: torch.Tensor,
-    s: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
-    grad_s: torch.Tensor | None,
-    spec: NormSpec,
-    *,
-    x_dtype: torch.dtype | None,
-    residual_dtype: torch.dtype | None,
-    weight_dtype: torch.dtype | None,
-    bias_dtype: torch.dtype | None,
-    heads: int = 1,
-    into_weight: torch.Tensor | None = None,
-    into_bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return (grad_x, grad_residual, grad_weight, grad_bias) in closed form.
+def norm_bwd(tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> NormGrads:
+    """The gradients in closed form; see `arguments`.
 
     With h = (s - mean) * rstd and g = grad_out * (weight + offset):
     ds = rstd * (g - h * mean(g * h) - mean(g)) + grad_s, without mean(g) for RMSNorm; grad_weight = sum over rows of
     grad_out * h, grad_bias = sum over rows of grad_out.
 
-    Args:
-        grad_out: [M, N].
-        s: [M, N], what was normalised.
-        weight: [N], [H, N] or None.
-        mean: [M], None for RMSNorm.
-        rstd: [M].
-        grad_s: [M, N] gradient that reached s by another way, or None.
-        spec: which norm.
-        x_dtype: dtype of grad_x, None to skip it; likewise residual_dtype, weight_dtype, bias_dtype.
-        heads: H of [H, N] vectors.
-        into_weight: float32, shape of the weight: grad_weight is added to it and returned as None.
-        into_bias: the same for grad_bias.
-
-    Returns:
-        grad_x and grad_residual [M, N], one tensor where the dtypes agree; grad_weight and grad_bias [N], or [H, N]
-        with heads > 1. None for what was not asked for.
-
     Numerics: inside float32 (float64 for float64); blocks of rows are added in their order: deterministic.
     """
+    grad_out, s, weight, mean, rstd, grad_s = tensors
     rows, columns = s.shape
     inner = inner_dtype(s)
-    ds_out = _empty_gradients(s, x_dtype, residual_dtype)
-    shape = (heads, columns) if heads > 1 else (columns,)
-    weight_sum = None if weight_dtype is None else torch.zeros(shape, dtype=inner, device=s.device)
-    bias_sum = None if bias_dtype is None else torch.zeros(shape, dtype=inner, device=s.device)
+    ds_out = _empty_gradients(s, wanted.x, wanted.residual)
+    shape = wanted.vector_shape(columns)
+    weight_sum = None if wanted.weight is None else torch.zeros(shape, dtype=inner, device=s.device)
+    bias_sum = None if wanted.bias is None else torch.zeros(shape, dtype=inner, device=s.device)
     scale = _scale(weight, spec, inner)
-    for block in _row_blocks(rows, columns, heads):
+    for block in _row_blocks(rows, columns, wanted.heads):
         g = grad_out[block].to(inner).contiguous()  # [R, N]
         if bias_sum is not None:
             bias_sum += _per_head(g, bias_sum).sum(dim=0)
@@ -139,9 +91,12 @@ def norm_bwd(
             ds = ds + grad_s[block].to(inner)
         for dtype, out in ds_out.items():
             out[block] = ds.to(dtype)
-    grad_weight = _deliver(weight_sum, weight_dtype, into_weight)
-    grad_bias = _deliver(bias_sum, bias_dtype, into_bias)
-    return ds_out.get(x_dtype), ds_out.get(residual_dtype), grad_weight, grad_bias
+    return NormGrads(
+        x=ds_out.get(wanted.x),
+        weight=_deliver(weight_sum, wanted.weight, wanted.into_weight),
+        bias=_deliver(bias_sum, wanted.bias, wanted.into_bias),
+        residual=ds_out.get(wanted.residual),
+    )
 
 
 def _scale(weight: torch.Tensor | None, spec: NormSpec, inner: torch.dtype) -> torch.Tensor | None:

@@ -7,26 +7,21 @@ from typing import Any
 
 import torch
 
-from retrograd.ops.norm.dispatch import Options
+from retrograd.ops.norm.arguments import NormArguments, NormTensors
 from retrograd.ops.norm.shapes import inner_dtype
 
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _NARROW = "float32, float16 or bfloat16"
 
 
-def check_tensors(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    name: str = "x",
-) -> None:
-    """Check the tensors of a norm against each other; `name` is what the caller calls the first one.
+def check_tensors(tensors: NormTensors, name: str = "x") -> None:
+    """Check the tensors of a norm against each other; `name` is what the caller calls x.
 
     Raises:
         TypeError: no tensor, or a dtype that is not supported.
         ValueError: a shape or a device does not fit x.
     """
+    x, weight, bias, residual = tensors
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"`{name}` is a {type(x).__name__}, expected a torch.Tensor")
     if x.dtype not in _DTYPES:
@@ -135,7 +130,7 @@ def _check_device(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
         )
 
 
-def check_options(options: Options, x_dtype: torch.dtype, has_weight: bool) -> Options:
+def check_arguments(arguments: NormArguments, x_dtype: torch.dtype, has_weight: bool) -> NormArguments:
     """Check the arguments that are no tensors; numbers come back as floats.
 
     Raises:
@@ -143,27 +138,29 @@ def check_options(options: Options, x_dtype: torch.dtype, has_weight: bool) -> O
         ValueError: eps is negative or not finite, dw_parts is not positive, weight_offset lacks a weight.
         RuntimeError: deterministic=False under torch.use_deterministic_algorithms(True).
     """
-    if type(options.eps) is not float or not 0 <= options.eps < math.inf:
-        _refuse_eps(options.eps)
-    offset = options.weight_offset
+    if type(arguments.eps) is not float or not 0 <= arguments.eps < math.inf:
+        _refuse_eps(arguments.eps)
+    offset = arguments.weight_offset
     if type(offset) is not float and (isinstance(offset, bool) or not isinstance(offset, (int, float))):
         raise TypeError(f"`weight_offset` is a {type(offset).__name__}, expected a Python float such as 1.0")
     if offset and not has_weight:
         raise ValueError(f"`weight_offset` is {offset} without a weight; pass weight, or leave it out")
-    if options.parts is not None and (type(options.parts) is not int or options.parts < 1):
-        raise ValueError(f"`dw_parts` is {options.parts!r}, expected an int of 1 or more, or None to choose by device")
-    if options.residual_dtype is not None:
-        check_dtype_beside("residual_dtype", options.residual_dtype, x_dtype)
-    if options.out_dtype is not None:
-        check_dtype_beside("out_dtype", options.out_dtype, x_dtype)
-    if not options.deterministic and torch.are_deterministic_algorithms_enabled():
+    if arguments.parts is not None and (type(arguments.parts) is not int or arguments.parts < 1):
+        raise ValueError(
+            f"`dw_parts` is {arguments.parts!r}, expected an int of 1 or more, or None to choose by device"
+        )
+    if arguments.residual_dtype is not None:
+        check_dtype_beside("residual_dtype", arguments.residual_dtype, x_dtype)
+    if arguments.out_dtype is not None:
+        check_dtype_beside("out_dtype", arguments.out_dtype, x_dtype)
+    if not arguments.deterministic and torch.are_deterministic_algorithms_enabled():
         raise RuntimeError(
             "deterministic=False adds gradients atomically, which torch.use_deterministic_algorithms(True) "
             "forbids; pass deterministic=True, or turn the torch setting off"
         )
-    if type(options.eps) is float and type(offset) is float:
-        return options
-    return options._replace(eps=float(options.eps), weight_offset=float(offset))
+    if type(arguments.eps) is float and type(offset) is float:
+        return arguments
+    return arguments._replace(eps=float(arguments.eps), weight_offset=float(offset))
 
 
 def _refuse_eps(eps: Any) -> None:

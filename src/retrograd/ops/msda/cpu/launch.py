@@ -207,14 +207,13 @@ def _library() -> ctypes.CDLL:
 
 def _dense_channels(tensor: _Tensor) -> _Tensor:
     """`tensor` [B, S or Q, H, C] with the channels next to each other in memory; copied only if they are not."""
-    (tensor,) = tensor_subclasses.as_stored(tensor)
+    (tensor,) = tensor_subclasses.as_stored((tensor,))
     return tensor if tensor is None or tensor.shape[3] == 1 or tensor.stride(3) == 1 else tensor.contiguous()
 
 
 def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Contiguous, in `dtype`."""
-    (stored,) = tensor_subclasses.as_stored(tensor)
-    assert stored is not None
+    (stored,) = tensor_subclasses.as_stored((tensor,))
     return stored.to(dtype).contiguous()
 
 

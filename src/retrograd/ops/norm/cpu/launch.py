@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from retrograd.errors import NativeBuildError
-from retrograd.ops.norm.shapes import empty_results, has_own_s, without_elements
+from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.cpp import build
 from retrograd.runtime.cpp.memory import address
@@ -72,41 +73,24 @@ def why_not() -> str | None:
 
 
 def norm_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
+    tensors: NormTensors,
     spec: NormSpec,
     *,
     out_dtype: torch.dtype,
     s_dtype: torch.dtype,
     store_stats: bool = True,
     store_s: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return (y, s, mean, rstd) of y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual.
-
-    Args:
-        x: [M, N] float32, float16 or bfloat16, rows at any distance, 0 included.
-        weight: [N], or [H, N] with row r using weight[r % H]; any of these dtypes. None is ones.
-        bias: shapes and dtypes as weight. None is zeros.
-        residual: [M, N], any of these dtypes. None adds nothing.
-        spec: what is computed.
-        out_dtype: dtype of y.
-        s_dtype: dtype that s is rounded to before it is normalised.
-        store_stats: Whether mean and rstd are kept.
-        store_s: Whether s is kept where it is not x itself.
-
-    Returns:
-        y [M, N]; s [M, N], None where it is x itself or not kept; mean [M] float32, None unless spec.centered; rstd
-        [M] float32. The statistics are None if not kept.
+) -> NormResults:
+    """y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual; see `arguments`.
 
     Raises:
         NativeBuildError: there is no working C++ compiler.
-        TypeError: a dtype is none of the three.
+        TypeError: a dtype is none of float32, float16 and bfloat16.
 
     Numerics: sums and products in float64 where x, residual, s or y is float32, else in float32. Neither the number of
     threads nor the other rows change a row's bits.
     """
+    x, weight, bias, residual = tensors
     m, n = x.shape
     own_s = has_own_s(x, residual, s_dtype)
     results = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
@@ -115,7 +99,7 @@ def norm_fwd(
         _number(x.dtype)
         return without_elements(results, spec.empty_rstd)
     x, residual = _rows(x), _rows(residual)
-    heads = max(t.shape[0] if t is not None and t.dim() == 2 else 1 for t in (weight, bias))
+    heads = heads_of(weight, bias)
     threads = _threads(m * n)
     dtypes = {x.dtype, s_dtype, out_dtype} | ({residual.dtype} if residual is not None else set())
     staged = own_s or x.dtype not in (torch.float32, out_dtype)
@@ -135,79 +119,45 @@ def norm_fwd(
     return results
 
 
-def norm_bwd(
-    grad_out: torch.Tensor,
-    s: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
-    grad_s: torch.Tensor | None,
-    spec: NormSpec,
-    *,
-    x_dtype: torch.dtype | None,
-    residual_dtype: torch.dtype | None,
-    weight_dtype: torch.dtype | None,
-    bias_dtype: torch.dtype | None,
-    heads: int = 1,
-    into_weight: torch.Tensor | None = None,
-    into_bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return (grad_x, grad_residual, grad_weight, grad_bias).
-
-    Args:
-        grad_out: [M, N], any of the dtypes and strides.
-        s: [M, N], what the forward normalised.
-        weight: [N], [heads, N] or None.
-        mean: [M] float32, or None if not centered.
-        rstd: [M] float32.
-        grad_s: [M, N] gradient that reached s by another way, or None.
-        spec: what was computed.
-        x_dtype: dtype of grad_x; None skips it.
-        residual_dtype: dtype of grad_residual; None skips it.
-        weight_dtype: dtype of grad_weight; None skips it.
-        bias_dtype: dtype of grad_bias; None skips it.
-        heads: rows of the weight and of the bias.
-        into_weight: float32 with heads * N elements; grad_weight is added to it and not returned.
-        into_bias: the same for grad_bias.
-
-    Returns:
-        grad_x and grad_residual [M, N], one tensor where their dtypes agree; grad_weight and grad_bias [N], or
-        [heads, N] if heads > 1; None for what was skipped.
+def norm_bwd(tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> NormGrads:
+    """The gradients in closed form; see `arguments`. Buffers to add to may have any strides.
 
     Raises:
         NativeBuildError: there is no working C++ compiler.
-        TypeError: a dtype is none of the three.
+        TypeError: a dtype is none of float32, float16 and bfloat16.
 
     Numerics: in float32 where every tensor and result has the same 16-bit dtype. Else in float64, and mean and rstd
     are then computed again from s. Sums over rows are made of min(64, ceil(M / heads / 8)) (or `spec.parts`) shares
     of adjacent rows, each added up row by row, then share by share: the number of threads does not matter.
     """
-    m, n = s.shape
-    outs = {dtype: s.new_empty((m, n), dtype=dtype) for dtype in (x_dtype, residual_dtype) if dtype is not None}
-    grad_x, grad_residual = outs.get(x_dtype), outs.get(residual_dtype)  # [M, N]
-    grad_weight = _vector_out(weight_dtype, heads, n, into_weight)  # [N] or [H, N]
-    grad_bias = _vector_out(bias_dtype, heads, n, into_bias)
-    if m * n and (outs or grad_weight is not None or grad_bias is not None):
-        inputs = {"grad_out": grad_out, "s": s, "grad_s": grad_s, "weight": weight, "mean": mean, "rstd": rstd}
-        results = {"grad_x": grad_x, "grad_residual": None if grad_residual is grad_x else grad_residual}
-        results |= {"grad_weight": grad_weight, "grad_bias": grad_bias}
-        added = {"add_weight": grad_weight is into_weight, "add_bias": grad_bias is into_bias}
-        _run_backward(inputs, results, added, spec, heads)
-    return grad_x, grad_residual, _deliver(grad_weight, into_weight), _deliver(grad_bias, into_bias)
+    m, n = tensors.s.shape
+    outs = {d: tensors.s.new_empty((m, n), dtype=d) for d in (wanted.x, wanted.residual) if d is not None}
+    x, residual = outs.get(wanted.x), outs.get(wanted.residual)
+    weight = _vector_out(wanted.weight, wanted.heads, n, wanted.into_weight)
+    bias = _vector_out(wanted.bias, wanted.heads, n, wanted.into_bias)
+    if m * n and (outs or weight is not None or bias is not None):
+        _run_backward(tensors, NormGrads(x, weight, bias, residual), spec, wanted)
+    weight, bias = _deliver(weight, wanted.into_weight), _deliver(bias, wanted.into_bias)
+    return NormGrads(x, weight, bias, residual)
 
 
-def _run_backward(
-    inputs: dict[str, _Tensor], results: dict[str, _Tensor], added: dict[str, bool], spec: NormSpec, heads: int
-) -> None:
-    """Fill `results`; where `added` says so, the gradient of weight or bias is added to what is there."""
-    rows = {name: _rows(inputs[name]) for name in ("grad_out", "s", "grad_s")}
-    m, n = rows["s"].shape
-    vectors = {
-        "weight": _vector(inputs["weight"], heads, n, spec.weight_offset),  # [H, N]
-        **{name: None if inputs[name] is None else inputs[name].contiguous() for name in ("mean", "rstd")},  # [M]
+def _run_backward(tensors: BackwardTensors, grads: NormGrads, spec: NormSpec, wanted: WantedGrads) -> None:
+    """Fill `grads`; a gradient that is the buffer to add to is added to what is there."""
+    rows = {"grad_out": _rows(tensors.grad_out), "s": _rows(tensors.s), "grad_s": _rows(tensors.grad_s)}
+    results = {
+        "grad_x": grads.x,
+        "grad_residual": None if grads.residual is grads.x else grads.residual,
+        "grad_weight": grads.weight,
+        "grad_bias": grads.bias,
     }
-    in_double = len({t.dtype for t in (*rows.values(), inputs["weight"], *results.values()) if t is not None}) > 1
-    in_double = in_double or rows["s"].dtype == torch.float32
+    m, n, heads = *tensors.s.shape, wanted.heads
+    vectors = {
+        "weight": _vector(tensors.weight, heads, n, spec.weight_offset),  # [H, N]
+        "mean": None if tensors.mean is None else tensors.mean.contiguous(),  # [M]
+        "rstd": tensors.rstd.contiguous(),
+    }
+    in_double = len({t.dtype for t in (*rows.values(), tensors.weight, *results.values()) if t is not None}) > 1
+    in_double = in_double or tensors.s.dtype == torch.float32
     parts = spec.parts or min(_PARTS, -(-m // heads // _ROWS_PER_PART))
     sums_dtype = torch.float64 if in_double else torch.float32
     sums = {
@@ -223,7 +173,8 @@ def _run_backward(
         **{name: _view(tensor) for name, tensor in (rows | results).items()},
         **{name: _address(t) for name, t in (vectors | sums).items()},
         **{"m": m, "n": n, "heads": heads, "threads": threads, "parts": parts},
-        **{"centered": spec.centered, "in_double": in_double, "eps": spec.eps, **added},
+        **{"centered": spec.centered, "in_double": in_double, "eps": spec.eps},
+        **{"add_weight": grads.weight is wanted.into_weight, "add_bias": grads.bias is wanted.into_bias},
     )
     build.load(_SOURCE).retrograd_norm_backward(ctypes.byref(call))
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from retrograd.ops.norm.arguments import BackwardTensors
 from retrograd.ops.norm.cuda.inputs import NUMBERS, SIZES, aligned_rows, aligned_vector, load, require_clusters
 from retrograd.ops.norm.plan import BackwardPlan
 from retrograd.ops.norm.spec import NormSpec
@@ -31,11 +32,7 @@ class BackwardKind(NamedTuple):
 
 
 def norm_bwd_wide(
-    grad_out: torch.Tensor,
-    s: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
+    tensors: BackwardTensors,
     spec: NormSpec,
     plan: BackwardPlan,
     *,
@@ -46,12 +43,7 @@ def norm_bwd_wide(
     """Launch the backward for wide rows and return the gradient of s and the parts of the sums for weight and bias.
 
     Args:
-        grad_out: [M, N] float32, float16 or bfloat16, M >= 1; rows at any distance, 0 included. Rows that do not start
-            at multiples of 16 bytes are copied.
-        s: [M, N] likewise, what the forward normalised.
-        weight: [N] or None for ones; any of these dtypes.
-        mean: [M] float32 of the forward, None for RMSNorm.
-        rstd: [M] float32 of the forward.
+        tensors: without heads and without grad_s, M >= 1. Rows that do not start at multiples of 16 bytes are copied.
         spec: which norm.
         plan: of `plan_clusters`.
         dtype: of the gradient.
@@ -69,13 +61,14 @@ def norm_bwd_wide(
     Numerics: float32 inside. The same bits for a row whatever M is, for one plan; the parts depend on P, in a fixed
     order.
     """
-    rows, n = s.shape
-    device = s.device
+    rows, n = tensors.s.shape
+    device = tensors.s.device
     require_clusters("norm_bwd_wide", device)
-    grad_out, s, weight = aligned_rows(grad_out), aligned_rows(s), aligned_vector(weight)
+    grad_out, s, weight = aligned_rows(tensors.grad_out), aligned_rows(tensors.s), aligned_vector(tensors.weight)
+    mean, rstd = tensors.mean, tensors.rstd
     kind = BackwardKind(
-        s.dtype, grad_out.dtype, None if weight is None else weight.dtype, dtype,
-        spec.centered, weight_sum, bias_sum, spec.weight_offset != 0,
+        s=s.dtype, grad_out=grad_out.dtype, weight=None if weight is None else weight.dtype, grad=dtype,
+        centered=spec.centered, weight_sum=weight_sum, bias_sum=bias_sum, offset=spec.weight_offset != 0,
     )  # fmt: skip
     with torch.cuda.device(device):
         kernel = _kernel(device.index, n, kind, plan)

@@ -6,9 +6,11 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from retrograd.ops.norm.arguments import NormResults, NormTensors
 from retrograd.ops.norm.cuda.inputs import NUMBERS, SIZES, aligned_rows, aligned_vector, arch_of, load, require_clusters
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
@@ -71,14 +73,23 @@ _AHEAD_WIDER = _Layout(256, 3, 64 * 1024, 32, hold=6)
 _HOLD_FROM_PIECES = 8
 
 
-@dataclass(frozen=True)
-class _Dtypes:
+class ForwardKind(NamedTuple):
+    """What a kernel is compiled for, beside its plan: dtypes, and which parts of the formula there are.
+
+    Attributes:
+        own_s: s is stored.
+        offset: weight_offset is not 0.
+    """
+
     x: torch.dtype
     residual: torch.dtype | None
     weight: torch.dtype | None
     bias: torch.dtype | None
     y: torch.dtype
     s: torch.dtype
+    centered: bool
+    own_s: bool = False
+    offset: bool = False
 
     @property
     def vec(self) -> int:
@@ -87,10 +98,7 @@ class _Dtypes:
 
 
 def norm_fwd_wide(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
+    tensors: NormTensors,
     spec: NormSpec,
     *,
     out_dtype: torch.dtype,
@@ -98,25 +106,18 @@ def norm_fwd_wide(
     store_stats: bool = True,
     store_s: bool = True,
     plan: WidePlan | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Launch the forward for wide rows and return (y, s, mean, rstd).
+) -> NormResults:
+    """Launch the forward for wide rows; see `arguments`.
 
     Args:
-        x: [M, N] float32, float16 or bfloat16 on a GPU of compute capability 9.0 or more; rows at any distance, 0
-            included. Rows that do not start at multiples of 16 bytes are copied. N is a multiple of 8.
-        weight: [N] or None for ones; any of these dtypes.
-        bias: likewise; None is zeros.
-        residual: [M, N] in any of these dtypes, or None.
+        tensors: without heads, on a GPU of compute capability 9.0 or more, N a multiple of 8. Rows that do not start
+            at multiples of 16 bytes are copied.
         spec: which norm.
-        out_dtype: dtype of y.
-        s_dtype: dtype of s = x + residual, which is rounded before it is normalised.
+        out_dtype: of y; this and the next three as in `arguments`.
+        s_dtype: of s.
         store_stats: Whether mean and rstd are written.
         store_s: Whether s is written where it is not x itself.
         plan: Launch plan; None asks `plan_wide`.
-
-    Returns:
-        y [M, N]; s [M, N], or None if it was not to be stored or is x; mean [M] float32, None for RMSNorm; rstd [M]
-        float32. None for statistics not stored.
 
     Raises:
         ValueError: N is no multiple of 8, a vector has heads, or a row does not fit into shared memory.
@@ -126,6 +127,7 @@ def norm_fwd_wide(
     Numerics: float32 inside; correctly rounded square root and divisions; LayerNorm's squares are about the mean of 32
     threads' elements and then combined. The same bits for a row whatever M is, for one plan.
     """
+    x, weight, bias, residual = tensors
     rows, n = x.shape
     device = x.device
     require_clusters("norm_fwd_wide", device)
@@ -138,12 +140,20 @@ def norm_fwd_wide(
         raise ValueError(f"`weight` or `bias` has {heads_of(weight, bias)} heads, expected one; use impl='triton'")
     x, residual = aligned_rows(x), aligned_rows(residual)
     weight, bias = aligned_vector(weight), aligned_vector(bias)
-    types = (x, residual, weight, bias)
-    dtypes = _Dtypes(*(None if t is None else t.dtype for t in types), out_dtype, s_dtype)  # type: ignore[arg-type]
-    plan = plan or plan_wide(n, dtypes, spec.centered, arch_of(device.index))
+    kind = ForwardKind(
+        x=x.dtype,
+        residual=None if residual is None else residual.dtype,
+        weight=None if weight is None else weight.dtype,
+        bias=None if bias is None else bias.dtype,
+        y=out_dtype,
+        s=s_dtype,
+        centered=spec.centered,
+        own_s=outs.s is not None,
+        offset=spec.weight_offset != 0,
+    )
+    plan = plan or plan_wide(n, kind, arch_of(device.index))
     with torch.cuda.device(device):
-        own_s = outs[1] is not None
-        kernel = _kernel(device.index, n, dtypes, plan, spec.centered, own_s, spec.weight_offset != 0)
+        kernel = _kernel(device.index, n, kind, plan)
         pointers = (x, residual, weight, bias, *outs)
         args = (
             *(ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in pointers),
@@ -156,7 +166,7 @@ def norm_fwd_wide(
 
 
 @cache
-def plan_wide(n: int, dtypes: _Dtypes, centered: bool, arch: int = 90, cluster: int | None = None) -> WidePlan:
+def plan_wide(n: int, kind: ForwardKind, arch: int = 90, cluster: int | None = None) -> WidePlan:
     """The plan for rows of n columns, the best of `benchmarks/norm_tune.py` on H200 (bfloat16, 2026-11).
 
     The fewer CTAs share a row, the better: 65536 columns of RMSNorm reach 98 % of the copy bandwidth in one CTA of 1024
@@ -165,29 +175,29 @@ def plan_wide(n: int, dtypes: _Dtypes, centered: bool, arch: int = 90, cluster: 
 
     Args:
         n: columns.
-        dtypes: of all tensors.
-        centered: LayerNorm.
+        kind: dtypes, and which norm.
         arch: compute capability times ten.
         cluster: CTAs that share a row; None chooses.
 
     Raises:
         ValueError: a CTA's slice does not fit into shared memory.
     """
-    candidates = [(1, _AHEAD), (1, _THREE)] if centered and dtypes.residual is None else []
+    centered = kind.centered
+    candidates = [(1, _AHEAD), (1, _THREE)] if centered and kind.residual is None else []
     candidates += [(1, _TWO), (1, _ONE)]
     candidates += [(2, _AHEAD)] if centered else [(2, _TWO), (2, _ONE)]
     candidates += [(2, _THREE), (4, _AHEAD_WIDER), (4, _THREE), (8, _THREE)]
     candidates += [(8, _TWO), (16, _THREE), (16, _TWO), (16, _WIDEST)]
     for size, layout in candidates:
-        slice_bytes = _slice_bytes(n, dtypes, size)
+        slice_bytes = _slice_bytes(n, kind, size)
         # On sm_100 two pieces of two vectors spill beside a residual; RMSNorm's single one is slower with four.
-        few = layout is _THREE and (not centered or (arch >= 100 and dtypes.residual is not None))
-        batch = _batch(n, dtypes, size, layout.threads, layout.registers // 2 if few else layout.registers)
+        few = layout is _THREE and (not centered or (arch >= 100 and kind.residual is not None))
+        batch = _batch(n, kind, size, layout.threads, layout.registers // 2 if few else layout.registers)
         fits = (
             slice_bytes <= layout.most_bytes
-            and (not layout.whole or batch == _pieces(n, dtypes, size, layout.threads))
-            and (not layout.hold or (centered and _may_hold(n, dtypes, size, layout.threads)))
-            and not (layout.hold and arch >= 100 and dtypes.x.itemsize == 4)  # 8 bytes a thread would spill
+            and (not layout.whole or batch == _pieces(n, kind, size, layout.threads))
+            and (not layout.hold or (centered and _may_hold(n, kind, size, layout.threads)))
+            and not (layout.hold and arch >= 100 and kind.x.itemsize == 4)  # 8 bytes a thread would spill
         )
         if fits and cluster in (None, size):
             bulk = size == 2 and not centered
@@ -196,59 +206,51 @@ def plan_wide(n: int, dtypes: _Dtypes, centered: bool, arch: int = 90, cluster: 
     raise ValueError(f"a row of {n} columns does not fit into the shared memory of {asked}; use impl='triton'")
 
 
-def _pieces(n: int, dtypes: _Dtypes, cluster: int, threads: int) -> int:
+def _pieces(n: int, kind: ForwardKind, cluster: int, threads: int) -> int:
     """Pieces of 16 bytes of the widest tensor that a thread has of a row."""
-    return -(-64 * -(-n // (64 * cluster)) // (threads * dtypes.vec))
+    return -(-64 * -(-n // (64 * cluster)) // (threads * kind.vec))
 
 
-def _batch(n: int, dtypes: _Dtypes, cluster: int, threads: int, registers: int) -> int:
+def _batch(n: int, kind: ForwardKind, cluster: int, threads: int, registers: int) -> int:
     """Pieces of weight and bias that `registers` hold."""
-    each = max(4, dtypes.vec * (SIZES[dtypes.weight] + SIZES[dtypes.bias]) // 4)
+    each = max(4, kind.vec * (SIZES[kind.weight] + SIZES[kind.bias]) // 4)
     most = registers // each if each <= 8 else 1  # widened, two float32 vectors take as many registers again
-    return max(1, min(_MOST_BATCH, most, _pieces(n, dtypes, cluster, threads)))
+    return max(1, min(_MOST_BATCH, most, _pieces(n, kind, cluster, threads)))
 
 
-def _may_hold(n: int, dtypes: _Dtypes, cluster: int, threads: int) -> bool:
+def _may_hold(n: int, kind: ForwardKind, cluster: int, threads: int) -> bool:
     """Whether pieces of weight and bias fit the places of x, all of them there, and are many enough."""
-    alike = dtypes.residual is None and len({SIZES[t] for t in (dtypes.x, dtypes.weight, dtypes.bias)}) == 1
-    pieces = _pieces(n, dtypes, cluster, threads)
-    whole = n == cluster * threads * dtypes.vec * pieces
-    return alike and dtypes.s == dtypes.x and whole and pieces >= _HOLD_FROM_PIECES
+    alike = kind.residual is None and len({SIZES[t] for t in (kind.x, kind.weight, kind.bias)}) == 1
+    pieces = _pieces(n, kind, cluster, threads)
+    whole = n == cluster * threads * kind.vec * pieces
+    return alike and kind.s == kind.x and whole and pieces >= _HOLD_FROM_PIECES
 
 
 def fits_wide(n: int, x: torch.dtype, residual: torch.dtype | None) -> bool:
     """Whether rows of n columns fit into the shared memory of the largest cluster."""
-    return _slice_bytes(n, _Dtypes(x, residual, None, None, x, x), _CLUSTERS[-1]) <= _WIDEST.most_bytes
+    return _slice_bytes(n, ForwardKind(x, residual, None, None, x, x, False), _CLUSTERS[-1]) <= _WIDEST.most_bytes
 
 
-def _slice_bytes(n: int, dtypes: _Dtypes, cluster: int) -> int:
+def _slice_bytes(n: int, kind: ForwardKind, cluster: int) -> int:
     """Of x and residual in a CTA."""
-    return 64 * -(-n // (64 * cluster)) * (SIZES[dtypes.x] + SIZES[dtypes.residual])
+    return 64 * -(-n // (64 * cluster)) * (SIZES[kind.x] + SIZES[kind.residual])
 
 
-def options_of(n: int, dtypes: _Dtypes, plan: WidePlan, centered: bool, own_s: bool, offset: bool) -> tuple[str, ...]:
+def options_of(n: int, kind: ForwardKind, plan: WidePlan) -> tuple[str, ...]:
     """For NVRTC, all but the architecture."""
     macros = dict(
         N=n, CLUSTER=plan.cluster, THREADS=plan.threads, RESIDENT=plan.resident, BATCH=plan.batch, HOLD=plan.hold,
         BULK=int(plan.bulk),
-        CENTERED=int(centered), X_TYPE=NUMBERS[dtypes.x], RESIDUAL_TYPE=NUMBERS[dtypes.residual],
-        WEIGHT_TYPE=NUMBERS[dtypes.weight], BIAS_TYPE=NUMBERS[dtypes.bias], Y_TYPE=NUMBERS[dtypes.y],
-        S_TYPE=NUMBERS[dtypes.s], STORE_S=int(own_s), HAS_OFFSET=int(offset),
+        CENTERED=int(kind.centered), X_TYPE=NUMBERS[kind.x], RESIDUAL_TYPE=NUMBERS[kind.residual],
+        WEIGHT_TYPE=NUMBERS[kind.weight], BIAS_TYPE=NUMBERS[kind.bias], Y_TYPE=NUMBERS[kind.y],
+        S_TYPE=NUMBERS[kind.s], STORE_S=int(kind.own_s), HAS_OFFSET=int(kind.offset),
     )  # fmt: skip
     return ("--std=c++17", "-default-device", *(f"-D{name}={value}" for name, value in macros.items()))
 
 
 @cache
-def _kernel(
-    device_index: int,
-    n: int,
-    dtypes: _Dtypes,
-    plan: WidePlan,
-    centered: bool,
-    own_s: bool,
-    offset: bool,
-) -> driver.Kernel:
-    options = options_of(n, dtypes, plan, centered, own_s, offset)
+def _kernel(device_index: int, n: int, kind: ForwardKind, plan: WidePlan) -> driver.Kernel:
     return load(
-        SOURCE, options, device_index, cluster=plan.cluster, threads=plan.threads, shared_bytes=plan.shared_bytes
-    )
+        SOURCE, options_of(n, kind, plan), device_index,
+        cluster=plan.cluster, threads=plan.threads, shared_bytes=plan.shared_bytes,
+    )  # fmt: skip

@@ -46,7 +46,6 @@ def on() -> None:
     Raises:
         NativeBuildError: It is not built, or cannot run here.
     """
-    global entry, _reason
     path = library.find()
     if path is None:
         raise NativeBuildError(
@@ -57,13 +56,12 @@ def on() -> None:
     if (refused := module.use_cuda()) is not None:
         raise NativeBuildError(f"the C++ path of the norms cannot run here: {refused}; set RETROGRAD_HOST=off")
     recipes.connect(module)
-    entry, _reason = module.apply, None
+    _take(module.apply, None)
 
 
 def off() -> None:
     """Leave the C++ path in this process; `on` takes it again. Backwards of calls that took it still run in C++."""
-    global entry, _reason
-    entry, _reason = None, "it was switched off"
+    _take(None, "it was switched off")
     recipes.disconnect()
 
 
@@ -82,21 +80,26 @@ def _first(x: Any, *rest: Any) -> Any:
 
 
 def _decide() -> None:
-    global entry, _reason
-    entry, wish = None, config.host()
+    wish = config.host()
     if wish == "off" or config.interpreting() or torch.version.hip is not None:
-        _reason = "RETROGRAD_HOST is off" if wish == "off" else "it launches compiled kernels on NVIDIA GPUs only"
+        _take(None, "RETROGRAD_HOST is off" if wish == "off" else "it launches compiled kernels on NVIDIA GPUs only")
         return
     try:
         if wish == "build":
             library.build()
         elif library.find() is None:
-            _reason = "it has not been built; call retrograd.ops.norm.host.build()"
+            _take(None, "it has not been built; call retrograd.ops.norm.host.build()")
             return
         on()
     except (NativeBuildError, ImportError) as error:
-        _reason = str(error)
+        _take(None, str(error))
         warnings.warn(f"norms go through Python, which is slower: {error}", stacklevel=4)
+
+
+def _take(function: Callable[..., Any] | None, reason: str | None) -> None:
+    """Make `function` what the norms call first; `reason` says why there is none."""
+    global entry, _reason
+    entry, _reason = function, reason
 
 
 # What rms_norm and layer_norm call first; None where the ordinary path is the only one.

@@ -1,6 +1,6 @@
-"""Launches that Triton has made and triton/launch.py holds, told to C++: when they fit, and what they pass.
+"""Recipes: kept launches as C++ takes them, when they fit and what they pass to the driver.
 
-The order of a key's numbers and of the tensors is that of host.cpp.
+A key becomes numbers in the order of its fields, which is that of host.cpp.
 """
 
 from __future__ import annotations
@@ -9,23 +9,58 @@ import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from retrograd.compat.triton_relaunch import has_plain_arguments
 from retrograd.ops import tensor_subclasses
+from retrograd.ops.norm import launch_cache
 from retrograd.ops.norm.autograd import ONCE_ONLY, gradients
 from retrograd.ops.norm.dispatch import choose, functions
+from retrograd.ops.norm.launch_cache import BackwardKey, ForwardKey, KeptBackward, KeptForward, Layout
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
 
 FORWARD_TENSORS, BACKWARD_TENSORS, FINALIZER_TENSORS = 8, 10, 4
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
-# (function, grid, threads, bytes of shared memory, parameters, whether it begins while the kernel ahead of it ends); a
-# parameter is (tensor, 0) or (-1, value).
-Described = tuple[int, tuple[int, int, int], int, int, tuple[tuple[int, int], ...], bool]
+
+
+class DriverCall(NamedTuple):
+    """What a launch passes to the CUDA driver; host.cpp reads the fields in this order.
+
+    Attributes:
+        function: the driver's handle of the kernel.
+        grid: programs.
+        threads: of a program.
+        shared_bytes: of shared memory.
+        parameters: (position of a tensor, 0) or (-1, value).
+        pdl: whether it begins while the kernel ahead of it ends.
+    """
+
+    function: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    parameters: tuple[tuple[int, int], ...]
+    pdl: bool
+
+
+class Recipe(NamedTuple):
+    """A kept launch; host.cpp reads the fields in this order.
+
+    Attributes:
+        key: the numbers of its key.
+        rows: the kernel over the rows.
+        finalizer: the kernel that adds up partial sums, if any.
+        parts: how many of them.
+    """
+
+    key: tuple[int, ...]
+    rows: DriverCall
+    finalizer: DriverCall | None = None
+    parts: int = 0
 
 
 def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:
@@ -37,66 +72,65 @@ def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:
     """
     import triton
 
-    from retrograd.ops.norm.triton import launch
-
     codes = {dtype: module.dtype_code(dtype) for dtype in _DTYPES}
     fallback = partial(by_python, backward or functions(Impl.TRITON)[1], {code: dtype for dtype, code in codes.items()})
     default = choose(None, torch.bfloat16, torch.device("cuda", 0)) is Impl.TRITON
     module.tell(fallback, triton.knobs.runtime, Impl.TRITON, default, ONCE_ONLY)
 
-    def keep(held: dict[Any, Any], key: Any, entry: Any) -> None:
-        made = (forward_recipe if held is launch._FORWARD else backward_recipe)(key, entry, codes)
-        if made is not None:
-            module.add(held is not launch._FORWARD, *made)
+    def tell(key: Any, launch: Any) -> None:
+        is_backward = isinstance(key, BackwardKey)
+        recipe = (backward_recipe if is_backward else forward_recipe)(key, launch, codes)
+        if recipe is not None:
+            module.add(is_backward, *recipe)
 
-    for held in (launch._FORWARD, launch._BACKWARD):
-        for key, entry in held.items():
-            keep(held, key, entry)
-    launch.on_keep = keep
+    for cache in (launch_cache.FORWARD, launch_cache.BACKWARD):
+        for key, launch in cache.items():
+            tell(key, launch)
+    launch_cache.on_keep = tell
 
 
 def disconnect() -> None:
     """Tell of no more launches."""
-    from retrograd.ops.norm.triton import launch
-
-    launch.on_keep = None
+    launch_cache.on_keep = None
 
 
-def forward_recipe(key: Any, entry: Any, codes: dict[Any, int]) -> tuple[Any, ...] | None:
-    """(key, launch, None, 0) of a forward in triton/launch.py; None where it stays in Python."""
-    device, x, residual, weight, bias, out_dtype, s_dtype, own_s, store_stats, spec = key
-    handle, rest = entry
-    described = describe(handle, FORWARD_TENSORS, rest)
-    if described is None or not spec.deterministic:
+def forward_recipe(key: ForwardKey, launch: KeptForward, codes: dict[Any, int]) -> Recipe | None:
+    """None where the launch stays in Python."""
+    call = driver_call(launch.handle, FORWARD_TENSORS, launch.rest)
+    return None if call is None or not key.spec.deterministic else Recipe(key_numbers(key, codes), call)
+
+
+def backward_recipe(key: BackwardKey, launch: KeptBackward, codes: dict[Any, int]) -> Recipe | None:
+    """None where the launch stays in Python."""
+    if not key.spec.deterministic or key.into_weight is not None or key.into_bias is not None:
         return None
-    words = [-1 if device is None else device]
-    for given in (x, residual, weight, bias):
-        words += _layout(given, codes)
-    words += [codes[out_dtype], codes[s_dtype], int(own_s), int(store_stats), *_spec(spec)]
-    return tuple(words), described, None, 0
+    rows, finalizer = driver_call(launch.handle, BACKWARD_TENSORS, launch.rest), None
+    if launch.finalizer is not None:
+        finalizer = driver_call(launch.finalizer.handle, FINALIZER_TENSORS, launch.finalizer.rest)
+        if finalizer is None or launch.parts < 1:
+            return None
+    return None if rows is None else Recipe(key_numbers(key, codes), rows, finalizer, launch.parts)
 
 
-def backward_recipe(key: Any, entry: Any, codes: dict[Any, int]) -> tuple[Any, ...] | None:
-    """(key, launch, finalizer or None, parts) of a backward in triton/launch.py; None where it stays in Python."""
-    device, s, grad_out, weight, grad_s, into_weight, into_bias, *dtypes, heads, spec = key
-    handle, rest, parts, finalizer = entry
-    rows = describe(handle, BACKWARD_TENSORS, rest)
-    last = None if finalizer is None else describe(finalizer[0], FINALIZER_TENSORS, finalizer[1])
-    if rows is None or (finalizer is not None and last is None) or not spec.deterministic:
-        return None
-    if into_weight is not None or into_bias is not None or (finalizer is not None and parts < 1):
-        return None
-    words = [-1 if device is None else device]
-    for given in (s, grad_out, weight, grad_s):
-        words += _layout(given, codes)
-    words += [-1 if dtype is None else codes[dtype] for dtype in dtypes]
-    return (*words, heads, *_spec(spec)), rows, last, parts
+def key_numbers(key: ForwardKey | BackwardKey, codes: dict[Any, int]) -> tuple[int, ...]:
+    """The fields of a key one after the other as host.cpp writes them; not the buffers, which it does not know."""
+    numbers: list[int] = []
+    for name, value in key._asdict().items():
+        if name in ("into_weight", "into_bias"):
+            continue
+        if name in ("x", "residual", "weight", "bias", "s", "grad_out", "grad_s"):
+            numbers += _layout(value, codes)
+        elif isinstance(value, NormSpec):
+            numbers += _spec(value)
+        else:
+            numbers.append(-1 if value is None else codes.get(value, value))
+    return tuple(int(number) for number in numbers)
 
 
-def _layout(given: Any, codes: dict[Any, int]) -> list[int]:
-    if given is None:
+def _layout(layout: Layout | None, codes: dict[Any, int]) -> list[int]:
+    if layout is None:
         return [0]
-    dtype, shape, stride = given
+    dtype, shape, stride = layout
     return [(codes[dtype] + 1) << 8 | len(shape), *shape, *stride]
 
 
@@ -105,7 +139,7 @@ def _spec(spec: NormSpec) -> tuple[int, int, int, int]:
     return int(spec.centered), eps, offset, -1 if spec.parts is None else spec.parts
 
 
-def describe(handle: Any, tensors: int, rest: Iterable[Any]) -> Described | None:
+def driver_call(handle: Any, tensors: int, rest: Iterable[Any]) -> DriverCall | None:
     """What a launch passes to the driver, its first `tensors` arguments being tensors; None for unusual launches.
 
     Triton passes all arguments that are not constexprs, in their order; None and 1 are constexprs to it. Behind them
@@ -133,7 +167,14 @@ def describe(handle: Any, tensors: int, rest: Iterable[Any]) -> Described | None
         if bits is None:
             return None
         params.append((place, 0) if is_address else (-1, bits))
-    return handle.function, handle.grid, 32 * warps, shared, tuple(params), bool(getattr(meta, "launch_pdl", False))
+    return DriverCall(
+        function=handle.function,
+        grid=handle.grid,
+        threads=32 * warps,
+        shared_bytes=shared,
+        parameters=tuple(params),
+        pdl=bool(getattr(meta, "launch_pdl", False)),
+    )
 
 
 def scalar_bits(kind: Any, value: Any) -> int | None:
@@ -166,7 +207,7 @@ def by_python(
     x, weight, bias, residual = (dtypes.get(code) for code in codes)
     ctx = SimpleNamespace(
         needs_input_grad=needs,
-        dtypes=(x, residual, weight, bias),
+        dtypes=(x, weight, bias, residual),
         parameters=None,
         shape=torch.Size(shape),
         vector_shape=None if vector_shape is None else torch.Size(vector_shape),

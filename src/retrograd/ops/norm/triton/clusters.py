@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
 from retrograd.ops.norm.plan import BackwardPlan, plan_clusters
 from retrograd.ops.norm.shapes import heads_of
 from retrograd.runtime.triton.gpu import Backend
 from retrograd.runtime.triton.launch import gpu_of
 
 
-def forward_by_clusters(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, residual: torch.Tensor | None
-) -> bool:
+def forward_by_clusters(tensors: NormTensors) -> bool:
     """Whether wide rows of x go to the clustered kernel, which reads them once."""
+    x, weight, bias, residual = tensors
     if x.shape[1] % 8 or heads_of(weight, bias) > 1 or not has_clusters(x):
         return False
     from retrograd.ops.norm.cuda import fits_wide
@@ -21,18 +21,13 @@ def forward_by_clusters(
     return fits_wide(x.shape[1], x.dtype, None if residual is None else residual.dtype)
 
 
-def plan_by_clusters(
-    s: torch.Tensor,
-    grad_out: torch.Tensor,
-    grad_s: torch.Tensor | None,
-    x_dtype: torch.dtype | None,
-    residual_dtype: torch.dtype | None,
-) -> BackwardPlan | None:
+def plan_by_clusters(tensors: BackwardTensors, wanted: WantedGrads) -> BackwardPlan | None:
     """The plan of the clustered kernel, which reads wide rows once and writes one gradient; None where it cannot."""
-    dtypes = {x_dtype, residual_dtype} - {None}
-    if grad_s is not None or len(dtypes) != 1 or not has_clusters(s):
+    dtypes = {dtype for dtype in (wanted.x, wanted.residual) if dtype is not None}
+    if tensors.grad_s is not None or len(dtypes) != 1 or not has_clusters(tensors.s):
         return None
-    return plan_clusters(s.shape[1], max(s.itemsize, grad_out.itemsize, dtypes.pop().itemsize))
+    itemsize = max(tensors.s.itemsize, tensors.grad_out.itemsize, dtypes.pop().itemsize)
+    return plan_clusters(tensors.s.shape[1], itemsize)
 
 
 def has_clusters(tensor: torch.Tensor) -> bool:
