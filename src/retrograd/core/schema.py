@@ -39,6 +39,26 @@ class Record:
         return parsed(text, schema, cls._noun, partial(decode, cls))
 
 
+class Difference:
+    """The outcome of comparing two runs or graphs: true, and of exit code 0, where it has no causes."""
+
+    __slots__ = ()
+    causes: tuple[Any, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs that counts."""
+        return not self.causes
+
+    def __bool__(self) -> bool:
+        return self.same
+
+    @property
+    def exit_code(self) -> int:
+        """0 same, 1 different."""
+        return 0 if self.same else 1
+
+
 class Shown:
     """A record that Jupyter displays as HTML and everything else as text."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retrograd.core.schema import Record, Shown
+from retrograd.core.schema import Difference, Record, Shown
 
 DIFF_SCHEMA = "retrograd.graph.diff/1"
 UNIQUE_SCHEMA = "retrograd.graph.unique/1"
@@ -101,7 +101,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Diff(Record, Shown):
+class Diff(Record, Difference, Shown):
     """The comparison of two graphs, true if they are the same computation.
 
     `causes` come first cause first. `notes` say what differs without changing the computation (names, dead code,
@@ -121,19 +121,6 @@ class Diff(Record, Shown):
     nodes_a: tuple[Node, ...] = ()
     nodes_b: tuple[Node, ...] = ()
     schema: str = DIFF_SCHEMA
-
-    @property
-    def same(self) -> bool:
-        """Do both compute the same, and compile to one executable?"""
-        return not self.causes
-
-    def __bool__(self) -> bool:
-        return self.same
-
-    @property
-    def exit_code(self) -> int:
-        """0 same, 1 different."""
-        return 0 if self.same else 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a trace is: every operator of one or more steps with statistics of its tensors. Plain data, no torch."""
+"""Trace: every operator of one or more steps with statistics of its tensors. Plain data, no torch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which operators, computed in higher precision, make a mismatch with a reference go away."""
+"""Bisection of a mismatch with a reference: the operators that need higher precision."""

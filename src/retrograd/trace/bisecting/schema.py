@@ -1,4 +1,4 @@
-"""What bisecting precision says, as plain data, and its JSON. Standard library only."""
+"""Records of a bisection of precision, and their JSON. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What a comparison of two traces says, as plain data, and its JSON. Standard library only."""
+"""Records of a comparison of two traces, and their JSON. Standard library only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retrograd.core.schema import Record, Shown
+from retrograd.core.schema import Difference, Record, Shown
 
 DIFF_SCHEMA = "retrograd.trace.diff/1"
 
@@ -119,7 +119,7 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class TraceDiff(Record, Shown):
+class TraceDiff(Record, Difference, Shown):
     """The comparison of two runs, true if they are the same at this level.
 
     `mode` is "bitwise", "attainable" (differences that rounding explains do not count) or "names" (no values were
@@ -141,16 +141,3 @@ class TraceDiff(Record, Shown):
     seconds: float = 0.0
     rows: tuple[PairRow, ...] = ()
     schema: str = DIFF_SCHEMA
-
-    @property
-    def same(self) -> bool:
-        """Is nothing different at this level?"""
-        return not self.causes
-
-    def __bool__(self) -> bool:
-        return self.same
-
-    @property
-    def exit_code(self) -> int:
-        """0 same, 1 different."""
-        return 0 if self.same else 1

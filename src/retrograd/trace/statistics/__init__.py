@@ -1,1 +1,1 @@
-"""What is counted of a tensor, where it lives: one Triton kernel on a GPU, torch operations elsewhere."""
+"""Statistics of tensors, where they live: one Triton kernel on a GPU, NumPy on CPU, torch operations elsewhere."""
