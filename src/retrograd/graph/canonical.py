@@ -70,7 +70,7 @@ def forms(graph: Graph) -> dict[str, Form]:
     return {name: _Folder(graph, computation).form() for name, computation in graph.computations.items()}
 
 
-def flat(value: Value) -> list[int]:
+def flatten(value: Value) -> list[int]:
     """The nodes of a value, in order."""
     if type(value) is int:
         return [value]
@@ -107,11 +107,11 @@ class _Folder:
         if result.collectives:
             self.drop_tokens()
         root = result.values[result.computation.root]
-        result.outputs, result.structure = flat(root), _structure(root)
-        result.parameters = [flat(result.values[p])[0] for p in result.computation.parameters]
+        result.outputs, result.structure = flatten(root), _structure(root)
+        result.parameters = [flatten(result.values[p])[0] for p in result.computation.parameters]
         effects = self.side_effects()
-        result.live = _reached(
-            result.operands, [*result.outputs, *(n for p in effects for n in flat(result.values[p]))]
+        result.live = _liveness(
+            result.operands, [*result.outputs, *(n for p in effects for n in flatten(result.values[p]))]
         )
         result.collectives = [c for c in result.collectives if any(result.live[n] for n in c.nodes)]
         result.dead = self.count_dead(effects)
@@ -150,7 +150,7 @@ class _Folder:
             return self.element(place, instruction)
         if opcode == "opt-barrier" and len(instruction.operands) == 1:
             value = values[instruction.operands[0]]
-            self.result.barriers.append(tuple(flat(value)))
+            self.result.barriers.append(tuple(flatten(value)))
             return value
         if opcode in COLLECTIVES:
             return self.collective(place, instruction, opcode, instruction)
@@ -176,7 +176,7 @@ class _Folder:
         for operand in operands:
             if type(operand) is tuple:
                 attrs = f"{attrs} operands={_structure(operands)}"
-                operands = tuple(flat(operands))
+                operands = tuple(flatten(operands))
                 break
         node = self.add(place, (opcode, instruction.shape, attrs), operands)  # type: ignore[arg-type]
         if instruction.called:
@@ -210,7 +210,7 @@ class _Folder:
         nodes: list[int] = []
         for k, operand in enumerate(start.operands):
             shape = shapes[k] if k < len(shapes) else ""
-            nodes.append(self.add(place, (opcode, shape, start.attrs), tuple(flat(result.values[operand]))))
+            nodes.append(self.add(place, (opcode, shape, start.attrs), tuple(flatten(result.values[operand]))))
             if start.called:
                 result.called[nodes[-1]] = start.called
         result.collectives.append(CollectiveNodes(place, opcode, tuple(nodes)))
@@ -241,7 +241,7 @@ class _Folder:
     def drop_tokens(self) -> None:
         """The operands of collectives without `+ broadcast(token)`, where a token chain orders them."""
         result = self.result
-        chain = {node for place in tokens(result.computation)[1] for node in flat(result.values[place])}
+        chain = {node for place in tokens(result.computation)[1] for node in flatten(result.values[place])}
         if not chain:
             return
         result.chained = True
@@ -270,7 +270,7 @@ class _Folder:
 
     def count_dead(self, effects: list[int]) -> int:
         instructions = self.result.computation.instructions
-        reached = _reached([i.operands for i in instructions], [self.result.computation.root, *effects])
+        reached = _liveness([i.operands for i in instructions], [self.result.computation.root, *effects])
         return sum(1 for i, ins in enumerate(instructions) if not reached[i] and ins.opcode != "parameter")
 
 
@@ -287,7 +287,7 @@ def _elements(shape: str) -> list[str]:
     return split(shape[1:-1]) if shape.startswith("(") else [shape]
 
 
-def _reached(operands: list[tuple[int, ...]], roots: list[int]) -> bytearray:
+def _liveness(operands: list[tuple[int, ...]], roots: list[int]) -> bytearray:
     """Which nodes the roots need. One sweep backwards: operands stand before their users."""
     live = bytearray(len(operands))
     for root in roots:

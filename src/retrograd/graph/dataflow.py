@@ -47,15 +47,15 @@ class _Context:
 
 @dataclass(slots=True)
 class _State:
-    way: int
+    context: int
     place: int
     path: Path
     parent: int
-    how: str
+    flow: str
     exact: bool
     operands: list[int]
     outputs: list[int] = field(default_factory=list[int])
-    goes_on: bool = False
+    continues: bool = False
 
 
 class _Walk:
@@ -63,9 +63,9 @@ class _Walk:
         self.graph = graph
         self.users: dict[str, list[list[tuple[int, int]]]] = {}
         self.tokens: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
-        self.ways: list[_Context] = []
-        self.known_ways: dict[tuple[object, ...], int] = {}
-        self.ways_into: dict[str, int] = {}
+        self.contexts: list[_Context] = []
+        self.known_contexts: dict[tuple[object, ...], int] = {}
+        self.contexts_of: dict[str, int] = {}
         self.states: list[_State] = []
         self.known: dict[tuple[int, int, Path], int] = {}
         # Operands of collectives, by way, place and number: the state of the result; does the value itself come in?
@@ -76,94 +76,96 @@ class _Walk:
         self.merged: set[str] = set()
 
     def run(self, target: ValueRef) -> None:
-        way = self.way((target.computation.name, "start"), target.computation)
+        context = self.context((target.computation.name, "start"), target.computation)
         if target.computation is not self.graph.main:
-            self.callers_of(target.computation, way)
-        self.arrive(way, target.place, target.path, -1, 0, "start", True)
+            self.callers_of(target.computation, context)
+        self.add_state(context, target.place, target.path, -1, 0, "start", True)
         while self.exact or self.computed:
-            self.spread(self.exact.popleft() if self.exact else self.computed.popleft())
+            self.propagate(self.exact.popleft() if self.exact else self.computed.popleft())
 
     # Ways into computations.
 
-    def way(self, key: tuple[object, ...], computation: Computation) -> int:
-        number = self.known_ways.get(key)
+    def context(self, key: tuple[object, ...], computation: Computation) -> int:
+        number = self.known_contexts.get(key)
         if number is None:
-            number = self.known_ways[key] = len(self.ways)
-            self.ways.append(_Context(computation))
+            number = self.known_contexts[key] = len(self.contexts)
+            self.contexts.append(_Context(computation))
             if computation.name not in self.users:
                 self.users[computation.name] = _users(computation)
                 self.tokens[computation.name] = tokens(computation)
         return number
 
-    def callers_of(self, computation: Computation, way: int) -> None:
+    def callers_of(self, computation: Computation, context: int) -> None:
         """A value inside a called computation leaves it to every call of it, and so on up to the entry."""
         calls = _calls(self.graph)
-        pending = [(computation, way)]
+        pending = [(computation, context)]
         while pending:
-            inner, inner_way = pending.pop()
+            inner, inner_context = pending.pop()
             for outer, place, role in calls.get(inner.name, ()):
-                new = (outer.name, "start") not in self.known_ways
-                outer_way = self.way((outer.name, "start"), outer)
-                self.ways[inner_way].callers.setdefault((outer_way, place, role), -1)
+                new = (outer.name, "start") not in self.known_contexts
+                outer_context = self.context((outer.name, "start"), outer)
+                self.contexts[inner_context].callers.setdefault((outer_context, place, role), -1)
                 if new and outer is not self.graph.main:
-                    pending.append((outer, outer_way))
+                    pending.append((outer, outer_context))
 
-    def enter(self, state: int, user: int, role: str, name: str, parameter: int, path: Path) -> None:
+    def enter_call(self, state: int, user: int, role: str, name: str, parameter: int, path: Path) -> None:
         """Into a called computation, as one of its parameters."""
         at = self.states[state]
         computation = self.graph.computations[name]
         if parameter >= len(computation.parameters):
-            self.arrive(at.way, user, (), state, parameter, "used", False)
+            self.add_state(at.context, user, (), state, parameter, "used", False)
             return
         # The elements that a loop carries share one way: they come back to the same loop.
-        key: tuple[object, ...] = (name, at.way, user) if role in ("body", "condition") else (name, parameter, path)
-        if key not in self.known_ways:
-            self.ways_into[name] = self.ways_into.get(name, 0) + 1
-            if self.ways_into[name] > _MAX_CONTEXTS:
+        key: tuple[object, ...] = (name, at.context, user) if role in ("body", "condition") else (name, parameter, path)
+        if key not in self.known_contexts:
+            self.contexts_of[name] = self.contexts_of.get(name, 0) + 1
+            if self.contexts_of[name] > _MAX_CONTEXTS:
                 self.merged.add(name)
                 key = (name,)
-        way = self.way(key, computation)
-        at.goes_on = True
-        caller = (at.way, user, role)
-        if caller not in self.ways[way].callers:
-            self.ways[way].callers[caller] = state
-            for root in tuple(self.ways[way].roots):
-                self.come_back(caller, state, root)
-        self.arrive(way, computation.parameters[parameter], path, state, parameter, "packaging", at.exact)
+        context = self.context(key, computation)
+        at.continues = True
+        caller = (at.context, user, role)
+        if caller not in self.contexts[context].callers:
+            self.contexts[context].callers[caller] = state
+            for root in tuple(self.contexts[context].roots):
+                self.return_to_caller(caller, state, root)
+        self.add_state(context, computation.parameters[parameter], path, state, parameter, "packaging", at.exact)
 
-    def come_back(self, caller: tuple[int, int, str], entered: int, root: int) -> None:
+    def return_to_caller(self, caller: tuple[int, int, str], entered: int, root: int) -> None:
         """From the root of a called computation to the result of the call."""
-        way, place, role = caller
+        context, place, role = caller
         at = self.states[root]
-        at.goes_on = True
-        first = entered < 0 or next(iter(self.ways[at.way].callers)) == caller
+        at.continues = True
+        first = entered < 0 or next(iter(self.contexts[at.context].callers)) == caller
         parent = root if first else entered
         exact = at.exact and (entered < 0 or self.states[entered].exact)
-        ins = self.ways[way].computation.instructions[place]
+        ins = self.contexts[context].computation.instructions[place]
         if role == "condition":
             # How often the loop runs decides all of its result.
-            self.arrive(way, place, (), parent, -1, "used", False)
+            self.add_state(context, place, (), parent, -1, "used", False)
             return
         path = (1, *at.path) if ins.opcode == "async-start" else at.path
-        self.arrive(way, place, path, parent, -1, "packaging", exact)
+        self.add_state(context, place, path, parent, -1, "packaging", exact)
         if role == "body":
-            result = self.known[way, place, path]
-            self.loop(result, place, ins, path)
+            result = self.known[context, place, path]
+            self.iterate(result, place, ins, path)
 
-    def loop(self, state: int, place: int, ins: Instruction, path: Path) -> None:
+    def iterate(self, state: int, place: int, ins: Instruction, path: Path) -> None:
         for role, name in ins.called:
-            self.enter(state, place, role, name, 0, path)
+            self.enter_call(state, place, role, name, 0, path)
 
     # States.
 
-    def arrive(self, way: int, place: int, path: Path, parent: int, operand: int, how: str, exact: bool) -> None:
+    def add_state(
+        self, context: int, place: int, path: Path, parent: int, operand: int, flow: str, exact: bool
+    ) -> None:
         if parent >= 0:
-            self.states[parent].goes_on = True
-        key = (way, place, path)
+            self.states[parent].continues = True
+        key = (context, place, path)
         existing = self.known.get(key)
-        if operand >= 0 and parent >= 0 and collective(self.ways[way].computation.instructions[place]):
+        if operand >= 0 and parent >= 0 and collective(self.contexts[context].computation.instructions[place]):
             into = len(self.states) if existing is None else existing
-            self.crossed.setdefault((way, place, operand), (into, self.states[parent].exact))
+            self.crossed.setdefault((context, place, operand), (into, self.states[parent].exact))
         if existing is not None:
             known = self.states[existing]
             if operand >= 0 and known.parent == parent and operand not in known.operands:
@@ -172,81 +174,81 @@ class _Walk:
         self.known[key] = len(self.states)
         (self.exact if exact else self.computed).append(len(self.states))
         operands = [operand] if parent >= 0 and operand >= 0 else []
-        self.states.append(_State(way, place, path, parent, how, exact, operands))
+        self.states.append(_State(context, place, path, parent, flow, exact, operands))
 
-    def spread(self, state: int) -> None:
+    def propagate(self, state: int) -> None:
         at = self.states[state]
-        way = self.ways[at.way]
-        if at.how == "order":
+        context = self.contexts[at.context]
+        if at.flow == "order":
             return
-        for user, operand in self.users[way.computation.name][at.place]:
-            self.use(state, way.computation, user, operand)
-        if at.place == way.computation.root:
-            self.leave(state, way)
+        for user, operand in self.users[context.computation.name][at.place]:
+            self.propagate_to_user(state, context.computation, user, operand)
+        if at.place == context.computation.root:
+            self.return_from(state, context)
 
-    def leave(self, state: int, way: _Context) -> None:
+    def return_from(self, state: int, context: _Context) -> None:
         at = self.states[state]
-        if way.computation is self.graph.main:
-            shape = way.computation.instructions[at.place].shape
+        if context.computation is self.graph.main:
+            shape = context.computation.instructions[at.place].shape
             at.outputs += [at.path[0]] if at.path else range(len(elements(shape)))
             return
-        way.roots.append(state)
-        for caller, entered in tuple(way.callers.items()):
-            self.come_back(caller, entered, state)
+        context.roots.append(state)
+        for caller, entered in tuple(context.callers.items()):
+            self.return_to_caller(caller, entered, state)
 
-    def use(self, state: int, computation: Computation, user: int, k: int) -> None:
+    def propagate_to_user(self, state: int, computation: Computation, user: int, k: int) -> None:
         at, ins = self.states[state], computation.instructions[user]
         opcode, path = ins.opcode, at.path
         if opcode == "tuple":
             if user == computation.root and computation is self.graph.main:
                 at.outputs.append(k)
             else:
-                self.arrive(at.way, user, (k, *path), state, k, "packaging", at.exact)
+                self.add_state(at.context, user, (k, *path), state, k, "packaging", at.exact)
         elif opcode == "get-tuple-element":
             if not path or ins.attrs == str(path[0]):
-                self.arrive(at.way, user, path[1:], state, k, "packaging", at.exact)
+                self.add_state(at.context, user, path[1:], state, k, "packaging", at.exact)
         elif opcode == "opt-barrier":
             inner = (k, *path) if len(ins.operands) > 1 else path
-            self.arrive(at.way, user, inner, state, k, "packaging", at.exact)
+            self.add_state(at.context, user, inner, state, k, "packaging", at.exact)
         elif opcode in _MOVES:
-            self.arrive(at.way, user, path, state, k, "moved", at.exact)
+            self.add_state(at.context, user, path, state, k, "moved", at.exact)
         elif ins.called and _enters(opcode):
             self.call(state, user, ins, k)
         elif opcode.endswith(("-start", "-done", "-update")):
             self.asynchronous(state, user, ins, k)
         elif opcode in PER_OPERAND and len(ins.operands) > 1:
-            self.arrive(at.way, user, (k,), state, k, "used", False)
+            self.add_state(at.context, user, (k,), state, k, "used", False)
         else:
             gathers, chain = self.tokens[computation.name]
             if adds_token(computation, chain, ins, k):
-                self.arrive(at.way, user, path, state, k, "moved", at.exact)
+                self.add_state(at.context, user, path, state, k, "moved", at.exact)
             else:
                 only = user in gathers and all(u in chain for u, _ in self.users[computation.name][user])
-                self.arrive(at.way, user, (), state, k, "order" if only else "used", False)
+                self.add_state(at.context, user, (), state, k, "order" if only else "used", False)
 
     def call(self, state: int, user: int, ins: Instruction, k: int) -> None:
         at = self.states[state]
         if ins.opcode == "conditional":
             if k == 0:
-                self.arrive(at.way, user, (), state, 0, "used", False)
+                self.add_state(at.context, user, (), state, 0, "used", False)
             elif k <= len(ins.called):
-                self.enter(state, user, *ins.called[k - 1], 0, at.path)
+                self.enter_call(state, user, *ins.called[k - 1], 0, at.path)
             return
         for role, name in ins.called:
-            self.enter(state, user, role, name, k, at.path)
+            self.enter_call(state, user, role, name, k, at.path)
 
     def asynchronous(self, state: int, user: int, ins: Instruction, k: int) -> None:
         """The tuple of a start holds what it was given and the result to be; its done takes the result out."""
         at = self.states[state]
         base, _, part = ins.opcode.rpartition("-")
         if part == "start" and base == "copy":
-            self.arrive(at.way, user, (0, *at.path), state, k, "moved", at.exact)
+            self.add_state(at.context, user, (0, *at.path), state, k, "moved", at.exact)
         elif part == "start":
-            self.arrive(at.way, user, _started(ins, base, k), state, k, "used", False)
+            self.add_state(at.context, user, _start_path(ins, base, k), state, k, "used", False)
         elif part == "update" or not at.path or base == "all-reduce":
-            self.arrive(at.way, user, at.path, state, k, "packaging", at.exact)
+            self.add_state(at.context, user, at.path, state, k, "packaging", at.exact)
         elif at.path[0] == (0 if base == "copy" else 1):
-            self.arrive(at.way, user, at.path[1:], state, k, "packaging", at.exact)
+            self.add_state(at.context, user, at.path[1:], state, k, "packaging", at.exact)
 
     # The record.
 
@@ -277,16 +279,16 @@ class _Walk:
         )
 
     def instruction(self, state: _State) -> Instruction:
-        return self.ways[state.way].computation.instructions[state.place]
+        return self.contexts[state.context].computation.instructions[state.place]
 
     def id(self, state: _State) -> str:
-        return name_of(self.graph, self.ways[state.way].computation, self.instruction(state))
+        return name_of(self.graph, self.contexts[state.context].computation, self.instruction(state))
 
     def named(self, states: object) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.id(state) for state in states))  # type: ignore[attr-defined]
 
     def is_end(self, state: _State) -> bool:
-        return not (state.goes_on or state.outputs or state.how == "order" or _has_effect(self.instruction(state)))
+        return not (state.continues or state.outputs or state.flow == "order" or _has_effect(self.instruction(state)))
 
     def step(self, state: _State, ordinals: dict[str, int]) -> FlowStep:
         ins, name = self.instruction(state), self.id(state)
@@ -298,7 +300,7 @@ class _Walk:
             tuple(state.operands),
             ".".join(map(str, state.path)),
             state.parent,
-            state.how,  # type: ignore[arg-type]
+            state.flow,  # type: ignore[arg-type]
             state.exact,
             tuple(sorted(set(state.outputs))),
             self.is_end(state),
@@ -320,8 +322,8 @@ class _Walk:
         """Every collective that was come to, an operand each, in the order of the text."""
         numbers = numbered(self.graph) if self.crossed else {}
         crossings: dict[tuple[int, int], tuple[int, Crossing]] = {}
-        for (way, place, operand), (state, exact) in self.crossed.items():
-            computation = self.ways[way].computation
+        for (context, place, operand), (state, exact) in self.crossed.items():
+            computation = self.contexts[context].computation
             ins, path = computation.instructions[place], self.states[state].path
             several = len(ins.operands) > 1
             crossing = Crossing(
@@ -366,7 +368,7 @@ def _has_effect(ins: Instruction) -> bool:
     return ins.opcode in SIDE_EFFECTS or (ins.opcode == "custom-call" and "has_side_effect=true" in ins.attrs)
 
 
-def _started(ins: Instruction, base: str, k: int) -> Path:
+def _start_path(ins: Instruction, base: str, k: int) -> Path:
     """Where the tuple of a start holds the result of operand k: all-reduce's is the result, others' (given, result)."""
     several = (k,) if base in PER_OPERAND and len(ins.operands) > 1 else ()
     return several if base == "all-reduce" else (1, *several)

@@ -63,7 +63,7 @@ def _graph_key(graph: Graph, of: dict[str, Form], renumbered: bool) -> str:
         if name != graph.entry:
             called[name] = form_key(form, called, form.numbers)
     main = of[graph.entry]
-    numbers = first_met(main) if renumbered else main.numbers
+    numbers = numbers_by_first_use(main) if renumbered else main.numbers
     return form_key(main, called, numbers, ordered=scheduled or main.chained).hex()
 
 
@@ -94,7 +94,7 @@ def _digests(form: Form, called: dict[str, bytes], numbers: list[int]) -> list[b
     return digests
 
 
-def first_met(form: Form) -> list[int]:
+def numbers_by_first_use(form: Form) -> list[int]:
     """Numbers for parameters in the order in which a walk from the outputs, depth first, meets them; -1 for others.
 
     A parameter that no output needs comes after those, in the order of its own number.

@@ -28,12 +28,12 @@ class ValueRef:
 
     @property
     def instruction(self) -> Instruction:
-        """The instruction that is meant, or one of whose elements is."""
+        """The instruction that gives the value, or a tuple with it."""
         return self.computation.instructions[self.place]
 
     @property
     def shape(self) -> str:
-        """The shape of what is meant."""
+        """The shape of the value."""
         shape = self.instruction.shape
         for index in self.path:
             shape = elements(shape)[index]

@@ -186,7 +186,7 @@ class _History:
         return before[0] if before and nan_reasons.only_allocates(before[0]) else None
 
     def _is_mask(self, stats: Stats) -> bool:
-        """Infinities that were meant: written as such, or between zeros, as an additive mask that came in."""
+        """Deliberate infinities: written as such, or between zeros, as an additive mask that came in."""
         if not stats.inf or stats.nan:
             return False
         foreign = stats.tensor not in self.producers and stats.storage not in self.writers

@@ -8,7 +8,7 @@ Or values that one graph reduces are outputs of the other, which does not reduce
 from __future__ import annotations
 
 from retrograd.graph.canonical import CollectiveNodes
-from retrograd.graph.diffing.side_by_side import Claimed, Half, View, plural, shapes
+from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View, plural, shapes
 from retrograd.graph.schema import Cause
 
 _MOVES = frozenset(
@@ -21,17 +21,17 @@ _ADVICE = (
 )
 
 
-def changed(view: View, claimed: Claimed) -> list[Cause]:
+def find_causes(view: View, claimed: ExplainedNodes) -> list[Cause]:
     """Causes of this kind; the nodes that they explain are claimed, with what follows from them on their side."""
     causes: list[Cause] = []
     for half, explained in ((view.b, claimed.b), (view.a, claimed.a)):
-        causes += _arriving(half, explained)
+        causes += _reduced_parameters(half, explained)
     for half, other, explained in ((view.b, view.a, claimed.b), (view.a, view.b, claimed.a)):
-        causes += _waiting(half, other, {j if half.added else i for i, j in view.outputs}, explained)
+        causes += _unreduced_outputs(half, other, {j if half.added else i for i, j in view.outputs}, explained)
     return causes
 
 
-def _arriving(half: Half, explained: set[int]) -> list[Cause]:
+def _reduced_parameters(half: Half, explained: set[int]) -> list[Cause]:
     """Parameters of this side that go straight into a reduction."""
     form = half.form
     arriving: dict[int, list[int]] = {}
@@ -48,23 +48,23 @@ def _arriving(half: Half, explained: set[int]) -> list[Cause]:
         text = (
             f"{half.sign} {plural(len(parameters), 'parameter')} "
             f"{shapes(form.labels[n][1] for n in parameters)} that {'goes' if len(parameters) == 1 else 'go'} straight "
-            f"into {_which(half, collective)} in {half.letter} only: gradients of an earlier step, carried over the "
+            f"into {_position(half, collective)} in {half.letter} only: gradients of an earlier step, carried over the "
             "cut without having been reduced"
         )
         names = half.names([*parameters, *collective.nodes])
         line = half.best_line(collective.nodes)
         causes.append(half.cause("gradient_carried_over", text, line, _ADVICE, names, len(parameters)))
-        _claim(half, explained, [*parameters, *(n for n in collective.nodes if half.partner[n] < 0)])
+        _mark_explained(half, explained, [*parameters, *(n for n in collective.nodes if half.partner[n] < 0)])
     return causes
 
 
-def _waiting(half: Half, other: Half, paired: set[int], explained: set[int]) -> list[Cause]:
+def _unreduced_outputs(half: Half, other: Half, paired: set[int], explained: set[int]) -> list[Cause]:
     """Outputs of this side alone that the other side puts into a reduction, which this side does not have."""
     reduced: dict[int, int] = {}
     for number, collective in enumerate(other.form.collectives):
         if collective.opcode in _REDUCTIONS and all(other.partner[n] < 0 for n in collective.nodes):
             for n in collective.nodes:
-                for via in _path(other, n):
+                for via in _moved_from(other, n):
                     if other.partner[via] >= 0:
                         reduced.setdefault(other.partner[via], number)
     extra = [p for p, n in enumerate(half.form.outputs) if p not in paired and n in reduced]
@@ -74,8 +74,9 @@ def _waiting(half: Half, other: Half, paired: set[int], explained: set[int]) -> 
     collective = other.form.collectives[reduced[nodes[0]]]
     text = (
         f"{half.sign} {plural(len(extra), 'output')} "
-        f"{shapes(half.form.labels[n][1] for n in nodes)} that {_which(other, collective)} of {other.letter} reduces "
-        f"and {half.letter} does not: gradients left in a bucket at the cut, to be carried over into the next step"
+        f"{shapes(half.form.labels[n][1] for n in nodes)} that {_position(other, collective)} of {other.letter} "
+        f"reduces and {half.letter} does not: gradients left in a bucket at the cut, to be carried over into the "
+        "next step"
     )
     explained.update(nodes)
     names, others = half.names(nodes), other.names(collective.nodes)
@@ -84,7 +85,7 @@ def _waiting(half: Half, other: Half, paired: set[int], explained: set[int]) -> 
     return [Cause("gradient_carried_over", text, line, _ADVICE, *sides, len(extra))]
 
 
-def _which(half: Half, collective: CollectiveNodes) -> str:
+def _position(half: Half, collective: CollectiveNodes) -> str:
     size = plural(len(collective.nodes), "operand")
     number = half.form.collectives.index(collective) + 1
     return f"{collective.opcode} number {number} of {len(half.form.collectives)} ({size})"
@@ -92,10 +93,10 @@ def _which(half: Half, collective: CollectiveNodes) -> str:
 
 def _sources(half: Half, node: int) -> set[int]:
     """Where the operands of a collective come from, through operations that only move numbers."""
-    return {n for n in _path(half, node) if not half.form.operands[n]}
+    return {n for n in _moved_from(half, node) if not half.form.operands[n]}
 
 
-def _path(half: Half, node: int) -> list[int]:
+def _moved_from(half: Half, node: int) -> list[int]:
     """The nodes between a collective and what makes the numbers it reduces, those included; the first operand each."""
     form = half.form
     path: list[int] = []
@@ -109,7 +110,7 @@ def _path(half: Half, node: int) -> list[int]:
     return path
 
 
-def _claim(half: Half, explained: set[int], nodes: list[int]) -> None:
+def _mark_explained(half: Half, explained: set[int], nodes: list[int]) -> None:
     """These nodes and all that only this side has above them, and the parameters that only those use."""
     alone = set(half.alone)
     pending = list(nodes)
@@ -118,9 +119,9 @@ def _claim(half: Half, explained: set[int], nodes: list[int]) -> None:
         if n not in explained:
             explained.add(n)
             pending += [u for u in half.users[n] if u in alone]
-    changed = True
-    while changed:
+    find_causes = True
+    while find_causes:
         below = {o for n in explained for o in half.form.operands[n] if o in alone and o not in explained}
         new = {o for o in below if all(u in explained for u in half.users[o])}
         explained |= new
-        changed = bool(new)
+        find_causes = bool(new)

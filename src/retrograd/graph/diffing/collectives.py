@@ -11,7 +11,7 @@ _ORDER = "put collectives in an order that does not depend on when gradients arr
 _BUCKET = "another bucket size, or buckets that fill in another order: make the plan once, from the order of parameters"
 
 
-def changed(view: View) -> list[Cause]:
+def find_causes(view: View) -> list[Cause]:
     """Causes that concern collectives, as whole instructions with all their operands."""
     of_b = {n: g for g, c in enumerate(view.b.form.collectives) for n in c.nodes}
     of_a = {n: g for g, c in enumerate(view.a.form.collectives) for n in c.nodes}
@@ -21,11 +21,11 @@ def changed(view: View) -> list[Cause]:
     reached = set[int]().union(*links)
     alone_a = [g for g, linked in enumerate(links) if not linked]
     alone_b = [g for g in range(len(view.b.form.collectives)) if g not in reached]
-    causes = _alone(view.b, alone_b) + _alone(view.a, alone_a)
+    causes = _one_sided(view.b, alone_b) + _one_sided(view.a, alone_a)
     return causes + _rebucketed(view, links, of_a) + _reordered(view, links)
 
 
-def _alone(half: Half, groups: list[int]) -> list[Cause]:
+def _one_sided(half: Half, groups: list[int]) -> list[Cause]:
     collectives = half.form.collectives
     causes: list[Cause] = []
     for g in groups:

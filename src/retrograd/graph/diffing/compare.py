@@ -12,8 +12,8 @@ from retrograd.graph import keys
 from retrograd.graph.canonical import Form, forms
 from retrograd.graph.diffing import carried_gradients, collectives, regions, relabeled, reordered
 from retrograd.graph.diffing.matching import Matching, match
-from retrograd.graph.diffing.neighbourhood import pictures
-from retrograd.graph.diffing.side_by_side import Claimed, Half, View
+from retrograd.graph.diffing.neighbourhood import neighbourhoods
+from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View
 from retrograd.graph.diffing.value_numbering import ValueNumbering
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import HARMLESS, Cause, Diff, Kind, Side
@@ -46,7 +46,7 @@ def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     live_b = sum(view.b.form.live) if view else sum(forms_b[b.entry].live)
     notes = both.notes(bool(causes))
     matched = sum(1 for k, p in enumerate(view.a.partner) if p >= 0 and view.a.form.live[k]) if view else live_b
-    nodes = pictures(view, causes) if view and pictured else ((), ())
+    nodes = neighbourhoods(view, causes) if view and pictured else ((), ())
     return Diff(
         side(a, forms_a),
         side(b, forms_b),
@@ -154,11 +154,16 @@ class _Comparison:
         return view, self.causes(view)
 
     def causes(self, view: View) -> tuple[list[Cause], int]:
-        relabelled, consequences = relabeled.changed(view)
+        relabelled, consequences = relabeled.find_causes(view)
         moved, remark = reordered.parameters(view)
-        claimed = Claimed()
-        causes = carried_gradients.changed(view, claimed)
-        causes += [*regions.changed(view, claimed), *relabelled, *reordered.operands(view), *collectives.changed(view)]
+        explained = ExplainedNodes()
+        causes = carried_gradients.find_causes(view, explained)
+        causes += [
+            *regions.find_causes(view, explained),
+            *relabelled,
+            *reordered.operands(view),
+            *collectives.find_causes(view),
+        ]
         causes += [*reordered.outputs(view), *moved]
         causes = _without_doubles(causes)
         if remark and causes:
@@ -166,9 +171,9 @@ class _Comparison:
                 replace(c, what=f"{c.what}; {remark}") if c.kind in ("parameter_added", "output_added") else c
                 for c in causes
             ]
-        return causes, consequences + self.above(view)
+        return causes, consequences + self.consequences_of(view)
 
-    def above(self, view: View) -> int:
+    def consequences_of(self, view: View) -> int:
         """Nodes that are the same operation on corresponding operands, and differ because something below them does."""
         ids_a, ids_b = view.a.ids, view.b.ids
         form = view.a.form

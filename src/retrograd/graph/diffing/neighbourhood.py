@@ -11,9 +11,9 @@ from retrograd.graph.schema import Cause, Node
 _MOST = 1500
 
 
-def pictures(view: View, causes: Sequence[Cause]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+def neighbourhoods(view: View, causes: Sequence[Cause]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """The nodes around the causes, of either side."""
-    chosen_a, chosen_b = _near(view, causes)
+    chosen_a, chosen_b = _nodes_near(view, causes)
     return (
         tuple(_node(view.a, view.b, n, _status(view, n, view.a.partner[n], "removed")) for n in sorted(chosen_a)),
         tuple(_node(view.b, view.a, n, _status(view, view.b.partner[n], n, "added")) for n in sorted(chosen_b)),
@@ -26,20 +26,20 @@ def _status(view: View, a: int, b: int, alone: str) -> str:
     return "same" if view.matching.alike(a, b) and view.same_operands(a, b) else "changed"
 
 
-def _near(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
+def _nodes_near(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
     """Nodes of the causes, then their neighbours, ring by ring, with their partners, until there are enough."""
     chosen: tuple[set[int], set[int]] = (set(), set())
     ring: list[tuple[int, int]] = []
     halves = (view.a, view.b)
     for which, half in enumerate(halves):
-        wanted = {name for cause in causes for name in (cause.a, cause.b)[which][:50]}
+        names = {name for cause in causes for name in (cause.a, cause.b)[which][:50]}
         # Names are compared first: a module has 37,000 of them, and the causes a few.
         instructions, origins = half.form.computation.instructions, half.form.origins
-        endings = {name.rpartition("/")[2] for name in wanted} | wanted
+        endings = {name.rpartition("/")[2] for name in names} | names
         ring += [
             (which, n)
             for n, place in enumerate(origins)
-            if instructions[place].name in endings and half.form.live[n] and half.name(n) in wanted
+            if instructions[place].name in endings and half.form.live[n] and half.name(n) in names
         ]
     while ring:
         later: list[tuple[int, int]] = []

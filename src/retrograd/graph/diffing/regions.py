@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from retrograd.graph.diffing.matching import is_nothing
-from retrograd.graph.diffing.side_by_side import Claimed, Half, View, plural, shapes
+from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View, plural, shapes
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 
@@ -66,7 +66,7 @@ def _region(half: Half, nodes: list[int], inside: set[int], outputs: dict[int, l
     return Region(tuple(sorted(nodes)), parameters, tuple(sorted(fed)), tuple(places))
 
 
-def changed(view: View, claimed: Claimed) -> list[Cause]:
+def find_causes(view: View, claimed: ExplainedNodes) -> list[Cause]:
     """Causes for what one side has and the other lacks; outputs that only one side has come with what makes them."""
     paired_a, paired_b = ({pair[k] for pair in view.outputs} for k in (0, 1))
     causes: list[Cause] = []
@@ -102,7 +102,7 @@ def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cau
         parameters = [n for n in producers if half.form.numbers[n] >= 0 and half.partner[n] < 0]
         brings = f", with {plural(len(parameters), 'new parameter')}" if parameters and half.added else ""
         tensors = "a tensor" if len(places) == 1 else plural(len(places), "tensor")
-        meaning, advice = _meaning(half.graph)
+        meaning, advice = _meaning_of_output(half.graph)
         text = (
             f"{half.sign} output {numbers} {kinds} made by {opcode}{brings}: {tensors} {meaning} in {half.letter} only"
         )
@@ -112,7 +112,7 @@ def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cau
     return causes
 
 
-def _meaning(graph: Graph) -> tuple[str, str]:
+def _meaning_of_output(graph: Graph) -> tuple[str, str]:
     """What an output is, and what to do about one more. A lazy graph returns every tensor that is alive at the cut."""
     if graph.format == "fx":
         return (

@@ -13,7 +13,7 @@ _SYMBOL = re.compile(r"(?<=[\[,])\s*(?:[su]\d|<=)")
 _DTYPE = re.compile(r"\b([a-z]+\d*\w*)\[")
 
 
-def changed(view: View) -> tuple[list[Cause], int]:
+def find_causes(view: View) -> tuple[list[Cause], int]:
     """One cause for each different change, with a count, and how many nodes differ in shape only as a consequence."""
     form_a, form_b = view.a.form, view.b.form
     moved = _reshaped(view)
@@ -30,7 +30,7 @@ def changed(view: View) -> tuple[list[Cause], int]:
         if form_a.numbers[a] >= 0 and kind in ("shape_changed", "dtype_changed"):
             parameters[kind].append((a, b))
             continue
-        before, after = _words(view, a, b, kind)
+        before, after = _change_text(view, a, b, kind)
         groups[kind, before, after].append((a, b))
     causes = [_parameters(view, kind, pairs) for kind, pairs in parameters.items()]
     return causes + [_cause(view, key, pairs) for key, pairs in groups.items()], consequences
@@ -79,8 +79,8 @@ def _kind(view: View, a: int, b: int) -> Kind:
     return "constant_changed" if op_a == "constant" else "attribute_changed"
 
 
-def _words(view: View, a: int, b: int, kind: str) -> tuple[str, str]:
-    """What it was and what it is, short: the attributes that differ, not all."""
+def _change_text(view: View, a: int, b: int, kind: str) -> tuple[str, str]:
+    """Before and after, short: the attributes that differ, not all."""
     (op_a, shape_a, attrs_a), (op_b, shape_b, attrs_b) = view.a.form.labels[a], view.b.form.labels[b]
     if kind == "instruction_replaced":
         return f"{op_a} {shape_a}", f"{op_b} {shape_b}"

@@ -87,7 +87,7 @@ class Half:
 
 
 @dataclass(slots=True)
-class Claimed:
+class ExplainedNodes:
     """Nodes of either side that a cause has explained already."""
 
     a: set[int] = field(default_factory=set[int])

@@ -101,7 +101,7 @@ class _Walk:
         return Sub(name)
 
     def value(self, value: Any) -> Any:
-        """An argument as FX text would say it."""
+        """An argument as FX text prints it."""
         if isinstance(value, (str, int, float, type(None), type(Ellipsis))) and not isinstance(value, Enum):
             return value if not isinstance(value, float) or value - value == 0 else Text(repr(value))
         if hasattr(value, "op") and hasattr(value, "target"):

@@ -295,7 +295,7 @@ class _Reader:
         return self.places.get(node.id) if isinstance(node, ast.Name) else None
 
     def value(self, node: ast.expr, at: int) -> Any:
-        """An argument: a value of the graph, or what the text says."""
+        """An argument: a value of the graph, or its text."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):

@@ -309,7 +309,7 @@ def _shape(raw: str) -> str:
 
 
 def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """What an attribute list says about the computation: sorted `name=value`, and (attribute, computation) called."""
+    """Attributes that belong to the computation: sorted `name=value`, and (attribute, computation) called."""
     kept: list[str] = []
     called: list[tuple[str, str]] = []
     for part in brackets.split(text):

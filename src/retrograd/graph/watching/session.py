@@ -84,7 +84,7 @@ class WatchSession:
         plans = order_changes.changes(self.plans, held or {}, self.now, warm)
         self.plans += plans
         self.now += 1
-        self._judge([g for g in new if not g.expected], [p for p in plans if not p.expected])
+        self._report_unexpected([g for g in new if not g.expected], [p for p in plans if not p.expected])
         return row
 
     def _find(self, event: Ran) -> int | None:
@@ -135,7 +135,7 @@ class WatchSession:
             return
         entry.watched = replace(entry.watched, causes=diff.causes[:_MAX_CAUSES])
 
-    def _judge(self, extra: Sequence[Watched], changed: Sequence[Planned]) -> None:
+    def _report_unexpected(self, extra: Sequence[Watched], changed: Sequence[Planned]) -> None:
         if not extra and not changed:
             return
         known = [entry.watched for entry in self.entries]
