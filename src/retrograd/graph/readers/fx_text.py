@@ -27,21 +27,8 @@ _SYMBOL = re.compile(
 )
 # Python's syntax tree takes some 300 bytes a character at worst; the output line of 10,000 values has 0.3 MB.
 _LONGEST = 1 << 20
-_BINARY = {
-    "Add": "add",
-    "Sub": "sub",
-    "Mult": "mul",
-    "FloorDiv": "floordiv",
-    "Div": "truediv",
-    "Mod": "mod",
-    "Pow": "pow",
-    "LShift": "lshift",
-    "RShift": "rshift",
-    "BitAnd": "and_",
-    "BitOr": "or_",
-    "BitXor": "xor",
-    "MatMult": "matmul",
-}
+# Functions of `operator` by the names of Python's syntax tree, where these are not the same in lower case.
+_BINARY = {"Mult": "mul", "Div": "truediv", "BitAnd": "and_", "BitOr": "or_", "BitXor": "xor", "MatMult": "matmul"}
 _OTHER = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"} | {
     "USub": "neg",
     "UAdd": "pos",
@@ -74,6 +61,11 @@ def starts(text: str) -> list[int]:
         first = _FORWARD.search(text)
         positions = [text.rfind("\n", 0, first.start()) + 1] if first else []
     return positions
+
+
+def _binary(op: ast.operator) -> str:
+    name = type(op).__name__
+    return _BINARY.get(name, name.lower())
 
 
 def _indent(before: str) -> int:
@@ -215,7 +207,7 @@ class _Reader:
             body.output(self.value(value, at) if value is not None else (), self.first + at)
         elif isinstance(statement, ast.AugAssign):
             args = [self.value(statement.target, at), self.value(statement.value, at)]
-            self.inplace(body, f"operator.i{_BINARY[type(statement.op).__name__].rstrip('_')}", args, at)
+            self.inplace(body, f"operator.i{_binary(statement.op).rstrip('_')}", args, at)
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
             target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
             value = statement.value
@@ -268,7 +260,7 @@ class _Reader:
             return "getattr", [self.value(node.value, at), node.attr], {}
         if isinstance(node, ast.BinOp):
             sides = [self.value(node.left, at), self.value(node.right, at)]
-            return f"operator.{_BINARY[type(node.op).__name__]}", sides, {}
+            return f"operator.{_binary(node.op)}", sides, {}
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]).__name__ in _OTHER:
             sides = [self.value(node.left, at), self.value(node.comparators[0], at)]
             return f"operator.{_OTHER[type(node.ops[0]).__name__]}", sides, {}
