@@ -230,16 +230,16 @@ def recorded(kind: str, buckets: dict[str, Any], still: int = 12, steps: int = 2
 def kept(net: Any) -> Iterator[list[int]]:
     """How many inputs of reductions FSDP2 and buckets kept at once, whenever buckets had made another."""
     from retrograd.compat.fsdp2 import param_groups
-    from retrograd.fsdp.in_flight import Flight
+    from retrograd.fsdp.in_flight import InFlight
 
-    most, root, methods = [0], param_groups.states_of(net)[0], {"add": Flight.add, "follow": Flight.follow}
+    most, root, methods = [0], param_groups.states_of(net)[0], {"add": InFlight.add, "follow": InFlight.follow}
 
     def after(name: str, new: int) -> None:
         def method(self: Any, *args: Any) -> None:
             methods[name](self, *args)
             most[0] = max(most[0], len(self.inputs) + param_groups.inputs_kept(root) + new)
 
-        setattr(Flight, name, method)
+        setattr(InFlight, name, method)
 
     after("add", 0)
     after("follow", 1)  # FSDP2 has not been told yet
@@ -247,7 +247,7 @@ def kept(net: Any) -> Iterator[list[int]]:
         yield most
     finally:
         for name, method in methods.items():
-            setattr(Flight, name, method)
+            setattr(InFlight, name, method)
 
 
 class counted:
