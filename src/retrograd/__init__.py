@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from retrograd.core.schema import Shown
+from retrograd.core.notebook import Shown
 
 if TYPE_CHECKING:
     from retrograd import flake as flake

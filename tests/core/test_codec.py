@@ -17,7 +17,8 @@ import pytest
 
 from retrograd.check.schema import Report
 from retrograd.codegen.schema import Codegen
-from retrograd.core.schema import DecodeError, Record, Shown, decode, older, parsed, plain
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import DecodeError, Record, decode, older, parsed, plain
 from retrograd.errors import UsageError
 from retrograd.flake.schema import FlakeReport
 from retrograd.fsdp.buckets import BucketPlan

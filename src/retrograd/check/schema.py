@@ -1,4 +1,4 @@
-"""What a check says, as plain data: cases, findings, stages, reports, and their JSON.
+"""Record of a check, as plain data: cases, findings, stages, reports, and their JSON.
 
 Standard library only, so that a report can be read, compared and rendered without torch.
 No renderer and no check lives here.
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
-from retrograd.core.schema import Record, Shown
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import Record
 from retrograd.errors import UndecidedError, VerificationError
 
 SCHEMA = "retrograd.report/1"
@@ -114,7 +115,7 @@ class Finding:
     def text(self) -> str:
         """What, like what, which, where and how to see it again, in lines."""
         labelled = (("like", self.looks_like), ("which", self.elements), ("where", self.where), ("repro", self.repro))
-        return "\n".join([f"[{self.stage}] {self.what}", *(f"  {label}: {said}" for label, said in labelled if said)])
+        return "\n".join([f"[{self.stage}] {self.what}", *(f"  {label}: {text}" for label, text in labelled if text)])
 
 
 @dataclass(frozen=True)

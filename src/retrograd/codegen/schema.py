@@ -1,4 +1,4 @@
-"""What is said of compiled kernels, as plain data with its JSON. No torch, no triton, no renderer."""
+"""Record of compiled kernels, as plain data with its JSON. No torch, no triton, no renderer."""
 
 from __future__ import annotations
 

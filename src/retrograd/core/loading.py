@@ -20,7 +20,7 @@ from typing import Any
 
 from retrograd.errors import MissingExtraError, SpecError, UsageError
 
-_OURS = str(Path(__file__).resolve().parent)
+_OURS = str(Path(__file__).resolve().parents[1])  # the package
 _serial = itertools.count(1)
 
 
@@ -102,10 +102,10 @@ def _on_path(folder: Path) -> Generator[None, None, None]:
             sys.path.remove(entry)
 
 
-def guard(action: Callable[[], Any], what: str, path: Path | None) -> Any:
+def guard(action: Callable[[], Any], place: str, path: Path | None) -> Any:
     """Run a person's code; what it raises becomes one SpecError with the line of their file, in `path`'s folder if any.
 
-    `what` is called so where no line is known. MissingExtraError if it lacks torch.
+    `place` is named where no line is known. MissingExtraError if it lacks torch.
     """
     try:
         return action()
@@ -113,13 +113,13 @@ def guard(action: Callable[[], Any], what: str, path: Path | None) -> Any:
         raise
     except BaseException as error:  # SystemExit too: a script without a main guard must not end the command
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise MissingExtraError("torch", "torch", f"{what!r}") from None
+            raise MissingExtraError("torch", "torch", f"{place!r}") from None
         kind = "" if isinstance(error, (SpecError, UsageError)) else f"{type(error).__name__}: "
         text = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise SpecError(f"{_line_of(error, what, path)}: {kind}{text}".rstrip(": ")) from None
+        raise SpecError(f"{_line_of(error, place, path)}: {kind}{text}".rstrip(": ")) from None
 
 
-def _line_of(error: BaseException, what: str, path: Path | None) -> str:
+def _line_of(error: BaseException, place: str, path: Path | None) -> str:
     """ "file:line" of the innermost line in the target's folder, else of the innermost not ours."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -128,7 +128,7 @@ def _line_of(error: BaseException, what: str, path: Path | None) -> str:
     # What they call in a library raises there, but the mistake is where they call it.
     near = [f for f in theirs if path is not None and _inside(f[0], path.parent)]
     chosen = near or theirs
-    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else f"cannot import {what}"
+    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else f"cannot import {place}"
 
 
 def _inside(file: str, folder: Path) -> bool:

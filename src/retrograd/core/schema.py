@@ -59,26 +59,6 @@ class Difference:
         return 0 if self.same else 1
 
 
-class Shown:
-    """A record that Jupyter displays as HTML and everything else as text."""
-
-    __slots__ = ()
-    # Set by the package, which knows the renderers: records stand below whoever draws them.
-    renderer: ClassVar[Callable[[Any], str] | None] = None
-    printer: ClassVar[Callable[[Any], str] | None] = None
-
-    def text(self) -> str:
-        """The record for a terminal without colours."""
-        return repr(self) if Shown.printer is None else Shown.printer(self)
-
-    def _repr_html_(self) -> str | None:
-        """The record, compact, as HTML for a page of somebody else's; None, so that text is shown, without jinja2."""
-        try:
-            return None if Shown.renderer is None else Shown.renderer(self)
-        except ImportError:
-            return None
-
-
 def plain(value: Any) -> Any:
     """JSON-ready copy: records become objects, tuples lists, odd floats strings, anything unknown its repr."""
     if value is None or isinstance(value, (bool, int, str)):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from retrograd.core.schema import Record, Shown
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import Record
 from retrograd.errors import UndecidedError, UsageError, VerificationError
 from retrograd.flake import binomial
 

@@ -1,4 +1,4 @@
-"""What was recorded of a run: collectives, steps, patterns; JSON. Standard library only."""
+"""Record of the collectives of a run, its steps and patterns, as plain data with its JSON. Standard library only."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ _VERBS = {
 
 
 @lru_cache(maxsize=8192)
-def token(one: Collective) -> bytes:
+def token(collective: Collective) -> bytes:
     """Eight bytes for a collective, the same in every process."""
-    return blake2b(one.identity.encode(), digest_size=8).digest()
+    return blake2b(collective.identity.encode(), digest_size=8).digest()
 
 
-def chained(before: bytes, one: Collective) -> bytes:
+def chained(before: bytes, collective: Collective) -> bytes:
     """The hash of a sequence and one collective more: 64 bits, the same in every process."""
-    return blake2b(before + token(one), digest_size=8).digest()
+    return blake2b(before + token(collective), digest_size=8).digest()
 
 
 @dataclass(frozen=True, slots=True)

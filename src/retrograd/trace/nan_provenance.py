@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from retrograd.core.schema import Record, Shown
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import Record
 from retrograd.trace import nan_reasons
 from retrograd.trace.schema import Op, Stats, Trace
 

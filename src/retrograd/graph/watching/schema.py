@@ -1,11 +1,12 @@
-"""What a watched run says, as plain data, and its JSON. Standard library only."""
+"""Record of a watched run, as plain data, and its JSON. Standard library only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retrograd.core.schema import Record, Shown
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import Record
 from retrograd.graph.schema import Cause
 
 SCHEMA = "retrograd.graph.watch/1"
@@ -112,7 +113,7 @@ class WatchReport(Record, Shown):
     orders: tuple[Planned, ...] = ()
 
     def __bool__(self) -> bool:
-        return not self.unexpected and all(one.expected for one in self.orders)
+        return not self.unexpected and all(order.expected for order in self.orders)
 
     @property
     def unexpected(self) -> tuple[Watched, ...]:

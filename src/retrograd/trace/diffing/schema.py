@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retrograd.core.schema import Difference, Record, Shown
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import Difference, Record
 
 DIFF_SCHEMA = "retrograd.trace.diff/1"
 
