@@ -44,13 +44,14 @@ def document(record: Diff | Unique | Follow, everything: bool = True) -> doc.Doc
 def _diff(diff: Diff, everything: bool) -> doc.Document:
     tone = "finding" if diff.causes else "proved"
     sides = (f"A: {diff.a.title} \u00b7 {facts(diff.a)}", f"B: {diff.b.title} \u00b7 {facts(diff.b)}")
+    sizes = (f"A: {facts(diff.a)}", f"B: {facts(diff.b)}")
     head, word = f"{diff.a.title} and {diff.b.title}", verdict(diff).capitalize()
     values: dict[str, Any] = dict(diff=diff, places=places, most=_MOST_NAMES_OF_PAGE)
     return doc.Document(
         title=f"retrograd graph diff: {head}",
         text=tuple(_diff_text(diff, everything)),
         page=(doc.Header(tone, head, (*sides, counts(diff)), word), doc.Embedded("graph_diff.html.j2", values)),
-        brief=(doc.Header(tone, head, sides, word), *(_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
+        brief=(doc.Header(tone, head, sizes, word), *(_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
         annotations=(
             *map(_annotation, diff.causes),
             doc.Annotation("notice", f"retrograd graph diff {diff.a.title} {diff.b.title}", verdict(diff)),
