@@ -99,7 +99,7 @@ def chained(before: bytes, collective: Collective) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRow:
     """One step.
 
     Attributes:
@@ -148,7 +148,7 @@ class Log:
     size: int = 1
     table: list[Collective] = field(default_factory=list[Collective])
     patterns: list[Pattern] = field(default_factory=list[Pattern])
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[StepRow] = field(default_factory=list[StepRow])
     total: int = 0
     hash: str = ""
     setup: list[int] = field(default_factory=list[int])
