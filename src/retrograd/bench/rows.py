@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.bench import registry
+from retrograd.core.schema import decode
 from retrograd.errors import UsageError
 
 DIRECTIONS = ("fwd", "bwd")
@@ -173,9 +174,6 @@ def _from_line(line: str, where: str) -> Row:
         data = json.loads(line)
         if "m" in registry.kind_of(data["op"]).fields:
             data["shape"] = f"{data['m']:d}x{data['n']:d}"
-        values: dict[str, Any] = {name: value for name, value in data.items() if name in names}
-        # JSON has no tuples.
-        rounds: dict[str, Any] = {name: tuple(value) for name, value in values.items() if name.endswith("_rounds")}
-        return Row(**values | rounds)
+        return decode(Row, {name: value for name, value in data.items() if name in names})
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UsageError(f"{where} is not a result of `retrograd bench`: {error}") from None
