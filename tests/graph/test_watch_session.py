@@ -14,7 +14,7 @@ from fake_torch_xla import hlo
 from retrograd.core import order_registry
 from retrograd.core.order_registry import Order
 from retrograd.errors import GraphChangedError, UsageError
-from retrograd.graph.watching.events import Compiled, Ran
+from retrograd.graph.watching.events import Compiled, Executed
 from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import GraphChangedWarning, WatchSession
 
@@ -26,11 +26,11 @@ def compiled(text: str, key: str, **more) -> Compiled:
 def stray_run(**options) -> WatchSession:
     """Graphs a, b, b, a stray output at step 3, b."""
     session = WatchSession(**options)
-    session.step([compiled(hlo(rate=0.25), "a", seconds=1.0), Ran("a")])
-    session.step([compiled(hlo(), "b", seconds=2.0), Ran("b")])
-    session.step([Ran("b")])
-    session.step([compiled(hlo(stray=True), "c", seconds=4.0), Ran("c")])
-    session.step([Ran("b")])
+    session.step([compiled(hlo(rate=0.25), "a", seconds=1.0), Executed("a")])
+    session.step([compiled(hlo(), "b", seconds=2.0), Executed("b")])
+    session.step([Executed("b")])
+    session.step([compiled(hlo(stray=True), "c", seconds=4.0), Executed("c")])
+    session.step([Executed("b")])
     return session
 
 

@@ -39,7 +39,7 @@ class Record:
         return parsed(text, schema, cls._noun, partial(decode, cls))
 
 
-class Difference:
+class ComparisonOutcome:
     """The outcome of comparing two runs or graphs: true, and of exit code 0, where it has no causes."""
 
     __slots__ = ()

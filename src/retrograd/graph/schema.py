@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from retrograd.core.notebook import Shown
-from retrograd.core.schema import Difference, Record
+from retrograd.core.schema import ComparisonOutcome, Record
 
 DIFF_SCHEMA = "retrograd.graph.diff/1"
 UNIQUE_SCHEMA = "retrograd.graph.unique/1"
@@ -102,7 +102,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Diff(Record, Difference, Shown):
+class Diff(Record, ComparisonOutcome, Shown):
     """The comparison of two graphs, true if they are the same computation.
 
     `causes` come first cause first. `notes` say what differs without changing the computation (names, dead code,

@@ -31,16 +31,16 @@ class Compiled:
 
 
 @dataclass
-class Ran:
+class Executed:
     """A graph that was executed, by the framework's key."""
 
     recorded: str
 
 
-Event = Compiled | Ran
+Event = Compiled | Executed
 
 
-class Backend(Protocol):
+class WatchBackend(Protocol):
     """A framework that is watched. Made by `enable` functions; never imports what the user has not."""
 
     name: str

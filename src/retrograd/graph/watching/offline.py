@@ -9,7 +9,7 @@ from retrograd.errors import UsageError
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import strict_key
 from retrograd.graph.watching import graph_text
-from retrograd.graph.watching.events import Compiled, Event, Ran
+from retrograd.graph.watching.events import Compiled, Event, Executed
 from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import WatchSession
 
@@ -35,7 +35,7 @@ def replay(paths: Sequence[str | Path], session: WatchSession) -> WatchReport:
     for path in paths:
         for text, graph in graph_text.of_file(path):
             key = graph.key or strict_key(graph)
-            events: list[Event] = [Ran(key)]
+            events: list[Event] = [Executed(key)]
             if key not in seen:
                 seen.add(key)
                 role = role_of(graph)

@@ -11,7 +11,7 @@ from retrograd.errors import GraphChangedError, UsageError
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Diff
 from retrograd.graph.watching import graph_text, messages, order_changes
-from retrograd.graph.watching.events import Compiled, Event, Ran
+from retrograd.graph.watching.events import Compiled, Event, Executed
 from retrograd.graph.watching.schema import Planned, StepRow, Watched, WatchReport
 
 ON_EXTRA = ("explain", "raise", "warn")
@@ -73,7 +73,7 @@ class WatchSession:
         ran: list[int] = []
         for event in events:
             number = self._add(event) if isinstance(event, Compiled) else self._find(event)
-            if isinstance(event, Ran) and number is not None and number not in ran:
+            if isinstance(event, Executed) and number is not None and number not in ran:
                 ran.append(number)
         new = [entry.watched for entry in self.entries[first:]]
         row = StepRow(self.now, tuple(g.number for g in new), tuple(ran), sum(g.seconds or 0.0 for g in new))
@@ -87,7 +87,7 @@ class WatchSession:
         self._report_unexpected([g for g in new if not g.expected], [p for p in plans if not p.expected])
         return row
 
-    def _find(self, event: Ran) -> int | None:
+    def _find(self, event: Executed) -> int | None:
         return next((e.watched.number for e in self.entries if e.watched.recorded == event.recorded), None)
 
     def _add(self, event: Compiled) -> int:

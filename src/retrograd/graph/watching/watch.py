@@ -15,7 +15,7 @@ from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError, UsageError
 from retrograd.graph.schema import Diff
 from retrograd.graph.watching import backends, files, lock
-from retrograd.graph.watching.events import Backend, Compiled, Event
+from retrograd.graph.watching.events import Compiled, Event, WatchBackend
 from retrograd.graph.watching.rank_agreement import Comparison, store_of
 from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import WatchSession
@@ -29,7 +29,7 @@ class Watch:
     def __init__(
         self,
         session: WatchSession,
-        backends: Sequence[Backend],
+        backends: Sequence[WatchBackend],
         save: str | Path | None,
         ranks: RankStore | None,
         ranks_timeout: float,
@@ -44,7 +44,7 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._running or self.session.now:
             raise UsageError("this watch was entered before; make a new one with retrograd.graph.watch(...)")
-        started: list[Backend] = []
+        started: list[WatchBackend] = []
         try:
             for backend in self.backends:
                 backend.start(self._notify)
@@ -121,7 +121,7 @@ class Watch:
         """Write the lock file of the graphs seen so far, for `retrograd graph check` and `watch(lock=path)`."""
         lock.write(path, lock.of_session(self.session))
 
-    def _drained(self, backend: Backend) -> list[Event]:
+    def _drained(self, backend: WatchBackend) -> list[Event]:
         events = backend.drain()
         for event in events if not backend.tells else ():
             if isinstance(event, Compiled):

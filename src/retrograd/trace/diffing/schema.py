@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from retrograd.core.notebook import Shown
-from retrograd.core.schema import Difference, Record
+from retrograd.core.schema import ComparisonOutcome, Record
 
 DIFF_SCHEMA = "retrograd.trace.diff/1"
 
@@ -120,7 +120,7 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class TraceDiff(Record, Difference, Shown):
+class TraceDiff(Record, ComparisonOutcome, Shown):
     """The comparison of two runs, true if they are the same at this level.
 
     `mode` is "bitwise", "attainable" (differences that rounding explains do not count) or "names" (no values were

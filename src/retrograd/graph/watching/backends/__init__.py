@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from retrograd.errors import UsageError
-from retrograd.graph.watching.events import Backend
+from retrograd.graph.watching.events import WatchBackend
 
 # The module whose presence says that the framework is used, by backend.
 MODULES = {"compile": "torch", "xla": "torch_xla", "jax": "jax"}
@@ -37,7 +37,7 @@ def names(backend: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def make(name: str, **options: object) -> Backend:
+def make(name: str, **options: object) -> WatchBackend:
     """One backend by name; `options` are those of retrograd.graph.watch that concern it."""
     if name == "xla":
         from retrograd.graph.watching.backends.xla import Xla

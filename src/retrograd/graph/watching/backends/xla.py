@@ -21,7 +21,7 @@ from retrograd import config
 from retrograd.compat import torch_xla
 from retrograd.errors import UsageError, VerificationError
 from retrograd.graph.watching import live_tensors, xla_save_file
-from retrograd.graph.watching.events import Compiled, Event, Ran, require_for_watching
+from retrograd.graph.watching.events import Compiled, Event, Executed, require_for_watching
 
 _TOO_LATE = (
     "torch_xla saved no graph: it looks for XLA_SAVE_TENSORS_FILE at its first cut; begin to watch before that, or "
@@ -173,6 +173,6 @@ class Xla:
                 Compiled("step", "hlo", text, name, "step", key, cost, reason, notes, digest=live_tensors.digest(alive))
             )
             self._seen.add(key)
-        self._events.append(Ran(key))
+        self._events.append(Executed(key))
         self._last = (self._cuts, alive)
         self._cuts += 1
