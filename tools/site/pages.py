@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +100,9 @@ def command_line() -> Iterator[Made]:
     listing = "\n".join(f"- [`retrograd {name}`]({name}.md)" for name in names)
     yield Made("cli/index.md", f"# retrograd\n\n{intro}\n\n{listing}\n")
     for name in names:
-        text = [_click(main.modules[name], f"retrograd {name}", 0)]
-        below = getattr(
-            import_module(main.modules[name]).command, "modules", {}
-        )  # lazy groups, which the plugin sees empty
-        text += [_click(module, f"retrograd {name} {sub}", 1) for sub, module in below.items()]
-        yield Made(f"cli/{name}.md", f"---\ntitle: retrograd {name}\n---\n\n" + "\n".join(text))
-
-
-def _click(module: str, said: str, depth: int) -> str:
-    """What mkdocs-click is to show: the command of a module, as a heading of this depth."""
-    return (
-        f"::: mkdocs-click\n    :module: {module}\n    :command: command\n    :prog_name: {said}\n"
-        f"    :style: table\n    :depth: {depth}\n"
-    )
+        shown = f"::: mkdocs-click\n    :module: {main.modules[name]}\n    :command: {name}\n"
+        shown += f"    :prog_name: retrograd {name}\n    :style: table\n"
+        yield Made(f"cli/{name}.md", f"---\ntitle: retrograd {name}\n---\n\n{shown}")
 
 
 def project() -> Iterator[Made]:
