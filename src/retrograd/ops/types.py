@@ -49,5 +49,5 @@ def resolve_impl(
         if impl in (member, member.value):
             return member
     names = ", ".join(repr(member.value) for member in among)
-    given = impl.value if isinstance(impl, Impl) else impl
-    raise ValueError(f"`impl` is {given!r}, expected one of {names}, or None to choose by device")
+    name = impl.value if isinstance(impl, Impl) else impl
+    raise ValueError(f"`impl` is {name!r}, expected one of {names}, or None to choose by device")

@@ -34,9 +34,9 @@ def replacing(path: Path) -> Iterator[Path]:
     Each process writes a file of its own and renames it: whoever comes last replaces one by its equal.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as inner:
-        made = Path(inner) / path.name
-        yield made
-        made.replace(path)
+        written = Path(inner) / path.name
+        yield written
+        written.replace(path)
 
 
 @cache

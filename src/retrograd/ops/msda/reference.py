@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from retrograd.ops.msda import validation
-from retrograd.ops.msda.shapes import Levels, Table, flat, inner_dtype, table
+from retrograd.ops.msda.shapes import Levels, PointLevels, flat, inner_dtype, levels_of_points
 from retrograd.ops.msda.spec import MsdaSpec
 
 
@@ -57,7 +57,7 @@ def attend(
 ) -> torch.Tensor:
     """`ms_deform_attn_reference` of checked arguments, locations [B, Q, H, K, 2] and weights [B, Q, H, K]."""
     inner = inner_dtype(value)
-    where = table(levels, spec.points, value.shape[1], value.device)
+    where = levels_of_points(levels, spec.points, value.shape[1], value.device)
     low = coordinates_in or inner
     position, reachable = _positions(locations.to(inner), where, spec, low)
     cell = position.detach().floor()  # the derivative at a border is that of the cell on its right
@@ -77,7 +77,7 @@ def attend(
 
 
 def _positions(
-    p: torch.Tensor, where: Table, spec: MsdaSpec, coordinates_in: torch.dtype
+    p: torch.Tensor, where: PointLevels, spec: MsdaSpec, coordinates_in: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x, y) in pixels [B, Q, H, K, 2] and which points exist [B, Q, H, K]: not those at NaN or infinity."""
     exists = p.isfinite().all(dim=-1)
@@ -102,7 +102,7 @@ def _share(fraction: torch.Tensor, corner: int) -> torch.Tensor:
 
 
 def _pixels(
-    padded: torch.Tensor, x: torch.Tensor, y: torch.Tensor, reachable: torch.Tensor, where: Table
+    padded: torch.Tensor, x: torch.Tensor, y: torch.Tensor, reachable: torch.Tensor, where: PointLevels
 ) -> torch.Tensor:
     """[B, Q, H, K, C] values at (x, y), zeros outside; `padded` has a pixel of zeros first."""
     width, height = where.size.unbind(dim=-1)
@@ -111,5 +111,5 @@ def _pixels(
     batch, heads, queries, points = index.shape
     channels = padded.shape[-1]
     columns = index.reshape(batch, heads, queries * points, 1).expand(-1, -1, -1, channels)
-    found = padded.transpose(1, 2).gather(2, columns)  # [B, H, Q * K, C]
-    return found.view(batch, heads, queries, points, channels).transpose(1, 2)
+    gathered = padded.transpose(1, 2).gather(2, columns)  # [B, H, Q * K, C]
+    return gathered.view(batch, heads, queries, points, channels).transpose(1, 2)

@@ -23,7 +23,7 @@ class Levels(NamedTuple):
         return len(self.sizes) if self.shapes is None else self.shapes.shape[0]
 
 
-class Table(NamedTuple):
+class PointLevels(NamedTuple):
     """For each of K points the level it lies in.
 
     Attributes:
@@ -50,14 +50,14 @@ def level_of(points: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(host, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
-def table(levels: Levels, points: tuple[int, ...], pixels: int, device: torch.device) -> Table:
+def levels_of_points(levels: Levels, points: tuple[int, ...], pixels: int, device: torch.device) -> PointLevels:
     """The level of each point; one that does not fit into `pixels` (S) counts as empty, since nobody may read it."""
     sizes = tensor_of(levels, device)
     area = sizes.prod(dim=1)
     end = area.cumsum(dim=0)
     fits = (sizes >= 0).all(dim=1) & (end >= area) & (end <= pixels)
     level = level_of(points, device)
-    return Table((sizes.flip(1) * fits[:, None])[level], (end - area)[level])
+    return PointLevels((sizes.flip(1) * fits[:, None])[level], (end - area)[level])
 
 
 def flat(locations: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from retrograd.compat.torch_dispatch import is_functorch_wrapped
-from retrograd.ops.msda.shapes import Levels, Table, inner_dtype, table
+from retrograd.ops.msda.shapes import Levels, PointLevels, inner_dtype, levels_of_points
 from retrograd.ops.msda.spec import MsdaSpec
 
 # Numbers in one [B, q, H, K, C] temporary of a block of queries: 1 MiB in float32.
@@ -41,7 +41,7 @@ def msda_fwd(
     rows, inner = value.contiguous().view(-1, channels), inner_dtype(value)
     if is_functorch_wrapped(value):
         rows = rows.to(inner)  # before rows are picked: under vmap the backward adds in the dtype that it picks from
-    where = table(levels, spec.points, pixels, value.device)
+    where = levels_of_points(levels, spec.points, pixels, value.device)
     for block in _query_blocks(value, weights):
         cells = _find_cells(_dense(locations[:, block], inner), where, spec, pixels)
         terms = _interpolate(_read_corners(rows, cells, inner), cells.shares)  # [B, q, H, K, C]
@@ -89,7 +89,7 @@ def msda_bwd(
     grad_weights = weights.new_zeros(weights.shape) if need_weights else None
     if value.numel() and weights.numel():
         rows = value.contiguous().view(-1, channels)
-        where = table(levels, spec.points, pixels, value.device)
+        where = levels_of_points(levels, spec.points, pixels, value.device)
         for block in _query_blocks(value, weights):
             cells = _find_cells(_dense(locations[:, block], inner), where, spec, pixels)
             g = _dense(grad_out[:, block], inner)[..., None, :]  # [B, q, H, 1, C]
@@ -133,7 +133,7 @@ def _dense(block: torch.Tensor, inner: torch.dtype) -> torch.Tensor:
     return block.to(inner).contiguous()
 
 
-def _find_cells(p: torch.Tensor, where: Table, spec: MsdaSpec, pixels: int) -> _Cells:
+def _find_cells(p: torch.Tensor, where: PointLevels, spec: MsdaSpec, pixels: int) -> _Cells:
     batch, _, heads, _, _ = p.shape
     last = (where.size - 1).to(p.dtype)  # [K, 2]
     scale = last if spec.align_corners else where.size.to(p.dtype)

@@ -95,14 +95,14 @@ def compile_library(compiler: list[str], source: Path, flags: tuple[str, ...], l
     Raises:
         NativeBuildError: the compiler fails.
     """
-    with disk_cache.replacing(library) as made:
-        command = [*compiler, *flags, str(source), "-o", str(made)]
+    with disk_cache.replacing(library) as path:
+        command = [*compiler, *flags, str(source), "-o", str(path)]
         done = _run(command)
-        if done.returncode or not made.exists():
-            said = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_ERROR_LINES])
+        if done.returncode or not path.exists():
+            output = "\n".join((done.stderr or done.stdout).strip().splitlines()[:_ERROR_LINES])
             raise NativeBuildError(
                 f"{source.name} does not compile (exit code {done.returncode}); set CXX to another compiler.\n"
-                f"command: {shlex.join(command)}\n{said}"
+                f"command: {shlex.join(command)}\n{output}"
             )
 
 

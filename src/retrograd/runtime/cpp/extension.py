@@ -46,13 +46,13 @@ class Extension:
         Raises:
             NativeBuildError: There is no C++ compiler, headers of torch or Python are missing, or the compiler fails.
         """
-        found = self.find()
-        if found is not None and not again:
-            return found
+        kept = self.find()
+        if kept is not None and not again:
+            return kept
         _check_headers()
-        made = disk_cache.folder("native") / self.file_name()
-        native.compile_library(native.find_compiler(), self.source, flags(), made)
-        return made
+        library = disk_cache.folder("native") / self.file_name()
+        native.compile_library(native.find_compiler(), self.source, flags(), library)
+        return library
 
     def find(self) -> Path | None:
         """The library for this torch and Python, if it has been built."""

@@ -11,10 +11,10 @@ def address(tensor: torch.Tensor) -> int:
     Raises:
         TypeError: the tensor has elements but no memory of its own.
     """
-    found = tensor.data_ptr()
-    if not found and tensor.numel():
+    pointer = tensor.data_ptr()
+    if not pointer and tensor.numel():
         raise TypeError(
             f"impl='native' got a {type(tensor).__name__} without memory of its own, expected a torch.Tensor with "
             "storage; use impl='torch'"
         )
-    return found
+    return pointer

@@ -42,7 +42,7 @@ class _Config(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class LoadedKernel:
     """A function loaded on one device, to be launched as clusters along the grid's first dimension."""
 
     function: int
@@ -63,13 +63,13 @@ class Kernel:
         """
         stream = torch.cuda.current_stream(self.device_index).cuda_stream
         how = _config(clusters * self.cluster, rows, self.threads, self.shared_bytes, self.cluster, stream, self.pdl)
-        given = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
-        _check(_library().cuLaunchKernelEx(ctypes.byref(how), ctypes.c_void_p(self.function), given, None))
+        addresses = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
+        _check(_library().cuLaunchKernelEx(ctypes.byref(how), ctypes.c_void_p(self.function), addresses, None))
 
 
 def load(
     cubin: bytes, name: str, device_index: int, *, cluster: int, threads: int, shared_bytes: int, pdl: bool = False
-) -> Kernel:
+) -> LoadedKernel:
     """The kernel `name` of `cubin` on a device, which has to be the current one.
 
     Args:
@@ -105,7 +105,7 @@ def load(
             f"no cluster of {cluster} CTAs with {threads} threads and {shared_bytes} bytes of shared memory fits on "
             f"cuda:{device_index}; ask for a smaller one"
         )
-    return Kernel(function.value or 0, device_index, cluster, threads, shared_bytes, clusters.value, pdl)
+    return LoadedKernel(function.value or 0, device_index, cluster, threads, shared_bytes, clusters.value, pdl)
 
 
 def has_pdl(arch: int) -> bool:
@@ -172,6 +172,6 @@ def _check(status: int) -> None:
 
 def _check_with(driver: ctypes.CDLL, status: int) -> None:
     if status:
-        said = ctypes.c_char_p()
-        driver.cuGetErrorString(status, ctypes.byref(said))
-        raise RuntimeError(f"the CUDA driver fails with {status}: {(said.value or b'unknown error').decode()}")
+        reason = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(reason))
+        raise RuntimeError(f"the CUDA driver fails with {status}: {(reason.value or b'unknown error').decode()}")

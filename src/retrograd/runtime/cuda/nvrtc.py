@@ -40,8 +40,8 @@ def compile_cubin(source: Path, options: tuple[str, ...], headers: tuple[Path, .
     if kept.exists():
         return kept.read_bytes()
     cubin = _compile(library, text, source.name, options, included)
-    with disk_cache.replacing(kept) as made:
-        made.write_bytes(cubin)
+    with disk_cache.replacing(kept) as path:
+        path.write_bytes(cubin)
     return cubin
 
 
@@ -81,12 +81,12 @@ def _library() -> ctypes.CDLL:
             continue
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         return library
-    said = "\n".join(tried[:_ERROR_LINES])
+    reasons = "\n".join(tried[:_ERROR_LINES])
     major = _majors()[0]
     package = "nvidia-cuda-nvrtc" if major >= 13 else f"nvidia-cuda-nvrtc-cu{major}"
     raise NativeBuildError(
         f"no NVRTC found (libnvrtc.so, CUDA's run-time compiler); run: pip install {package}, or set CUDA_HOME to a "
-        f"CUDA toolkit.\n{said}"
+        f"CUDA toolkit.\n{reasons}"
     )
 
 
@@ -108,8 +108,8 @@ def _majors() -> tuple[int, ...]:
     """Versions of CUDA, the one of PyTorch first: its driver can load what its compiler makes."""
     import torch
 
-    found = re.match(r"\d+", torch.version.cuda or "")
-    mine = int(found.group()) if found else _MAJORS[0]
+    major = re.match(r"\d+", torch.version.cuda or "")
+    mine = int(major.group()) if major else _MAJORS[0]
     return (mine, *(major for major in _MAJORS if major != mine))
 
 
@@ -130,13 +130,13 @@ def _compile(
     source = text.encode(), name.encode(), len(headers), texts, names
     _check(library, library.nvrtcCreateProgram(ctypes.byref(program), *source))
     try:
-        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        status = library.nvrtcCompileProgram(program, len(options), given)
+        flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        status = library.nvrtcCompileProgram(program, len(options), flags)
         if status:
-            said = "\n".join(_log(library, program).strip().splitlines()[:_ERROR_LINES])
+            log = "\n".join(_log(library, program).strip().splitlines()[:_ERROR_LINES])
             raise NativeBuildError(
                 f"{name} does not compile with NVRTC {'.'.join(map(str, version()))}: "
-                f"{library.nvrtcGetErrorString(status).decode()}.\noptions: {' '.join(options)}\n{said}"
+                f"{library.nvrtcGetErrorString(status).decode()}.\noptions: {' '.join(options)}\n{log}"
             )
         size = ctypes.c_size_t()
         _check(library, library.nvrtcGetCUBINSize(program, ctypes.byref(size)))

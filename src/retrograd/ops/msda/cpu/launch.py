@@ -14,7 +14,7 @@ import torch
 
 from retrograd.errors import NativeBuildError
 from retrograd.ops import tensor_subclasses
-from retrograd.ops.msda.shapes import Levels, inner_dtype, table
+from retrograd.ops.msda.shapes import Levels, inner_dtype, levels_of_points
 from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.runtime.cpp import build
 from retrograd.runtime.cpp.memory import address
@@ -130,19 +130,19 @@ def msda_bwd(
         "weights": (need_weights, weights),
     }
     inner = inner_dtype(value)
-    made = {
+    gradients = {
         f"grad_{name}": torch.empty(tensor.shape, dtype=value.dtype if name == "value" else inner, device=value.device)
         for name, (need, tensor) in wanted.items()
         if need
     }
     if not value.numel() or not weights.numel():
-        for gradient in made.values():
+        for gradient in gradients.values():
             gradient.zero_()
-    elif made:
+    elif gradients:
         inputs = {"grad_out": grad_out.to(value.dtype), "value": value, "locations": locations, "weights": weights}
-        _run(inputs | made, levels, spec)
+        _run(inputs | gradients, levels, spec)
     grad_value, grad_locations, grad_weights = (
-        made[f"grad_{name}"].to(tensor.dtype) if need else None for name, (need, tensor) in wanted.items()
+        gradients[f"grad_{name}"].to(tensor.dtype) if need else None for name, (need, tensor) in wanted.items()
     )
     return grad_value, grad_locations, grad_weights
 
@@ -184,10 +184,10 @@ def _run(tensors: dict[str, torch.Tensor], levels: Levels, spec: MsdaSpec) -> No
 
 
 def _level_arrays(levels: Levels, points: tuple[int, ...], pixels: int) -> tuple[Any, Any]:
-    """`shapes.table` as C arrays, [K, 2] and [K]."""
+    """`shapes.levels_of_points` as C arrays, [K, 2] and [K]."""
     if levels.sizes is not None:
         return _known_level_arrays(levels.sizes, points, pixels)
-    where = table(levels, points, pixels, torch.device("cpu"))
+    where = levels_of_points(levels, points, pixels, torch.device("cpu"))
     flat = where.size.flatten().tolist(), where.start.tolist()
     return tuple((ctypes.c_int64 * len(numbers))(*numbers) for numbers in flat)  # pyright: ignore[reportReturnType]
 

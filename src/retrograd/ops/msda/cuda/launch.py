@@ -53,8 +53,8 @@ def why_not(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor,
         return f"value is on {value.device}"
     if (reason := _why_not_on(value.device.index)) is not None:
         return reason
-    if given := {value.dtype, locations.dtype, weights.dtype} - _TYPES.keys():
-        return f"a tensor is {given.pop()}, expected float32, float16 or bfloat16"
+    if others := {value.dtype, locations.dtype, weights.dtype} - _TYPES.keys():
+        return f"a tensor is {others.pop()}, expected float32, float16 or bfloat16"
     return plan.why_not(_sizes(value, locations, spec))
 
 
@@ -199,7 +199,9 @@ def _sort(
     problem.chunks, problem.band = sort.chunks, sort.band
     problem.unit_queries, problem.tiled = plan.SORT_UNIT, int(sizes.queries == sizes.pixels)
 
-    def kernel(name: str, shared_bytes: int = 0, threads: int | None = None, *, dots: bool = False) -> driver.Kernel:
+    def kernel(
+        name: str, shared_bytes: int = 0, threads: int | None = None, *, dots: bool = False
+    ) -> driver.LoadedKernel:
         launch = (threads, 1) if threads is not None else _THREADS[name]
         return _kernel(device.index, name, _macros(name, tensors, spec, sizes, dots=dots), *launch, shared_bytes)
 
@@ -218,7 +220,7 @@ def _sort(
 
 def _walk(
     name: str,
-    launch: plan.Launch,
+    launch: plan.WalkPlan,
     tensors: dict[str, Any],
     levels: Levels,
     spec: MsdaSpec,
@@ -289,8 +291,8 @@ def _macros(
 
 def options_of(arch: str, macros: tuple[tuple[str, Any], ...], threads: int, blocks: int) -> tuple[str, ...]:
     """For NVRTC."""
-    given = (*macros, ("THREADS", threads), ("BLOCKS", blocks))
-    return (f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in given))
+    named = (*macros, ("THREADS", threads), ("BLOCKS", blocks))
+    return (f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={value}" for key, value in named))
 
 
 def compiled(name: str, options: tuple[str, ...]) -> bytes:
@@ -301,7 +303,7 @@ def compiled(name: str, options: tuple[str, ...]) -> bytes:
 @cache
 def _kernel(
     device_index: int, name: str, macros: tuple[tuple[str, Any], ...], threads: int, blocks: int, shared_bytes: int
-) -> driver.Kernel:
+) -> driver.LoadedKernel:
     major, minor = torch.cuda.get_device_capability(device_index)
     cubin = compiled(name, options_of(f"sm_{major}{minor}", macros, threads, blocks))
     return driver.load(cubin, name, device_index, cluster=1, threads=threads, shared_bytes=shared_bytes)

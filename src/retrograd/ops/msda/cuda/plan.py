@@ -64,7 +64,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Launch:
+class WalkPlan:
     """One kernel that walks over the queries.
 
     Attributes:
@@ -123,7 +123,7 @@ def why_not(sizes: Sizes) -> str | None:
     return next((reason for holds, reason in limits if not holds), None)
 
 
-def plan_queries(sizes: Sizes, processors: int, threads: int, blocks: int, *, adds: bool = False) -> Launch:
+def plan_queries(sizes: Sizes, processors: int, threads: int, blocks: int, *, adds: bool = False) -> WalkPlan:
     """For `backward`; `threads` and `blocks` are those of a call that fills the GPU."""
     groups = 32 // sizes.lanes(adds)
     in_turn = sizes.value_bytes > _L2_BYTES
@@ -133,15 +133,15 @@ def plan_queries(sizes: Sizes, processors: int, threads: int, blocks: int, *, ad
         # Too few to give every warp two: small CTAs, one task a warp, as many as there are.
         threads, blocks = 128, 1
         unit = threads // 32 * groups
-        return Launch(threads, blocks, unit, False, in_turn, sizes.batch * sizes.heads * -(-sizes.queries // unit))
+        return WalkPlan(threads, blocks, unit, False, in_turn, sizes.batch * sizes.heads * -(-sizes.queries // unit))
     tiled = sizes.queries == sizes.pixels
     unit = max(threads // 32 * groups, 256) if tiled else threads // 32 * groups
     if tiled and unit % UNIT_WIDTH:
         tiled = False
-    return Launch(threads, blocks, unit, tiled, in_turn, slots)
+    return WalkPlan(threads, blocks, unit, tiled, in_turn, slots)
 
 
-def plan_forward(sizes: Sizes, processors: int, threads: int, blocks: int) -> Launch:
+def plan_forward(sizes: Sizes, processors: int, threads: int, blocks: int) -> WalkPlan:
     """For `forward`, whose warps take `unit_queries` at a time; `threads` and `blocks` as in `plan_queries`."""
     in_turn = sizes.value_bytes > _L2_BYTES
     slots, tasks = processors * blocks, sizes.batch * sizes.heads * sizes.queries
@@ -149,12 +149,12 @@ def plan_forward(sizes: Sizes, processors: int, threads: int, blocks: int) -> La
     if tasks < 4 * slots * warps:
         threads, blocks, warps = 128, 1, 4
         ctas = sizes.batch * sizes.heads * -(-sizes.queries // warps)
-        return Launch(threads, blocks, 1, False, in_turn, ctas)
+        return WalkPlan(threads, blocks, 1, False, in_turn, ctas)
     if sizes.queries == sizes.pixels:
-        return Launch(threads, blocks, UNIT_WIDTH, True, False, slots)
+        return WalkPlan(threads, blocks, UNIT_WIDTH, True, False, slots)
     # Neighbours, and yet several runs for every warp.
     run = max(1, min(UNIT_WIDTH, tasks // (8 * slots * warps)))
-    return Launch(threads, blocks, run, False, in_turn, slots)
+    return WalkPlan(threads, blocks, run, False, in_turn, slots)
 
 
 class Way(Enum):

@@ -196,7 +196,7 @@ def msda_bwd(
         grad_weights = weights.new_zeros(weights.shape) if need_weights else None
         return grad_value, grad_locations, grad_weights
     value, locations, weights = value.contiguous(), _pairs(locations), weights.contiguous()
-    call = _Backward(grad_out.contiguous(), value, *_sizes(levels, value), locations, weights, spec)
+    call = _BackwardInputs(grad_out.contiguous(), value, *_sizes(levels, value), locations, weights, spec)
     if need_value and spec.deterministic:
         grad_value = _gather(call, ordered)
     elif need_value:
@@ -214,7 +214,7 @@ def msda_bwd(
     return None if grad_value is None else grad_value.to(value.dtype), grad_locations, grad_weights
 
 
-class _Backward(NamedTuple):
+class _BackwardInputs(NamedTuple):
     """The inputs of a backward, contiguous; `shapes` and `sizes` as `_sizes` gives them."""
 
     grad_out: torch.Tensor
@@ -227,7 +227,7 @@ class _Backward(NamedTuple):
 
 
 def _scatter(
-    call: _Backward,
+    call: _BackwardInputs,
     grad_value: torch.Tensor | None,
     grad_locations: torch.Tensor | None,
     grad_weights: torch.Tensor | None,
@@ -256,7 +256,7 @@ def _scatter(
         _BACKWARD[key] = (handle, rest)
 
 
-def _gather(call: _Backward, plan: OrderedPlan | None) -> torch.Tensor:
+def _gather(call: _BackwardInputs, plan: OrderedPlan | None) -> torch.Tensor:
     """grad_value in a fixed order, as many images at once as may be sorted at once."""
     value, spec = call.value, call.spec
     batch, pixels, heads, channels = value.shape
@@ -315,8 +315,8 @@ def _sizes(levels: Levels, value: torch.Tensor) -> tuple[torch.Tensor | None, tu
     if levels.sizes is None or len(levels.sizes) > MAX_SIZES:
         return tensor_of(levels, value.device).contiguous(), nothing
     # A level without pixels may be as wide as it likes.
-    given = tuple(_NO_SIZE | h << 31 | w if h * w else _NO_SIZE for h, w in levels.sizes)
-    return None, given + nothing[len(given) :]
+    packed = tuple(_NO_SIZE | h << 31 | w if h * w else _NO_SIZE for h, w in levels.sizes)
+    return None, packed + nothing[len(packed) :]
 
 
 def _index(value: torch.Tensor) -> tl.dtype:

@@ -37,7 +37,7 @@ class _Rows(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64), ("dtype", ctypes.c_int64))
 
 
-class _Forward(ctypes.Structure):
+class _ForwardCall(ctypes.Structure):
     _fields_ = (
         *((name, _Rows) for name in ("x", "residual", "y", "s")),
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "mean", "rstd", "scratch")),
@@ -46,7 +46,7 @@ class _Forward(ctypes.Structure):
     )
 
 
-class _Backward(ctypes.Structure):
+class _BackwardCall(ctypes.Structure):
     _fields_ = (
         *((name, _Rows) for name in ("grad_out", "s", "grad_s", "grad_x", "grad_residual")),
         *((name, _Rows) for name in ("grad_weight", "grad_bias")),
@@ -109,7 +109,7 @@ def norm_fwd(
         "scratch": torch.empty((threads, n), **_FLOAT32) if staged else None,
         **{"mean": mean, "rstd": rstd},
     }
-    call = _Forward(
+    call = _ForwardCall(
         **{"x": _view(x), "residual": _view(residual), "y": _view(y), "s": _view(s, s_dtype)},
         **{name: _address(t) for name, t in vectors.items()},
         **{"m": m, "n": n, "heads": heads, "threads": threads},
@@ -169,7 +169,7 @@ def _run_backward(tensors: BackwardTensors, grads: NormGrads, spec: NormSpec, wa
     big = [t for t in (*rows.values(), results["grad_x"], results["grad_residual"]) if t is not None]
     if len({t.dtype for t in big}) > 1:
         sums["scratch"] = torch.empty((threads, _BACKWARD_SCRATCH_ROWS, n), **_FLOAT32)
-    call = _Backward(
+    call = _BackwardCall(
         **{name: _view(tensor) for name, tensor in (rows | results).items()},
         **{name: _address(t) for name, t in (vectors | sums).items()},
         **{"m": m, "n": n, "heads": heads, "threads": threads, "parts": parts},

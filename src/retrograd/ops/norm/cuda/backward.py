@@ -104,7 +104,7 @@ def shared_bytes(n: int, kind: BackwardKind, plan: BackwardPlan) -> int:
 
 
 @cache
-def _kernel(device_index: int, n: int, kind: BackwardKind, plan: BackwardPlan) -> driver.Kernel:
+def _kernel(device_index: int, n: int, kind: BackwardKind, plan: BackwardPlan) -> driver.LoadedKernel:
     return load(
         SOURCE, options_of(n, kind, plan), device_index,
         cluster=plan.slices, threads=32 * plan.num_warps, shared_bytes=shared_bytes(n, kind, plan),

@@ -249,7 +249,7 @@ def options_of(n: int, kind: ForwardKind, plan: WidePlan) -> tuple[str, ...]:
 
 
 @cache
-def _kernel(device_index: int, n: int, kind: ForwardKind, plan: WidePlan) -> driver.Kernel:
+def _kernel(device_index: int, n: int, kind: ForwardKind, plan: WidePlan) -> driver.LoadedKernel:
     return load(
         SOURCE, options_of(n, kind, plan), device_index,
         cluster=plan.cluster, threads=plan.threads, shared_bytes=plan.shared_bytes,

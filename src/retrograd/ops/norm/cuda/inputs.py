@@ -35,7 +35,7 @@ def require_clusters(name: str, device: torch.device) -> None:
 
 def load(
     source: Path, options: tuple[str, ...], device_index: int, *, cluster: int, threads: int, shared_bytes: int
-) -> driver.Kernel:
+) -> driver.LoadedKernel:
     """The kernel of a file's name, compiled for a device, which has to be the current one. See `driver.load`."""
     arch = arch_of(device_index)
     cubin = nvrtc.compile_cubin(source, (f"--gpu-architecture=sm_{arch}", *options), (HEADER,))
