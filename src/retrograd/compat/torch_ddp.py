@@ -39,8 +39,8 @@ def _logged(ddp: type, model: Any) -> dict[str, Any]:
 
 def _self_test() -> str:
     """The method joins what the reducer's logger says; without a process group there is no reducer to ask."""
-    said = SimpleNamespace(strs_map={_REBUILT: "1, 0"}, ints_map={"rank": 0})
-    model = SimpleNamespace(logger=SimpleNamespace(_get_ddp_logging_data=lambda: said))
+    data = SimpleNamespace(strs_map={_REBUILT: "1, 0"}, ints_map={"rank": 0})
+    model = SimpleNamespace(logger=SimpleNamespace(_get_ddp_logging_data=lambda: data))
     logged = _logged(torch.nn.parallel.DistributedDataParallel, model)
     return "" if logged.get(_REBUILT) == "1, 0" else f"it has {', '.join(map(str, logged))}"
 

@@ -1,4 +1,4 @@
-"""Who issues a collective: which modules, in which phase, by which reduction; read from the frames that call it.
+"""Attribution of collectives: by which modules, in which phase, by which reduction; read from the frames that call it.
 
 Nothing of PyTorch is replaced and no hook is registered on a module, so compiled and patched models stay as they are.
 The frames are those of FSDP's parameter groups, of torch.nn.Module and of torch.distributed's functions. DDP's reducer

@@ -1,4 +1,4 @@
-"""Which gradients travel together, and in which order: a static plan and a launcher that keeps to it.
+"""Plan of buckets: which gradients travel together, in which order; and a launcher that keeps to it.
 
 Standard library only. A plan is made once, from sizes and from the order of the first forward; after that nothing
 about a step can change it. The launcher is told what arrives, in any order, and answers with what may leave, always

@@ -1,4 +1,4 @@
-"""What reductions that may still run read and write."""
+"""Reductions in flight: what they read and write while they may still run."""
 
 from __future__ import annotations
 

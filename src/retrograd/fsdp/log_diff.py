@@ -1,4 +1,4 @@
-"""Where two sequences of collectives part, in words: two ranks, two steps, two logs. Standard library only."""
+"""Difference of two sequences of collectives, in words: two ranks, two steps, two logs. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks issue the same collectives? At the end of steps by hashes, or before each one. Loads no torch.
+"""Verification that ranks issue the same collectives: at the end of steps by hashes, or before each. Loads no torch.
 
 A hash is 8 bytes a group, rolling over the whole run: a difference between two comparisons is found at the next.
 """

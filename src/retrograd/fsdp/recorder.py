@@ -20,7 +20,7 @@ from retrograd.compat.versions import UntestedVersionWarning, tested
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
 from retrograd.fsdp.attribution import Attribution
 from retrograd.fsdp.rank_verification import RankVerifier
-from retrograd.fsdp.schema import COMPARED, REDUCTIONS, VARYING, Collective, Log, StepRow
+from retrograd.fsdp.schema import COMPARED, REDUCTIONS, VARYING, Collective, Log, LoggedStep
 from retrograd.fsdp.step_patterns import Journal
 from retrograd.fsdp.watchdog import Watchdog
 
@@ -135,7 +135,7 @@ class CollectiveLog:
         self._close()
 
     @property
-    def steps(self) -> list[StepRow]:
+    def steps(self) -> list[LoggedStep]:
         """The steps so far, the last 10,000."""
         return list(self.journal.steps)
 

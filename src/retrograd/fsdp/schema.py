@@ -99,7 +99,7 @@ def chained(before: bytes, collective: Collective) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
+class LoggedStep:
     """One step.
 
     Attributes:
@@ -148,7 +148,7 @@ class Log:
     size: int = 1
     table: list[Collective] = field(default_factory=list[Collective])
     patterns: list[Pattern] = field(default_factory=list[Pattern])
-    steps: list[StepRow] = field(default_factory=list[StepRow])
+    steps: list[LoggedStep] = field(default_factory=list[LoggedStep])
     total: int = 0
     hash: str = ""
     setup: list[int] = field(default_factory=list[int])

@@ -1,4 +1,4 @@
-"""Which modules share a collective: groups by size over the public `fully_shard([a, b, ...])`.
+"""Groups of modules that share a collective: by size, over the public `fully_shard([a, b, ...])`.
 
 FSDP2 gathers and reduces one group of parameters at a time, so many small modules mean many small collectives, which
 cost latency and reach little bandwidth (torch 2.13's own model of 8 H100: 50 % at 10 MB, 80 % at 40 MB, 90 % at 90 MB).

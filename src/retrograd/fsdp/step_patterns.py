@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from retrograd.fsdp.log_diff import first_difference
-from retrograd.fsdp.schema import COMPARED, REDUCTIONS, Collective, Log, Pattern, StepRow, chained
+from retrograd.fsdp.schema import COMPARED, REDUCTIONS, Collective, Log, LoggedStep, Pattern, chained
 
 _STEPS = 10_000  # rows kept; 1 kB each at most, so 10 MB
 _PATTERNS = 256  # a healthy run has one to four; a random order has as many as steps
@@ -28,7 +28,7 @@ class Journal:
         self.table: dict[Collective, int] = {}
         self.entries: list[Collective] = []
         self.patterns: dict[str, tuple[int, Pattern]] = {}
-        self.steps: deque[StepRow] = deque(maxlen=_STEPS)
+        self.steps: deque[LoggedStep] = deque(maxlen=_STEPS)
         self.setup: list[int] = []
         self.current: list[int] = []
         self.issued = 0  # in the open step, also those that are not kept
@@ -73,7 +73,7 @@ class Journal:
         number, pattern = self.patterns.get(key, (-1, None))
         if pattern is not None:
             pattern.count += 1
-        self.steps.append(StepRow(self.total, key, number, self.issued))
+        self.steps.append(LoggedStep(self.total, key, number, self.issued))
         said = self._change(numbers)
         self.total, self.issued = self.total + 1, 0
         return said

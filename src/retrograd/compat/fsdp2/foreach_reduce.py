@@ -103,17 +103,19 @@ class ReduceCall:
     @property
     def alone(self) -> bool:
         """Sums that are not all-reduced yet belong to one group: they cannot be computed with another's."""
-        given = self.arguments
-        return given["all_reduce_group"] is not None and (not given["all_reduce_grads"] or self.partial is not None)
+        arguments = self.arguments
+        return arguments["all_reduce_group"] is not None and (
+            not arguments["all_reduce_grads"] or self.partial is not None
+        )
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Calls of equal kind can be one."""
-        given = self.arguments
+        arguments = self.arguments
         dtype = self.reduce_dtype or (self.grads[0].dtype if self.grads else None)
-        same = [id(given.get(name)) for name in _SAME]
-        values = [given.get(name) for name in _EQUAL]
-        return (_kind_of(given["reduce_scatter_comm"]), dtype, given.get("orig_dtype"), *same, *values)
+        same = [id(arguments.get(name)) for name in _SAME]
+        values = [arguments.get(name) for name in _EQUAL]
+        return (_kind_of(arguments["reduce_scatter_comm"]), dtype, arguments.get("orig_dtype"), *same, *values)
 
     def placeholder(self, event: Any) -> tuple[Any, ...]:
         """What FSDP2 is told while gradients are held: an event that has nothing to wait for, and no buffer.
@@ -134,14 +136,14 @@ class ReduceCall:
     def make(self, params: list[Any], grads: list[torch.Tensor]) -> dict[str, Any]:
         """Reduce these gradients now; what FSDP2's function returns, by name. `grads` is emptied."""
         facts = version()
-        given = self.arguments | {
+        arguments = self.arguments | {
             "fsdp_params": params,
             "unsharded_grads": grads,
             "partial_reduce_output": self.partial,
         }
-        if given["reduce_dtype"] is None and "orig_dtype" not in facts.arguments:
-            given["reduce_dtype"] = grads[0].dtype  # 2.15 wants a name for what None meant before
-        return dict(zip(facts.returns, facts.call(original(), given), strict=True))
+        if arguments["reduce_dtype"] is None and "orig_dtype" not in facts.arguments:
+            arguments["reduce_dtype"] = grads[0].dtype  # 2.15 wants a name for what None meant before
+        return dict(zip(facts.returns, facts.call(original(), arguments), strict=True))
 
 
 def _kind_of(comm: Any) -> Any:

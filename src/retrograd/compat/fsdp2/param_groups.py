@@ -1,4 +1,4 @@
-"""What FSDP2 knows of a model: states, parameter groups, parameters, and where a step is."""
+"""Parameter groups of FSDP2: states, groups, parameters, and where a step is."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def states_of(model: Any) -> list[Any]:
             f"`model` is {type(model).__name__}, which fully_shard was not called on; give the root module after "
             "fully_shard(model)"
         )
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for part in model.modules():
         if isinstance(part, FSDPModule):
             state = part._get_fsdp_state()
-            found.setdefault(id(state), state)
-    states = list(found.values())
+            by_id.setdefault(id(state), state)
+    states = list(by_id.values())
     if states[0]._is_root is False:
         raise UsageError("`model` is part of a larger sharded model; give the module on which forward is called")
     return states
@@ -177,7 +177,7 @@ def inputs_kept(state: Any) -> int:
     context = state._comm_ctx
     kept = getattr(context, "reduce_scatter_states", None)  # 2.11 and 2.12 keep one
     kept = [context.reduce_scatter_state] if kept is None else kept
-    return sum(getattr(one, "reduce_scatter_input", None) is not None for one in kept)
+    return sum(getattr(entry, "reduce_scatter_input", None) is not None for entry in kept)
 
 
 def wait_for_offload(group: Any) -> None:
@@ -190,9 +190,9 @@ def wait_for_offload(group: Any) -> None:
 
 def custom_comms(groups: Sequence[Any]) -> str:
     """Which groups have a reduce-scatter that is not PyTorch's own, in words; empty when none has."""
-    found = {
+    comms = {
         f"{type(group._reduce_scatter_comm).__name__} of {group._module_fqn or 'a module'}"
         for group in groups
         if type(group._reduce_scatter_comm).__module__ != f"{HOME}._fsdp_collectives"
     }
-    return ", ".join(sorted(found))
+    return ", ".join(sorted(comms))

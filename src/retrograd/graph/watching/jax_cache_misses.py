@@ -1,4 +1,4 @@
-"""What jax_explain_cache_misses logs, read: which function missed the cache, where it was called, and why."""
+"""Misses of JAX's tracing cache: which function, where it was called and why, from jax_explain_cache_misses' log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all ranks run the same graph? Asked before it runs, since different graphs hang in their collectives."""
+"""Agreement of ranks on a graph, before it runs: different graphs hang in their collectives."""
 
 from __future__ import annotations
 
