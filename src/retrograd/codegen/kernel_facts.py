@@ -50,7 +50,7 @@ def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Kerne
     """Read the machine code of a CompiledKernel of Triton's, wherever it was compiled."""
     asm = compiled.asm
     if target.nvidia:
-        found = nvidia.read(*disassemble(asm["cubin"])) | arithmetic.of_ptx(asm["ptx"])
+        found = nvidia.read(*disassemble(asm["cubin"]), asm["ptx"]) | arithmetic.of_ptx(asm["ptx"])
         found["spill_bytes"] = max(found["spill_bytes"] - arithmetic.local_bytes(asm["ptx"]), 0)
         found["pdl"] = bool(getattr(compiled.metadata, "launch_pdl", False))
         if not found["pdl"]:

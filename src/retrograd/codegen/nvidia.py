@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from retrograd.codegen.access import gather
-from retrograd.compat.cuda_tools import instructions, resources
+from retrograd.compat.cuda_tools import assembly_lines, instructions, resources
 
 _SHARED = {"LDS": "load", "LDSM": "load", "STS": "store", "STSM": "store"}
 _FENCES = ("MEMBAR", "FENCE")
@@ -22,13 +22,16 @@ _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 _MEMORY_ORDER = ("E", "EF", "EL", "GPU", "SM", "SYS", "CTA", "STRONG", "WEAK", "CONSTANT", "PRIVATE")
 
 
-def read(usage: str, code: str) -> dict[str, Any]:
+def read(usage: str, code: str, ptx: str = "") -> dict[str, Any]:
     """The parts of `Facts` that the machine code tells: registers to fma, by their names there."""
+    lines = assembly_lines(ptx)
     counts = resources(usage)
     accesses, shared, ahead, f64, bulk, fma, waited = [], [], [], False, 0, 0, False
     fences: Counter[str] = Counter()
     for instruction, place in instructions(code):
         name, *modifiers = instruction.split(".")
+        if name in _GLOBAL and place is not None:
+            place = lines.get(place, place)
         f64 = f64 or name in _F64 or "F64" in modifiers or "RCP64H" in modifiers or "RSQ64H" in modifiers
         bulk += name in _BULK
         waited = waited or name == _WAIT

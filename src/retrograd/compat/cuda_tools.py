@@ -16,6 +16,9 @@ from retrograd.compat.triton_compile import PROBE_GPU, CompileRequest, _active_d
 _LINE = re.compile(r'//## File "([^"]*)", line (\d+)( inlined at )?')
 # An instruction: its offset in a comment, perhaps a predicate, the name with its modifiers.
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:\{\s*)?(@!?U?P[T\d]\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
+_ASSEMBLY = re.compile(r"// begin inline asm\n(.*?)// end inline asm", re.DOTALL)
+_LOC = re.compile(r"\.loc\s+(\d+) (\d+)")
+_FILE = re.compile(r'\.file\s+(\d+) "([^"]+)"')
 _RESOURCE = re.compile(r"\b(REG|STACK|LOCAL):(\d+)")
 
 
@@ -53,6 +56,22 @@ def instructions(code: str) -> Iterator[Instruction]:
             yield Instruction(found[2], line)
 
 
+def assembly_lines(ptx: str) -> dict[tuple[str, int], tuple[str, int]]:
+    """Line that the last instruction of inline assembly has -> line of the source that it was made for.
+
+    Triton 3.8 and later count on for each line of the assembly, of which a load has one for each register.
+    """
+    files = dict(_FILE.findall(ptx))
+    lines: dict[tuple[str, int], tuple[str, int]] = {}
+    for block in _ASSEMBLY.findall(ptx):
+        places = [(files.get(file, ""), int(line)) for file, line in _LOC.findall(block)]
+        if len(places) == 1:
+            lines[places[0]] = places[0]
+        elif places:
+            lines.setdefault(places[-1], places[0])
+    return lines
+
+
 def _disassemble(cubin: bytes) -> tuple[str, str]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -84,16 +103,18 @@ def _self_test() -> str:
     with _active_driver(PROBE_GPU):
         with compile_requests(requests.append):
             doubling_kernel.run(of_dtype(torch.float32), N=512, num_warps=4, grid=(1,), warmup=True)
-        usage, code = _disassemble(requests[0].compile().asm["cubin"])
+        asm = requests[0].compile().asm
+    ptx, (usage, code) = asm["ptx"], _disassemble(asm["cubin"])
     names = {i.name.partition(".")[0]: i for i in instructions(code) if ".128" in i.name}
     if not 0 < resources(usage).get("REG", 0) <= 255 or "STACK" not in resources(usage):
         return f"cuobjdump reports the resources {resources(usage)}"
     if names.keys() != {"LDG", "STG"}:
         return f"nvdisasm lists the wide accesses {', '.join(names) or 'of no kind'}"
-    # Of a load Triton 3.8 and later give a line behind it, one for each line of its inline assembly.
-    file, number = names["STG"].line or ("", 0)
-    if (Path(file).name, number - doubling_kernel.fn.__code__.co_firstlineno) != ("triton_probe.py", 3):
-        return f"nvdisasm has a store on line {number} of {file or 'no file'}"
+    for instruction in names.values():
+        line = instruction.line or ("", 0)
+        file, number = assembly_lines(ptx).get(line, line)
+        if (Path(file).name, number - doubling_kernel.fn.__code__.co_firstlineno) != ("triton_probe.py", 3):
+            return f"nvdisasm has {instruction.name} on line {number} of {file or 'no file'}"
     return ""
 
 
