@@ -32,11 +32,11 @@ def test_no_point_lies_near_a_border(name: str) -> None:
     variant = msda._VARIANTS[msda_names()[name][0]]
     sizes = dict(B=2, Q=20, H=2, C=4, P=3, W=23)
     for dtype in variant.dtypes:
-        made = msda._made(variant, 3, getattr(torch, dtype), sizes)
+        inputs = msda._inputs(variant, 3, getattr(torch, dtype), sizes)
         if variant.boxes is not None:
             continue
-        levels, counts = made["spatial_shapes"], msda._points(sizes, variant.uneven)
-        p = made["sampling_locations"].double()
+        levels, counts = inputs["spatial_shapes"], msda._points(sizes, variant.uneven)
+        p = inputs["sampling_locations"].double()
         p = p if variant.uneven else p.flatten(3, 4)
         size = msda._per_point(levels, counts)
         x = p * (size - 1) if variant.options.get("align_corners") else p * size - 0.5
@@ -55,6 +55,6 @@ def test_under_vmap_gradients_of_16_bit_values_are_added_in_float32(monkeypatch:
     spec = replace(resolve("ms_deform_attn_mixed_torch"), dtypes=("bfloat16",), transforms=("vmap",))
     context = StageContext.of(spec, "bfloat16")
     assert compiler.check(context, context.base).findings == []
-    monkeypatch.setattr("retrograd.ops.tensor_subclasses.transformed", lambda tensor: False)
+    monkeypatch.setattr("retrograd.ops.msda.torch_impl.is_functorch_wrapped", lambda tensor: False)
     (found,) = compiler.check(context, context.base).findings
     assert found.tensor == "grad value"
