@@ -3,6 +3,9 @@
 Importing this package loads neither torch nor triton: names come when they are first used (PEP 562).
 """
 
+# Names come when they are first used.
+# pyright: reportUnsupportedDunderAll=false
+
 from __future__ import annotations
 
 import importlib

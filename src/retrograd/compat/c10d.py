@@ -6,6 +6,9 @@ inference_mode and in autograd's threads. It is no TorchDispatchMode, which torc
 Measured on 2 shared cores, torch 2.13: 50 us a collective.
 """
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportCallIssue=false, reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import threading

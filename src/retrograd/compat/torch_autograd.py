@@ -1,5 +1,8 @@
 """Autograd's state: which backward runs on this thread, which node of it, and how nodes are numbered."""
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,8 @@
 """Dispatch of operators: their schemas, who looks on below autograd, and tensors that are not numbers in memory."""
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,8 @@
 """Tensors' storages: identity, elements of sparse ones, and whether memory holds the numbers."""
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,8 @@
 """Compiling Triton kernels for a GPU that is absent: a driver that only says which it is, and Triton's cache hook."""
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import itertools

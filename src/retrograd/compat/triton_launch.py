@@ -4,6 +4,9 @@ Triton's classes are replaced once for all callbacks, and put back when the last
 for it: where a program imports it later, it is hooked then.
 """
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,8 @@
 """Relaunch of a compiled Triton kernel, past Triton's look at each argument."""
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from types import SimpleNamespace

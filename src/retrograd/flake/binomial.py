@@ -3,6 +3,9 @@
 SciPy's special functions do the mathematics; they are imported when a number is asked for (extra `flake`).
 """
 
+# SciPy has no stubs.
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import math

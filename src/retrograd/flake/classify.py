@@ -1,5 +1,8 @@
 """Kinds of flakes that runs show: seed, run, order, environment. Pure functions of runs."""
 
+# SciPy has no stubs.
+# pyright: reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import math

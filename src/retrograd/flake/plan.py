@@ -1,5 +1,8 @@
 """Plan of the runs: seeds, repeats in fresh processes, settings, orders. Pure: nothing is run here."""
 
+# What people pass is checked, whatever the hints say.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import itertools

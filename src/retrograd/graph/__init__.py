@@ -8,6 +8,9 @@ Works on dumps (HLO of torch_xla and JAX, StableHLO, FX of torch.compile) withou
     graph.diff("step1.hlo", "step2.hlo").causes[0].what
 """
 
+# Names come when they are first used.
+# pyright: reportUnsupportedDunderAll=false
+
 from __future__ import annotations
 
 import importlib

@@ -681,12 +681,13 @@ def test_other_threads(driver: Driver) -> None:
 
 def test_name_changes_with_what_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {library.file_name()}
+    abi = torch.compiled_with_cxx11_abi()
     for target, value in (
         ("torch.__version__", "9.9"),
         ("torch.version.git_version", "abc"),
         ("platform.machine", lambda: "pdp11"),
         ("sysconfig.get_config_var", lambda _: "cpython-399"),
-        ("torch._C._GLIBCXX_USE_CXX11_ABI", not torch._C._GLIBCXX_USE_CXX11_ABI),
+        ("torch.compiled_with_cxx11_abi", lambda: not abi),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, value)

@@ -1,5 +1,8 @@
 """Parameter groups of FSDP2: states, groups, parameters, and where a step is."""
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -5,6 +5,9 @@ What depends on types alone is kept here, whatever the version's own code makes 
 result the interpreter throws away.
 """
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import ast

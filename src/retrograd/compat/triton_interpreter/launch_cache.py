@@ -7,6 +7,9 @@ Python that launches them and the memory that they find, is as ever. Launches wi
 and numbers are made each time, and so are those that print or reach beyond their tensors' memory.
 """
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator

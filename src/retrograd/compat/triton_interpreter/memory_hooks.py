@@ -3,6 +3,9 @@
 The interpreter's loads, stores and atomics are replaced for a time and put back after it.
 """
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import sys

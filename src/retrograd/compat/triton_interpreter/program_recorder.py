@@ -8,6 +8,9 @@ with arguments of the same types, each operation being the interpreter's own; wh
 up and the program is interpreted, which makes another recording. So the same bits come out.
 """
 
+# The stubs do not have private names, or not as they are.
+# pyright: reportOptionalSubscript=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

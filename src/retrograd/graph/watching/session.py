@@ -1,5 +1,8 @@
 """Session of a watched run: its steps and graphs, which are new, which one too many, and why. Pure."""
 
+# What people pass is checked, whatever the hints say.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import warnings

@@ -1,5 +1,8 @@
 """Watch: the context in which the steps of a run are watched, `retrograd.graph.watch`."""
 
+# What people pass is checked, whatever the hints say.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import sys

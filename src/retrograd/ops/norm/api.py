@@ -1,5 +1,8 @@
 """The public functions: documents and checks arguments and hands them to the autograd node."""
 
+# Which tensors there are follows from the spec of the norm or the flags beside them, which types cannot say.
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 from typing import Any

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import platform
+import sys
 import sysconfig
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
@@ -73,6 +74,7 @@ class Extension:
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
+            sys.modules[self.module] = module  # so that others can ask whether it is in this process
         except ImportError as error:
             raise NativeBuildError(f"{path} does not load: {error}; build it again with {self.again}") from error
         return module

@@ -1,5 +1,8 @@
 """Comparison of two traces: causes of divergence in words; what follows from them is counted."""
 
+# What people pass is checked, whatever the hints say.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import os

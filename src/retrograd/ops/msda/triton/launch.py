@@ -1,5 +1,8 @@
 """Launchers of the kernels of deformable attention: `msda_fwd`, `msda_fwd_fused` and `msda_bwd`."""
 
+# Which tensors there are follows from the spec of the norm or the flags beside them, which types cannot say.
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
