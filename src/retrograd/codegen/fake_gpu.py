@@ -26,7 +26,8 @@ def gpu(target: Target, knowing: tuple[str, ...] = ()) -> Iterator[None]:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    asks_cuda = torch.Tensor.is_cuda.__get__
+    is_cuda: Any = torch.Tensor.is_cuda  # a descriptor, which torch's stubs call a bool
+    asks_cuda = is_cuda.__get__
 
     class OnCpu(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

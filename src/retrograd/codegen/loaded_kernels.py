@@ -120,8 +120,9 @@ def profiled(found: Codegen, workload: Callable[[], object], copy_gb_per_s: floa
         for _ in range(repeats):
             workload()
         torch.cuda.synchronize()
-    device = torch.autograd.DeviceType.CUDA
-    events = sorted((e for e in prof.events() if e.device_type == device), key=lambda e: e.time_range.start)
+    autograd: Any = torch.autograd  # documents DeviceType and does not export it
+    device = autograd.DeviceType.CUDA
+    events = sorted((e for e in prof.events() or () if e.device_type == device), key=lambda e: e.time_range.start)
     times, notes = assigned(ran, [(event.name, event.time_range.elapsed_us() / 1e3) for event in events])
     kernels = []
     sizes = {one.code: one.bytes for one in ran}

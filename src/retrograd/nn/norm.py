@@ -1,5 +1,8 @@
 """RMSNorm and LayerNorm as subclasses of torch's: parameters, names and repr are torch's, the computation is ours."""
 
+# torch types parameters of modules as Tensor or Module, and a mixin's base as object.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack

@@ -4,6 +4,9 @@ Some tensors wait for a collective, some have no memory for kernels to read, som
 see operators and no kernels.
 """
 
+# torch's stubs have no __torch_dispatch__.
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false
+
 from __future__ import annotations
 
 from typing import Any, TypeVar

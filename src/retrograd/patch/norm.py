@@ -1,5 +1,8 @@
 """Norms of a model, replaced in place: a module keeps its identity, parameters and hooks and changes its class."""
 
+# torch types attributes of modules as Tensor or Module.
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportReturnType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Events of TensorBoard: scalars and histograms that steps of a run, or runs of days and commits, add up to curves."""
 
-# pyright: basic
+# Classes that protobuf makes at run time.
+# pyright: basic, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

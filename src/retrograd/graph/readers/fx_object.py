@@ -90,7 +90,7 @@ class _Walk:
 
     def sub(self, target: str) -> Sub | None:
         """The graph that a member of the module is, read as a computation of its own; None if it is none."""
-        member = self.owner
+        member: Any = self.owner
         for part in target.split("."):
             member = getattr(member, part, None)
         if not hasattr(getattr(member, "graph", None), "nodes"):

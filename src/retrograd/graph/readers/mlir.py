@@ -8,7 +8,8 @@ become called computations; what a region uses from outside becomes further para
 operation, as in HLO. An operation with several results is one instruction and a get-tuple-element for each.
 """
 
-# pyright: basic
+# jaxlib ships MLIR's bindings without types.
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportOptionalCall=false
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from retrograd.ops.msda import validation
-from retrograd.ops.msda.autograd import Gradients, differentiable_gradients
+from retrograd.ops.msda.autograd import differentiable_gradients
 from retrograd.ops.msda.dispatch import Functions, choose, functions_for
 from retrograd.ops.msda.shapes import Levels, flat
 from retrograd.ops.msda.spec import MsdaSpec
@@ -88,7 +88,7 @@ def _run_fwd(
 def _fake_fwd(
     value: torch.Tensor, shapes: torch.Tensor | None, sizes: list[int], locations: torch.Tensor, *_: Any
 ) -> torch.Tensor:
-    batch, _, heads, channels = value.shape
+    batch, _rows, heads, channels = value.shape  # [B, S, H, C]
     return value.new_empty(batch, locations.shape[1], heads, channels)
 
 
@@ -103,12 +103,12 @@ def _differentiate(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
     needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))  # value, locations, weights
     if torch.is_grad_enabled():
         levels, spec = _levels_of(shapes, ctx.sizes), _spec_of(*ctx.spec)
-        grads: Gradients = differentiable_gradients(grad_out, (value, locations, weights), levels, spec, needed)
+        grads = differentiable_gradients(grad_out, (value, locations, weights), levels, spec, needed)
     else:
         results = torch.ops.retrograd.ms_deform_attn_bwd(
             grad_out, value, shapes, ctx.sizes, locations, weights, *ctx.spec, *needed, ctx.impl
         )
-        grads = tuple(t if need else None for t, need in zip(results, needed, strict=True))
+        grads: Any = tuple(t if need else None for t, need in zip(results, needed, strict=True))
     return grads[0], None, None, grads[1], grads[2], *[None] * 5
 
 

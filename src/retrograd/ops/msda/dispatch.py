@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -121,7 +121,7 @@ def _by_sizes() -> Functions:
         need_locations: bool,
         need_weights: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        needs = dict(need_value=need_value, need_locations=need_locations, need_weights=need_weights)
+        needs: dict[str, Any] = dict(need_value=need_value, need_locations=need_locations, need_weights=need_weights)
         pays = cuda.why_not(value, locations, weights, spec) is None and cuda.backward_pays(value, locations, spec)
         chosen = cuda if pays else triton
         return chosen.msda_bwd(grad_out, value, levels, locations, weights, spec, **needs)

@@ -124,7 +124,7 @@ def _check(
     queries = offsets.shape[1] if offsets.dim() > 1 else 0
     points = validation.check_points(points_per_level, levels)
     if points is None:
-        each = offsets.shape[4] if offsets.dim() == 6 else "P"
+        each: Any = offsets.shape[4] if offsets.dim() == 6 else "P"  # a letter only where the check below raises
         validation.check_shape(
             "sampling_offsets", offsets, (batch, queries, heads, count, each, 2), "[B, Q, H, L, P, 2]"
         )

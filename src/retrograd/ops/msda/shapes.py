@@ -20,7 +20,7 @@ class Levels(NamedTuple):
 
     def count(self) -> int:
         """L."""
-        return len(self.sizes) if self.shapes is None else self.shapes.shape[0]
+        return self.shapes.shape[0] if self.shapes is not None else len(self.sizes or ())
 
 
 class PointLevels(NamedTuple):

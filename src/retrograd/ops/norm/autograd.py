@@ -187,7 +187,7 @@ def _adding_anywhere(backward: Callable[..., NormGrads]) -> Callable[..., NormGr
         dense = [t if t is None or t.is_contiguous() else t.new_zeros(t.shape) for t in targets]
         grads = backward(tensors, spec, wanted._replace(into_weight=dense[0], into_bias=dense[1]))
         for target, sums in zip(targets, dense, strict=True):
-            if target is not None and target is not sums:
+            if target is not None and sums is not None and target is not sums:
                 target.add_(sums)
         return grads
 

@@ -1,5 +1,8 @@
 """DTensors: rows are normalised where they lie, and the gradients of vectors are partial sums over the mesh."""
 
+# Every tensor here is a DTensor, which is checked first; the types of the family say Tensor.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import sys

@@ -99,7 +99,7 @@ def _candidates() -> Iterator[str]:
     home = _cuda_home()
     for major in _majors() if home is not None else ():
         for inner in ("lib64", "lib"):
-            yield from sorted(map(str, Path(home, inner).glob(f"libnvrtc.so.{major}*")), key=len)
+            yield from sorted(map(str, Path(str(home), inner).glob(f"libnvrtc.so.{major}*")), key=len)
     for major in _majors():
         yield f"libnvrtc.so.{major}"
 

@@ -126,10 +126,11 @@ class Xla:
             self._check_buckets()
             file = self._follower()
             alive = self._look()
-            compiled, spent = torch_xla.compilations()
+            before = torch_xla.compilations()
             with config.saving_graphs(xla_save_file.own()) if file and file.mine else nullcontext():
                 result = original(*args, **kwargs)
-            self._ran(file, alive, *(b - a for a, b in zip((compiled, spent), torch_xla.compilations(), strict=True)))
+            after = torch_xla.compilations()
+            self._ran(file, alive, after[0] - before[0], after[1] - before[1])
         finally:
             self._here.inside = False
         if self.after is not None:

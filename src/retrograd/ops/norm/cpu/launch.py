@@ -3,6 +3,9 @@
 Structs, types and dtype numbers follow norm.cpp line by line.
 """
 
+# Which tensors there are follows from the spec of the norm or the flags beside them, which types cannot say.
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import ctypes

@@ -70,12 +70,12 @@ def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:
         module: the extension.
         backward: what runs where no launch fits; None is that of impl="triton".
     """
-    import triton
+    from triton import knobs
 
     codes = {dtype: module.dtype_code(dtype) for dtype in _DTYPES}
     fallback = partial(by_python, backward or functions(Impl.TRITON)[1], {code: dtype for dtype, code in codes.items()})
     default = choose(None, torch.bfloat16, torch.device("cuda", 0)) is Impl.TRITON
-    module.tell(fallback, triton.knobs.runtime, Impl.TRITON, default, ONCE_ONLY)
+    module.tell(fallback, knobs.runtime, Impl.TRITON, default, ONCE_ONLY)
 
     def tell(key: Any, launch: Any) -> None:
         is_backward = isinstance(key, BackwardKey)
@@ -114,7 +114,7 @@ def backward_recipe(key: BackwardKey, launch: KeptBackward, codes: dict[Any, int
 
 def key_numbers(key: ForwardKey | BackwardKey, codes: dict[Any, int]) -> tuple[int, ...]:
     """The fields of a key one after the other as host.cpp writes them; not the buffers, which it does not know."""
-    numbers: list[int] = []
+    numbers: list[Any] = []
     for name, value in key._asdict().items():
         if name in ("into_weight", "into_bias"):
             continue

@@ -148,7 +148,7 @@ def _backward_by_clusters(
 ) -> NormGrads:
     from retrograd.ops.norm.cuda import norm_bwd_wide
 
-    dtype = wanted.residual if wanted.x is None else wanted.x
+    dtype: Any = wanted.residual if wanted.x is None else wanted.x  # one of them is asked for, or nobody comes here
     sums = dict(weight_sum=wanted.weight is not None, bias_sum=wanted.bias is not None)
     grad, weight_parts, bias_parts = norm_bwd_wide(tensors, spec, plan, dtype=dtype, **sums)
     with on_device_of(tensors.s):
