@@ -78,8 +78,9 @@ def test_options_do_not_follow_the_defaults_of_triton() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_DEFAULT_FP_FUSION": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", RECORDED], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", RECORDED], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stderr
     recorded = json.loads(done.stdout)
     assert {kernel for kernel, _, _ in recorded} == KERNELS
     for kernel, target, options in recorded:
