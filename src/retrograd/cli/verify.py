@@ -59,9 +59,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option(
     "--memory", type=float, metavar="GB", help="What the op's process may hold  [default: most of what is free]."
 )
-@click.option(
-    "-j", "--jobs", type=int, default=1, show_default=True, help="Processes that the dtypes are dealt out to."
-)
+@click.option("-j", "--jobs", type=int, default=1, show_default=True, help="Processes that share the dtypes.")
 @click.option("--in-process", is_flag=True, help="Run in this process, for a debugger: a crash ends it.")
 @click.option("--memcheck", is_flag=True, help="On a GPU: also run the ordinary case under compute-sanitizer (slow).")
 @click.option("--child", callback=_job, hidden=True)
