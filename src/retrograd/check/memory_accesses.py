@@ -57,8 +57,10 @@ class OutsideAccess:
         away = f", the nearest {self.away} away" if self.away > 1 else ""
         others = f" and {len(self.programs) - 1} more" if len(self.programs) > 1 else ""
         source = linecache.getline(self.file, self.line).partition("#")[0].strip()
-        what = f"kernel {self.kernel} {does} {place} ({self.count} element{'s' * (self.count != 1)}{away}) in program"
-        return f"{what} {self.program}{others}; {Path(self.file).name}:{self.line}: {source}"
+        sentence = (
+            f"kernel {self.kernel} {does} {place} ({self.count} element{'s' * (self.count != 1)}{away}) in program"
+        )
+        return f"{sentence} {self.program}{others}; {Path(self.file).name}:{self.line}: {source}"
 
 
 @dataclass

@@ -32,9 +32,9 @@ class Access:
     names: tuple[str, ...]
 
 
-def gather(found: Iterable[tuple[str, int, str, tuple[str, int] | None]]) -> tuple[Access, ...]:
+def gather(instructions: Iterable[tuple[str, int, str, tuple[str, int] | None]]) -> tuple[Access, ...]:
     """Sum up (op, bytes, kind, (file, line) or None) instructions."""
-    counts = Counter(found)
+    counts = Counter(instructions)
     accesses = [
         Access(op, width, kind, count, _short(place), () if place is None else names_at(op, *place))
         for (op, width, kind, place), count in counts.items()

@@ -26,7 +26,7 @@ def read(text: str) -> dict[str, Any]:
     """The parts of `Facts` that the machine code tells: registers to fma, by their names there."""
     counts = {name: int(value) for name, value in _COUNTS.findall(text)}
     files: dict[str, str] = {}
-    found, shared, place, f64, fma = [], [], None, False, 0
+    accesses, shared, place, f64, fma = [], [], None, False, 0
     fences: Counter[str] = Counter()
     matrix: Counter[str] = Counter()
     for line in text.splitlines():
@@ -35,7 +35,7 @@ def read(text: str) -> dict[str, Any]:
         elif (at := _PLACE.match(line)) is not None:
             place = (files.get(at[1], ""), int(at[2])) if at[2] != "0" else None
         elif (memory := _MEMORY.match(line)) is not None:
-            found.append((*_global(*memory.groups()), place))
+            accesses.append((*_global(*memory.groups()), place))
         elif (local := _SHARED.match(line)) is not None:
             op, pair, bits = local.groups()
             shared.append((_OPS[op], int(bits) // 8 * (2 if pair else 1), "sync", place))
@@ -52,7 +52,7 @@ def read(text: str) -> dict[str, Any]:
         "spill_bytes": counts["private_segment_fixed_size"],
         "uses_f64": f64,
         "bulk_copies": 0,
-        "accesses": gather(found),
+        "accesses": gather(accesses),
         "shared_accesses": gather(shared),
         "fences": dict(sorted(fences.items())),
         "matrix": dict(sorted(matrix.items())),

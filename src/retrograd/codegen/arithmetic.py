@@ -31,12 +31,12 @@ def of_ptx(text: str) -> dict[str, Any]:
     rough: Counter[str] = Counter()
     matrix: Counter[str] = Counter()
     flushing = 0
-    for found in _PTX.finditer(text):
-        flushing += _FLUSH.search(found[0]) is not None
-        if found[1]:
-            rough[found[1]] += 1
-        elif found[2]:
-            matrix[_LAYOUT.sub("", found[2])] += 1
+    for match in _PTX.finditer(text):
+        flushing += _FLUSH.search(match[0]) is not None
+        if match[1]:
+            rough[match[1]] += 1
+        elif match[2]:
+            matrix[_LAYOUT.sub("", match[2])] += 1
     return {
         "approximations": dict(sorted(rough.items())),
         "matrix": dict(sorted(matrix.items())),
@@ -52,11 +52,11 @@ def local_bytes(ptx: str) -> int:
 def of_llvm(text: str) -> dict[str, Any]:
     """approximations of AMD's intermediate code; matrix products stand in the assembly, and nothing is flushed."""
     rough: Counter[str] = Counter()
-    for found in _LLVM.finditer(text):
-        name, fast = found["name"], found["fast"] or ""
-        loose = bool({"afn", "arcp", "fast"} & set((found["flags"] or fast).split()))
+    for match in _LLVM.finditer(text):
+        name, fast = match["name"], match["fast"] or ""
+        loose = bool({"afn", "arcp", "fast"} & set((match["flags"] or fast).split()))
         if name is None:
-            if loose or "!fpmath" in found["rest"]:
+            if loose or "!fpmath" in match["rest"]:
                 rough["fdiv.fast"] += 1
         elif loose or name not in _EXACT:
             rough[name] += 1

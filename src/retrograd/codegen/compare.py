@@ -15,7 +15,7 @@ def changes(new: Codegen, old: Codegen) -> tuple[tuple[Change, ...], tuple[str, 
 
     Kernels are paired by name and constants, else by name and order; where each side has one kernel only, these two.
     """
-    found: list[Change] = []
+    differences: list[Change] = []
     notes = [f"{target} is not in {old.target}" for target in new.architectures if target not in old.architectures]
     compared = 0
     lonely: dict[tuple[str, str], list[str]] = {}
@@ -25,14 +25,14 @@ def changes(new: Codegen, old: Codegen) -> tuple[tuple[Change, ...], tuple[str, 
         pairs, alone, gone = _paired(mine, theirs)
         compared += len(pairs)
         for a, b in pairs:
-            found += _compared(a, b)
+            differences += _compared(a, b)
         for kernels, where in ((alone, new.target), (gone, old.target)):
             for name in dict.fromkeys(_called(kernel) for kernel in kernels):
                 lonely.setdefault((name, where), []).append(target)
     if not compared and not notes:
         notes.append("no kernel is in both, so nothing is compared")
     notes += [f"{name} for {', '.join(targets)} is in {where} only" for (name, where), targets in lonely.items()]
-    return tuple(found), tuple(notes)
+    return tuple(differences), tuple(notes)
 
 
 def _called(kernel: Kernel) -> str:
@@ -71,16 +71,16 @@ def _variant(kernel: Kernel) -> str:
 
 
 def _compared(new: Kernel, old: Kernel) -> Iterable[Change]:
-    def change(fact: str, verdict: Verdict, what: str) -> Change:
-        return Change(new.name, new.target, fact, verdict, what)
+    def change(fact: str, verdict: Verdict, sentence: str) -> Change:
+        return Change(new.name, new.target, fact, verdict, sentence)
 
     if new.error and not old.error:
         yield change("compiles", "worse", f"no longer compiles: {new.error}")
     elif old.error and not new.error:
         yield change("compiles", "better", "compiles, which it did not")
     if new.facts is not None and old.facts is not None:
-        for fact, verdict, what in (*_resources(new.facts, old.facts), *_code(new.facts, old.facts)):
-            yield change(fact, verdict, what)
+        for fact, verdict, sentence in (*_resources(new.facts, old.facts), *_code(new.facts, old.facts)):
+            yield change(fact, verdict, sentence)
     kinds = {h.kind: h for h in new.hazards}, {h.kind: h for h in old.hazards}
     for kind in sorted(kinds[0].keys() - kinds[1].keys()):
         yield change("hazards", "worse", f"new hazard: {kinds[0][kind].what}")
@@ -100,8 +100,8 @@ Said = tuple[str, Verdict, str]
 def _resources(new: Facts, old: Facts) -> Iterable[Said]:
     """Registers and shared memory count by what they do to the occupancy."""
     if new.spill_bytes != old.spill_bytes:
-        what = f"spills {old.spill_bytes} -> {new.spill_bytes} bytes a thread"
-        yield "spills", _less(new.spill_bytes, old.spill_bytes), what
+        sentence = f"spills {old.spill_bytes} -> {new.spill_bytes} bytes a thread"
+        yield "spills", _less(new.spill_bytes, old.spill_bytes), sentence
     shares = f"{old.occupancy:.0%} -> {new.occupancy:.0%}"
     for fact, a, b, unit in (
         ("registers", new.registers, old.registers, "registers"),
@@ -116,8 +116,8 @@ def _resources(new: Facts, old: Facts) -> Iterable[Said]:
 def _code(new: Facts, old: Facts) -> Iterable[Said]:
     loads = tuple(_narrowest(facts) for facts in (old, new))
     if None not in loads and loads[0] != loads[1]:
-        what = f"narrowest load {loads[0]} -> {loads[1]} bytes a thread"
-        yield "loads", _less(loads[0] or 0, loads[1] or 0), what
+        sentence = f"narrowest load {loads[0]} -> {loads[1]} bytes a thread"
+        yield "loads", _less(loads[0] or 0, loads[1] or 0), sentence
     for fact, ours, theirs in (
         ("loads", new.load_bytes, old.load_bytes),
         ("stores", new.store_bytes, old.store_bytes),
@@ -136,8 +136,8 @@ def _code(new: Facts, old: Facts) -> Iterable[Said]:
     if new.uses_f64 != old.uses_f64:
         yield "f64", _less(new.uses_f64, old.uses_f64), f"{'now' if new.uses_f64 else 'no longer'} computes in float64"
     if new.approximations.keys() != old.approximations.keys():
-        what = f"approximations {_listed(old.approximations)} -> {_listed(new.approximations)}"
-        yield "approximations", "changed", what
+        sentence = f"approximations {_listed(old.approximations)} -> {_listed(new.approximations)}"
+        yield "approximations", "changed", sentence
     if new.fp_fusion != old.fp_fusion:
         yield "contraction", "changed", f"a * b + c is {'now' if new.fp_fusion else 'no longer'} contracted"
 
@@ -145,8 +145,8 @@ def _code(new: Facts, old: Facts) -> Iterable[Said]:
 def _narrowest(facts: Facts) -> int | None:
     """Of loads of more than one value a program."""
     other = {*facts.one_value, *(asked.source for asked in facts.asked)}
-    found = [a.bytes for a in facts.accesses if a.op == "load" and a.source not in other]
-    return min(found, default=None)
+    widths = [a.bytes for a in facts.accesses if a.op == "load" and a.source not in other]
+    return min(widths, default=None)
 
 
 def _atomics(new: Facts, old: Facts) -> Verdict:
@@ -163,12 +163,12 @@ def _less(new: float, old: float) -> Verdict:
     return "better" if new < old else "worse"
 
 
-def _widths(found: dict[int, int]) -> str:
-    return " ".join(f"{count}x{width}B" for width, count in found.items()) or "none"
+def _widths(counts: dict[int, int]) -> str:
+    return " ".join(f"{count}x{width}B" for width, count in counts.items()) or "none"
 
 
-def _counts(found: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in found.items()) or "none"
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -36,8 +36,8 @@ def gpu(target: Target, knowing: tuple[str, ...] = ()) -> Iterator[None]:
                 return True
             if func is torch.Tensor.cuda:
                 return args[0]
-            given = {name: _place(value) if name == "device" else value for name, value in (kwargs or {}).items()}
-            return func(*map(_place, args), **given)
+            keywords = {name: _place(value) if name == "device" else value for name, value in (kwargs or {}).items()}
+            return func(*map(_place, args), **keywords)
 
     with contextlib.ExitStack() as stack:
         for name, value in _answers(target).items():

@@ -1,4 +1,4 @@
-"""What machine code of a memory-bound kernel must not do. Each fault is a sentence."""
+"""Gates for the machine code of a memory-bound kernel: what it must not do. Each fault is a sentence."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def faults(facts: Facts, *, narrow: frozenset[str] = frozenset(), wide: bool = F
             aligned and a thread has that much to load.
     """
     where = f"{facts.kernel} for {facts.target} at {facts.num_warps} warps"
-    found = []
+    sentences = []
     if facts.spill_bytes:
-        found.append(f"{where} spills {facts.spill_bytes} bytes a thread at {facts.registers} registers")
+        sentences.append(f"{where} spills {facts.spill_bytes} bytes a thread at {facts.registers} registers")
     limit = target_named(facts.target).shared_limit_bytes
     if facts.shared_bytes > limit:
-        found.append(f"{where} needs {facts.shared_bytes} bytes of shared memory, the limit is {limit}")
+        sentences.append(f"{where} needs {facts.shared_bytes} bytes of shared memory, the limit is {limit}")
     if facts.uses_f64:
-        found.append(f"{where} computes in float64")
+        sentences.append(f"{where} computes in float64")
     if loops := {kind: count for kind, count in facts.atomics.items() if "cas" in kind}:
-        found.append(f"{where} has compare-and-swap loops: {loops}")
+        sentences.append(f"{where} has compare-and-swap loops: {loops}")
     if facts.early:
-        found.append(f"{where} touches memory {facts.early} times before it waits for the kernel ahead of it")
+        sentences.append(f"{where} touches memory {facts.early} times before it waits for the kernel ahead of it")
     if wide:
         if not facts.load_bytes and not facts.bulk_copies:
-            found.append(f"{where} has no load from global memory that was recognised")
+            sentences.append(f"{where} has no load from global memory that was recognised")
         if loads := narrow_loads(facts, narrow):
-            found.append(f"{where} has {'; '.join(loads)}")
-    return found
+            sentences.append(f"{where} has {'; '.join(loads)}")
+    return sentences
 
 
 def narrow_loads(facts: Facts, allowed: frozenset[str] = frozenset()) -> list[str]:

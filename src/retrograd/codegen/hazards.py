@@ -1,4 +1,4 @@
-"""What makes results depend on the run: the order of atomics, locks, autotuning, a launch ahead of time.
+"""Hazards that make results depend on the run: the order of atomics, locks, autotuning, a launch ahead of time.
 
 And atomics that cost too much.
 """
@@ -26,11 +26,11 @@ def hazards(facts: Facts, tuning: Tuning | None, source: str) -> tuple[Hazard, .
         source: Python source of the kernel function, "" if unknown; it tells which argument an address belongs to.
     """
     pointers = _Pointers(facts, source)
-    found = [*_atomics(facts), *_fenced(facts), *_locks(facts, pointers), *_early(facts), *_loops(facts)]
-    found += _limits(facts)
+    result = [*_atomics(facts), *_fenced(facts), *_locks(facts, pointers), *_early(facts), *_loops(facts)]
+    result += _limits(facts)
     if tuning is not None and tuning.configs > 1:
-        found += [*_accumulates(facts, tuning, pointers), *_choice(facts, tuning)]
-    return tuple(dict.fromkeys(found))
+        result += [*_accumulates(facts, tuning, pointers), *_choice(facts, tuning)]
+    return tuple(dict.fromkeys(result))
 
 
 class _Pointers:
@@ -50,14 +50,14 @@ class _Pointers:
 
     def behind(self, names: Iterable[str]) -> set[str]:
         """Pointer arguments that these variables are made of."""
-        found: set[str] = set()
+        variables: set[str] = set()
         todo = list(names)
         while todo:
             name = todo.pop()
-            if name not in found:
-                found.add(name)
+            if name not in variables:
+                variables.add(name)
                 todo += self._made_of.get(name, ())
-        return found & self._arguments
+        return variables & self._arguments
 
 
 def _address(value: ast.AST) -> Iterable[ast.Name]:
@@ -77,10 +77,10 @@ def _order_matters(asked: Asked) -> bool:
 def _atomics(facts: Facts) -> Iterable[Hazard]:
     for asked in facts.asked:
         if _order_matters(asked):
-            what = (
+            sentence = (
                 f"adds {asked.dtype} atomically: the order of additions, and so the last bits, differ from run to run"
             )
-            yield Hazard("float_atomics", what, _IN_ORDER, asked.source)
+            yield Hazard("float_atomics", sentence, _IN_ORDER, asked.source)
 
 
 def _fenced(facts: Facts) -> Iterable[Hazard]:
@@ -88,9 +88,9 @@ def _fenced(facts: Facts) -> Iterable[Hazard]:
     fences = sum(count for name, count in facts.fences.items() if "CTA" not in name and "VIEW" not in name)
     for asked in facts.asked:
         if fences and _order_matters(asked) and asked.order != "relaxed":
-            what = f"adds with {asked.order} order, Triton's default, which puts fences around every addition"
+            sentence = f"adds with {asked.order} order, Triton's default, which puts fences around every addition"
             yield Hazard(
-                "fenced_atomics", what, "tl.atomic_add(..., sem='relaxed') where only sums are formed", asked.source
+                "fenced_atomics", sentence, "tl.atomic_add(..., sem='relaxed') where only sums are formed", asked.source
             )
 
 
@@ -99,35 +99,39 @@ def _locks(facts: Facts, pointers: _Pointers) -> Iterable[Hazard]:
     locks = [asked for asked in facts.asked if asked.op == "cas"]
     floats = {n for n in _in_place(facts, pointers) if facts.arguments[n].startswith(("*f", "*bf"))}
     if locks and floats:
-        what = f"takes a lock and changes {_listed(floats)} in place: programs add in the order in which they get it"
-        yield Hazard("lock_order", what, _IN_ORDER, locks[0].source)
+        sentence = (
+            f"takes a lock and changes {_listed(floats)} in place: programs add in the order in which they get it"
+        )
+        yield Hazard("lock_order", sentence, _IN_ORDER, locks[0].source)
 
 
 def _loops(facts: Facts) -> Iterable[Hazard]:
-    made = sum(count for kind, count in facts.atomics.items() if "cas" in kind)
+    loops = sum(count for kind, count in facts.atomics.items() if "cas" in kind)
     others = [asked for asked in facts.asked if asked.op != "cas"]
-    if made and others and not any(asked.op == "cas" for asked in facts.asked):
-        what = f"there is no instruction for {others[0].op} {others[0].dtype}: compare-and-swap loops instead"
-        yield Hazard("cas_loop", what, "accumulate in float32 where additions meet", others[0].source)
+    if loops and others and not any(asked.op == "cas" for asked in facts.asked):
+        sentence = f"there is no instruction for {others[0].op} {others[0].dtype}: compare-and-swap loops instead"
+        yield Hazard("cas_loop", sentence, "accumulate in float32 where additions meet", others[0].source)
 
 
 def _early(facts: Facts) -> Iterable[Hazard]:
     """Launched while the kernel ahead of it ends, whose results may not be there yet."""
     if facts.early and facts.early == sum(access.count for access in facts.accesses) + facts.bulk_copies:
-        what = "is launched with launch_pdl and does not wait for the kernel ahead of it before it touches memory"
-        yield Hazard("early_access", what, "call tl.extra.cuda.gdc_wait() before the first load or store")
+        sentence = "is launched with launch_pdl and does not wait for the kernel ahead of it before it touches memory"
+        yield Hazard("early_access", sentence, "call tl.extra.cuda.gdc_wait() before the first load or store")
         return
     for access in facts.ahead_of_wait:
-        what = f"is launched with launch_pdl and {_EARLY[access.op]} before it waits for the kernel ahead of it"
+        sentence = f"is launched with launch_pdl and {_EARLY[access.op]} before it waits for the kernel ahead of it"
         advice = "do it after tl.extra.cuda.gdc_wait(), unless no kernel ahead ever writes there"
-        yield Hazard("early_access", what, advice, access.source)
+        yield Hazard("early_access", sentence, advice, access.source)
 
 
 def _limits(facts: Facts) -> Iterable[Hazard]:
     limit = target_named(facts.target).shared_limit_bytes
     if facts.shared_bytes > limit:
-        what = f"needs {facts.shared_bytes} bytes of shared memory, {facts.target} has {limit}: it cannot be launched"
-        yield Hazard("too_much_shared", what, "make blocks smaller or num_stages less")
+        sentence = (
+            f"needs {facts.shared_bytes} bytes of shared memory, {facts.target} has {limit}: it cannot be launched"
+        )
+        yield Hazard("too_much_shared", sentence, "make blocks smaller or num_stages less")
 
 
 def _accumulates(facts: Facts, tuning: Tuning, pointers: _Pointers) -> Iterable[Hazard]:
@@ -143,22 +147,22 @@ def _accumulates(facts: Facts, tuning: Tuning, pointers: _Pointers) -> Iterable[
             continue
         told |= names
         where = f"into {_listed(names)} " if names else ""
-        what = f"is autotuned and {asked.op}s atomically {where}".rstrip()
+        sentence = f"is autotuned and {asked.op}s atomically {where}".rstrip()
         yield Hazard(
             "tuning_accumulates",
-            f"{what}: results of the tuning runs stay in it at the first call",
+            f"{sentence}: results of the tuning runs stay in it at the first call",
             f"@triton.autotune(..., reset_to_zero={sorted(names) or ['ARGUMENT']!r})",
             asked.source,
         )
     if left := _in_place(facts, pointers) - put_back - told:
-        what = f"is autotuned and changes {_listed(left)} in place: tuning changes it many times at the first call"
-        yield Hazard("tuning_in_place", what, f"@triton.autotune(..., restore_value={sorted(left)!r})")
+        sentence = f"is autotuned and changes {_listed(left)} in place: tuning changes it many times at the first call"
+        yield Hazard("tuning_in_place", sentence, f"@triton.autotune(..., restore_value={sorted(left)!r})")
 
 
 def _choice(facts: Facts, tuning: Tuning) -> Iterable[Hazard]:
     if facts.reduces or any(_order_matters(asked) for asked in facts.asked):
-        what = f"adds in an order that may depend on which of {tuning.configs} configurations was fastest that day"
-        yield Hazard("tuned_choice", what, "fix one configuration where bits have to be the same in every process")
+        sentence = f"adds in an order that may depend on which of {tuning.configs} configurations was fastest that day"
+        yield Hazard("tuned_choice", sentence, "fix one configuration where bits have to be the same in every process")
 
 
 def _in_place(facts: Facts, pointers: _Pointers) -> set[str]:

@@ -1,4 +1,4 @@
-"""What the code of a kernel says, from the source's own atomics to the instructions of the machine.
+"""Facts that the code of a kernel tells, from the source's own atomics to the instructions of the machine.
 
 NVIDIA: `cuobjdump -res-usage` and `nvdisasm` of the cubin, both shipped with Triton, and the PTX. AMD: the text of the
 assembly and LLVM's intermediate code. Nothing here needs a GPU.
@@ -50,13 +50,13 @@ def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Kerne
     """Read the machine code of a CompiledKernel of Triton's, wherever it was compiled."""
     asm = compiled.asm
     if target.nvidia:
-        found = nvidia.read(*disassemble(asm["cubin"]), asm["ptx"]) | arithmetic.of_ptx(asm["ptx"])
-        found["spill_bytes"] = max(found["spill_bytes"] - arithmetic.local_bytes(asm["ptx"]), 0)
-        found["pdl"] = bool(getattr(compiled.metadata, "launch_pdl", False))
-        if not found["pdl"]:
-            found["ahead_of_wait"] = ()
+        parts = nvidia.read(*disassemble(asm["cubin"]), asm["ptx"]) | arithmetic.of_ptx(asm["ptx"])
+        parts["spill_bytes"] = max(parts["spill_bytes"] - arithmetic.local_bytes(asm["ptx"]), 0)
+        parts["pdl"] = bool(getattr(compiled.metadata, "launch_pdl", False))
+        if not parts["pdl"]:
+            parts["ahead_of_wait"] = ()
     else:
-        found = amd.read(asm["amdgcn"]) | arithmetic.of_llvm(asm["llir"])
+        parts = amd.read(asm["amdgcn"]) | arithmetic.of_llvm(asm["llir"])
     return Facts(
         kernel=name,
         target=target.name,
@@ -68,7 +68,7 @@ def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Kerne
         shared_bytes=compiled.metadata.shared,
         fp_fusion=getattr(compiled.metadata, "enable_fp_fusion", None),
         **ttir.read(asm["ttir"]),
-        **found,
+        **parts,
     )
 
 

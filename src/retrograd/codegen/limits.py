@@ -44,7 +44,7 @@ class Limits:
 
 def violations(kernels: Iterable[Kernel], changes: Iterable[Change], limits: Limits) -> tuple[Violation, ...]:
     """Every limit that is not kept, kernel by kernel; a kernel that does not compile keeps none."""
-    found: list[Violation] = []
+    result: list[Violation] = []
     for kernel in kernels:
         sentences = [f"does not compile: {kernel.error}"] if kernel.error else []
         if kernel.facts is not None:
@@ -53,10 +53,10 @@ def violations(kernels: Iterable[Kernel], changes: Iterable[Change], limits: Lim
         if limits.no_hazards:
             sentences += [f"{h.what}{f' ({h.source})' if h.source else ''}" for h in kernel.hazards]
         how = _configuration(kernel)
-        found += [Violation(kernel.name, kernel.target, text, kernel.place, how) for text in sentences]
+        result += [Violation(kernel.name, kernel.target, text, kernel.place, how) for text in sentences]
     if limits.no_worse:
-        found += [Violation(c.kernel, c.target, f"is worse: {c.what}") for c in changes if c.verdict == "worse"]
-    return tuple(found)
+        result += [Violation(c.kernel, c.target, f"is worse: {c.what}") for c in changes if c.verdict == "worse"]
+    return tuple(result)
 
 
 def _configuration(kernel: Kernel) -> str:
@@ -67,34 +67,34 @@ def _configuration(kernel: Kernel) -> str:
 
 
 def _numbers(facts: Facts, limits: Limits) -> list[str]:
-    found: list[str] = []
+    sentences: list[str] = []
     if limits.max_registers is not None and facts.registers > limits.max_registers:
-        found.append(f"uses {facts.registers} registers, at most {limits.max_registers} are allowed")
+        sentences.append(f"uses {facts.registers} registers, at most {limits.max_registers} are allowed")
     if limits.max_shared is not None and facts.shared_bytes > limits.max_shared:
-        found.append(f"uses {facts.shared_bytes} bytes of shared memory, at most {limits.max_shared} are allowed")
+        sentences.append(f"uses {facts.shared_bytes} bytes of shared memory, at most {limits.max_shared} are allowed")
     if limits.min_occupancy is not None and 100 * facts.occupancy < limits.min_occupancy:
-        found.append(f"has an occupancy of {facts.occupancy:.0%}, at least {limits.min_occupancy:g} % is asked")
+        sentences.append(f"has an occupancy of {facts.occupancy:.0%}, at least {limits.min_occupancy:g} % is asked")
     for load in narrow_loads(facts, limits.min_load_bytes or 0, frozenset(limits.narrow)):
-        found.append(f"{load}, at least {limits.min_load_bytes} bytes are asked")
-    return found
+        sentences.append(f"{load}, at least {limits.min_load_bytes} bytes are asked")
+    return sentences
 
 
 def _kinds(facts: Facts, limits: Limits) -> list[str]:
-    found: list[str] = []
+    sentences: list[str] = []
     if limits.no_spills and facts.spill_bytes:
-        found.append(f"spills {facts.spill_bytes} bytes a thread at {facts.registers} registers")
+        sentences.append(f"spills {facts.spill_bytes} bytes a thread at {facts.registers} registers")
     adds = sorted({a.source for a in facts.asked if a.floating and a.op == "add"})
     if limits.no_float_atomics and adds:
-        found.append(f"adds floating numbers atomically at {', '.join(adds)}")
+        sentences.append(f"adds floating numbers atomically at {', '.join(adds)}")
     loops = sum(count for kind, count in facts.atomics.items() if "cas" in kind)
     # A compare-and-swap that the source asks for is a lock, not a loop made of an addition.
     if limits.no_cas_loops and loops and not any(a.op == "cas" for a in facts.asked):
-        found.append(f"has {loops} compare-and-swap loops")
+        sentences.append(f"has {loops} compare-and-swap loops")
     if limits.no_f64 and facts.uses_f64:
-        found.append("computes in float64")
+        sentences.append("computes in float64")
     if limits.no_tf32 and facts.tf32:
-        found.append(f"rounds float32 operands to TF32: {', '.join(facts.matrix)}")
-    return found
+        sentences.append(f"rounds float32 operands to TF32: {', '.join(facts.matrix)}")
+    return sentences
 
 
 def narrow_loads(facts: Facts, least: int, allowed: frozenset[str] = frozenset()) -> list[str]:

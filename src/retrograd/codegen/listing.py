@@ -1,4 +1,4 @@
-"""From something that launches kernels to the record of what they were compiled to, for one GPU after another."""
+"""Record of what kernels were compiled to, from something that launches them, for one GPU after another."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def cross_compiled(
             launch = launches[position]
             progress(f"{done} of {len(launches)}", f"{launch.kernel} for {launch.target.name}")
     counts = Counter(launch.identity for launch in recorded)
-    kernels = [_kernel(launch, counts[launch.identity], found) for launch, found in zip(launches, results, strict=True)]
+    kernels = [
+        _kernel(launch, counts[launch.identity], result) for launch, result in zip(launches, results, strict=True)
+    ]
     return Codegen(
         target=name,
         architectures=tuple(architectures),
@@ -81,8 +83,8 @@ def _nothing(name: str, names: list[str]) -> str:
     )
 
 
-def _kernel(launch: Launch, count: int, found: Facts | str) -> Kernel:
-    facts = found if isinstance(found, Facts) else None
+def _kernel(launch: Launch, count: int, result: Facts | str) -> Kernel:
+    facts = result if isinstance(result, Facts) else None
     return Kernel(
         name=launch.kernel,
         target=launch.target.name,
@@ -90,7 +92,7 @@ def _kernel(launch: Launch, count: int, found: Facts | str) -> Kernel:
         launches=count,
         grid=launch.grid,
         facts=facts,
-        error="" if isinstance(found, Facts) else found,
+        error="" if isinstance(result, Facts) else result,
         tuning=launch.tuning,
         hazards=hazards(facts, launch.tuning, source_of(launch.fn)) if facts is not None else (),
     )

@@ -91,7 +91,7 @@ def of_run(name: str, workload: Callable[[], object], *, only: Sequence[str] = (
     began = time.perf_counter()
     with captured() as ran:
         workload()
-    kernels = _kernels([one for one in ran if not only or any(word in one.name for word in only)])
+    kernels = _kernels([launch for launch in ran if not only or any(word in launch.name for word in only)])
     if not kernels:
         raise UndecidedError(f"{name} launched no Triton kernel{' of that name' if ran else ''} on {device}")
     return Codegen(
@@ -104,11 +104,11 @@ def of_run(name: str, workload: Callable[[], object], *, only: Sequence[str] = (
     )
 
 
-def profiled(found: Codegen, workload: Callable[[], object], copy_gb_per_s: float, repeats: int = REPEATS) -> Codegen:
-    """`found` with the device time of each kernel, the median over `repeats` runs of the workload.
+def profiled(record: Codegen, workload: Callable[[], object], copy_gb_per_s: float, repeats: int = REPEATS) -> Codegen:
+    """`record` with the device time of each kernel, the median over `repeats` runs of the workload.
 
     Args:
-        found: what `of_run` said; the workload has been warmed up and tuned by it.
+        record: what `of_run` said; the workload has been warmed up and tuned by it.
         workload: the same.
         copy_gb_per_s: bandwidth of a large device copy on this GPU; 0 if unknown.
         repeats: number of runs.
@@ -125,14 +125,14 @@ def profiled(found: Codegen, workload: Callable[[], object], copy_gb_per_s: floa
     events = sorted((e for e in prof.events() or () if e.device_type == device), key=lambda e: e.time_range.start)
     times, notes = assigned(ran, [(event.name, event.time_range.elapsed_us() / 1e3) for event in events])
     kernels = []
-    sizes = {one.code: one.bytes for one in ran}
-    for kernel in found.kernels:
+    sizes = {launch.code: launch.bytes for launch in ran}
+    for kernel in record.kernels:
         if ms := times.get(kernel.code):
             kernel = replace(
                 kernel, measured=Measured(statistics.median(ms), len(ms), sizes[kernel.code], copy_gb_per_s)
             )
         kernels.append(kernel)
-    return replace(found, kernels=tuple(kernels), notes=(*found.notes, *notes))
+    return replace(record, kernels=tuple(kernels), notes=(*record.notes, *notes))
 
 
 def assigned(
@@ -147,37 +147,37 @@ def assigned(
         by_name[name].append(ms)
     times: dict[str, list[float]] = defaultdict(list)
     notes = []
-    for name in dict.fromkeys(one.name for one in ran):
-        launches = [one for one in ran if one.name == name]
-        found = by_name.get(name, [])
-        if len(found) != len(launches):
-            notes.append(f"{name} is not timed: {len(launches)} launches, but the profiler saw {len(found)}")
+    for name in dict.fromkeys(launch.name for launch in ran):
+        launches = [launch for launch in ran if launch.name == name]
+        durations = by_name.get(name, [])
+        if len(durations) != len(launches):
+            notes.append(f"{name} is not timed: {len(launches)} launches, but the profiler saw {len(durations)}")
             continue
-        for one, ms in zip(launches, found, strict=True):
-            times[one.code].append(ms)
+        for launch, ms in zip(launches, durations, strict=True):
+            times[launch.code].append(ms)
     return dict(times), tuple(notes)
 
 
 def _kernels(ran: Sequence[LoadedLaunch]) -> tuple[Kernel, ...]:
     """One entry for each code."""
     groups: dict[str, list[LoadedLaunch]] = defaultdict(list)
-    for one in ran:
-        groups[one.code].append(one)
+    for launch in ran:
+        groups[launch.code].append(launch)
     kernels = []
     for launches in groups.values():
-        one = launches[0]
-        facts = facts_of_compiled(one.compiled, one.name, target_named(one.target), one.signature)
+        first = launches[0]
+        facts = facts_of_compiled(first.compiled, first.name, target_named(first.target), first.signature)
         kernels.append(
             Kernel(
-                name=one.name,
-                target=one.target,
-                place=place_of(one.fn),
+                name=first.name,
+                target=first.target,
+                place=place_of(first.fn),
                 launches=len(launches),
-                grid=one.grid,
+                grid=first.grid,
                 facts=facts,
-                tuning=one.tuning,
-                hazards=hazards(facts, one.tuning, source_of(one.fn)),
-                code=one.code,
+                tuning=first.tuning,
+                hazards=hazards(facts, first.tuning, source_of(first.fn)),
+                code=first.code,
             )
         )
     return tuple(kernels)

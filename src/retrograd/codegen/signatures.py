@@ -33,14 +33,14 @@ def launch(kernel: Any, signature: str) -> None:
         UsageError: an argument is missing, unknown or cannot be read.
     """
     names = list(kernel.arg_names)
-    given = parse(signature)
-    options = {name: given.pop(name) for name in _OPTIONS if name in given and name not in names}
-    if unknown := [name for name in given if name not in names]:
+    arguments = parse(signature)
+    options = {name: arguments.pop(name) for name in _OPTIONS if name in arguments and name not in names}
+    if unknown := [name for name in arguments if name not in names]:
         hint = near(unknown[0], names)
         raise UsageError(f"`--signature` has {unknown[0]!r}{hint}; arguments of the kernel are {', '.join(names)}")
-    if missing := [name for name in needed(kernel) if name not in given]:
+    if missing := [name for name in needed(kernel) if name not in arguments]:
         raise UsageError(f"`--signature` lacks {', '.join(missing)}; expected every argument, such as {_FORM}")
-    kernel[(1,)](**{name: _value(name, text) for name, text in given.items()}, **_literals(options))
+    kernel[(1,)](**{name: _value(name, text) for name, text in arguments.items()}, **_literals(options))
 
 
 def needed(kernel: Any) -> list[str]:
@@ -51,27 +51,27 @@ def needed(kernel: Any) -> list[str]:
 
 def parse(signature: str) -> dict[str, str]:
     """NAME -> text of its value; UsageError for a word without one."""
-    found = {}
+    texts = {}
     for word in re.split(r",\s*(?=\w+\s*=)", signature.strip().rstrip(",")):
         name, equals, value = word.partition("=")
         if not equals or not name.strip().isidentifier() or not value.strip():
             raise UsageError(f"`--signature` has {word.strip()!r}, expected NAME=VALUE, comma separated: {_FORM}")
-        found[name.strip()] = value.strip()
-    return found
+        texts[name.strip()] = value.strip()
+    return texts
 
 
 def _supplied(kernel: Any) -> set[str]:
     """Arguments that decorators or the kernel's own defaults give."""
-    found: set[str] = set()
+    names: set[str] = set()
     while kernel is not None:
         configs = getattr(kernel, "configs", None) or ()
-        found |= {name for config in configs for name in config.kwargs}
-        found |= set(getattr(kernel, "values", {}) or {})
+        names |= {name for config in configs for name in config.kwargs}
+        names |= set(getattr(kernel, "values", {}) or {})
         parameters = getattr(kernel, "params", None) or ()
-        found |= {parameter.name for parameter in parameters if parameter.has_default}
+        names |= {parameter.name for parameter in parameters if parameter.has_default}
         inner = getattr(kernel, "fn", None)
         kernel = inner if hasattr(inner, "arg_names") else None
-    return found
+    return names
 
 
 def _value(name: str, text: str) -> Any:

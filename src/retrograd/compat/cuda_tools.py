@@ -25,7 +25,7 @@ _FILE = re.compile(r'\.file\s+(\d+) "([^"]+)"')
 _RESOURCE = re.compile(r"\b(REG|STACK|LOCAL):(\d+)")
 
 
-class Instruction(NamedTuple):
+class MachineInstruction(NamedTuple):
     """One instruction: "LDG.E.128", and (file, line) of the innermost function if known."""
 
     name: str
@@ -47,7 +47,7 @@ def resources(usage: str) -> dict[str, int]:
     return {name: int(value) for name, value in _RESOURCE.findall(usage)}
 
 
-def instructions(code: str) -> Iterator[Instruction]:
+def instructions(code: str) -> Iterator[MachineInstruction]:
     """The instructions in their order, without those that are never executed."""
     line, inlined = None, False
     for text in code.splitlines():
@@ -55,8 +55,8 @@ def instructions(code: str) -> Iterator[Instruction]:
             # After the line of an inlined function come those of its callers, up to the first that is not inlined.
             line = line if inlined else (at[1], int(at[2]))
             inlined = at[3] is not None
-        elif (found := _INSTRUCTION.search(text)) is not None and (found[1] or "").strip() != "@!PT":
-            yield Instruction(found[2], line)
+        elif (match := _INSTRUCTION.search(text)) is not None and (match[1] or "").strip() != "@!PT":
+            yield MachineInstruction(match[2], line)
 
 
 def assembly_lines(ptx: str) -> dict[tuple[str, int], tuple[str, int]]:

@@ -18,7 +18,7 @@ from retrograd.compat.triton_launch import unheard
 _SCRATCH = ("launch_cooperative_grid", "global_scratch_size", "profile_scratch_size")
 
 
-class LoadedKernel(NamedTuple):
+class KernelHandle(NamedTuple):
     """A kernel that has been compiled and loaded for arguments of one kind, and its grid."""
 
     run: Any
@@ -28,15 +28,15 @@ class LoadedKernel(NamedTuple):
     compiled: Any = None
 
 
-def loaded_kernel(compiled: Any, grid: tuple[int, ...]) -> LoadedKernel | None:
+def loaded_kernel(compiled: Any, grid: tuple[int, ...]) -> KernelHandle | None:
     """What `relaunch` needs of a launch's CompiledKernel; None where there is none or Triton launches otherwise."""
     function = getattr(compiled, "function", None)
     if function is None or not works(RELAUNCH):
         return None
-    return LoadedKernel(compiled.run, function, compiled.packed_metadata, (*grid, 1, 1)[:3], compiled)
+    return KernelHandle(compiled.run, function, compiled.packed_metadata, (*grid, 1, 1)[:3], compiled)
 
 
-def relaunch(kernel: LoadedKernel, args: tuple[Any, ...], device_index: int) -> None:
+def relaunch(kernel: KernelHandle, args: tuple[Any, ...], device_index: int) -> None:
     """The launch again with other tensors: 2 us of host time instead of 13.
 
     Args:

@@ -1,4 +1,4 @@
-"""What else a tensor may be than numbers in memory, and who else may look on.
+"""Tensors that are something else than numbers in memory, and who else may look on.
 
 Some tensors wait for a collective, some have no memory for kernels to read, some are negated when they are read; modes
 see operators and no kernels.

@@ -83,10 +83,10 @@ def _keep_array_types(patches: Patches, module: Any, tl: Any) -> None:
 
     def get_np_dtype(tt_dtype: Any) -> Any:
         # The name of a type says all of it; pointers have the one of addresses.
-        found = known.get(tt_dtype.name)
-        if found is None:
-            found = known[tt_dtype.name] = stock(tt_dtype)
-        return found
+        array_type = known.get(tt_dtype.name)
+        if array_type is None:
+            array_type = known[tt_dtype.name] = stock(tt_dtype)
+        return array_type
 
     patches.set(module, "_get_np_dtype", get_np_dtype)
 
@@ -123,13 +123,13 @@ def _shorten_semantic(patches: Patches, module: Any, tl: Any) -> None:
 
 def _bind_builtins(patches: Patches, module: Any, tl: Any) -> None:
     """Call what a builtin wraps, whose wrapper only looks whether it was given a semantic; and keep what it means."""
-    meanings, made = OperationCache(module, tl), dict[Any, Any]()
+    meanings, functions = OperationCache(module, tl), dict[Any, Any]()
 
     def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function = getattr(member, "__wrapped__", member)
-        if function not in made:
-            made[function] = meanings.keep(function)
-        scope.set_attr(obj, name, made[function])
+        if function not in functions:
+            functions[function] = meanings.keep(function)
+        scope.set_attr(obj, name, functions[function])
 
     patches.set(module, "_patch_attr", patch_attr)
 
@@ -194,16 +194,16 @@ def _convert_arguments(patches: Patches, module: Any, tl: Any) -> None:
         if not whole and type(arg) not in (torch.Tensor, torch.nn.Parameter):
             return stock(arg)
         key = program_recorder.kind(arg) if whole else arg.dtype
-        found = known.get(key)
-        if found is None:
+        triton_type = known.get(key)
+        if triton_type is None:
             if whole and not program_recorder.INTEGERS[key]:
                 return stock(arg)  # it is too large: who always says so, says so
             name = ("i32" if -(2**31) <= arg < 2**31 else "u64" if arg >= 2**63 else "i64") if whole else ""
             try:
-                found = known[key] = tl.str_to_ty(name or canonical(arg.dtype, False), None)
+                triton_type = known[key] = tl.str_to_ty(name or canonical(arg.dtype, False), None)
             except KeyError:  # likewise
                 return stock(arg)
-        return tl.tensor(handle(program_recorder.number(arg), found), found)
+        return tl.tensor(handle(program_recorder.number(arg), triton_type), triton_type)
 
     patches.set(module, "_implicit_cvt", implicit_cvt)
 
@@ -239,13 +239,17 @@ class _Signatures:
 
     def getcallargs(self, fn: Any, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         spec = self.getfullargspec(fn)
-        given = dict(zip(spec.args, args, strict=False))
+        positional = dict(zip(spec.args, args, strict=False))
         plain = not (spec.varargs or spec.varkw or spec.kwonlyargs) and len(args) <= len(spec.args)
-        if plain and not given.keys() & kwargs.keys():
+        if plain and not positional.keys() & kwargs.keys():
             defaults = spec.defaults or ()
-            found = {**dict(zip(spec.args[len(spec.args) - len(defaults) :], defaults, strict=True)), **given, **kwargs}
-            if found.keys() == set(spec.args):
-                return {name: found[name] for name in spec.args}
+            values = {
+                **dict(zip(spec.args[len(spec.args) - len(defaults) :], defaults, strict=True)),
+                **positional,
+                **kwargs,
+            }
+            if values.keys() == set(spec.args):
+                return {name: values[name] for name in spec.args}
         return self._inspect.getcallargs(fn, *args, **kwargs)
 
 

@@ -41,10 +41,10 @@ class Footprint:
         """
         import numpy as np
 
-        found = self._look_up(ptrs, mask, dtype.itemsize)
-        if found is None or (other is not None and (other.shape != mask.shape or other.dtype != dtype)):
+        location = self._look_up(ptrs, mask, dtype.itemsize)
+        if location is None or (other is not None and (other.shape != mask.shape or other.dtype != dtype)):
             return None
-        index, where, size = found
+        index, where, size = location
         read, written, memory = (_by(a[index], size) for a in (self.read, self.written, self.memories))
         read[where] |= written[where] ^ _SET[size]
         values = memory[where].view(dtype)
@@ -59,10 +59,10 @@ class Footprint:
         """Write the values where the mask is set; noted. False, and nothing done, if that is not all in one tensor."""
         import numpy as np
 
-        found = None if values.shape != mask.shape else self._look_up(ptrs, mask, values.dtype.itemsize)
-        if found is None:
+        location = None if values.shape != mask.shape else self._look_up(ptrs, mask, values.dtype.itemsize)
+        if location is None:
             return False
-        index, where, size = found
+        index, where, size = location
         written, memory = _by(self.written[index], size), _by(self.memories[index], size)
         written[where] = _SET[size]
         memory[where] = np.ascontiguousarray(values[mask]).view(memory.dtype)
@@ -124,8 +124,8 @@ class Footprint:
         addresses = np.asarray(ptrs.data)
         chosen = np.ones(addresses.shape, bool) if mask is None else np.asarray(mask.data).astype(bool)
         size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
-        if found := self._find(addresses, chosen, size):
-            index, where, step = found
+        if location := self._find(addresses, chosen, size):
+            index, where, step = location
             read, written = _by(self.read[index], step), _by(self.written[index], step)
             if reads:
                 read[where] |= written[where] ^ _SET[step]
@@ -156,12 +156,12 @@ class Footprint:
         """AddressOffsets and bytes that were read, places and bytes that were written, and how much that is to keep."""
         reads, writes, total = [], [], 0
         for i, memory in enumerate(self.memories):
-            for found, marks, source in ((reads, self.read, self.before), (writes, self.written, [memory] * (i + 1))):
+            for entries, marks, source in ((reads, self.read, self.before), (writes, self.written, [memory] * (i + 1))):
                 places = marks[i].nonzero()[0]
                 if len(places):
                     run = len(places) == places[-1] - places[0] + 1
                     where = slice(int(places[0]), int(places[-1]) + 1) if run else places
-                    found.append((i, where, source[i][where].copy()))
+                    entries.append((i, where, source[i][where].copy()))
                     total += len(places) * (1 if run else 9)
         return reads, writes, total
 

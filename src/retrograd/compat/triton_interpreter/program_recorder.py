@@ -157,7 +157,7 @@ class ProgramRecorder:
                 args, function = _flat(args, function)
                 break
         # No values beside constants: a recording that is never replayed is to keep none.
-        places, given, types = list[int](), list[Any](), list[Any]()
+        places, constants, types = list[int](), list[Any](), list[Any]()
         for arg in args:
             of = type(arg)
             if of is kind or of in opaque:
@@ -167,11 +167,11 @@ class ProgramRecorder:
                     return
                 depends = max(depends, self._depends[slot])
                 places.append(slot)
-                given.append(None)
+                constants.append(None)
                 types.append(arg.dtype if of is kind else None)
             else:
                 places.append(-1)
-                given.append(arg)
+                constants.append(arg)
                 types.append(None)
         if depends == _PLACE:
             depends = self._moved(places, moves, result)
@@ -184,7 +184,7 @@ class ProgramRecorder:
             # Arithmetic of int1 wraps in the builder (Triton 3.9), not in NumPy.
             plain = inner[2].__name__.startswith(("bitwise_", "logical_"))
         arrays = (inner[2], args[0].data.dtype, args[1].data.dtype, result.data.dtype) if plain else None
-        self._steps[depends - 1].append((function, given, places, types, into, arrays))
+        self._steps[depends - 1].append((function, constants, places, types, into, arrays))
 
     def _moved(self, places: list[int], moves: int, result: Any) -> int:
         """What a result depends on that depends on pointers: whether it is one of them and something to add."""

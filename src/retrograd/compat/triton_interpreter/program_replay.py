@@ -107,19 +107,19 @@ def _step(
         op, left, right, out = arrays
         if hasattr(op, "resolve_dtypes") and op.resolve_dtypes((left, right, None))[-1] == out:
             return op, slots[0], slots[1], into
-    given = [(s, a, t, roots.get(s)) for s, a, t in zip(slots, args, types, strict=True)]
+    operands = [(s, a, t, roots.get(s)) for s, a, t in zip(slots, args, types, strict=True)]
     new = object.__new__
     addresses = _addresses(kind)
 
     def handle(data: Any, dtype: Any) -> Any:
-        made = new(kind)
-        made.__dict__ = {"data": data, "dtype": dtype, "attr": {}}
-        return made
+        instance = new(kind)
+        instance.__dict__ = {"data": data, "dtype": dtype, "attr": {}}
+        return instance
 
     def pointers(places: Any, dtype: Any, pointer: Any) -> Any:
-        made = new(addresses)
-        made.__dict__ = {"places": places, "pointer": pointer, "dtype": dtype, "attr": {}}
-        return made
+        instance = new(addresses)
+        instance.__dict__ = {"places": places, "pointer": pointer, "dtype": dtype, "attr": {}}
+        return instance
 
     def step(values: list[Any]) -> None:
         result = function(
@@ -131,14 +131,14 @@ def _step(
                 else handle(values[s], t)
                 if root is None
                 else pointers(values[s], t, values[root])
-                for s, a, t, root in given
+                for s, a, t, root in operands
             ]
         )
         if type(into) is int:
             values[into] = result.data if type(result) is kind else result
         elif into is not None:
-            for slot, one in zip(into, result, strict=True):
-                values[slot] = one.data if type(one) is kind else one
+            for slot, value in zip(into, result, strict=True):
+                values[slot] = value.data if type(value) is kind else value
 
     return step, -1, -1, -1
 

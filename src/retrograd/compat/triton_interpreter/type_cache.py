@@ -1,4 +1,4 @@
-"""What a line of a kernel means, kept by the types and constants that it is about.
+"""Meaning of a line of a kernel, kept by the types and constants that it is about.
 
 A function of Triton's language finds out from the types of what it is given which operations of the builder to make:
 casts, broadcasts, constants. The same types give the same operations. They are noted at the first call and made again,
@@ -21,20 +21,20 @@ class _Unknown(Exception):
 class _OperationRecorder:
     """Stands for the builder during a call, and keeps what it is asked for."""
 
-    def __init__(self, builder: Any, kind: Any, given: list[Any]) -> None:
+    def __init__(self, builder: Any, kind: Any, handles: list[Any]) -> None:
         self._builder, self._kind = builder, kind
-        self.slots = {id(h): slot for slot, h in enumerate(given)}
-        self._kept = [*given]  # as long as they live their ids are theirs
+        self.slots = {id(h): slot for slot, h in enumerate(handles)}
+        self._kept = [*handles]  # as long as they live their ids are theirs
         self.steps: list[tuple[str, tuple[Any, ...], int]] = []
         self.abandoned = False
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._builder, name)
-        if not callable(found) or name.endswith("_ty"):
-            return found
+        attribute = getattr(self._builder, name)
+        if not callable(attribute) or name.endswith("_ty"):
+            return attribute
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            result = found(*args, **kwargs)
+            result = attribute(*args, **kwargs)
             self._note(name, args, kwargs, result)
             return result
 
@@ -52,8 +52,8 @@ class _OperationRecorder:
             if result is not None:
                 into = self.slots[id(result)] = len(self._kept)
                 self._kept.append(result)
-            given = tuple((-1, a) if p is None else (p, None) for p, a in zip(places, args, strict=True))
-            self.steps.append((name, given, into))
+            operands = tuple((-1, a) if p is None else (p, None) for p, a in zip(places, args, strict=True))
+            self.steps.append((name, operands, into))
 
     @property
     def size(self) -> int:
@@ -141,22 +141,22 @@ class OperationCache:
             kwargs.pop("_semantic", None)
             key = self._key(args, kwargs, tensors)
             kwargs["_semantic"] = semantic
-            found = False if key is None else known.get(key)
-            if found is False:
+            entry = False if key is None else known.get(key)
+            if entry is False:
                 return function(*args, **kwargs)
-            if found is None:
+            if entry is None:
                 result, meaning = self._first(function, args, kwargs, tensors)
                 if len(known) < _MOST:
                     known[key] = meaning
                 return result
-            steps, size, slot, result_type = found
+            steps, size, slot, result_type = entry
             values = [t.handle for t in tensors]
             values += [None] * (size - len(values))
             builder = semantic.builder
-            for name, given, into in steps:
-                made = getattr(builder, name)(*[a if p < 0 else values[p] for p, a in given])
+            for name, operands, into in steps:
+                handle = getattr(builder, name)(*[a if p < 0 else values[p] for p, a in operands])
                 if into >= 0:
-                    values[into] = made
+                    values[into] = handle
             return tensor(None if slot is None else values[slot], result_type)
 
         return member

@@ -145,9 +145,9 @@ def _through_locations(
     need_offsets: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Gradients of reference points and offsets; see `locations_of`."""
-    _, reference_points, given, _ = inputs
+    _, reference_points, raw_offsets, _ = inputs
     inner = grad_locations.dtype
-    offsets = given.to(inner).reshape(grad_locations.shape)
+    offsets = raw_offsets.to(inner).reshape(grad_locations.shape)
     reference, divisor = _of_each_point(reference_points.to(inner), levels, points, offsets)
     grad_reference = grad_offsets = None
     boxes = reference.shape[-1] == 4
@@ -160,7 +160,7 @@ def _through_locations(
         grad_reference = grad_reference.to(reference_points.dtype)
     if need_offsets:
         steps = halves * reference[..., 2:] if boxes else halves
-        grad_offsets = (steps / divisor).to(given.dtype).view(given.shape)
+        grad_offsets = (steps / divisor).to(raw_offsets.dtype).view(raw_offsets.shape)
     return grad_reference, grad_offsets
 
 

@@ -1,4 +1,4 @@
-"""Which deformable attention is computed, without its tensors: what every implementation is told. No torch."""
+"""Deformable attention that is computed, without its tensors: what every implementation is told. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arguments deformable attention accepts; messages say what was given, what was expected and how to mend it."""
+"""Arguments that deformable attention accepts; messages say what was given, what was expected and how to mend it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which implementation a call takes, and its two functions; implementations are imported when first run."""
+"""Implementation that a call takes, and its two functions; implementations are imported when first run."""
 
 from __future__ import annotations
 

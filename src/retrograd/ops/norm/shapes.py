@@ -1,4 +1,4 @@
-"""From [..., N] tensors to the [M, N] that implementations take, and back; dtypes and memory of their results."""
+"""Shapes: [..., N] tensors to the [M, N] that implementations take, and back; dtypes and memory of their results."""
 
 from __future__ import annotations
 

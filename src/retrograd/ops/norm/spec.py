@@ -1,4 +1,4 @@
-"""Which norm is computed, without its tensors: what every implementation of the family is told. No torch."""
+"""Norm that is computed, without its tensors: what every implementation of the family is told. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arguments the norms accept; messages say what was given, what was expected and how to mend it."""
+"""Arguments that the norms accept; messages say what was given, what was expected and how to mend it."""
 
 from __future__ import annotations
 

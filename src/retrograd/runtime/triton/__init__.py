@@ -1,1 +1,1 @@
-"""What every Triton op of this package needs around a launch; no kernels."""
+"""Parts that every Triton op of this package needs around a launch; no kernels."""

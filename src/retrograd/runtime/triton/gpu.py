@@ -1,4 +1,4 @@
-"""What a launch plan may know about the device. No torch, no triton."""
+"""Facts that a launch plan may know about the device. No torch, no triton."""
 
 from __future__ import annotations
 

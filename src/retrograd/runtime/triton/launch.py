@@ -13,7 +13,7 @@ import torch
 from retrograd import config
 from retrograd.compat.torch_cuda import current_device
 from retrograd.compat.triton_interpreter.preparation import prepare
-from retrograd.compat.triton_relaunch import LoadedKernel as Handle
+from retrograd.compat.triton_relaunch import KernelHandle as Handle
 from retrograd.compat.triton_relaunch import hooked, loaded_kernel
 from retrograd.compat.triton_relaunch import relaunch as relaunch
 from retrograd.runtime.cuda import driver

@@ -1,4 +1,4 @@
-"""How the kernels beside this file are compiled and launched: pure functions of sizes. No torch."""
+"""Plans of how the kernels beside this file are compiled and launched: pure functions of sizes. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels of deformable attention share: sizes of levels, places of points in cells, rows of pixels."""
+"""Parts that the kernels of deformable attention share: sizes of levels, places of points in cells, rows of pixels."""
 
 from __future__ import annotations
 

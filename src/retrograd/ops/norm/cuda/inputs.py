@@ -1,4 +1,4 @@
-"""What the launchers of the wide kernels share: GPUs, dtypes, rows in pieces of 16 bytes, compiling and loading."""
+"""Parts that launchers of the wide kernels share: GPUs, dtypes, rows in pieces of 16 bytes, compiling and loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which wide rows go to the clustered kernels of `ops/norm/cuda`."""
+"""Wide rows that go to the clustered kernels of `ops/norm/cuda`."""
 
 from __future__ import annotations
 
