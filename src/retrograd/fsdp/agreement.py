@@ -26,14 +26,14 @@ def _group(ranks: list[int], seconds: float) -> Any:
     if key not in _groups:
         for old in [old for old, (of, _) in _groups.items() if of is not world]:
             del _groups[old]
-        made = dist.new_group(
+        group = dist.new_group(
             ranks,
             timeout=datetime.timedelta(seconds=seconds),
             backend="gloo",
             use_local_synchronization=True,
             group_desc="retrograd_buckets",
         )
-        _groups[key] = (world, made)
+        _groups[key] = (world, group)
     return _groups[key][1]
 
 
@@ -75,14 +75,14 @@ class Agreement:
             return
         texts = self._texts(due, f"{due}: {describe()}")
         first = next(i for i, text in enumerate(theirs) if text != theirs[0])
-        one, other = texts[0], texts[first]
-        if explain is not None and one.startswith(f"{due}: ") and other.startswith(f"{due}: "):
-            what = explain(one.removeprefix(f"{due}: "), other.removeprefix(f"{due}: "))
+        reference, other = texts[0], texts[first]
+        if explain is not None and reference.startswith(f"{due}: ") and other.startswith(f"{due}: "):
+            difference = explain(reference.removeprefix(f"{due}: "), other.removeprefix(f"{due}: "))
         else:
-            what = f"rank {self.ranks[0]} has {one}; rank {self.ranks[first]} has {other}"
+            difference = f"rank {self.ranks[0]} has {reference}; rank {self.ranks[first]} has {other}"
         raise RanksDifferError(
             f"ranks {self.ranks[0]} and {self.ranks[first]} differ before a collective that would mix up their "
-            f"gradients or hang: {what}"
+            f"gradients or hang: {difference}"
         )
 
     def _gather(self, due: str, number: int) -> list[int]:
@@ -97,7 +97,7 @@ class Agreement:
                 f"rank {dist.get_rank()} is at {due} and waited for the other ranks, {self.seconds:g} s at most: "
                 f"{self._absent()} ({str(error).splitlines()[0]})"
             ) from error
-        return [int(one) for one in theirs]
+        return [int(number) for number in theirs]
 
     def _come(self, due: str) -> None:
         self._asked += 1
@@ -109,8 +109,8 @@ class Agreement:
         words = []
         try:
             for rank in self.ranks:
-                said = self._progress.look("at", rank) if self._progress is not None else None
-                asked, due = json.loads(said) if said is not None else (0, "")
+                posted = self._progress.look("at", rank) if self._progress is not None else None
+                asked, due = json.loads(posted) if posted is not None else (0, "")
                 if asked < self._asked:
                     last = f"the last that it came to was {due}" if due else "it came to nothing yet"
                     words.append(f"rank {rank} did not come, {last}: it died, hangs, or does something else")
@@ -126,4 +126,4 @@ class Agreement:
         theirs = [torch.empty_like(padded) for _ in self.ranks]
         with unrecorded():
             dist.all_gather(theirs, padded, group=self._group)
-        return [json.loads(bytes(one.tolist())) for one in theirs]
+        return [json.loads(bytes(encoded.tolist())) for encoded in theirs]

@@ -149,11 +149,11 @@ class Attribution:
 
     def unreduced(self) -> list[str]:
         """Modules of FSDP whose gradients of the last backward wait on this rank and were never reduced."""
-        found: list[str] = []
+        modules: list[str] = []
         for group in self.groups:
             if any(fsdp2.leftovers(group)):
-                found += [name or "(root)" for name in self.names(group)]
-        return sorted(set(found))
+                modules += [name or "(root)" for name in self.names(group)]
+        return sorted(set(modules))
 
 
 def _reduction(op: Any) -> str:
@@ -179,10 +179,10 @@ class _DdpBuckets:
         models = self._of(group)
         for model in models:
             bucket, at = self._done.get(id(model), (0, 0))
-            found = self._walk(model, at, numel)
-            if found is not None:
-                self._done[id(model)] = bucket + 1, found[1]
-                return found[0]
+            match = self._walk(model, at, numel)
+            if match is not None:
+                self._done[id(model)] = bucket + 1, match[1]
+                return match[0]
         if not models:
             return None
         bucket, at = self._done.get(id(models[0]), (0, 0))
@@ -198,15 +198,15 @@ class _DdpBuckets:
 
     def _of(self, group: Any) -> list[Any]:
         alive = [model for ref in self._models if (model := ref()) is not None]
-        found = [model for model in alive if model.process_group is group]
+        models = [model for model in alive if model.process_group is group]
         # The collector knows every object; 0.1 s for a million, so it is asked only while a group has no model.
-        if not found and self._looked < 8:
+        if not models and self._looked < 8:
             self._looked += 1
             kind = torch.nn.parallel.DistributedDataParallel
-            alive = [one for one in gc.get_objects() if issubclass(type(one), kind)]
-            self._models = [weakref.ref(one) for one in alive]
-            found = [model for model in alive if model.process_group is group]
-        return found
+            alive = [item for item in gc.get_objects() if issubclass(type(item), kind)]
+            self._models = [weakref.ref(model) for model in alive]
+            models = [model for model in alive if model.process_group is group]
+        return models
 
     def _walk(self, model: Any, at: int, numel: int) -> tuple[tuple[str, ...], int] | None:
         """The parameters from `at` on, in one of the orders that DDP uses, that make up exactly `numel`."""

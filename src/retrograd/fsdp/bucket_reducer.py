@@ -266,7 +266,7 @@ class Backward:
 
     def _require(self, due: str, launches: Iterable[Reduction]) -> None:
         if self._agreement is not None:
-            self._agreement.require(due, [astuple(one) for one in launches], lambda: in_words(launches), None)
+            self._agreement.require(due, [astuple(launch) for launch in launches], lambda: in_words(launches), None)
 
     def _deal_with_missing(self) -> None:
         """Make gradients that did not come, refuse to go on without them, or leave them out."""
@@ -324,15 +324,15 @@ def _add(sums: ReduceCall, call: ReduceCall) -> None:
 
 
 def sequence_hash(launches: tuple[Reduction, ...]) -> str:
-    return digest([astuple(one) for one in launches])
+    return digest([astuple(launch) for launch in launches])
 
 
 def in_words(launches: Iterable[Reduction]) -> str:
     return (
         "; ".join(
-            f"[{', '.join(one.groups)}] of {one.numel} {one.dtype}"
-            + (f" without {', '.join(one.without)}" if one.without else "")
-            for one in launches
+            f"[{', '.join(launch.groups)}] of {launch.numel} {launch.dtype}"
+            + (f" without {', '.join(launch.without)}" if launch.without else "")
+            for launch in launches
         )
         or "nothing"
     )

@@ -127,11 +127,11 @@ class Buckets:
         if self._step_hook is None:
             self._hook()
 
-    def _unhook(self, what: str) -> None:
+    def _unhook(self, method: str) -> None:
         if self._step_hook is None:
             return
         if in_backward():
-            raise UsageError(f"{what}() was called inside backward; call it between steps")
+            raise UsageError(f"{method}() was called inside backward; call it between steps")
         self._abandon()
         self._step_hook.remove()
         self._step_hook = None
@@ -393,7 +393,7 @@ def _size(name: str, mb: float) -> int:
     return max(1, int(mb * MIB))
 
 
-def _choice(name: str, given: str, known: tuple[str, ...]) -> str:
-    if given not in known:
-        raise UsageError(f"`{name}` is {given!r}, expected one of {', '.join(known)}")
-    return given
+def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UsageError(f"`{name}` is {value!r}, expected one of {', '.join(known)}")
+    return value

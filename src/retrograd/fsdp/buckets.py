@@ -76,8 +76,7 @@ class BucketPlan:
         """
         if cap_bytes <= 0:
             raise UsageError(f"a bucket's size must be positive, got {cap_bytes} bytes; 25 MB is common")
-        given = tuple(groups)
-        ordered = tuple(sorted(given, key=lambda group: group.late))
+        ordered = tuple(sorted(groups, key=lambda group: group.late))
         names = [group.name for group in ordered]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"groups must have names of their own, got {', '.join(twice)} more than once")
@@ -194,19 +193,19 @@ def first_difference(ours: BucketPlan, theirs: BucketPlan) -> str:
         return ""
     if ours.cap_bytes != theirs.cap_bytes:
         return f"the bucket size is {_mb(ours.cap_bytes)} against {_mb(theirs.cap_bytes)}"
-    for i, (one, other) in enumerate(zip(ours.groups, theirs.groups, strict=False)):
-        if one.name != other.name:
-            return f"group {i} is {one.name} against {other.name}"
-        for what in ("bytes", "key", "late"):
-            if getattr(one, what) != getattr(other, what):
-                return f"group {i}, {one.name}, has {what} {getattr(one, what)} against {getattr(other, what)}"
+    for i, (own, other) in enumerate(zip(ours.groups, theirs.groups, strict=False)):
+        if own.name != other.name:
+            return f"group {i} is {own.name} against {other.name}"
+        for aspect in ("bytes", "key", "late"):
+            if getattr(own, aspect) != getattr(other, aspect):
+                return f"group {i}, {own.name}, has {aspect} {getattr(own, aspect)} against {getattr(other, aspect)}"
     if len(ours.groups) != len(theirs.groups):
         longer = max((ours, theirs), key=lambda plan: len(plan.groups))
         extra = longer.groups[min(len(ours.groups), len(theirs.groups))].name
         return f"{len(ours.groups)} groups against {len(theirs.groups)}; {extra} is in one only"
-    for i, (one, other) in enumerate(zip(ours.buckets, theirs.buckets, strict=False)):
-        if one != other:
-            return f"bucket {i} is [{', '.join(one.groups)}] against [{', '.join(other.groups)}]"
+    for i, (own, other) in enumerate(zip(ours.buckets, theirs.buckets, strict=False)):
+        if own != other:
+            return f"bucket {i} is [{', '.join(own.groups)}] against [{', '.join(other.groups)}]"
     return f"{len(ours.buckets)} buckets against {len(theirs.buckets)}"
 
 

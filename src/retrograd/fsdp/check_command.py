@@ -75,9 +75,9 @@ class Checked:
             {"rank": log.rank, "steps": log.total, "patterns": len(log.patterns), "hash": log.hash, "notes": log.notes}
             for log in self.logs
         ]
-        found = [json.loads(d.to_json()) for d in self.diffs if not d.same]
-        said = {"code": self.code, "problems": list(self.problems), "differences": found, "ranks": ranks}
-        return json.dumps(said | {"exit_code": self.exit_code}, indent=1)
+        differences = [json.loads(d.to_json()) for d in self.diffs if not d.same]
+        report = {"code": self.code, "problems": list(self.problems), "differences": differences, "ranks": ranks}
+        return json.dumps(report | {"exit_code": self.exit_code}, indent=1)
 
 
 def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = None) -> Checked:
@@ -111,14 +111,14 @@ def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = N
 def judged(code: int, logs: Sequence[Log]) -> Checked:
     """The result of a job from its exit code and logs."""
     diffs = tuple(diff(logs[0], other) for other in logs[1:])
-    found = [text for log in logs for text in log.problems]
+    sentences = [text for log in logs for text in log.problems]
     gone = sorted(set(range(logs[0].size if logs else 0)) - {log.rank for log in logs})
     if code and gone:
         names = ", ".join(map(str, gone))
-        found.insert(
+        sentences.insert(
             0, f"rank {names} left no log: killed, or ended without Python's exit; the others say what was due"
         )
-    problems = tuple(dict.fromkeys(found))
+    problems = tuple(dict.fromkeys(sentences))
     return Checked(code, tuple(logs), diffs, problems)
 
 
@@ -132,21 +132,21 @@ def assert_same_order(*logs: Any) -> None:
         VerificationError: with the first difference.
         UsageError: there is no log.
     """
-    read = [one.log() if hasattr(one, "log") else one if isinstance(one, Log) else Log.load(one) for one in logs]
+    read = [log.log() if hasattr(log, "log") else log if isinstance(log, Log) else Log.load(log) for log in logs]
     if not read:
         raise UsageError("assert_same_order was given no log; expected those of all ranks, or the one of this rank")
-    found = judged(0, sorted(read, key=lambda log: log.rank))
-    texts = [*found.problems, *(d.words() for d in found.diffs if not d.same)]
+    checked = judged(0, sorted(read, key=lambda log: log.rank))
+    texts = [*checked.problems, *(d.words() for d in checked.diffs if not d.same)]
     if texts:
         raise VerificationError("\n".join(texts))
 
 
 def begin() -> None:
     """In a process of the job: record from the moment at which torch has been imported. Called by `sitecustomize`."""
-    given, rank = config.fsdp_check(), config.rank()
-    if given is None or rank is None:
+    encoded, rank = config.fsdp_check(), config.rank()
+    if encoded is None or rank is None:
         return  # torchrun itself, and what else Python runs
-    options = json.loads(given)
+    options = json.loads(encoded)
     sys.meta_path.insert(0, AfterImport(("torch",), lambda name: _record(options, rank[0])))
 
 

@@ -27,30 +27,30 @@ class Difference:
     second: Collective | None
     kind: str
 
-    def text(self, one: str, other: str) -> str:
+    def text(self, name: str, other: str) -> str:
         """The sentence, with the names of both sides."""
         if self.first is None or self.second is None:
-            does, who, rest = (self.first, one, other) if self.first is not None else (self.second, other, one)
+            does, who, rest = (self.first, name, other) if self.first is not None else (self.second, other, name)
             assert does is not None
             return f"{who} {does.does} ({does.details}) where {rest} does nothing more"
-        words = f"{other} {self.second.does} where {one} {self.first.does}"
+        words = f"{other} {self.second.does} where {name} {self.first.does}"
         if self.first.does == self.second.does:
-            words += f", but {other}: {self.second.details}; {one}: {self.first.details}"
+            words += f", but {other}: {self.second.details}; {name}: {self.first.details}"
         else:
             words += f" ({self.second.details})"
         return words + {"order": "; both issue the same collectives, in another order"}.get(self.kind, "")
 
 
-def first_difference(one: Sequence[Collective], other: Sequence[Collective]) -> Difference | None:
+def first_difference(first: Sequence[Collective], second: Sequence[Collective]) -> Difference | None:
     """Where two sequences part; None if they are equal."""
-    shorter = min(len(one), len(other))
-    at = next((i for i in range(shorter) if one[i].identity != other[i].identity), shorter)
-    if at == len(one) == len(other):
+    shorter = min(len(first), len(second))
+    at = next((i for i in range(shorter) if first[i].identity != second[i].identity), shorter)
+    if at == len(first) == len(second):
         return None
-    here, there = (Counter(c.identity for c in s[at:]) for s in (one, other))
+    here, there = (Counter(c.identity for c in s[at:]) for s in (first, second))
     lacking, more = here - there, there - here
     kind = "other" if lacking and more else "missing" if lacking else "extra" if more else "order"
-    return Difference(at, _at(one, at), _at(other, at), kind)
+    return Difference(at, _at(first, at), _at(second, at), kind)
 
 
 def _at(sequence: Sequence[Collective], index: int) -> Collective | None:
@@ -121,10 +121,10 @@ def diff(one: Log, other: Log, names: tuple[str, str] | None = None) -> LogDiff:
             continue
         if across:
             sides = [shared(side or (), one.rank, other.rank) for side in sides]
-        found = first_difference(sides[0] or (), sides[1] or ())
-        if found is not None:
-            where = f"{place}, collective {found.index}"
-            return LogDiff(called, compared, where, found.text(*called), found)
+        difference = first_difference(sides[0] or (), sides[1] or ())
+        if difference is not None:
+            where = f"{place}, collective {difference.index}"
+            return LogDiff(called, compared, where, difference.text(*called), difference)
         compared += place.startswith("step") and "not ended" not in place
     if one.total != other.total:
         text = f"{called[0]} made {one.total} steps, {called[1]} {other.total}"

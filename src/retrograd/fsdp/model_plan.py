@@ -72,14 +72,14 @@ class Model:
         specs: dict[str, Group] = {}
         for name, group in self.groups.items():
             params, call = param_groups.trainable(group), self.call(name)
-            made = {param_groups.grad_dtype(param) for param in params}
-            if len(made) > 1 and call.reduce_dtype is None:
+            dtypes = {param_groups.grad_dtype(param) for param in params}
+            if len(dtypes) > 1 and call.reduce_dtype is None:
                 raise UsageError(
-                    f"gradients of group {name} have dtypes {', '.join(sorted(map(word, made)))}, which FSDP2 cannot "
+                    f"gradients of group {name} have dtypes {', '.join(sorted(map(word, dtypes)))}, which FSDP2 cannot "
                     "reduce together; shard its modules separately, or give them a reduce_dtype"
                 )
-            grad = "+".join(sorted(map(word, made))) or "frozen"
-            wire = call.reduce_dtype or next(iter(made), torch.float32)
+            grad = "+".join(sorted(map(word, dtypes))) or "frozen"
+            wire = call.reduce_dtype or next(iter(dtypes), torch.float32)
             # Numbered in the order of modules, which ranks share, unlike ids of process groups.
             kind = kinds.setdefault((*call.kind, grad), len(kinds))
             key = f"{grad}->{word(wire)} over {param_groups.shape_of_mesh(group)} ({kind})"
@@ -120,9 +120,9 @@ class Model:
                 )
 
 
-def plans_differ(one: str, other: str) -> str:
+def plans_differ(plan: str, other: str) -> str:
     """Where two plans in JSON part."""
-    return f"their plans: {first_difference(BucketPlan.from_json(one), BucketPlan.from_json(other))}"
+    return f"their plans: {first_difference(BucketPlan.from_json(plan), BucketPlan.from_json(other))}"
 
 
 def word(dtype: torch.dtype) -> str:

@@ -220,17 +220,17 @@ def _sharded(model: torch.nn.Module) -> list[tuple[Any, list[str]]]:
     """The first module of every `fully_shard` call and the names of all modules of it."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    found: dict[int, tuple[Any, list[str]]] = {}
+    sharded: dict[int, tuple[Any, list[str]]] = {}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             # Modules of one call share one state.
-            found.setdefault(id(fully_shard.state(module)), (module, []))[1].append(name or "(root)")
-    if not found:
+            sharded.setdefault(id(fully_shard.state(module)), (module, []))[1].append(name or "(root)")
+    if not sharded:
         raise UsageError(
             f"`model` ({type(model).__name__}) has no FSDPModule, expected one that torch.distributed.fsdp.fully_shard "
             "has sharded; shard it first"
         )
-    return list(found.values())
+    return list(sharded.values())
 
 
 def _param_groups(module: Any) -> list[Any]:
@@ -293,9 +293,9 @@ class _Pending(dist.Work):
             return True
         self._work.wait() if timeout is None else self._work.wait(timeout)
         rest, self._rest = self._rest, None
-        for made in (rest.received, self._sent):
-            if made is not None and made.is_cuda:
-                made.record_stream(torch.cuda.current_stream(made.device))  # may be another than it was made on
+        for buffer in (rest.received, self._sent):
+            if buffer is not None and buffer.is_cuda:
+                buffer.record_stream(torch.cuda.current_stream(buffer.device))  # may be another than it was made on
         self._sent = None
         rest.finish()
         return True
@@ -342,9 +342,9 @@ def _check(output: torch.Tensor, input: torch.Tensor, ranks: int, wire_dtype: to
         )
     if output.device != input.device:
         raise UsageError(f"output is on {output.device} and input on {input.device}, expected one device")
-    for what, tensor in (("output", output), ("input", input)):
+    for name, tensor in (("output", output), ("input", input)):
         if not tensor.is_contiguous():
-            raise UsageError(f"{what} has strides {tensor.stride()}, expected contiguous; pass .contiguous()")
+            raise UsageError(f"{name} has strides {tensor.stride()}, expected contiguous; pass .contiguous()")
 
 
 def _who_sent(received: torch.Tensor, bad: list[int], name: str | None, group: dist.ProcessGroup | None) -> str:

@@ -45,12 +45,12 @@ class RankVerifier:
         """
         name = f"check/{self.count}"
         mine = {_key(ranks): digest.hex() for ranks, digest in self.journal.groups.items()}
-        said = {"step": self.journal.total, "bad": self.bad, "groups": mine}
-        self.exchange.post(name, json.dumps(said))
+        state = {"step": self.journal.total, "bad": self.bad, "groups": mine}
+        self.exchange.post(name, json.dumps(state))
         answers = {r: json.loads(text) for r, text in self._gather(name, self.others, "the end of the step").items()}
         for rank, answer in answers.items():
             if answer["step"] != self.journal.total:
-                raise RanksDifferError(f"rank {rank} ends step {answer['step']} where {self._me} ends {said['step']}")
+                raise RanksDifferError(f"rank {rank} ends step {answer['step']} where {self._me} ends {state['step']}")
         differing = [r for r, a in answers.items() if self._differs(a["groups"], r)]
         if differing:
             self._explain(differing[0])
@@ -90,26 +90,28 @@ class RankVerifier:
             common = [pair for pair in pairs if shared([pair[1]], me, rank)]
             steps[who] = [s for s, _ in common], [c for _, c in common]
         low, high = sorted((me, rank))
-        found = first_difference(steps[low][1], steps[high][1])
-        if found is None:
+        difference = first_difference(steps[low][1], steps[high][1])
+        if difference is None:
             return ""
-        numbers = steps[low][0] if found.first is not None else steps[high][0]
-        words = found.text(f"rank {low}", f"rank {high}")
-        step = numbers[found.index]
-        return f"step {step}, collective {found.index - numbers.index(step)}: {words}; {_ADVICE}"
+        numbers = steps[low][0] if difference.first is not None else steps[high][0]
+        words = difference.text(f"rank {low}", f"rank {high}")
+        step = numbers[difference.index]
+        return f"step {step}, collective {difference.index - numbers.index(step)}: {words}; {_ADVICE}"
 
     def _finite(self, bad: dict[int, str]) -> None:
-        if found := [f"rank {rank} gives NaN or Inf to {what}" for rank, what in sorted(bad.items()) if what]:
-            raise VerificationError("; ".join(found) + "; the reduced gradients of all ranks are spoiled")
+        spoiled = sorted((rank, reduction) for rank, reduction in bad.items() if reduction)
+        if spoiled:
+            sentences = (f"rank {rank} gives NaN or Inf to {reduction}" for rank, reduction in spoiled)
+            raise VerificationError("; ".join(sentences) + "; the reduced gradients of all ranks are spoiled")
 
-    def before(self, one: Collective) -> None:
+    def before(self, collective: Collective) -> None:
         """Compare one collective with the ranks of its group before it starts.
 
         Raises:
             RanksDifferError: a rank is about to issue another one, or none in time.
         """
-        if one.kind not in POINT_TO_POINT:
-            self._agree(one.ranks, one)
+        if collective.kind not in POINT_TO_POINT:
+            self._agree(collective.ranks, collective)
 
     def end_of_step(self) -> None:
         """A rank that issues less than the others says so here.
@@ -120,22 +122,22 @@ class RankVerifier:
         for ranks in sorted({tuple(range(self.exchange.size)), *self.journal.groups}):
             self._agree(ranks, None)
 
-    def _agree(self, ranks: tuple[int, ...], one: Collective | None) -> None:
+    def _agree(self, ranks: tuple[int, ...], collective: Collective | None) -> None:
         number = self._sequence.get(ranks, 0)
         self._sequence[ranks] = number + 1
         name, me = f"each/{_key(ranks)}/{number}", self.exchange.rank
-        self.exchange.post(name, json.dumps(None if one is None else plain(one)))
+        self.exchange.post(name, json.dumps(None if collective is None else plain(collective)))
         others = [r for r in ranks if r != me]
-        due = one.name if one is not None else "the end of the step"
+        due = collective.name if collective is not None else "the end of the step"
         for rank, text in self._gather(name, others, due).items():
             data = json.loads(text)
             theirs = None if data is None else decode(Collective, data)
-            low, high = sorted(((me, one), (rank, theirs)), key=lambda pair: pair[0])
-            found = first_difference(*([c] if c is not None else [] for _, c in (low, high)))
-            if found is not None:
-                words = Difference(found.index, found.first, found.second, "other")
-                said = words.text(f"rank {low[0]}", f"rank {high[0]}")
-                raise RanksDifferError(f"{self.journal.place()}: {said}; it was not started; {_ADVICE}")
+            low, high = sorted(((me, collective), (rank, theirs)), key=lambda pair: pair[0])
+            difference = first_difference(*([c] if c is not None else [] for _, c in (low, high)))
+            if difference is not None:
+                words = Difference(difference.index, difference.first, difference.second, "other")
+                sentence = words.text(f"rank {low[0]}", f"rank {high[0]}")
+                raise RanksDifferError(f"{self.journal.place()}: {sentence}; it was not started; {_ADVICE}")
         if number:
             self.exchange.forget(f"each/{_key(ranks)}/{number - 1}")
 
@@ -166,8 +168,8 @@ class RankVerifier:
 
     def failures(self) -> dict[int, str]:
         """What other ranks said when they ended with an error."""
-        said = ((rank, self.exchange.look(_FAILED, rank)) for rank in self.others)
-        return {rank: text for rank, text in said if text is not None}
+        posted = ((rank, self.exchange.look(_FAILED, rank)) for rank in self.others)
+        return {rank: text for rank, text in posted if text is not None}
 
     def fail(self, text: str) -> None:
         """Tell the others that this rank ends with an error."""
@@ -181,8 +183,8 @@ def _key(ranks: tuple[int, ...]) -> str:
     return ",".join(map(str, ranks))
 
 
-def _both(key: str, one: int, other: int) -> bool:
-    return {str(one), str(other)} <= set(key.split(","))
+def _both(key: str, rank: int, other: int) -> bool:
+    return {str(rank), str(other)} <= set(key.split(","))
 
 
 def packed(journal: Journal) -> str:

@@ -108,20 +108,21 @@ class CollectiveLog:
         ours = isinstance(error, (RanksDifferError, VerificationError))
         last = self.journal.last
         where = f"after {last.name} ({self.journal.place()})" if last is not None else "before any collective"
-        said = [f"retrograd.fsdp: rank {self.journal.rank} ended {where}"]
+        sentences = [f"retrograd.fsdp: rank {self.journal.rank} ended {where}"]
         line = (str(error).splitlines() or [""])[0][:200]
         try:
             ranks = self._ranks()
             if ranks is not None:
-                said += [] if ours else [f"rank {rank} {text}" for rank, text in ranks.failures().items()]
+                sentences += [] if ours else [f"rank {rank} {text}" for rank, text in ranks.failures().items()]
                 ranks.fail(f"raised {type(error).__name__}: {line}, {where}")
         except RuntimeError:  # the store is gone with the rank that held it
-            said.append("the store of the job does not answer: the process that held it has ended")
+            sentences.append("the store of the job does not answer: the process that held it has ended")
         if ours:
             self.problems.append(str(error))
         else:
-            self.problems.append("; ".join([f"rank {self.journal.rank} raised {type(error).__name__}: {line}", *said]))
-            error.add_note("; ".join(said))
+            raised = f"rank {self.journal.rank} raised {type(error).__name__}: {line}"
+            self.problems.append("; ".join([raised, *sentences]))
+            error.add_note("; ".join(sentences))
 
     def step(self) -> None:
         """End a step: with gradient accumulation after each micro-batch or after each update, as you like.
@@ -210,19 +211,19 @@ class CollectiveLog:
             self._close()
         dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
         ranks = tuple(sorted(dist.get_process_group_ranks(call.group)))
-        one = Collective(call.kind, phase, modules, numel, dtype, op, ranks, by, call.root)
+        collective = Collective(call.kind, phase, modules, numel, dtype, op, ranks, by, call.root)
         with self._lock:
-            self.journal.add(one)
+            self.journal.add(collective)
         if self._watchdog is not None:
             self._watchdog.progress()
         verifier = self._ranks()
         if verifier is None:
             return
-        looked = self.options["nonfinite"] and one.kind in REDUCTIONS and phase == "backward"
+        looked = self.options["nonfinite"] and collective.kind in REDUCTIONS and phase == "backward"
         if looked and not verifier.bad and not _finite(call.tensors):
-            verifier.bad = f"{one.name} ({self.journal.place()})"
+            verifier.bad = f"{collective.name} ({self.journal.place()})"
         if self.options["strict"]:
-            verifier.before(one)
+            verifier.before(collective)
 
     def _before_optimizer(self, *_: Any) -> None:
         if in_backward():
@@ -272,11 +273,11 @@ class CollectiveLog:
         self._verified = False
         with self._lock:
             number = self.journal.total
-            said = self.journal.end_step()
+            change = self.journal.end_step()
         if self._watchdog is not None:
             self._watchdog.progress()
-        if said:
-            self._changed(f"step {number} differs from the steps before it, {said}")
+        if change:
+            self._changed(f"step {number} differs from the steps before it, {change}")
 
     def _changed(self, text: str) -> None:
         self._said_changes += 1

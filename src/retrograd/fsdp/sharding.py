@@ -62,8 +62,8 @@ class ShardPlan:
     def __str__(self) -> str:
         lines = [f"{len(self.groups)} groups of {self.mb:g} MB and more where there is enough, and the root"]
         for number, group in enumerate((*self.groups, self.root), 1):
-            what = _words(group.names) if group.names else "(root)"
-            lines.append(f"{number:4}  {group.bytes / _MB:10.2f} MB  {group.parameters:5} parameters  {what}")
+            names = _words(group.names) if group.names else "(root)"
+            lines.append(f"{number:4}  {group.bytes / _MB:10.2f} MB  {group.parameters:5} parameters  {names}")
         return "\n".join(lines)
 
 
@@ -119,11 +119,11 @@ def plan_by_size(
     runs = _free(model, _runs(model, opened), sizes)
     groups = _tied([group for run in _joined(runs, mb, sizes) for group in _grouped(run, mb, sizes)], sizes)
     taken: set[int] = set()
-    made = tuple(sizes.group(group, taken) for group in groups)
+    records = tuple(sizes.group(group, taken) for group in groups)
     root = sizes.group([("", model)], taken)
     if not taken:
         raise UsageError(f"`model` ({type(model).__name__}) has no parameters, expected some to shard")
-    return ShardPlan(made, replace(root, names=()), mb)
+    return ShardPlan(records, replace(root, names=()), mb)
 
 
 class _Sizes:
@@ -141,8 +141,8 @@ class _Sizes:
         return parameter.numel() * (self._dtype or parameter.dtype).itemsize
 
     def mb(self, *modules: nn.Module) -> float:
-        found = {key: p for module in modules for key, p in self.parameters(module).items()}
-        return sum(map(self.bytes_of, found.values())) / _MB
+        parameters = {key: p for module in modules for key, p in self.parameters(module).items()}
+        return sum(map(self.bytes_of, parameters.values())) / _MB
 
     def dtypes(self, module: nn.Module) -> set[torch.dtype]:
         """Of what is trained: FSDP takes one a group."""
@@ -150,10 +150,10 @@ class _Sizes:
 
     def group(self, units: list[Unit], taken: set[int]) -> ShardGroup:
         """The record of a group, which takes what earlier ones have left."""
-        found = {key: p for _, module in units for key, p in self.parameters(module).items() if key not in taken}
-        taken.update(found)
-        total = sum(map(self.bytes_of, found.values()))
-        return ShardGroup(tuple(name for name, _ in units), total, len(found))
+        parameters = {key: p for _, module in units for key, p in self.parameters(module).items() if key not in taken}
+        taken.update(parameters)
+        total = sum(map(self.bytes_of, parameters.values()))
+        return ShardGroup(tuple(name for name, _ in units), total, len(parameters))
 
 
 class _Automatic:
@@ -185,8 +185,8 @@ class _Named:
         known = sorted({type(m).__name__ for m in model.modules()})
         for block in blocks:
             if not any(_is(m, block) for m in model.modules()):
-                what = block if isinstance(block, str) else block.__name__
-                raise UsageError(f"blocks names {what!r}, expected classes of `model`: {', '.join(known)}")
+                name = block if isinstance(block, str) else block.__name__
+                raise UsageError(f"blocks names {name!r}, expected classes of `model`: {', '.join(known)}")
 
     def opens(self, parent: nn.Module, child: nn.Module) -> bool:
         if self.is_block(parent, child):
@@ -288,15 +288,15 @@ def _grouped(run: list[Unit], mb: float, sizes: _Sizes) -> list[list[Unit]]:
 
 def _tied(groups: list[list[Unit]], sizes: _Sizes) -> list[list[Unit]]:
     """Groups that share a parameter as one, at the place of the first."""
-    made: list[tuple[list[Unit], set[int]]] = []
+    tied: list[tuple[list[Unit], set[int]]] = []
     for group in groups:
         own = {key for _, module in group for key in sizes.parameters(module)}
-        for units, keys in [each for each in made if not each[1].isdisjoint(own)][::-1]:
-            made[:] = [each for each in made if each[0] is not units]
+        for units, keys in [each for each in tied if not each[1].isdisjoint(own)][::-1]:
+            tied[:] = [each for each in tied if each[0] is not units]
             group, own = units + group, keys | own
-        made.append((group, own))
+        tied.append((group, own))
     place = {name: number for number, group in enumerate(groups) for name, _ in group}
-    return sorted((group for group, _ in made), key=lambda group: place[group[0][0]])
+    return sorted((group for group, _ in tied), key=lambda group: place[group[0][0]])
 
 
 def _check(model: nn.Module, mb: float) -> None:

@@ -42,12 +42,12 @@ class Journal:
         self._begun = False
         self._last: Collective | None = None
 
-    def add(self, one: Collective) -> None:
+    def add(self, collective: Collective) -> None:
         """A collective that is about to be issued."""
-        number = self.table.setdefault(one, len(self.table))
+        number = self.table.setdefault(collective, len(self.table))
         if number == len(self.entries):
-            self.entries.append(one)
-        if not self._begun and (one.phase in COMPARED or one.by == "fsdp"):
+            self.entries.append(collective)
+        if not self._begun and (collective.phase in COMPARED or collective.by == "fsdp"):
             self._begun = True
             # Groups, meshes and first broadcasts belong to no step.
             self.setup, self.current, self.issued = self.current, [], 0
@@ -58,8 +58,8 @@ class Journal:
             del self.since[:-_OPEN]
         elif self.issued == _OPEN + 1:
             self.notes.append(f"step {self.total} has more than {_OPEN} collectives; the rest is hashed, not kept")
-        self.digest = chained(self.digest, one)
-        self.groups[one.ranks] = chained(self.groups.get(one.ranks, bytes(8)), one)
+        self.digest = chained(self.digest, collective)
+        self.groups[collective.ranks] = chained(self.groups.get(collective.ranks, bytes(8)), collective)
 
     def end_step(self) -> str:
         """Close the step; what differs from the steps of its kind, "" if nothing."""
@@ -74,9 +74,9 @@ class Journal:
         if pattern is not None:
             pattern.count += 1
         self.steps.append(LoggedStep(self.total, key, number, self.issued))
-        said = self._change(numbers)
+        change = self._change(numbers)
         self.total, self.issued = self.total + 1, 0
-        return said
+        return change
 
     def agreed(self) -> None:
         """The ranks were compared: what came so far need not be kept for them."""
@@ -93,8 +93,8 @@ class Journal:
             any(c.kind in REDUCTIONS and c.phase == "backward" for c in of),
         )
         digest = bytes(8)
-        for one in of:
-            digest = chained(digest, one)
+        for collective in of:
+            digest = chained(digest, collective)
         known = self._known.setdefault(kind, set())
         before = self._latest.get(kind)
         self._latest[kind] = mine
@@ -108,8 +108,10 @@ class Journal:
         if (note := _rebuilt(was, of)) is not None:
             self.notes.append(f"step {self.total}: {note}")
             return ""
-        found = first_difference(was, of)
-        return "" if found is None else f"collective {found.index}: {found.text('an earlier step', 'this step')}"
+        difference = first_difference(was, of)
+        if difference is None:
+            return ""
+        return f"collective {difference.index}: {difference.text('an earlier step', 'this step')}"
 
     @property
     def last(self) -> Collective | None:

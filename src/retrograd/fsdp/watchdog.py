@@ -61,19 +61,19 @@ class Watchdog:
     def _watch(self) -> None:
         beat = min(_BEAT, self.seconds / 4)
         while not self._end.wait(beat):
-            found = self.verifier()
-            if found is None:
+            verifier = self.verifier()
+            if verifier is None:
                 continue
             try:
-                self._tell(found)
+                self._tell(verifier)
                 if time.monotonic() - self.last >= self.seconds and self._said != self.last:
                     self._said = self.last
-                    self._pause(found, 2 * beat)  # the others notice within a beat
-                    self.say(self._sentence(found, beat))
-                    self._pause(found, 4 * beat)
+                    self._pause(verifier, 2 * beat)  # the others notice within a beat
+                    self.say(self._sentence(verifier, beat))
+                    self._pause(verifier, 4 * beat)
                     self.end()
             except RuntimeError as error:  # the store is gone: the rank that held it has ended
-                self.say(f"{self._waiting(found)}; {type(error).__name__}: the store of the job does not answer")
+                self.say(f"{self._waiting(verifier)}; {type(error).__name__}: the store of the job does not answer")
                 self.end()
                 return
 
@@ -87,15 +87,15 @@ class Watchdog:
         journal, idle = verifier.journal, time.monotonic() - self.last
         self._beats += 1
         last = journal.last
-        said: dict[str, Any] = {
+        life: dict[str, Any] = {
             "beat": self._beats,
             "step": journal.total,
             "issued": journal.issued,
             "idle": round(idle, 1),
         }
-        said["last"] = last.name if last is not None else "nothing"
-        said["at"] = self._place() if idle >= self.seconds / 2 else ""
-        verifier.exchange.post("life", json.dumps(said))
+        life["last"] = last.name if last is not None else "nothing"
+        life["at"] = self._place() if idle >= self.seconds / 2 else ""
+        verifier.exchange.post("life", json.dumps(life))
         if idle >= self.seconds / 2:
             verifier.exchange.post("stalled", packed(journal))
 
@@ -142,8 +142,8 @@ class Watchdog:
         return f"rank {rank} is at the same collective, {now['last']}"
 
     def _life(self, verifier: RankVerifier, rank: int) -> dict[str, Any]:
-        said = verifier.exchange.look("life", rank)
-        return json.loads(said) if said is not None else {}
+        life = verifier.exchange.look("life", rank)
+        return json.loads(life) if life is not None else {}
 
     def _place(self) -> str:
         """The line of the program at which the thread that started us is."""

@@ -17,8 +17,8 @@ def _own() -> Path | None:
     return None
 
 
-if (_found := _own()) is not None:
-    runpy.run_path(str(_found), run_name="sitecustomize")
+if (_shadowed := _own()) is not None:
+    runpy.run_path(str(_shadowed), run_name="sitecustomize")
 
 from retrograd.fsdp import check_command  # noqa: E402 (the user's may change sys.path)
 
