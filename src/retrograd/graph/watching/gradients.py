@@ -34,8 +34,8 @@ def check_gradients(model: Any, *, missing: str = "raise") -> None:
     wrong = []
     managed = _managed(model)
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and (said := _wrong(parameter, name in managed, missing)):
-            wrong.append(f"{name}: {said}")
+        if parameter.requires_grad and (fault := _wrong(parameter, name in managed, missing)):
+            wrong.append(f"{name}: {fault}")
     if wrong:
         more = f"\n  and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""
         lines = "".join(f"\n  {line}" for line in wrong[:_MOST])
@@ -44,7 +44,7 @@ def check_gradients(model: Any, *, missing: str = "raise") -> None:
 
 def _managed(model: Any) -> set[str]:
     """Names of the parameters that FSDP2 shards: between forward and backward they are plain tensors."""
-    found = set()
+    names = set()
     for prefix, module in model.named_modules():
         state = getattr(module, "_get_fsdp_state", None)
         if state is None:
@@ -52,8 +52,8 @@ def _managed(model: Any) -> set[str]:
         owned = {id(held) for group in parameter_groups(state()) for held in module_parameters(group)}
         for name, parameter in module.named_parameters():
             if id(parameter) in owned:
-                found.add(f"{prefix}.{name}" if prefix else name)
-    return found
+                names.add(f"{prefix}.{name}" if prefix else name)
+    return names
 
 
 def _wrong(parameter: Any, managed: bool, missing: str) -> str:
@@ -71,14 +71,14 @@ def _wrong(parameter: Any, managed: bool, missing: str) -> str:
         )
     if gradient is None:
         return "" if missing == "allow" else "no gradient; an unused parameter, or backward did not reduce it"
-    given = getattr(gradient, "placements", None)
-    if given is None:
+    placements = getattr(gradient, "placements", None)
+    if placements is None:
         shape = tuple(gradient.shape)
         return f"the gradient is a plain tensor of shape {shape}, expected a DTensor {placed}: it was not reduced"
-    if any(p.is_partial() for p in given):
-        return f"the gradient has placements {given}, expected {placed}: it is still a partial sum of each rank"
-    if tuple(given) != tuple(placed):
-        return f"the gradient has placements {given}, expected {placed} as the parameter"
+    if any(p.is_partial() for p in placements):
+        return f"the gradient has placements {placements}, expected {placed}: it is still a partial sum of each rank"
+    if tuple(placements) != tuple(placed):
+        return f"the gradient has placements {placements}, expected {placed} as the parameter"
     if gradient.device_mesh != parameter.device_mesh:
         return f"the gradient lies on {gradient.device_mesh}, expected {parameter.device_mesh} as the parameter"
     if tuple(gradient.shape) != tuple(parameter.shape):

@@ -31,14 +31,14 @@ class Live:
 
 def read(report: str) -> tuple[Live, ...]:
     """The tensors of a report, in its order; the text of their graphs is skipped."""
-    found: list[Live] = []
+    tensors: list[Live] = []
     frames: list[tuple[str, int]] = []
     at: re.Match[str] | None = None
     listing = False
     for line in report.splitlines():
         begins = _TENSOR.match(line)
         if begins:
-            found += [_live(at, frames)] if at else []
+            tensors += [_live(at, frames)] if at else []
             at, frames, listing = begins, [], False
         elif line.startswith("Python Frames:"):
             listing = True
@@ -46,12 +46,12 @@ def read(report: str) -> tuple[Live, ...]:
             frames.append((frame[2], int(frame[3])))
         else:
             listing = False
-    return (*found, *([_live(at, frames)] if at else []))
+    return (*tensors, *([_live(at, frames)] if at else []))
 
 
-def _live(found: re.Match[str], frames: Sequence[tuple[str, int]]) -> Live:
+def _live(match: re.Match[str], frames: Sequence[tuple[str, int]]) -> Live:
     file, line = next(((f, n) for f, n in frames if not is_library(f)), frames[0] if frames else ("", 0))
-    return Live(_LAYOUT.sub("", found[2]), int(found[4]), f"{file.rpartition('/')[2]}:{line}" if file else "")
+    return Live(_LAYOUT.sub("", match[2]), int(match[4]), f"{file.rpartition('/')[2]}:{line}" if file else "")
 
 
 def digest(tensors: Iterable[Live]) -> str:
@@ -66,12 +66,12 @@ def difference(before: Sequence[Live], now: Sequence[Live], step: int) -> tuple[
     return (*lines, *_named(before, old - new, f"alive at the cut of step {step}, not at this one"))
 
 
-def _named(tensors: Sequence[Live], extra: Counter[tuple[str, str]], what: str) -> list[str]:
+def _named(tensors: Sequence[Live], extra: Counter[tuple[str, str]], state: str) -> list[str]:
     lines: list[str] = []
     left = Counter(extra)
     for tensor in tensors:
         if left[tensor.shape, tensor.where] > 0:
             left[tensor.shape, tensor.where] -= 1
-            lines.append(f"tensor {tensor} is {what}")
+            lines.append(f"tensor {tensor} is {state}")
     more = len(lines) - _MOST
-    return lines[:_MOST] + ([f"{more} more tensors are {what}"] if more > 0 else [])
+    return lines[:_MOST] + ([f"{more} more tensors are {state}"] if more > 0 else [])

@@ -34,16 +34,16 @@ class Comparison:
         self.count = 0
         self.found: RanksDifferError | None = None
 
-    def graph(self, made: Compiled) -> None:
+    def graph(self, compiled: Compiled) -> None:
         """Before a graph runs.
 
         Raises:
             RanksDifferError: another rank has another graph here, or none in time.
         """
-        key = made.digest if made.format == _LIVE else graph_text.known(made.text, made.format).key
+        key = compiled.digest if compiled.format == _LIVE else graph_text.known(compiled.text, compiled.format).key
         name = f"step-{self.step}/graph-{self.count}"
         self.count += 1
-        self._ask(name, f"{made.role} {key}", made.text, made)
+        self._ask(name, f"{compiled.role} {key}", compiled.text, compiled)
 
     def end_of_step(self, held: Sequence[Order] = ()) -> None:
         """At the cut: a rank that compiled fewer graphs says so here, and which orders beside the graphs it keeps to.
@@ -56,7 +56,7 @@ class Comparison:
         self.step += 1
         self.count = 0
 
-    def _ask(self, name: str, mine: str, text: str, made: Compiled | None) -> None:
+    def _ask(self, name: str, mine: str, text: str, compiled: Compiled | None) -> None:
         through = self.through
         if through.size == 1:
             return
@@ -68,41 +68,41 @@ class Comparison:
                 continue
             theirs = through.wait(f"{name}/key", rank, self.seconds)
             if theirs != mine:
-                said = (
+                sentence = (
                     self._orders(name, rank, text, theirs)
                     if theirs is not None and _idle(mine) and _idle(theirs)
-                    else self._sentence(name, rank, mine, theirs, made)
+                    else self._sentence(name, rank, mine, theirs, compiled)
                 )
-                self.found = RanksDifferError(said)
+                self.found = RanksDifferError(sentence)
                 raise self.found
 
-    def _sentence(self, name: str, rank: int, mine: str, theirs: str | None, made: Compiled | None) -> str:
+    def _sentence(self, name: str, rank: int, mine: str, theirs: str | None, compiled: Compiled | None) -> str:
         own = f"rank {self.through.rank} {_compiles(mine)}"
         if theirs is None:
             return (
                 f"step {self.step}: {own}, rank {rank} said nothing for {self.seconds:g} s: it runs a graph that "
                 "it has, or hangs. Compiling for one rank alone ends in a collective that never returns"
             )
-        why = "" if _idle(mine) or _idle(theirs) else self._difference(name, rank, made)
+        why = "" if _idle(mine) or _idle(theirs) else self._difference(name, rank, compiled)
         return f"step {self.step}: {own}, rank {rank} {_compiles(theirs)}: their collectives would hang{why}"
 
     def _orders(self, name: str, rank: int, mine: str, told: str) -> str:
         """What differs in the orders that two ranks keep to; a rank that keeps to none gives no text of them."""
-        found = self.through.wait(f"{name}/text", rank, self.seconds) if told != _MISSING else None
+        answer = self.through.wait(f"{name}/text", rank, self.seconds) if told != _MISSING else None
         none = order_changes.packed(())
-        theirs = unpacked(found) if found is not None else none
-        said = order_changes.between_ranks(self.through.rank, mine or none, rank, theirs)
-        return f"step {self.step}: the ranks keep to different orders beside their graphs: {said}"
+        theirs = unpacked(answer) if answer is not None else none
+        difference = order_changes.between_ranks(self.through.rank, mine or none, rank, theirs)
+        return f"step {self.step}: the ranks keep to different orders beside their graphs: {difference}"
 
-    def _difference(self, name: str, rank: int, made: Compiled | None) -> str:
+    def _difference(self, name: str, rank: int, compiled: Compiled | None) -> str:
         """What differs first, from the text of the other rank."""
-        theirs = self.through.wait(f"{name}/text", rank, self.seconds) if made and made.text else None
-        if made is None or theirs is None:
+        theirs = self.through.wait(f"{name}/text", rank, self.seconds) if compiled and compiled.text else None
+        if compiled is None or theirs is None:
             return ""
-        if made.format == _LIVE:
-            return _alive(self.through.rank, made.text, rank, unpacked(theirs))
+        if compiled.format == _LIVE:
+            return _alive(self.through.rank, compiled.text, rank, unpacked(theirs))
         try:
-            own, other = (graph_text.parse(t, made.format) for t in (made.text, unpacked(theirs)))
+            own, other = (graph_text.parse(t, compiled.format) for t in (compiled.text, unpacked(theirs)))
             causes = graph_text.compare(own, other).causes
         except Exception as error:  # that the ranks differ is to be said in any case
             return f". The graphs cannot be compared further: {type(error).__name__} {error}"

@@ -40,22 +40,22 @@ class Program:
         if self.wanted not in ("auto", name) or (name == "compile" and self.wanted == "xla"):
             return
         own = {key: value for key, value in self.options.items() if name == "xla" or key not in _OF_XLA}
-        one = watch(name, **own)
-        one.__enter__()
-        self.watches.append(one)
+        watcher = watch(name, **own)
+        watcher.__enter__()
+        self.watches.append(watcher)
         if name == "compile":
-            self._steps_of_torch(one)
+            self._steps_of_torch(watcher)
         elif name == "xla":
-            one.backends[0].after = one.step  # type: ignore[attr-defined]
-            one.session.notes.append("each cut counts as a step")
+            watcher.backends[0].after = watcher.step  # type: ignore[attr-defined]
+            watcher.session.notes.append("each cut counts as a step")
         else:
-            one.session.notes.append("the whole program counts as one step, unless it calls retrograd.graph.step()")
+            watcher.session.notes.append("the whole program counts as one step, unless it calls retrograd.graph.step()")
 
-    def _steps_of_torch(self, one: Watch) -> None:
+    def _steps_of_torch(self, watcher: Watch) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(lambda *_: one.step())
-        one.session.notes.append("each call of an optimizer counts as a step")
+        register_optimizer_step_post_hook(lambda *_: watcher.step())
+        watcher.session.notes.append("each call of an optimizer counts as a step")
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, AfterImport(tuple(backends.MODULES.values()), self.imported))
@@ -64,13 +64,13 @@ class Program:
         """Stop, write the reports, keep the graphs, hold them to the lock file."""
         if isinstance(error, SystemExit) and not error.code:
             error = None
-        for one in reversed(self.watches):
-            one.__exit__(type(error) if error else None, error, None)
+        for watcher in reversed(self.watches):
+            watcher.__exit__(type(error) if error else None, error, None)
         if self.report:
-            reports = [one.report().to_json() for one in self.watches]
+            reports = [watcher.report().to_json() for watcher in self.watches]
             Path(self.report).write_text(json.dumps(reports), encoding="utf-8")
         # A program for torch_xla imports torch too, but what it compiles is torch_xla's.
-        sessions = [one.session for one in self.watches if one.session.entries]
+        sessions = [watcher.session for watcher in self.watches if watcher.session.entries]
         for session in sessions:
             if self.save:
                 folder = Path(self.save)
@@ -93,5 +93,5 @@ def main(arguments: Sequence[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except RetrogradError as found:
-        raise SystemExit(f"retrograd: {found}") from None
+    except RetrogradError as error:
+        raise SystemExit(f"retrograd: {error}") from None

@@ -68,7 +68,7 @@ def blocks(text: str, source: str = "") -> list[Block]:
     Raises:
         GraphError: the file is damaged, or holds something else than HLO.
     """
-    found: list[Block] = []
+    saved: list[Block] = []
     for block in torch_xla.blocks(text, source):
         body = block.body.strip("\n")
         if "HloModule" not in body[:200]:
@@ -78,5 +78,5 @@ def blocks(text: str, source: str = "") -> list[Block]:
             )
         file, line = next(((f, n) for f, n in block.frames if not is_library(f)), ("", 0))
         where = f"{file.rpartition('/')[2]}:{line}" if file else ""
-        found.append(Block(block.key, where, body))
-    return found
+        saved.append(Block(block.key, where, body))
+    return saved

@@ -28,13 +28,13 @@ def names(backend: str | Sequence[str]) -> tuple[str, ...]:
             raise UsageError(f"`backend` is {backend!r}, expected one of {known}, or a list of these without 'auto'")
     if chosen != ("auto",):
         return chosen
-    found = tuple(name for name, module in MODULES.items() if module in sys.modules)
-    if not found:
+    imported = tuple(name for name, module in MODULES.items() if module in sys.modules)
+    if not imported:
         raise UsageError(
             "`backend` is 'auto', but none of torch, torch_xla and jax is imported yet; import yours before "
             "retrograd.graph.watch, or name the backend"
         )
-    return found
+    return imported
 
 
 def make(name: str, **options: object) -> WatchBackend:

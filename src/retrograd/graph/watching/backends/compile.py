@@ -59,8 +59,8 @@ class Compile:
     def drain(self) -> list[Event]:
         """The graphs compiled since the last call."""
         with self._mutex:
-            made, self._made = self._made, []
-        return list(made)
+            compiled, self._made = self._made, []
+        return list(compiled)
 
     def _hear(self, metadata: dict[str, Any], payload: Any) -> None:
         """One message of the trace. What `tell` raises ends the compilation, before the graph runs."""
@@ -80,13 +80,13 @@ class Compile:
         frame = number.rpartition("/")[0]
         # Each capture of compiled autograd has a number of its own, but stands for the one before.
         family = role if role == "autograd" else f"{role} {frame}"
-        made = Compiled(role, "fx", text, f"[{number}]", family, reason=self._reasons.get(number, ""))
+        compiled = Compiled(role, "fx", text, f"[{number}]", family, reason=self._reasons.get(number, ""))
         with self._mutex:
-            self._made.append(made)
-            self._open.setdefault(number, []).append(made)
+            self._made.append(compiled)
+            self._open.setdefault(number, []).append(compiled)
         if tell:
-            self._tell(made)
-        return made
+            self._tell(compiled)
+        return compiled
 
     def _measured(self, number: str, roles: tuple[str, ...], metrics: Any) -> None:
         graphs = self._open.get(number, [])
@@ -106,18 +106,18 @@ def _reason(payload: Any) -> str:
     import json
 
     try:
-        found = json.loads(payload) if isinstance(payload, str) else payload
+        reasons = json.loads(payload) if isinstance(payload, str) else payload
     except json.JSONDecodeError:
-        found = payload
-    lines = [" ".join(str(line).split()) for line in (found if isinstance(found, list) else [found])]
+        reasons = payload
+    lines = [" ".join(str(line).split()) for line in (reasons if isinstance(reasons, list) else [reasons])]
     older = f" (and {len(lines) - 1} older entries did not fit)" if len(lines) > 1 else ""
     return f"{lines[0]}{older}" if lines else ""
 
 
 def _user_line(stack: Any) -> str:
     """The innermost line of a stack that is not a framework's: "train.py:19"."""
-    frames = [found for entry in stack or () if (found := _FRAME.match(str(entry)))]
-    for found in reversed(frames):
-        if not is_library(found[3]) and not found[3].startswith("<"):
-            return f"{found[3].rpartition('/')[2]}:{found[1]}"
+    frames = [match for entry in stack or () if (match := _FRAME.match(str(entry)))]
+    for match in reversed(frames):
+        if not is_library(match[3]) and not match[3].startswith("<"):
+            return f"{match[3].rpartition('/')[2]}:{match[1]}"
     return ""

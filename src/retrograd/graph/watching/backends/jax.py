@@ -82,16 +82,16 @@ class Jax:
         """The modules compiled since the last call; their files are removed."""
         if self._folder is None:
             return []
-        made: list[Event] = []
+        events: list[Event] = []
         for path in sorted(Path(self._folder.name).glob(compilations.MODULES)):
             name = compilations.module_name(path.name)
             text = path.read_text(encoding="utf-8", errors="replace")
             path.unlink()
             if name is not None:
-                made += self._module(name, text)
+                events += self._module(name, text)
         self._misses.clear()
         self._spent.clear()
-        return made
+        return events
 
     def _module(self, name: str, text: str) -> list[Event]:
         seconds = self._spent.get(name, [])

@@ -71,9 +71,9 @@ class Xla:
         if self.texts:
             self._follow()
         for module, name in torch_xla.CUTS:
-            found = sys.modules.get(module)
-            if found is not None and hasattr(found, name):
-                self._wrap(found, name)
+            owner = sys.modules.get(module)
+            if owner is not None and hasattr(owner, name):
+                self._wrap(owner, name)
 
     def stop(self) -> None:
         """Put the cuts back."""
