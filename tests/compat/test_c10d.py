@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -48,3 +51,22 @@ def test_a_torch_that_dispatches_otherwise_is_refused(monkeypatch, change):
         record_collectives().start()
     assert record_collectives()._active is None
     assert "use torch.profiler" in str(caught.value)
+
+
+WHILE_IMPORTED = """
+import sys
+from retrograd.core.import_hook import AfterImport
+
+def ask(name):
+    from retrograd.compat import c10d, registry
+    print(registry.status(c10d.PART).state, flush=True)
+
+sys.meta_path.insert(0, AfterImport(("torch",), ask))
+import torch
+"""
+
+
+def test_a_part_that_is_asked_while_torch_is_imported_does_not_wait_for_that_import():
+    """As `retrograd fsdp check` asks: from the import of torch, which a thread with an import of its own would await."""
+    done = subprocess.run([sys.executable, "-c", WHILE_IMPORTED], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "works\n", done.stderr

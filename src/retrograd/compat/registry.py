@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -70,11 +71,20 @@ class Status:
 _FRAMEWORK_AT_TOP = re.compile(r"^(?:import|from) (?:torch|triton|jax)\b", re.M)
 
 
+def _being_imported(name: str) -> bool:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))  # of importlib, as `importlib._bootstrap` sets it
+
+
 def in_fresh_thread(self_test: Callable[[], str]) -> Callable[[], str]:
     """The self-test as a thread of its own runs it, where no mode, backward or inference mode of the caller is on."""
 
     @functools.wraps(self_test)
     def run() -> str:
+        # While the caller still imports a framework, a thread would wait for that import for ever, and the import for
+        # it. Nothing of the program has run then, so nothing is on that could disturb the test.
+        if any(_being_imported(name) for name in versions.TESTED):
+            return self_test()
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(self_test).result()
 

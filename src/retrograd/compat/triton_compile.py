@@ -157,22 +157,24 @@ def _active_driver(gpu: GpuDescription) -> Iterator[None]:
         holder.set_active(previous)
 
 
-def _driver(gpu: GpuDescription, device: str) -> Any:
-    from triton.backends.compiler import GPUTarget
-    from triton.backends.driver import DriverBase
-
-    properties = {
+def _properties(gpu: GpuDescription) -> dict[str, int]:
+    return {
         "max_shared_mem": gpu.shared_limit_bytes,
         "max_num_regs": gpu.registers,
         "multiprocessor_count": gpu.num_sms,
         "warpSize": gpu.warp_size,
     }
 
+
+def _driver(gpu: GpuDescription, device: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
     class DryDriver(DriverBase):
         """Answers which GPU it is and can do nothing else."""
 
         launcher_cls = None
-        utils = SimpleNamespace(get_device_properties=lambda device=None: properties)
+        utils = SimpleNamespace(get_device_properties=lambda device=None: _properties(gpu))
 
         @classmethod
         def is_active(cls) -> bool:
