@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.JITFunction  # triton.jit interprets where TRITON_INTERPRET is set, and this is for the compiler
 def doubling_kernel(x_ptr, N: tl.constexpr):
     at = tl.arange(0, N)
     tl.store(x_ptr + at, tl.load(x_ptr + at) * 2.0)
