@@ -150,7 +150,7 @@ def faults(found: codegen.Launch, facts: codegen.Facts, case: Case) -> list[str]
 
 def unrounded(found: codegen.Launch, compiled: object) -> list[str]:
     """What contracts the product and the sum of a position: x = fl(fl(p * w) - 0.5)."""
-    if found.constants.get("ALIGNED"):
+    if found.signature.constants.get("ALIGNED"):
         return []
     if found.target.nvidia:
         _, code = machine.disassemble(compiled.asm["cubin"])

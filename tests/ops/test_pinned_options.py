@@ -24,7 +24,7 @@ RECORDED = """
 import json, sys
 sys.path.insert(0, "tools")
 import kernel_code
-print(json.dumps([(l.kernel, l.target.name, l.options) for _, l in kernel_code.triton_launches(["sm_90", "gfx942"])]))
+print(json.dumps([(l.kernel, l.target.name, l.request.options) for _, l in kernel_code.triton_launches(["sm_90", "gfx942"])]))
 """
 
 

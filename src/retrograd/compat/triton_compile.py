@@ -99,6 +99,11 @@ class CompileRequest:
     key: str
     specialization: str
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the compiler, with Triton's defaults: num_warps, enable_fp_fusion, ..."""
+        return json.loads(self.specialization)["options"]
+
     def compile(self) -> Any:
         """The CompiledKernel, from Triton's cache directory where it is there already."""
         return self.function.preload(self.specialization)
