@@ -22,9 +22,9 @@ UV = ROOT / ".uv" / "bin" / "uv"
 
 # What touches a framework in more than its public operators: private names, compilers, C++ extensions, interpreters.
 SENSITIVE = (
-    "tests/compat", "tests/codegen", "tests/fsdp", "tests/trace", "tests/graph", "tests/env",
     "tests/check/test_compiler.py", "tests/check/test_bounds.py", "tests/check/test_state.py",
     "tests/check/test_higher_order.py", "tests/check/test_poison_operators.py", "tests/check/test_verify.py",
+    "tests/codegen", "tests/compat", "tests/env", "tests/fsdp", "tests/graph", "tests/trace",
     "tests/cli/test_cli_targets.py", "tests/flake/test_flake_margins.py",
     "tests/ops/norm/test_compile.py", "tests/ops/norm/test_host.py", "tests/ops/norm/test_native.py",
     "tests/ops/norm/test_rms_norm.py", "tests/ops/norm/test_subclasses.py", "tests/ops/norm/test_dtensor.py",

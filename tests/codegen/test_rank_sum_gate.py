@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import SUMMARY, run
+from gate_process import SUMMARY, run
 
 from retrograd.codegen import targets
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from conftest import run
+from gate_process import run
 
 COUNT = """
 import json, sys, torch

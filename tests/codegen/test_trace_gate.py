@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import SUMMARY, run
+from gate_process import SUMMARY, run
 
 
 def test_no_kernel_has_a_fault():
