@@ -97,7 +97,7 @@ class Driver:
             launch_cooperative_grid=False, launch_pdl=False, global_scratch_size=0, profile_scratch_size=0
         )
         compiled = SimpleNamespace(src=SimpleNamespace(signature=signature), metadata=meta)
-        return launch.Handle(None, len(self.kernels), (4, 1, 64), (3, 2, 1), compiled)
+        return launch.KernelHandle(None, len(self.kernels), (4, 1, 64), (3, 2, 1), compiled)
 
     def norm_fwd(self, tensors: NormTensors, spec: NormSpec, **options: Any) -> Any:
         """torch_impl.norm_fwd, kept as a launch of triton/launch.py is."""

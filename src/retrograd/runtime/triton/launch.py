@@ -13,8 +13,7 @@ import torch
 from retrograd import config
 from retrograd.compat.torch_cuda import current_device
 from retrograd.compat.triton_interpreter.preparation import prepare
-from retrograd.compat.triton_relaunch import KernelHandle as Handle
-from retrograd.compat.triton_relaunch import hooked, loaded_kernel
+from retrograd.compat.triton_relaunch import KernelHandle, hooked, loaded_kernel
 from retrograd.compat.triton_relaunch import relaunch as relaunch
 from retrograd.runtime.cuda import driver
 from retrograd.runtime.triton.gpu import Backend, Gpu
@@ -85,7 +84,7 @@ def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
 
 def launch(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], *, pdl: bool = False, **options: Any
-) -> Handle | None:
+) -> KernelHandle | None:
     """kernel[grid](*args, **options); what `relaunch` needs, or None where nothing was compiled.
 
     `pdl`: it is launched while the kernel ahead of it ends, and waits for that before it touches memory.

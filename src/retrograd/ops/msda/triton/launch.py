@@ -29,12 +29,12 @@ from retrograd.ops.msda.triton.backward_ordered import msda_bwd_kernel_cells, ms
 from retrograd.ops.msda.triton.forward import msda_fwd_kernel
 from retrograd.ops.msda.triton.fused import msda_fwd_kernel_fused
 from retrograd.ops.msda.triton.sampling import MAX_SIZES
-from retrograd.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
+from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, on_device_of, relaunch, relaunchable
 
 # Launches that have been compiled, by all that they depend on.
-_FORWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}
-_FUSED: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}
-_BACKWARD: dict[Any, tuple[Handle, tuple[Any, ...]]] = {}
+_FORWARD: dict[Any, tuple[KernelHandle, tuple[Any, ...]]] = {}
+_FUSED: dict[Any, tuple[KernelHandle, tuple[Any, ...]]] = {}
+_BACKWARD: dict[Any, tuple[KernelHandle, tuple[Any, ...]]] = {}
 # One level's size as a kernel's argument, of 64 bits whatever the size: bit 62, height and width of 31 bits.
 _NO_SIZE = 1 << 62
 

@@ -18,7 +18,7 @@ from retrograd.ops.norm.triton.backward import (
 )
 from retrograd.ops.norm.triton.backward_sliced import norm_bwd_kernel_slices
 from retrograd.runtime.triton.gpu import Backend, Gpu
-from retrograd.runtime.triton.launch import Handle, gpu_of, launch, relaunch
+from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, relaunch
 
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]  # of weight and bias
 
@@ -43,7 +43,9 @@ class RowsKernel(NamedTuple):
     atomic: bool
 
 
-_Launched = tuple[Handle | None, tuple[Any, ...]]  # what may be launched again, and its arguments behind the tensors
+_Launched = tuple[
+    KernelHandle | None, tuple[Any, ...]
+]  # what may be launched again, and its arguments behind the tensors
 
 
 def _launch_tiles(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from retrograd.runtime.triton.launch import Handle, gpu_of, launch, on_device_of, relaunch, relaunchable
+from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, on_device_of, relaunch, relaunchable
 from retrograd.trace.statistics.digest import BLOCK, SPREAD_1, SPREAD_2, UNIT
 from retrograd.trace.statistics.exponents import BIAS, BUCKETS, OUTSIDE
 
@@ -41,7 +41,7 @@ _SPREAD_1, _SPREAD_2 = tl.constexpr(SPREAD_1), tl.constexpr(SPREAD_2)
 _PROGRAMS, _INTS, _FLOATS = tl.constexpr(PROGRAMS), tl.constexpr(INTS), tl.constexpr(FLOATS)
 _BUCKETS, _OUTSIDE, _SHIFT = tl.constexpr(BUCKETS), tl.constexpr(OUTSIDE), tl.constexpr(1023 - BIAS)
 DTYPES = tuple(_KINDS)
-_handles: dict[tuple[torch.dtype, torch.device, bool, bool, bool], Handle] = {}
+_handles: dict[tuple[torch.dtype, torch.device, bool, bool, bool], KernelHandle] = {}
 _FEW = 32  # programs a tensor of so many tiles at most, where many are measured together
 FEW_BYTES = _FEW * BLOCK * UNIT
 
