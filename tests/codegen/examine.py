@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
-import subprocess
 import sys
-import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -42,23 +43,17 @@ SUBJECTS = {
 }
 
 
-def verbose_ptxas(ptx: str, arch: str) -> dict[str, int]:
-    """Registers, stack and spilled bytes as ptxas itself reports them."""
-    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
-
-    number = int(arch.removeprefix("sm_"))
-    tool = get_ptxas(number).path
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        how = ["-v", f"--gpu-name={sm_arch_from_capability(number)}", "-o", f"{folder}/kernel.cubin"]
-        said = subprocess.run([tool, *how, source], check=True, capture_output=True, text=True).stderr
+def ptxas_log(launch: codegen.Launch) -> dict[str, int]:
+    """Registers, stack and spilled bytes as ptxas itself reports them to Triton, whose options change with releases."""
+    log = io.StringIO()
+    with patch.dict(os.environ, TRITON_ALWAYS_COMPILE="1", TRITON_DUMP_PTXAS_LOG="1"), redirect_stdout(log):
+        launch.compile()
     forms = {
         "registers": r"Used (\d+) registers",
         "stack": r"(\d+) bytes stack",
         "spilled": r"(\d+) bytes spill stores",
     }
-    return {what: int(re.search(form, said)[1]) for what, form in forms.items()}
+    return {what: int(re.search(form, log.getvalue())[1]) for what, form in forms.items()}
 
 
 def llvm_notes(assembly: str) -> dict[str, int]:
@@ -74,8 +69,7 @@ def themselves(name: str, arch: str) -> dict[str, dict[str, int]]:
         getattr(specimens, name)()
     said = {}
     for launch in found:
-        asm = launch.compile().asm
-        said[launch.kernel] = verbose_ptxas(asm["ptx"], arch) if target.nvidia else llvm_notes(asm["amdgcn"])
+        said[launch.kernel] = ptxas_log(launch) if target.nvidia else llvm_notes(launch.compile().asm["amdgcn"])
     return said
 
 
