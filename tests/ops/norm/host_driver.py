@@ -35,6 +35,9 @@ int cuLaunchKernelEx(Config *c, P f, P *params, P extra) {
 }
 int cuCtxGetCurrent(P *c) { *c = (P)1; return 0; }
 int cuCtxSetCurrent(P c) { return 0; }
+int cuCtxGetDevice(int *d) { *d = 0; return 0; }  // from Triton 3.9 on, as the two below
+int cuModuleUnload(P m) { return 0; }
+int cuStreamIsCapturing(P s, int *v) { *v = 0; return 0; }
 int cuCtxGetLimit(uint64_t *v, int l) { *v = 0; return 0; }
 int cuCtxSetLimit(int l, uint64_t v) { return 0; }
 int cuDeviceGet(int *d, int i) { *d = i; return 0; }
