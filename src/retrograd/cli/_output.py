@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
+from functools import wraps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrograd import config
+from retrograd.cli._options import AS_JSON, OUTPUTS, Decorator, options
 
 if TYPE_CHECKING:
     from retrograd.report import AnyRecord
@@ -31,6 +34,34 @@ def show(record: AnyRecord, outputs: Sequence[str] = (), form: str = "text", eve
         from rich.console import Console
 
         report.show(record, Console(), everything)
+
+
+def answers(record: str, *more: Decorator, everything: bool = False) -> Decorator:
+    """A command that returns a record: options for its form and for files, and the exit code that the record has.
+
+    Args:
+        record: "module:Class" of the record, to refuse names of files before minutes of work.
+        more: further options, as `FORMAT` and `EVERYTHING`, which are for printing.
+        everything: whether all is printed where the command has no such option.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def answer(
+            as_json: bool, outputs: tuple[str, ...], form: str = "text", everything: bool = everything, **own: Any
+        ) -> None:
+            if outputs:
+                from retrograd.report import check_paths
+
+                module, _, name = record.partition(":")
+                check_paths(*outputs, of=getattr(import_module(module), name))
+            result = command(**own)
+            show(result, outputs, "json" if as_json else form, everything)
+            click.get_current_context().exit(getattr(result, "exit_code", 0))
+
+        return options([*more, OUTPUTS, AS_JSON])(answer)
+
+    return add
 
 
 @contextlib.contextmanager

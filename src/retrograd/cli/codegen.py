@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrograd import config
-from retrograd.cli._options import AS_JSON, OUTPUTS, options, words
-from retrograd.cli._output import live, show
+from retrograd.cli._options import FORMAT, options, words
+from retrograd.cli._output import answers, live
 from retrograd.errors import RetrogradError, UsageError
 
 if TYPE_CHECKING:
@@ -46,23 +46,11 @@ _LIMITS = (
 @click.option("--run", "run_it", is_flag=True, help="Run on the GPU of this machine, read the code that ran.")
 @click.option("--profile", is_flag=True, help="As --run, and say how long each kernel takes.")
 @options(_LIMITS)
+@answers("retrograd.codegen.schema:Codegen", FORMAT)
 @click.option("--all", "everything", is_flag=True, help="Every access to memory with its line.")
-@OUTPUTS
-@AS_JSON
-@click.option("--format", "form", type=click.Choice(["text", "github"]), default="text", show_default=True)
 @click.option("-j", "--jobs", type=int, help="Processes that compile  [default: one a core].")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
-@click.pass_context
-def codegen(
-    ctx: click.Context,
-    target: str,
-    outputs: tuple[str, ...],
-    as_json: bool,
-    form: str,
-    everything: bool,
-    against: str | None,
-    **options: Any,
-) -> None:
+def codegen(target: str, against: str | None, **options: Any) -> Codegen:
     """Say what the compiler made of the Triton kernels that TARGET launches, on each GPU, without having one.
 
     TARGET is a shipped op (rms_norm), file.py:name of a function that launches kernels (recorded, not executed), of an
@@ -72,10 +60,7 @@ def codegen(
     """
     from retrograd.codegen.compare import changes
     from retrograd.codegen.limits import Limits, violations
-    from retrograd.codegen.schema import Codegen
-    from retrograd.report import check_paths
 
-    check_paths(*outputs, of=Codegen)
     limits = Limits(**{name: options.pop(name) for name in Limits.__dataclass_fields__})
     _check(limits, against, options)
     record = _of(target, options)
@@ -84,9 +69,7 @@ def codegen(
         different, notes = changes(record, other)
         record = replace(record, against=other.target, changes=different, notes=(*record.notes, *notes))
     broken = violations(record.kernels, record.changes, limits)
-    record = replace(record, limits=limits.asked(), violations=broken)
-    show(record, outputs, "json" if as_json else form, everything)
-    ctx.exit(record.exit_code)
+    return replace(record, limits=limits.asked(), violations=broken)
 
 
 def _check(limits: Limits, against: str | None, options: dict[str, Any]) -> None:

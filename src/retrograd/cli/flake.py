@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from retrograd.cli._options import AS_JSON, OUTPUTS
-from retrograd.cli._output import live, show
+from retrograd.cli._options import words
+from retrograd.cli._output import answers, live
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def _threads(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    words = [word.strip() for word in (value or "").split(",") if word.strip()]
-    for word in words:
+    numbers = words(ctx, param, value)
+    for word in numbers:
         if not re.fullmatch(r"[1-9]\d*", word):
             raise UsageError(f"`--threads` has {word!r}, expected whole numbers such as 1,2")
-    return tuple(map(int, words))
+    return tuple(map(int, numbers))
 
 
 def _env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -47,8 +47,7 @@ def _env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> 
 @click.option("-j", "--jobs", type=int, default=1, show_default=True, help="Processes at a time.")
 @click.option("--fresh", is_flag=True, help="Each run in a process of its own.")
 @click.option("--pytest", "pytest_args", multiple=True, metavar="ARG", help="One more argument for pytest.")
-@OUTPUTS
-@AS_JSON
+@answers("retrograd.flake.schema:FlakeReport")
 @click.option("--history", "show_history", is_flag=True, help="Print the rates of the history; run nothing.")
 @click.option("--db", type=click.Path(path_type=Path), help="The history  [default: .retrograd/flake.sqlite3].")
 @click.option("--no-history", is_flag=True, help="Neither read nor write the history.")
@@ -58,14 +57,12 @@ def flake(
     ctx: click.Context,
     targets: tuple[str, ...],
     first: int | None,
-    outputs: tuple[str, ...],
-    as_json: bool,
     show_history: bool,
     db: Path | None,
     no_history: bool,
     quiet: bool,
     **plan: object,
-) -> None:
+) -> FlakeReport:
     """Run tests again and again under control, and say whether, how often, when and why they fail.
 
     NODEID is a node id of pytest (tests/test_x.py::test_y; a file stands for its tests) or a callable
@@ -77,18 +74,13 @@ def flake(
 
     path = db or history.DEFAULT
     if show_history:
-        _print_history(path, targets, as_json)
-        return
-    from retrograd.flake.schema import FlakeReport
-    from retrograd.report import check_paths
-
-    check_paths(*outputs, of=FlakeReport)
+        _print_history(path, targets, ctx.params["as_json"])
+        ctx.exit(0)
     report = _run(targets, first, None if no_history else path, quiet, plan)
     # Kept first: a reader may close the pipe before it has read everything.
     if not no_history:
         _keep(path, report, chosen=db is not None)
-    show(report, outputs, "json" if as_json else "text")
-    ctx.exit(report.exit_code)
+    return report
 
 
 def _run(

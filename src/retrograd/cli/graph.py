@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, OUTPUTS, PASSES_OPTIONS_ON, options, program
-from retrograd.cli._output import show
+from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, PASSES_OPTIONS_ON, program
+from retrograd.cli._output import answers
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
     from retrograd.graph.ir import Graph
+    from retrograd.graph.schema import Diff, Follow, Unique
     from retrograd.graph.watching.schema import WatchReport
 
 _GZIP = b"\x1f\x8b"
@@ -26,7 +27,6 @@ _FLAGS_WITH_VALUE = ("-X", "-W")  # of Python
 
 _LOCK = click.Path(path_type=Path)
 _FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
-_OUTPUT = options([FORMAT, AS_JSON, OUTPUTS, EVERYTHING])
 
 
 @click.group(cls=CommandGroup)
@@ -40,8 +40,8 @@ def graph() -> None:
 
 @graph.command()
 @_FILES
-@_OUTPUT
-def unique(files: tuple[str, ...], as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]) -> None:
+@answers("retrograd.graph.schema:Unique", FORMAT, EVERYTHING)
+def unique(files: tuple[str, ...]) -> Unique:
     """Count the graphs that files really hold.
 
     They are counted as texts, up to names, up to dead code and packaging, and up to the order of parameters; the table
@@ -50,21 +50,15 @@ def unique(files: tuple[str, ...], as_json: bool, form: str, everything: bool, o
     Exit code: 0, however many there are; 2 wrong usage.
     """
     from retrograd import graph
-    from retrograd.graph.schema import Unique
-    from retrograd.report import check_paths
 
-    check_paths(*outputs, of=Unique)
-    show(graph.unique(_load_all(files)), outputs, "json" if as_json else form, everything)
+    return graph.unique(_load_all(files))
 
 
 @graph.command()
 @click.argument("a")
 @click.argument("b")
-@_OUTPUT
-@click.pass_context
-def diff(
-    ctx: click.Context, a: str, b: str, as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]
-) -> None:
+@answers("retrograd.graph.schema:Diff", FORMAT, EVERYTHING)
+def diff(a: str, b: str) -> Diff:
     """Say in words why two graphs differ.
 
     The causes come first, with source line and advice; what differs only because of them is counted. With
@@ -73,22 +67,17 @@ def diff(
     Exit code: 0 same computation, 1 different, 2 wrong usage.
     """
     from retrograd import graph
-    from retrograd.graph.schema import Diff
-    from retrograd.report import check_paths
 
-    check_paths(*outputs, of=Diff)
     if a == b == "-":
         raise UsageError("`FILE` is - twice, but there is only one stdin")
-    result = graph.diff(_load_one(a), _load_one(b))
-    show(result, outputs, "json" if as_json else form, everything)
-    ctx.exit(result.exit_code)
+    return graph.diff(_load_one(a), _load_one(b))
 
 
 @graph.command()
 @click.argument("file")
 @click.argument("value")
-@_OUTPUT
-def follow(file: str, value: str, as_json: bool, form: str, everything: bool, outputs: tuple[str, ...]) -> None:
+@answers("retrograd.graph.schema:Follow", FORMAT, EVERYTHING)
+def follow(file: str, value: str) -> Follow:
     """Follow one value to all that depends on it.
 
     The way goes through tuples, barriers, called computations and collectives, to the outputs.
@@ -99,14 +88,10 @@ def follow(file: str, value: str, as_json: bool, form: str, everything: bool, ou
     Exit code: 0, whether something depends on it or not; 2 wrong usage.
     """
     from retrograd import graph
-    from retrograd.graph.schema import Follow
-    from retrograd.report import check_paths
 
-    check_paths(*outputs, of=Follow)
-    dump = _load_one(file)
     # A record holds the nearest steps, unless all are asked for: a page of 40,000 lines helps nobody.
-    result = graph.follow(dump, value, limit=None) if everything else graph.follow(dump, value)
-    show(result, outputs, "json" if as_json else form, everything)
+    limit = {"limit": None} if click.get_current_context().params["everything"] else {}
+    return graph.follow(_load_one(file), value, **limit)
 
 
 @graph.command()

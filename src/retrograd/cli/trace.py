@@ -7,21 +7,26 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import AS_JSON, EVERYTHING, OUTPUTS, PASSES_OPTIONS_ON, options, program
-from retrograd.cli._output import show
+from retrograd.cli._options import EVERYTHING, PASSES_OPTIONS_ON, program
+from retrograd.cli._output import answers, show
 from retrograd.errors import UndecidedError, UsageError
+
+if TYPE_CHECKING:
+    from retrograd.trace.bisecting.schema import Bisection
+    from retrograd.trace.diffing.schema import TraceDiff
+    from retrograd.trace.filters import Listing
+    from retrograd.trace.nan_provenance import Provenance
 
 _STDERR = 2  # the answer alone goes to stdout
 _FORMS = "'path/file.py:name' or 'package.module:name'"
 
 _FILE = click.argument("file", type=click.Path(path_type=Path))
 _PARTIAL = click.option("--partial", is_flag=True, help="Take what there is of a file that was cut off.")
-_OUTPUT = options([AS_JSON, OUTPUTS])
 
 
 @click.group(cls=CommandGroup)
@@ -100,26 +105,16 @@ def record(ctx: click.Context, program: tuple[str, ...], output: Path, pdb: bool
 @click.option("--most", type=click.IntRange(min=1), default=200, show_default=True, metavar="N", help="List at most N.")
 @_PARTIAL
 @click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Append to events in this folder.")
-@_OUTPUT
-def show_operators(
-    file: Path,
-    most: int,
-    partial: bool,
-    tensorboard: Path | None,
-    as_json: bool,
-    outputs: tuple[str, ...],
-    **filters: Any,
-) -> None:
+@answers("retrograd.trace.filters:Listing")
+def show_operators(file: Path, most: int, partial: bool, tensorboard: Path | None, **filters: Any) -> Listing:
     """List operators: number, step, phase, name, module, line and the range of the result.
 
     With --tensorboard, rms, largest magnitude and shares of NaN, Inf, subnormal numbers and zeros of each result that
     fits become scalars over the steps; its values and their exponents histograms, if it was recorded at --level full.
     """
-    from retrograd.report import check_paths
     from retrograd.trace import load
-    from retrograd.trace.filters import Listing, listing
+    from retrograd.trace.filters import listing
 
-    check_paths(*outputs, of=Listing)
     loaded = load(file, partial=partial)
     if tensorboard is not None:
         from retrograd.report import to_tensorboard
@@ -127,27 +122,22 @@ def show_operators(
         to_tensorboard(listing(loaded, **filters), tensorboard)
         if loaded.level != "full":
             click.echo(f"retrograd: no histograms: {file} was recorded at level {loaded.level}, not full", err=True)
-    show(listing(loaded, most=most, **filters), outputs, "json" if as_json else "text")
+    return listing(loaded, most=most, **filters)
 
 
 @trace.command()
 @_FILE
 @_PARTIAL
-@_OUTPUT
-@click.pass_context
-def nan(ctx: click.Context, file: Path, partial: bool, as_json: bool, outputs: tuple[str, ...]) -> None:
+@answers("retrograd.trace.nan_provenance:Provenance")
+def nan(file: Path, partial: bool) -> Provenance:
     """Name the operator that made the first NaN or Inf, with its line, module, inputs and why.
 
     Exit code: 0 there is none, 1 found, 2 wrong usage, 3 the trace has no statistics.
     """
-    from retrograd.report import check_paths
     from retrograd.trace import load
-    from retrograd.trace.nan_provenance import Provenance, provenance
+    from retrograd.trace.nan_provenance import provenance
 
-    check_paths(*outputs, of=Provenance)
-    origin = provenance(load(file, partial=partial))
-    show(origin, outputs, "json" if as_json else "text")
-    ctx.exit(origin.exit_code)
+    return provenance(load(file, partial=partial))
 
 
 @trace.command()
@@ -159,12 +149,8 @@ def nan(ctx: click.Context, file: Path, partial: bool, as_json: bool, outputs: t
     default=None,
     help="Each bit counts, or what rounding does not explain  [default: bits, if devices and dtypes are the same].",
 )
-@EVERYTHING
-@_OUTPUT
-@click.pass_context
-def diff(
-    ctx: click.Context, a: str, b: str, bitwise: bool | None, everything: bool, as_json: bool, outputs: tuple[str, ...]
-) -> None:
+@answers("retrograd.trace.diffing.schema:TraceDiff", EVERYTHING)
+def diff(a: str, b: str, bitwise: bool | None) -> TraceDiff:
     """Name the first operator at which two recorded runs differ by themselves, and say why where that is plain.
 
     A and B are files of `retrograd trace record`. Operators that only one of the runs has do not end the comparison.
@@ -172,14 +158,9 @@ def diff(
 
     Exit code: 0 same, 1 different, 2 wrong usage.
     """
-    from retrograd.report import check_paths
     from retrograd.trace.diffing.compare import diff
-    from retrograd.trace.diffing.schema import TraceDiff
 
-    check_paths(*outputs, of=TraceDiff)
-    result = diff(a, b, None if bitwise is None else "bitwise" if bitwise else "attainable")
-    show(result, outputs, "json" if as_json else "text", everything)
-    ctx.exit(result.exit_code)
+    return diff(a, b, None if bitwise is None else "bitwise" if bitwise else "attainable")
 
 
 @trace.command(context_settings=PASSES_OPTIONS_ON)
@@ -198,17 +179,8 @@ def diff(
     metavar="DIR",
     help="Keep both traces, first.trace and second.trace.",
 )
-@_OUTPUT
-@click.pass_context
-def repeat(
-    ctx: click.Context,
-    program: tuple[str, ...],
-    steps: int,
-    level: str,
-    keep: Path | None,
-    as_json: bool,
-    outputs: tuple[str, ...],
-) -> None:
+@answers("retrograd.trace.diffing.schema:TraceDiff")
+def repeat(program: tuple[str, ...], steps: int, level: str, keep: Path | None) -> TraceDiff:
     """Run a Python program twice, recorded, in a process each, and compare the runs bit for bit.
 
     PROGRAM is a script, -m MODULE or -c CODE. What differs although the seeds are the same is not deterministic; a
@@ -216,20 +188,15 @@ def repeat(
 
     Exit code: 0 same, 1 different, 2 wrong usage, 3 the program failed.
     """
-    from retrograd.report import check_paths
     from retrograd.trace.diffing.compare import diff
-    from retrograd.trace.diffing.schema import TraceDiff
 
-    check_paths(*outputs, of=TraceDiff)
     with tempfile.TemporaryDirectory(prefix="retrograd-trace-") as temporary:
         folder = keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / "first.trace", folder / "second.trace"]
         for file in files:
             _record_in_process(program, file, steps, level)
-        result = diff(files[0], files[1], "bitwise")
-    show(result, outputs, "json" if as_json else "text")
-    ctx.exit(result.exit_code)
+        return diff(files[0], files[1], "bitwise")
 
 
 @trace.command()
@@ -237,9 +204,8 @@ def repeat(
 @click.option("--tolerance", type=float, metavar="R", help="Relative error allowed  [default: a tenth of what it is].")
 @click.option("--precision", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
 @click.option("--by", type=click.Choice(["operator", "module"]), default="operator", show_default=True)
-@_OUTPUT
-@click.pass_context
-def bisect(ctx: click.Context, target: str, as_json: bool, outputs: tuple[str, ...], **options: Any) -> None:
+@answers("retrograd.trace.bisecting.schema:Bisection", everything=True)
+def bisect(target: str, **options: Any) -> Bisection:
     """Find the fewest operators that must be computed in higher precision for a step to agree with its reference.
 
     TARGET names a function without arguments, file.py:name or package.module:name, that returns (step, model) or (step,
@@ -249,14 +215,9 @@ def bisect(ctx: click.Context, target: str, as_json: bool, outputs: tuple[str, .
 
     Exit code: 0 no mismatch, 1 operators found, 2 wrong usage, 3 cannot decide.
     """
-    from retrograd.report import check_paths
     from retrograd.trace import bisect_precision
-    from retrograd.trace.bisecting.schema import Bisection
 
-    check_paths(*outputs, of=Bisection)
-    result = bisect_precision(*_step(target), target=target.rpartition("/")[2], **options)
-    show(result, outputs, "json" if as_json else "text", everything=True)
-    ctx.exit(result.exit_code)
+    return bisect_precision(*_step(target), target=target.rpartition("/")[2], **options)
 
 
 def _record_in_process(program: Sequence[str], file: Path, steps: int, level: str) -> None:
