@@ -112,12 +112,12 @@ def test_a_text_that_cannot_be_read_is_compared_as_text_and_says_so():
 
 
 def test_a_comparison_that_fails_does_not_end_the_run_and_is_told(monkeypatch):
-    from retrograd.graph.watching import graph_text
+    from retrograd.graph.watching import session as watching
 
     def fail(*args, **kwargs):
         raise KeyError("p3")
 
-    monkeypatch.setattr(graph_text, "compare", fail)
+    monkeypatch.setattr(watching, "compare", fail)
     said = []
     report = stray_run(expect=2, say=said.append).report()
     assert report.unexpected[0].causes == ()

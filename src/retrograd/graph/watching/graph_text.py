@@ -1,14 +1,18 @@
-"""Graph texts of frameworks: the graph, its key, and its differences from another."""
+"""Graph texts of frameworks: the graph and its key, the graphs of a file, and texts packed for files and stores."""
 
 from __future__ import annotations
 
+import base64
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 
 from retrograd.errors import GraphError
+from retrograd.graph import readers
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import strict_key, text_key
-from retrograd.graph.schema import Diff
+from retrograd.graph.readers import files, formats
 
 
 @dataclass(frozen=True)
@@ -21,47 +25,27 @@ class Known:
     problem: str = ""
 
 
-def parse(text: str, format: str, source: str = "") -> Graph:
-    """The graph of a text.
-
-    Args:
-        text: as the framework printed it.
-        format: "hlo", "stablehlo" or "fx".
-        source: for messages.
-
-    Raises:
-        GraphError: the text is no graph of this format.
-    """
-    from retrograd.graph import readers
-
-    return readers.parse(text, source, format)[0]
-
-
-def of_file(path: str | PathLike[str]) -> list[tuple[str, Graph]]:
-    """The graphs of a file, each with its text.
-
-    Raises:
-        GraphError: the file is no graph.
-    """
-    from retrograd.graph.readers import files, formats
-
-    whole = files.text_of(path, files.MAX_BYTES)
-    return list(formats.pieces(whole, str(path)))
-
-
 def known(text: str, format: str, source: str = "") -> Known:
     """The graph and its key; for a text that no reader can read the key of the text, and why."""
     if not text:
         return Known("", "live", problem="the framework gave no text of this graph")
     try:
-        graph = parse(text, format, source)
+        graph = readers.parse(text, source, format)[0]
         return Known(strict_key(graph), "strict", graph)
     except GraphError as error:
         return Known(text_key(text), "text", problem=f"compared by its text alone: {error}")
 
 
-def compare(a: Graph, b: Graph, pictured: bool = False) -> Diff:
-    """What changed from one graph to the other; `pictured` with the neighbourhood of the causes, for pages."""
-    from retrograd.graph.diffing.compare import compare as diff
+def of_file(path: str | PathLike[str]) -> Iterator[tuple[str, Graph]]:
+    """The graphs of a file, each with its text; GraphError if it is none."""
+    return formats.pieces(files.text_of(path, files.MAX_BYTES), str(path))
 
-    return diff(a, b, pictured)
+
+def packed(text: str) -> str:
+    """A text, compressed, as JSON and stores take it: graphs of a step may have megabytes."""
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 9)).decode()
+
+
+def unpacked(value: str) -> str:
+    """The text again; ValueError or zlib.error if it is damaged."""
+    return zlib.decompress(base64.b64decode(value)).decode("utf-8", "surrogatepass")

@@ -5,19 +5,20 @@ JSON with sorted names and short lines, so that versions of it can be compared b
 
 from __future__ import annotations
 
-import base64
 import json
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from retrograd.core.schema import Record, decode, parsed, plain
 from retrograd.errors import GraphChangedError, UsageError
+from retrograd.graph.diffing.compare import compare
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
-from retrograd.graph.watching import graph_text
+from retrograd.graph.watching.graph_text import known, of_file, packed, unpacked
 from retrograd.graph.watching.session import WatchSession, sizes
 
 LOCK_SCHEMA = "retrograd.graph.lock/1"
@@ -90,9 +91,8 @@ class Check(Record):
 
 def of_text(text: str, format: str, name: str, keep: bool = True) -> Locked:
     """What the lock keeps of a graph; `keep` its text too."""
-    reading = graph_text.known(text, format, name)
-    locked = Locked(reading.key, reading.level, format, text=_pack(text) if keep else "")
-    return replace(locked, **sizes(reading.graph)) if reading.graph is not None else locked
+    reading = known(text, format, name)
+    return _locked(reading.key, reading.level, format, text if keep else "", reading.graph)
 
 
 def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked]:
@@ -104,7 +104,7 @@ def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked
     """
     graphs: dict[str, Locked] = {}
     for path in paths:
-        for text, graph in graph_text.of_file(path):
+        for text, graph in of_file(path):
             name = Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else "")
             if name in graphs:
                 raise UsageError(f"two of the files are called {name!r}, but a lock file tells graphs by this name")
@@ -115,16 +115,17 @@ def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked
 def of_session(session: WatchSession) -> dict[str, Locked]:
     """The graphs of a watched run by name: part and how many of this part came before ("forward 0")."""
     graphs: dict[str, Locked] = {}
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for entry in session.entries:
-        role = entry.watched.role
-        number = counts.get(role, 0)
-        counts[role] = number + 1
-        locked = Locked(entry.watched.key, entry.watched.level, entry.watched.format, text=_pack(entry.text))
-        if entry.graph is not None:
-            locked = replace(locked, **sizes(entry.graph))
-        graphs[f"{role} {number}"] = locked
+        own = entry.watched
+        graphs[f"{own.role} {counts[own.role]}"] = _locked(own.key, own.level, own.format, entry.text, entry.graph)
+        counts[own.role] += 1
     return graphs
+
+
+def _locked(key: str, level: str, format: str, text: str, graph: Graph | None) -> Locked:
+    size = sizes(graph) if graph is not None else {}
+    return Locked(key, level, format, **size, text=packed(text) if text else "")
 
 
 def write(path: str | Path, graphs: Mapping[str, Locked]) -> None:
@@ -145,7 +146,7 @@ def read(path: str | Path) -> dict[str, Locked]:
         raise UsageError(
             f"the lock file {str(path)!r} cannot be read: {reason}; `retrograd graph lock` writes one"
         ) from None
-    return parsed(text, LOCK_SCHEMA, "lock file of graphs", _locked)
+    return parsed(text, LOCK_SCHEMA, "lock file of graphs", _decoded)
 
 
 def check(graphs: Mapping[str, Locked], locked: Mapping[str, Locked], title: str = "the lock file") -> Check:
@@ -186,21 +187,13 @@ def _changed(name: str, before: Locked, now: Locked) -> Changed:
     sides = [_graph(side, name) for side in (before, now)]
     if sides[0] is None or sides[1] is None:
         return Changed(name, "changed", note="the key differs; without the texts of both it cannot be said why")
-    causes = graph_text.compare(sides[0], sides[1]).causes
+    causes = compare(sides[0], sides[1], pictured=False).causes
     return Changed(name, "changed", causes, "" if causes else "the key differs, the computation does not: lock again")
 
 
 def _graph(locked: Locked, name: str) -> Graph | None:
-    return graph_text.known(_unpack(locked.text), locked.format, name).graph if locked.text else None
-
-
-def _pack(text: str) -> str:
-    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 9)).decode() if text else ""
-
-
-def _unpack(text: str) -> str:
     try:
-        return zlib.decompress(base64.b64decode(text)).decode("utf-8", "surrogatepass")
+        return known(unpacked(locked.text), locked.format, name).graph if locked.text else None
     except (ValueError, zlib.error) as error:
         raise UsageError(
             f"the lock file is damaged: the text of a graph cannot be read ({error}); lock again"
@@ -211,6 +204,6 @@ def _lines(text: str) -> list[str]:
     return [text[i : i + _WIDTH] for i in range(0, len(text), _WIDTH)]
 
 
-def _locked(data: dict[str, Any]) -> dict[str, Locked]:
+def _decoded(data: dict[str, Any]) -> dict[str, Locked]:
     graphs: dict[str, dict[str, Any]] = data["graphs"]
     return decode(dict[str, Locked], {name: g | {"text": "".join(g["text"])} for name, g in graphs.items()})

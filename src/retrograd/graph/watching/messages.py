@@ -19,7 +19,8 @@ def seconds(value: float | None) -> str:
 
 def unexpected(graph: Watched, known: Sequence[Watched], expect: int | None, brief: bool = False) -> str:
     """What a graph too many is, why it is there, since when and what it cost; `brief` on one line."""
-    limit = f"expected at most {expect}, this makes {graph.number + 1}" if expect is not None else "after the warm-up"
+    extra = expect is not None and graph.number >= expect
+    limit = f"expected at most {expect}, this makes {graph.number + 1}" if extra else "after the warm-up"
     cost = "" if graph.seconds is None else f"; compiling it took {seconds(graph.seconds)} s"
     head = f"step {graph.step}: a new {graph.role} graph was compiled ({limit}){cost}"
     if brief:

@@ -8,8 +8,8 @@ from pathlib import Path
 from retrograd.errors import UsageError
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import strict_key
-from retrograd.graph.watching import graph_text
 from retrograd.graph.watching.events import Compiled, Event, Executed
+from retrograd.graph.watching.graph_text import of_file
 from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import WatchSession
 
@@ -33,7 +33,7 @@ def replay(paths: Sequence[str | Path], session: WatchSession) -> WatchReport:
     session.backends = ("files",)
     seen: set[str] = set()
     for path in paths:
-        for text, graph in graph_text.of_file(path):
+        for text, graph in of_file(path):
             key = graph.key or strict_key(graph)
             events: list[Event] = [Executed(key)]
             if key not in seen:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +10,11 @@ from pathlib import Path
 from retrograd.core.order_registry import Order
 from retrograd.core.rank_store import FolderStore, RankStore
 from retrograd.errors import RanksDifferError, UsageError
-from retrograd.graph.watching import graph_text, order_changes
+from retrograd.graph import readers
+from retrograd.graph.diffing.compare import compare
+from retrograd.graph.watching import order_changes
 from retrograd.graph.watching.events import Compiled
+from retrograd.graph.watching.graph_text import known, packed, unpacked
 
 _LIVE = "live"  # the format of what is alive before a cut of torch_xla, a tensor a line
 _MOST = 4  # tensors named of each rank
@@ -40,7 +41,7 @@ class Comparison:
         Raises:
             RanksDifferError: another rank has another graph here, or none in time.
         """
-        key = compiled.digest if compiled.format == _LIVE else graph_text.known(compiled.text, compiled.format).key
+        key = compiled.digest if compiled.format == _LIVE else known(compiled.text, compiled.format).key
         name = f"step-{self.step}/graph-{self.count}"
         self.count += 1
         self._ask(name, f"{compiled.role} {key}", compiled.text, compiled)
@@ -102,8 +103,8 @@ class Comparison:
         if compiled.format == _LIVE:
             return _alive(self.through.rank, compiled.text, rank, unpacked(theirs))
         try:
-            own, other = (graph_text.parse(t, compiled.format) for t in (compiled.text, unpacked(theirs)))
-            causes = graph_text.compare(own, other).causes
+            own, other = (readers.parse(t, format=compiled.format)[0] for t in (compiled.text, unpacked(theirs)))
+            causes = compare(own, other, pictured=False).causes
         except Exception as error:  # that the ranks differ is to be said in any case
             return f". The graphs cannot be compared further: {type(error).__name__} {error}"
         return f". From rank {self.through.rank} to rank {rank}: {causes[0].text()}" if causes else ""
@@ -142,16 +143,6 @@ def _default_store() -> RankStore:
 
     # A job of one rank has nobody to ask, and waits for nobody.
     return rank_store("graphs") or RankStore(None, 0, 1)
-
-
-def packed(text: str) -> str:
-    """A text, compressed, as stores take it: graphs of a step may have megabytes."""
-    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"))).decode()
-
-
-def unpacked(value: str) -> str:
-    """The text again."""
-    return zlib.decompress(base64.b64decode(value)).decode("utf-8", "surrogatepass")
 
 
 def _alive(rank: int, mine: str, other: int, theirs: str) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from retrograd.core.order_registry import Order
 from retrograd.errors import GraphChangedError, UsageError
+from retrograd.graph.canonical import forms
+from retrograd.graph.diffing.compare import compare, side
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Diff
 from retrograd.graph.watching import graph_text, messages, order_changes
@@ -99,7 +101,7 @@ class WatchSession:
         source = f"{event.role} graph {number}"
         reading = graph_text.known(event.text, event.format, source)
         key = reading.key or event.digest
-        before = self._predecessor(family)
+        before = next((e.watched.number for e in reversed(self.entries) if e.family == family), None)
         same = next(
             (e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == (reading.level, key)), None
         )
@@ -117,11 +119,6 @@ class WatchSession:
             self._compare(entry, self.entries[before])
         return number
 
-    def _predecessor(self, family: str) -> int | None:
-        """The graph to compare a new one with: the last of its family."""
-        candidates = [e for e in self.entries if e.family == family]
-        return candidates[-1].watched.number if candidates else None
-
     def _expected(self, number: int) -> bool:
         if self.expect is not None and number >= self.expect:
             return False
@@ -131,7 +128,7 @@ class WatchSession:
         if entry.graph is None or before.graph is None:
             return
         try:
-            diff = graph_text.compare(before.graph, entry.graph)
+            diff = compare(before.graph, entry.graph, pictured=False)
         except Exception as error:  # a run of days must not end because its watcher does not understand a graph
             failed = f"the comparison with graph {before.watched.number} failed: {type(error).__name__} {error}"
             entry.watched = replace(entry.watched, notes=(*entry.watched.notes, failed))
@@ -146,16 +143,13 @@ class WatchSession:
         brief = self.on_extra == "explain" and any(not g.expected for g in known[: extra[0].number if extra else 0])
         # An order that changed may be why graphs did.
         lines = [messages.reordered(plan) for plan in changed]
-        text = "\n".join([*lines, *(messages.unexpected(g, known, self._limit(g), brief) for g in extra)])
+        text = "\n".join([*lines, *(messages.unexpected(g, known, self.expect, brief) for g in extra)])
         if self.on_extra == "raise":
             raise GraphChangedError(text)
         if self.on_extra == "warn":
             warnings.warn(text, GraphChangedWarning, stacklevel=4)
         else:
             self.say(f"retrograd.graph: {text}")
-
-    def _limit(self, graph: Watched) -> int | None:
-        return self.expect if self.expect is not None and graph.number >= self.expect else None
 
     def explain(self, i: int, j: int) -> Diff:
         """Compare two of the graphs by their numbers; UsageError if there is no such graph or no text of it."""
@@ -168,11 +162,10 @@ class WatchSession:
             graph = self.entries[number].graph
             if graph is None:
                 title = self.entries[number].watched.title
-                raise UsageError(
-                    f"`{name}` is {number}: {title} cannot be compared; {_first_note(self.entries[number])}"
-                )
+                reason = next(iter(self.entries[number].watched.notes), "its text is unknown")
+                raise UsageError(f"`{name}` is {number}: {title} cannot be compared; {reason}")
             graphs.append(graph)
-        return graph_text.compare(*graphs, pictured=True)
+        return compare(graphs[0], graphs[1])
 
     def report(self) -> WatchReport:
         """What was seen so far."""
@@ -187,14 +180,7 @@ class WatchSession:
 _NOUNS = {"expect": "graphs", "warmup": "steps"}
 
 
-def _first_note(entry: GraphEntry) -> str:
-    return next(iter(entry.watched.notes), "its text is unknown")
-
-
 def sizes(graph: Graph) -> dict[str, int]:
     """Instructions, parameters, outputs and collectives of a graph."""
-    from retrograd.graph.canonical import forms
-    from retrograd.graph.diffing.compare import side
-
     counts = side(graph, forms(graph))
     return {name: getattr(counts, name) for name in ("instructions", "parameters", "outputs", "collectives")}
