@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from retrograd.graph.watching import jax_cache_misses
+from retrograd.graph.watching.backends.jax import Miss, read_miss
 
 # As jax 0.10.2 logs them (jax._src.interpreters.partial_eval, WARNING).
 NEVER = """TRACING CACHE MISS at /home/u/train.py:21:16 (<module>):
@@ -29,25 +29,23 @@ TREE = """TRACING CACHE MISS at /home/u/a (b):3/train.py:25:20 (<module>):
 @pytest.mark.parametrize(
     ("message", "miss"),
     [
-        (NEVER, jax_cache_misses.Miss("step", "train.py:21", "never seen function")),
+        (NEVER, Miss("step", "train.py:21", "never seen function")),
         (
             SHAPE,
-            jax_cache_misses.Miss(
-                "step", "train.py:24", "different input types: * at x, now f32[5,4] and before f32[8,4]"
-            ),
+            Miss("step", "train.py:24", "different input types: * at x, now f32[5,4] and before f32[8,4]"),
         ),
     ],
     ids=["never", "shape"],
 )
 def test_a_miss_is_read(message, miss):
-    assert jax_cache_misses.read(message) == miss
+    assert read_miss(message) == miss
 
 
 def test_another_structure_of_arguments_and_other_messages():
-    found = jax_cache_misses.read(TREE)
+    found = read_miss(TREE)
     assert found.function == "step"
     assert found.why.endswith("so the lengths do not match")
-    assert jax_cache_misses.read("Compiling step with global shapes and types [ShapedArray(float32[8,4])].") is None
+    assert read_miss("Compiling step with global shapes and types [ShapedArray(float32[8,4])].") is None
 
 
 PROGRAM = """

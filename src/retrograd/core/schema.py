@@ -15,6 +15,7 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from retrograd.core.wording import shortened
 from retrograd.errors import UsageError
 
 T = TypeVar("T")
@@ -144,8 +145,7 @@ class _Shape:
 
 def _read(shape: _Shape, value: Any) -> Any:
     if not shape.fits(value):
-        text = repr(value)
-        raise DecodeError(f"is {text if len(text) <= 60 else text[:57] + '...'}, expected {shape.expected}")
+        raise DecodeError(f"is {shortened(repr(value), 60)}, expected {shape.expected}")
     return shape.build(value)
 
 

@@ -16,6 +16,11 @@ def some(names: Sequence[str], most: int | None = None) -> str:
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters; of a longer one the beginning."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def duration(seconds: float) -> str:
     """Seconds for reading: "0.42 s", "12.3 s", "3 min 05 s"."""
     if seconds < 60:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from retrograd.core import wording
 from retrograd.errors import GraphError
 
 # A quoted string is one token: brackets in it do not count; one that is not closed goes to the end. "->" and "<=" are
@@ -24,9 +25,7 @@ def lines(text: str) -> list[str]:
 
 def shortened(text: str) -> str:
     """A text as a message can show it."""
-    text = text if len(text) <= 4 * _LONGEST else text[: 4 * _LONGEST]
-    text = text.strip()
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return wording.shortened(text[: 4 * _LONGEST].strip(), _LONGEST)
 
 
 def error(source: str, line: int, message: str, shown: str = "") -> GraphError:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from retrograd.core.notebook import Shown
 from retrograd.core.schema import ComparisonOutcome, Record
+from retrograd.core.wording import at_line
 
 DIFF_SCHEMA = "retrograd.graph.diff/1"
 UNIQUE_SCHEMA = "retrograd.graph.unique/1"
@@ -68,7 +69,11 @@ class Cause:
 
     def text(self) -> str:
         """The cause on one line, with its source line."""
-        return f"{self.what}{f'  at {self.where}' if self.where else ''}"
+        return f"{self.what}{at_line(self.where)}"
+
+    def lines(self, indent: str = "    ") -> list[str]:
+        """The cause, and its advice on a line below."""
+        return [self.text(), *([f"{indent}{self.advice}"] if self.advice else [])]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Each character once, and at most nine digits: damaged metadata is read in linear time and never overflows `int`.
@@ -39,9 +40,20 @@ def place_of(metadata: str, stack: dict[int, Frames]) -> Place:
     }
     frames = stack.get(int(fields.get("stack_frame_id", 0)), ())
     file, line = fields.get("source_file", ""), int(fields.get("source_line", 0))
-    if not file and frames:
-        file, line = next(((f, n) for f, n, _ in frames if not is_library(f)), frames[0][:2])
+    if not file:
+        file, line = user_frame([frame[:2] for frame in frames])
     return Place(fields.get("op_name", ""), file, line, fields.get("op_type", ""), frames)
+
+
+def user_frame(frames: Sequence[tuple[str, int]], library: bool = True) -> tuple[str, int]:
+    """File and line of the innermost frame of the user's program, else (with `library`) of the innermost of all."""
+    own = next((frame for frame in frames if not is_library(frame[0])), None)
+    return own or (frames[0] if frames and library else ("", 0))
+
+
+def short(frame: tuple[str, int]) -> str:
+    """A frame without its folders: "train.py:24"."""
+    return f"{frame[0].rpartition('/')[2]}:{frame[1]}" if frame[0] else ""
 
 
 def is_library(file: str) -> bool:

@@ -7,8 +7,9 @@ Or values that one graph reduces are outputs of the other, which does not reduce
 
 from __future__ import annotations
 
+from retrograd.core.wording import count
 from retrograd.graph.canonical import CollectiveNodes
-from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View, plural, shapes
+from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View, shapes
 from retrograd.graph.schema import Cause
 
 _MOVES = frozenset(
@@ -46,7 +47,7 @@ def _reduced_parameters(half: Half, explained: set[int]) -> list[Cause]:
     for number, parameters in arriving.items():
         collective = form.collectives[number]
         text = (
-            f"{half.sign} {plural(len(parameters), 'parameter')} "
+            f"{half.sign} {count(len(parameters), 'parameter')} "
             f"{shapes(form.labels[n][1] for n in parameters)} that {'goes' if len(parameters) == 1 else 'go'} straight "
             f"into {_position(half, collective)} in {half.letter} only: gradients of an earlier step, carried over the "
             "cut without having been reduced"
@@ -73,7 +74,7 @@ def _unreduced_outputs(half: Half, other: Half, paired: set[int], explained: set
     nodes = [half.form.outputs[p] for p in extra]
     collective = other.form.collectives[reduced[nodes[0]]]
     text = (
-        f"{half.sign} {plural(len(extra), 'output')} "
+        f"{half.sign} {count(len(extra), 'output')} "
         f"{shapes(half.form.labels[n][1] for n in nodes)} that {_position(other, collective)} of {other.letter} "
         f"reduces and {half.letter} does not: gradients left in a bucket at the cut, to be carried over into the "
         "next step"
@@ -86,7 +87,7 @@ def _unreduced_outputs(half: Half, other: Half, paired: set[int], explained: set
 
 
 def _position(half: Half, collective: CollectiveNodes) -> str:
-    size = plural(len(collective.nodes), "operand")
+    size = count(len(collective.nodes), "operand")
     number = half.form.collectives.index(collective) + 1
     return f"{collective.opcode} number {number} of {len(half.form.collectives)} ({size})"
 

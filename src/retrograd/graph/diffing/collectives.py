@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from retrograd.core.alignment import chain
+from retrograd.core.wording import count
 from retrograd.graph.canonical import CollectiveNodes
-from retrograd.graph.diffing.side_by_side import Half, View, plural, shapes
+from retrograd.graph.diffing.side_by_side import Half, View, shapes
 from retrograd.graph.schema import Cause
 
 _ORDER = "put collectives in an order that does not depend on when gradients arrive; ranks that disagree will hang"
@@ -32,7 +33,7 @@ def _one_sided(half: Half, groups: list[int]) -> list[Cause]:
         c = collectives[g]
         kinds = shapes(half.form.labels[half.form.operands[n][0]][1] for n in c.nodes if half.form.operands[n])
         text = (
-            f"{half.sign} {c.opcode} with {plural(len(c.nodes), 'operand')} {kinds}, "
+            f"{half.sign} {c.opcode} with {count(len(c.nodes), 'operand')} {kinds}, "
             f"number {g + 1} of {len(collectives)} collectives, in {half.letter} only"
         )
         kind = "collective_inserted" if half.added else "collective_removed"
@@ -50,8 +51,8 @@ def _rebucketed(view: View, links: list[set[int]], of_a: dict[int, int]) -> list
     before, after = ([_size(c) for c in half] for half in ([a[g] for g in differing], [b[h] for h in others]))
     opcode = a[differing[0]].opcode
     text = (
-        f"{opcode}: {plural(len(differing), 'instruction')} with {_sizes(before)} operands -> "
-        f"{plural(len(others), 'instruction')} with {_sizes(after)}"
+        f"{opcode}: {count(len(differing), 'instruction')} with {_sizes(before)} operands -> "
+        f"{count(len(others), 'instruction')} with {_sizes(after)}"
     )
     nodes_a = [n for g in differing for n in a[g].nodes]
     nodes_b = [n for h in others for n in b[h].nodes]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import get_args
 
 from retrograd.core import gc_pause
+from retrograd.core.wording import shortened
 from retrograd.graph import keys
 from retrograd.graph.canonical import Form, forms
 from retrograd.graph.diffing import carried_gradients, collectives, regions, relabeled, reordered
@@ -279,7 +280,7 @@ def _unexplained(view: View) -> Cause:
 
 
 def _shown(text: str) -> str:
-    return (text if len(text) <= 100 else text[:97] + "...") or "(none)"
+    return shortened(text, 100) or "(none)"
 
 
 def _without_doubles(causes: list[Cause]) -> list[Cause]:

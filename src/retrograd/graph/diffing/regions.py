@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from retrograd.core.wording import count
 from retrograd.graph.diffing.matching import is_nothing
-from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View, plural, shapes
+from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View, shapes
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 
@@ -100,8 +101,8 @@ def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cau
         numbers = ", ".join(map(str, places[:4])) + (", ..." if len(places) > 4 else "")
         kinds = shapes(half.form.labels[n][1] for n in nodes)
         parameters = [n for n in producers if half.form.numbers[n] >= 0 and half.partner[n] < 0]
-        brings = f", with {plural(len(parameters), 'new parameter')}" if parameters and half.added else ""
-        tensors = "a tensor" if len(places) == 1 else plural(len(places), "tensor")
+        brings = f", with {count(len(parameters), 'new parameter')}" if parameters and half.added else ""
+        tensors = "a tensor" if len(places) == 1 else count(len(places), "tensor")
         meaning, advice = _meaning_of_output(half.graph)
         text = (
             f"{half.sign} output {numbers} {kinds} made by {opcode}{brings}: {tensors} {meaning} in {half.letter} only"
@@ -162,7 +163,7 @@ def _region_cause(half: Half, alike: list[Region], known: bool) -> Cause:
         return half.cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], names, len(alike))
     if parameters:
         kind = "parameter_added" if half.added else "parameter_removed"
-        text = f"{half.sign} {plural(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}"
+        text = f"{half.sign} {count(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}"
         text += f", used by {operations}" if bodies else ""
         return half.cause(kind, text, line, _ADVICE[kind], names, len(parameters))
     kind = "instruction_inserted" if half.added else "instruction_removed"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
+from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
 from retrograd.graph.diffing.side_by_side import View
 from retrograd.graph.schema import Cause, Kind
 
 _SYMBOL = re.compile(r"(?<=[\[,])\s*(?:[su]\d|<=)")
+_WIDEST = 80  # of attributes and constants in a sentence
 _DTYPE = re.compile(r"\b([a-z]+\d*\w*)\[")
 
 
@@ -87,15 +89,11 @@ def _change_text(view: View, a: int, b: int, kind: str) -> tuple[str, str]:
     if kind in ("shape_changed", "dtype_changed"):
         return f"{op_a} {shape_a}", shape_b
     if kind == "constant_changed":
-        return f"constant {shape_a} {_short(attrs_a)}", _short(attrs_b)
+        return f"constant {shape_a} {shortened(attrs_a, _WIDEST)}", shortened(attrs_b, _WIDEST)
     only_a, only_b = split(attrs_a), split(attrs_b)
     left = ", ".join(part for part in only_a if part not in only_b)
     right = ", ".join(part for part in only_b if part not in only_a)
-    return f"{op_a} {shape_a} {_short(left) or '(none)'}", _short(right) or "(none)"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
+    return f"{op_a} {shape_a} {shortened(left, _WIDEST) or '(none)'}", shortened(right, _WIDEST) or "(none)"
 
 
 _ADVICE: dict[str, str] = {

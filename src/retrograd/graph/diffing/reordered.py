@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 from retrograd.core.alignment import chain
-from retrograd.graph.diffing.side_by_side import View, plural
+from retrograd.core.wording import count
+from retrograd.graph.diffing.side_by_side import View
 from retrograd.graph.schema import Cause
 
 _LIVE = "parameters are numbered as the trace meets them: keep the order in which tensors are made and used"
@@ -63,7 +64,7 @@ def operands(view: View) -> list[Cause]:
         if places:
             causes.append(_operand_cause(view, a, b, places))
         elif len(form_a.operands[a]) != len(form_b.operands[b]) and not _explained(view, a, b):
-            counts = f"{len(form_a.operands[a])} -> {plural(len(form_b.operands[b]), 'operand')}"
+            counts = f"{len(form_a.operands[a])} -> {count(len(form_b.operands[b]), 'operand')}"
             causes.append(_rewire(view, a, b, f"{view.a.describe(a)}: {counts}"))
     for i, j in view.outputs:
         x, y = form_a.outputs[i], form_b.outputs[j]
@@ -118,7 +119,7 @@ def _operand_cause(view: View, a: int, b: int, places: list[int]) -> Cause:
             return _rewire(view, a, b, f"{view.a.describe(a)}: operands {i} and {j} exchanged")
     k = places[0]
     x, y = operands_a[k], operands_b[k]
-    more = f" (and {plural(len(places) - 1, 'more operand')})" if len(places) > 1 else ""
+    more = f" (and {count(len(places) - 1, 'more operand')})" if len(places) > 1 else ""
     text = (
         f"{view.a.describe(a)}: operand {k} is {view.b.describe(y)} ({view.b.name(y)}) instead of "
         f"{view.a.describe(x)} ({view.a.name(x)}){more}"

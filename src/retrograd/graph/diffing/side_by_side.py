@@ -126,8 +126,3 @@ def shapes(names: Iterable[str], most: int = 4) -> str:
     words = [f"{shape} x{n}" if n > 1 else shape for shape, n in counts.most_common(most)]
     left = len(counts) - most
     return ", ".join(words) + (f" and {left} other shape{'s' * (left > 1)}" if left > 0 else "")
-
-
-def plural(count: int, thing: str) -> str:
-    """ "1 parameter", "2 parameters"."""
-    return f"{count} {thing}{'' if count == 1 else 's'}"

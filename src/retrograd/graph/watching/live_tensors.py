@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from retrograd.graph.keys import text_key
-from retrograd.graph.source_lines import is_library
+from retrograd.graph.source_lines import short, user_frame
 
 # "Tensor: id=7, shape=f32[8,16]{1,0}, device=CPU:0, ir_nodes=12": GetLiveTensorsReport of torch_xla.
 _TENSOR = re.compile(r"Tensor: id=(\d+), shape=(.*?), device=(\S+), ir_nodes=(\d+)\s*\Z")
@@ -50,8 +50,7 @@ def read(report: str) -> tuple[Live, ...]:
 
 
 def _live(match: re.Match[str], frames: Sequence[tuple[str, int]]) -> Live:
-    file, line = next(((f, n) for f, n in frames if not is_library(f)), frames[0] if frames else ("", 0))
-    return Live(_LAYOUT.sub("", match[2]), int(match[4]), f"{file.rpartition('/')[2]}:{line}" if file else "")
+    return Live(_LAYOUT.sub("", match[2]), int(match[4]), short(user_frame(frames)))
 
 
 def digest(tensors: Iterable[Live]) -> str:

@@ -55,8 +55,8 @@ class Changed:
             return f"same     {self.name}"
         lines = [f"{self.status:<8} {self.name}" + (f": {self.note}" if self.note else "")]
         for cause in self.causes:
-            lines.append(f"  - {cause.text()}")
-            lines += [f"      {cause.advice}"] if cause.advice else []
+            first, *advice = cause.lines("      ")
+            lines += [f"  - {first}", *advice]
         return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from retrograd.core import document as doc
-from retrograd.core.wording import count
+from retrograd.core.wording import count, shortened
 from retrograd.graph.watching.schema import Planned, StepRow, Watched, WatchReport
 
 _WIDEST = 96  # of a cause in the table: the whole of it stands below
@@ -34,10 +34,8 @@ def unexpected(graph: Watched, known: Sequence[Watched], expect: int | None, bri
 
 def reordered(order: Planned) -> str:
     """An order beside the graphs that changed: what differs, and what to do."""
-    lines = [f"step {order.step}: an order beside the graphs changed"]
-    for cause in order.causes:
-        lines += [cause.text(), *([f"    {cause.advice}"] if cause.advice else [])]
-    return "\n  ".join(lines)
+    lines = [line for cause in order.causes for line in cause.lines()]
+    return "\n  ".join([f"step {order.step}: an order beside the graphs changed", *lines])
 
 
 def details(graph: Watched, most: int = 6) -> list[str]:
@@ -46,7 +44,7 @@ def details(graph: Watched, most: int = 6) -> list[str]:
     if graph.same_as is not None:
         lines.append(f"it computes the same as graph {graph.same_as}; only the framework's key or guards differ")
     for cause in graph.causes[:most]:
-        lines += [cause.text(), *([f"    {cause.advice}"] if cause.advice else [])]
+        lines += cause.lines()
     if len(graph.causes) > most:
         lines.append(f"and {len(graph.causes) - most} more, which the report has")
     return lines + list(graph.notes)
@@ -98,15 +96,12 @@ def _summary(report: WatchReport) -> str:
 
 
 def _row(graph: Watched) -> tuple[str, ...]:
-    why = graph.why() or ("" if graph.against is not None else "first")
-    why = " ".join(why.split())
-    if len(why) > _WIDEST:
-        why = why[: _WIDEST - 3] + "..."
+    why = " ".join((graph.why() or ("" if graph.against is not None else "first")).split())
     number = f"{graph.number}{'' if graph.expected else ' !'}"
     key = graph.key[:8] if graph.level == "strict" else f"{graph.level}:{graph.key[:8]}"
     sizes = [str(n) if graph.instructions else "?" for n in (graph.instructions, graph.parameters, graph.outputs)]
     part = f"{graph.role} {graph.name}".strip()
-    return (str(graph.step), number, part, key, *sizes, seconds(graph.seconds), why)
+    return (str(graph.step), number, part, key, *sizes, seconds(graph.seconds), shortened(why, _WIDEST))
 
 
 def _size(graph: Watched) -> str:

@@ -7,21 +7,10 @@ import functools
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from retrograd.errors import GraphError
-from retrograd.graph.readers import torch_xla
-from retrograd.graph.source_lines import is_library
-
-
-@dataclass(frozen=True)
-class Block:
-    """One saved graph: torch_xla's hash, the user's line of the cut, the text."""
-
-    key: str
-    where: str
-    text: str
+from retrograd.graph.readers.torch_xla import SaveFileBlock, blocks
 
 
 @functools.cache
@@ -47,10 +36,10 @@ class Follower:
             self.path.unlink(missing_ok=True)
             self.path.symlink_to(os.devnull)
 
-    def read(self) -> list[Block]:
-        """The blocks since the last call."""
+    def read(self) -> SaveFileBlock | None:
+        """The last block since the last call; GraphError if the file is damaged, or holds something else than HLO."""
         if not self.path.exists():
-            return []
+            return None
         with self.path.open("rb") as file:
             file.seek(self._at)
             fresh = file.read().decode("utf-8", "replace")
@@ -59,24 +48,11 @@ class Follower:
             # torch_xla opens the file anew for each block, so that its next one begins at 0.
             self.path.write_bytes(b"")
             self._at = 0
-        return blocks(fresh, str(self.path))
-
-
-def blocks(text: str, source: str = "") -> list[Block]:
-    """The blocks of a save-file.
-
-    Raises:
-        GraphError: the file is damaged, or holds something else than HLO.
-    """
-    saved: list[Block] = []
-    for block in torch_xla.blocks(text, source):
-        body = block.body.strip("\n")
-        if "HloModule" not in body[:200]:
-            raise GraphError(
-                f"{source or 'the save-file'} holds graphs that are not HLO (they begin with {body[:40]!r}); "
-                "set XLA_SAVE_TENSORS_FMT=hlo before the first cut"
-            )
-        file, line = next(((f, n) for f, n in block.frames if not is_library(f)), ("", 0))
-        where = f"{file.rpartition('/')[2]}:{line}" if file else ""
-        saved.append(Block(block.key, where, body))
-    return saved
+        saved = list(blocks(fresh, str(self.path)))
+        for block in saved:
+            if "HloModule" not in block.body[:200]:
+                raise GraphError(
+                    f"{self.path} holds graphs that are not HLO (they begin with {block.body[:40]!r}); "
+                    "set XLA_SAVE_TENSORS_FMT=hlo before the first cut"
+                )
+        return saved[-1] if saved else None

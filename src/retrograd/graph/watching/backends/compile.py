@@ -17,7 +17,7 @@ from typing import Any
 
 from retrograd.compat import torch_trace
 from retrograd.errors import UsageError
-from retrograd.graph.source_lines import is_library
+from retrograd.graph.source_lines import short, user_frame
 from retrograd.graph.watching.events import Compiled, Event, require_for_watching
 
 _FRAME = re.compile(r"Line: (\d+), Name: (.*), Filename: (.*)\Z")
@@ -116,8 +116,5 @@ def _reason(payload: Any) -> str:
 
 def _user_line(stack: Any) -> str:
     """The innermost line of a stack that is not a framework's: "train.py:19"."""
-    frames = [match for entry in stack or () if (match := _FRAME.match(str(entry)))]
-    for match in reversed(frames):
-        if not is_library(match[3]) and not match[3].startswith("<"):
-            return f"{match[3].rpartition('/')[2]}:{match[1]}"
-    return ""
+    frames = [(match[3], int(match[1])) for entry in stack or () if (match := _FRAME.match(str(entry)))]
+    return short(user_frame([frame for frame in reversed(frames) if not frame[0].startswith("<")], library=False))

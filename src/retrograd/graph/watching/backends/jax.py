@@ -9,18 +9,24 @@ jax.monitoring. A module that JAX makes of one operation outside of jit is no gr
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retrograd.compat import jax as compilations
 from retrograd.errors import UsageError
-from retrograd.graph.watching import jax_cache_misses
 from retrograd.graph.watching.events import Compiled, Event, require_for_watching
 
 _SMALL = 12  # lines of a module of one operation
+# The log of jax_explain_cache_misses.
+_HEAD = re.compile(r"TRACING CACHE MISS at (?P<file>.*?):(?P<line>\d+)(?::\d+)? \((?P<caller>.*)\)")
+_FOR = re.compile(r"^\s*for (?P<name>\S+) defined at ", re.MULTILINE)
+_NEVER = re.compile(r"^\s*(?P<name>\S+) id=\d+ defined at ", re.MULTILINE)
+_NOISE = ("all previously seen cache keys differ", "for ")
 
 
 class _Ear(logging.Handler):
@@ -42,7 +48,7 @@ class Jax:
         self._ear = _Ear(self._hear)
         self._before: dict[str, Any] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._misses: list[jax_cache_misses.Miss] = []
+        self._misses: list[Miss] = []
         self._spent: dict[str, list[float]] = {}
         self._running: dict[str, float] = {}
         self._listening = False
@@ -105,7 +111,7 @@ class Jax:
         return [Compiled("module", "stablehlo", text, name, name, seconds=spent, reason=why)]
 
     def _hear(self, message: str) -> None:
-        if miss := jax_cache_misses.read(message):
+        if miss := read_miss(message):
             self._misses.append(miss)
 
     def _listen(self) -> None:
@@ -124,3 +130,28 @@ def _is_operation(name: str) -> bool:
     """Is this the name of an operation of JAX itself, compiled because it was called outside of jit?"""
     jax = sys.modules["jax"]
     return any(hasattr(module, name) for module in (jax.lax, jax.numpy))
+
+
+@dataclass(frozen=True)
+class Miss:
+    """One miss of the tracing cache: the function, the line that called it ("train.py:24") and JAX's explanation."""
+
+    function: str
+    where: str
+    why: str
+
+
+def read_miss(message: str) -> Miss | None:
+    """The miss that a log message tells of; None if it tells of something else."""
+    head = _HEAD.search(message)
+    if head is None:
+        return None
+    body = message[head.end() :].lstrip(":").strip("\n")
+    where = f"{head['file'].rpartition('/')[2]}:{head['line']}"
+    never = _NEVER.search(body)
+    if never and "never seen function" in body:
+        return Miss(never["name"], where, "never seen function")
+    name = _FOR.search(body)
+    lines = [line.strip() for line in body.splitlines()]
+    words = " ".join(line for line in lines if line and not line.startswith(_NOISE))
+    return Miss(name["name"] if name else "", where, words)

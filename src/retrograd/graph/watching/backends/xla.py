@@ -20,6 +20,7 @@ from typing import Any
 from retrograd import config
 from retrograd.compat import torch_xla
 from retrograd.errors import UsageError, VerificationError
+from retrograd.graph.source_lines import short, user_frame
 from retrograd.graph.watching import live_tensors, xla_save_file
 from retrograd.graph.watching.events import Compiled, Event, Executed, require_for_watching
 
@@ -161,13 +162,12 @@ class Xla:
         self, file: xla_save_file.Follower | None, alive: tuple[live_tensors.Live, ...], compilations: int, spent: float
     ) -> None:
         notes = live_tensors.difference(self._last[1], alive, self._last[0]) if self._last else ()
-        blocks = file.read() if file else []
-        block = blocks[-1] if blocks else None
+        block = file.read() if file else None
         key = block.key if block else live_tensors.digest(alive)
         if compilations or key not in self._seen:
             if file and not block:
                 notes = (*notes, _TOO_LATE)
-            text, name = (block.text, block.where) if block else ("", "")
+            text, name = (block.body.strip("\n"), short(user_frame(block.frames, library=False))) if block else ("", "")
             reason = "" if compilations else "torch_xla had compiled it before the watch began"
             cost = spent if compilations else None
             self._events.append(
