@@ -12,6 +12,7 @@ Four levels, each blind to what the next does not count:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from retrograd.graph.canonical import Form, Label, forms
@@ -57,19 +58,27 @@ def _raw_key(computation: Computation, called: dict[str, bytes]) -> bytes:
 
 
 def _graph_key(graph: Graph, of: dict[str, Form], renumbered: bool) -> str:
-    called: dict[str, bytes] = {}
-    scheduled = graph.header.get("is_scheduled") == "true"
-    for name, form in of.items():
-        if name != graph.entry:
-            called[name] = form_key(form, called, form.numbers)
     main = of[graph.entry]
     numbers = numbers_by_first_use(main) if renumbered else main.numbers
-    return form_key(main, called, numbers, ordered=scheduled or main.chained).hex()
+    return form_key(main, digests(main, bodies(graph, of), numbers), ordered(graph, main)).hex()
 
 
-def form_key(form: Form, called: dict[str, bytes], numbers: list[int], ordered: bool = False) -> bytes:
-    """The key of one computation, given those of the computations it calls and the numbers of its parameters."""
-    digests = _digests(form, called, numbers)
+def bodies(graph: Graph, of: dict[str, Form]) -> dict[str, bytes]:
+    """The key of each called computation, equal for those that compute the same."""
+    called: dict[str, bytes] = {}
+    for name, form in of.items():
+        if name != graph.entry:
+            called[name] = form_key(form, digests(form, called, form.numbers), ordered=False)
+    return called
+
+
+def ordered(graph: Graph, form: Form) -> bool:
+    """Does a token chain or a schedule put the collectives in order?"""
+    return form.chained or graph.header.get("is_scheduled") == "true"
+
+
+def form_key(form: Form, digests: list[bytes], ordered: bool) -> bytes:
+    """The key of one computation: outputs, live values with multiplicity, how collectives are coalesced."""
     groups = [b"".join(digests[n] for n in c.nodes) for c in form.collectives]
     if not ordered:
         groups.sort()
@@ -78,19 +87,24 @@ def form_key(form: Form, called: dict[str, bytes], numbers: list[int], ordered: 
     return _hash(form.structure.encode(), b"".join(outputs), b"".join(everything), *groups)
 
 
-def _digests(form: Form, called: dict[str, bytes], numbers: list[int]) -> list[bytes]:
-    labels: dict[Label, bytes] = {}
+def digests(form: Form, called: dict[str, bytes], numbers: Sequence[int]) -> list[bytes]:
+    """Of each node a key of its value: the same label on the same operands. -1 in place of a number: any parameter."""
+    labels: dict[Label, blake2b] = {}  # a copy of what has taken the label in costs a third of a new hash
     digests: list[bytes] = []
     bodies = form.called
     for node, (label, operands) in enumerate(zip(form.labels, form.operands, strict=True)):
-        text = labels.get(label)
-        if text is None:
-            text = labels[label] = "\1".join(label).encode("utf-8", "surrogatepass") + b"\0"
+        known = labels.get(label)
+        if known is None:
+            text = "\1".join(label).encode("utf-8", "surrogatepass") + b"\0"
+            known = labels[label] = blake2b(text, digest_size=_SIZE)
+        own = known.copy()
         if node in bodies:
-            text += b"".join([called[name] for _, name in bodies[node]]) + b"\2"
+            own.update(b"".join([called[name] for _, name in bodies[node]]) + b"\2")
         elif numbers[node] >= 0:
-            text += b"%d" % numbers[node]
-        digests.append(blake2b(text + b"".join([digests[o] for o in operands]), digest_size=_SIZE).digest())
+            own.update(b"%d" % numbers[node])
+        for operand in operands:
+            own.update(digests[operand])
+        digests.append(own.digest())
     return digests
 
 

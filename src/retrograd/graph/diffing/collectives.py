@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from retrograd.core.alignment import chain
 from retrograd.core.wording import count
+from retrograd.graph import keys
 from retrograd.graph.canonical import CollectiveNodes
 from retrograd.graph.diffing.side_by_side import Half, View, shapes
 from retrograd.graph.schema import Cause
@@ -48,7 +49,7 @@ def _rebucketed(view: View, links: list[set[int]], of_a: dict[int, int]) -> list
     if not differing:
         return []
     others = sorted(set[int]().union(*(links[g] for g in differing)))
-    before, after = ([_size(c) for c in half] for half in ([a[g] for g in differing], [b[h] for h in others]))
+    before, after = ([len(c.nodes) for c in half] for half in ([a[g] for g in differing], [b[h] for h in others]))
     opcode = a[differing[0]].opcode
     text = (
         f"{opcode}: {count(len(differing), 'instruction')} with {_sizes(before)} operands -> "
@@ -63,10 +64,6 @@ def _same_group(view: View, collective: CollectiveNodes, others: list[Collective
     return len(others) == 1 and tuple(view.a.partner[n] for n in collective.nodes) == others[0].nodes
 
 
-def _size(collective: CollectiveNodes) -> int:
-    return len(collective.nodes)
-
-
 def _sizes(sizes: list[int]) -> str:
     shown = "+".join(map(str, sizes[:6]))
     return shown + ("+..." if len(sizes) > 6 else "")
@@ -74,7 +71,7 @@ def _sizes(sizes: list[int]) -> str:
 
 def _reordered(view: View, links: list[set[int]]) -> list[Cause]:
     """Collectives whose order a token chain or a schedule fixes, in another order."""
-    if not (_ordered(view.a) and _ordered(view.b)):
+    if not all(keys.ordered(half.graph, half.form) for half in (view.a, view.b)):
         return []
     places = [(g, min(linked)) for g, linked in enumerate(links) if len(linked) == 1]
     kept = {g for g, _ in chain(places)}
@@ -91,7 +88,3 @@ def _reordered(view: View, links: list[set[int]]) -> list[Cause]:
     nodes_a = [n for g, _ in moved for n in a[g].nodes]
     nodes_b = [n for _, h in moved for n in b[h].nodes]
     return [view.cause("collective_reordered", text, _ORDER, nodes_a, nodes_b, len(moved))]
-
-
-def _ordered(half: Half) -> bool:
-    return half.form.chained or half.graph.header.get("is_scheduled") == "true"

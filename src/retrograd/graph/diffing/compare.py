@@ -15,7 +15,6 @@ from retrograd.graph.diffing import carried_gradients, collectives, regions, rel
 from retrograd.graph.diffing.matching import Matching, match
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
 from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View
-from retrograd.graph.diffing.value_numbering import ValueNumbering
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import HARMLESS, Cause, Diff, Kind, Side
 
@@ -27,6 +26,10 @@ _ALIASING = ("input_output_alias", "buffer_donor")
 _LAYOUTS = re.compile(r"\{[\d,]*(?::[^{}]*)?\}")
 
 
+_Ids = tuple[list[bytes], list[bytes]]  # keys of the values of both sides
+_Hypothesis = tuple[View, tuple[list[Cause], int]]  # what corresponds, and by that the causes and consequences
+
+
 def compare(a: Graph, b: Graph, pictured: bool = True) -> Diff:
     """Compare two graphs. `pictured`: keep the neighbourhood of the causes, for pictures."""
     with gc_pause.paused():
@@ -35,22 +38,19 @@ def compare(a: Graph, b: Graph, pictured: bool = True) -> Diff:
 
 def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     started = time.perf_counter()
-    forms_a, forms_b = forms(a), forms(b)
-    table = ValueNumbering()
-    bodies = table.bodies(forms_a, a.entry), table.bodies(forms_b, b.entry)
-    both = _Comparison(a, b, forms_a, forms_b, table, bodies)
+    both = _Comparison(a, b)
     causes, consequences = both.computation(a.entry, b.entry)
     if not causes:
         causes = both.header()
     causes.sort(key=lambda c: ("became dynamic" not in c.what, _RANK.index(c.kind)))
     view = both.entry
-    live_b = sum(view.b.form.live) if view else sum(forms_b[b.entry].live)
+    live_b = sum(view.b.form.live) if view else sum(both.forms_b[b.entry].live)
     notes = both.notes(bool(causes))
     matched = sum(1 for k, p in enumerate(view.a.partner) if p >= 0 and view.a.form.live[k]) if view else live_b
     nodes = neighbourhoods(view, causes) if view and pictured else ((), ())
     return Diff(
-        side(a, forms_a),
-        side(b, forms_b),
+        side(a, both.forms_a),
+        side(b, both.forms_b),
         tuple(causes),
         tuple(notes),
         matched=matched,
@@ -80,30 +80,19 @@ def side(graph: Graph, of: dict[str, Form], key: str = "") -> Side:
 class _Comparison:
     """The state of one comparison. `entry` is the view of the entry computations, None if they are equal."""
 
-    def __init__(
-        self,
-        a: Graph,
-        b: Graph,
-        forms_a: dict[str, Form],
-        forms_b: dict[str, Form],
-        table: ValueNumbering,
-        bodies: tuple[dict[str, int], dict[str, int]],
-    ) -> None:
+    def __init__(self, a: Graph, b: Graph) -> None:
         self.a, self.b = a, b
-        self.forms_a, self.forms_b = forms_a, forms_b
-        self.table = table
-        self.bodies = bodies
+        self.forms_a, self.forms_b = forms(a), forms(b)
+        self.bodies = keys.bodies(a, self.forms_a), keys.bodies(b, self.forms_b)
         self.entry: View | None = None
-        self.compared: set[tuple[int, int]] = set()
+        self.compared: set[tuple[bytes, bytes]] = set()
 
     def computation(self, name_a: str, name_b: str) -> tuple[list[Cause], int]:
         """Causes within one pair of computations and those that they call, and the number of consequences."""
         form_a, form_b = self.forms_a[name_a], self.forms_b[name_b]
         numbered = self.ids(form_a, form_b, numbered=True)
-        ordered = self.ordered(self.a, form_a), self.ordered(self.b, form_b)
-        if self.table.computation(form_a, numbered[0], ordered[0]) == self.table.computation(
-            form_b, numbered[1], ordered[1]
-        ):
+        key_a = keys.form_key(form_a, numbered[0], keys.ordered(self.a, form_a))
+        if key_a == keys.form_key(form_b, numbered[1], keys.ordered(self.b, form_b)):
             return [], 0
         entry = name_a == self.a.entry and name_b == self.b.entry
         view, explained = self.simplest(form_a, form_b, numbered, entry)
@@ -113,9 +102,7 @@ class _Comparison:
         causes = [*explained[0], *inner]
         return causes or [_unexplained(view)] * entry, explained[1] + more
 
-    def simplest(
-        self, form_a: Form, form_b: Form, numbered: tuple[list[int], list[int]], entry: bool
-    ) -> tuple[View, tuple[list[Cause], int]]:
+    def simplest(self, form_a: Form, form_b: Form, numbered: _Ids, entry: bool) -> _Hypothesis:
         """The correspondence that explains the difference with the fewest instructions.
 
         In the entry, parameters may have changed places, which is tried first; in a called computation the caller gives
@@ -127,26 +114,16 @@ class _Comparison:
         if entry and any(c.kind in _DOUBTFUL for c in best[1][0]):
             best = min(best, self.hypothesis(form_a, form_b, numbered, numbered), key=_cost)
         if any(c.kind in _RESHAPED for c in best[1][0]):
-            best = min(
-                best, self.hypothesis(form_a, form_b, (best[0].a.ids, best[0].b.ids), numbered, bold=False), key=_cost
-            )
+            ids = best[0].a.ids, best[0].b.ids
+            best = min(best, self.hypothesis(form_a, form_b, ids, numbered, bold=False), key=_cost)
         return best
 
-    def ordered(self, graph: Graph, form: Form) -> bool:
-        return form.chained or graph.header.get("is_scheduled") == "true"
+    def ids(self, form_a: Form, form_b: Form, numbered: bool) -> _Ids:
+        """Keys of the values of both; `numbered`: parameters are told apart by their numbers."""
+        numbers = [form.numbers if numbered else [-1] * len(form) for form in (form_a, form_b)]
+        return keys.digests(form_a, self.bodies[0], numbers[0]), keys.digests(form_b, self.bodies[1], numbers[1])
 
-    def ids(self, form_a: Form, form_b: Form, numbered: bool) -> tuple[list[int], list[int]]:
-        """Numbers of the values of both; `numbered`: parameters are told apart by their numbers."""
-        return self.table.nodes(form_a, self.bodies[0], numbered), self.table.nodes(form_b, self.bodies[1], numbered)
-
-    def hypothesis(
-        self,
-        form_a: Form,
-        form_b: Form,
-        ids: tuple[list[int], list[int]],
-        exact: tuple[list[int], list[int]],
-        bold: bool = True,
-    ) -> tuple[View, tuple[list[Cause], int]]:
+    def hypothesis(self, form_a: Form, form_b: Form, ids: _Ids, exact: _Ids, bold: bool = True) -> _Hypothesis:
         """What corresponds and what differs if values with equal numbers are the same."""
         matching: Matching = match(form_a, form_b, *ids, bold=bold)
         half_a = Half(self.a, form_a, ids[0], exact[0], matching.a, added=False)
@@ -265,7 +242,7 @@ class _Comparison:
         return notes
 
 
-def _cost(hypothesis: tuple[View, tuple[list[Cause], int]]) -> tuple[int, int]:
+def _cost(hypothesis: _Hypothesis) -> tuple[int, int]:
     causes, consequences = hypothesis[1]
     sizes = {c: max(c.count, len(c.a) + len(c.b)) for c in causes}
     # Any permutation is one event: 3, a little more than one operand that changed, which names one instruction a side.

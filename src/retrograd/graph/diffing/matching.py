@@ -23,7 +23,7 @@ class Matching:
     `outputs` are pairs of places in the lists of outputs.
     """
 
-    def __init__(self, form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int]) -> None:
+    def __init__(self, form_a: Form, form_b: Form, ids_a: Sequence[bytes], ids_b: Sequence[bytes]) -> None:
         self.form_a, self.form_b = form_a, form_b
         self.ids_a, self.ids_b = ids_a, ids_b
         self.a = [-1] * len(form_a)
@@ -55,8 +55,8 @@ class Matching:
                 pending.extend(zip(operands_a[a], operands_b[b], strict=True))
 
 
-def match(form_a: Form, form_b: Form, ids_a: Sequence[int], ids_b: Sequence[int], bold: bool = True) -> Matching:
-    """The correspondence of two forms, given numbers of their values from one table (`value_numbering`).
+def match(form_a: Form, form_b: Form, ids_a: Sequence[bytes], ids_b: Sequence[bytes], bold: bool = True) -> Matching:
+    """The correspondence of two forms, given keys of their values.
 
     `bold`: take an operation for inserted or removed if what is behind it looks more like its counterpart.
     """
@@ -155,10 +155,10 @@ class _Outputs:
                 new += list(zip(left, right, strict=True))
         self.add(new)
 
-    def moved(self, view_a: Sequence[int], view_b: Sequence[int]) -> None:
+    def moved(self, view_a: Sequence[bytes], view_b: Sequence[bytes]) -> None:
         """Pair equal values that stand in another order."""
         gaps = self.gaps()
-        waiting: dict[int, list[int]] = {}
+        waiting: dict[bytes, list[int]] = {}
         for j in sorted((j for _, right in gaps for j in right), reverse=True):
             waiting.setdefault(view_b[j], []).append(j)
         for i in sorted(i for left, _ in gaps for i in left):
@@ -306,7 +306,7 @@ def _leftovers(matching: Matching) -> None:
     for a, b in zip(form_a.parameters, form_b.parameters, strict=False):
         if matching.free(a, b) and matching.alike(a, b) and form_a.live[a] == form_b.live[b]:
             matching.pair(a, b)
-    waiting: dict[int, list[int]] = {}
+    waiting: dict[bytes, list[int]] = {}
     for b in range(len(form_b) - 1, -1, -1):
         if matching.b[b] < 0:
             waiting.setdefault(matching.ids_b[b], []).append(b)

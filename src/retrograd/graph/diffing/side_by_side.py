@@ -15,16 +15,16 @@ from retrograd.graph.source_lines import is_library
 
 @dataclass(slots=True)
 class Half:
-    """One side: the graph, the form of the computation, numbers of its values, and who has no partner.
+    """One side: the graph, the form of the computation, keys of its values, and who has no partner.
 
-    `ids` are the numbers that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
+    `ids` are the keys that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
     of the other side, -1 if none; `added` is true of B, the later graph.
     """
 
     graph: Graph
     form: Form
-    ids: list[int]
-    exact: list[int]
+    ids: list[bytes]
+    exact: list[bytes]
     partner: list[int]
     added: bool
     alone: list[int] = field(default_factory=list[int])
