@@ -15,17 +15,9 @@ _FLOORS = 2.0
 
 @dataclass(frozen=True)
 class Deviation:
-    """The error of one result.
-
-    Attributes:
-        name: of the result.
-        relative: its L2 error over the L2 norm of the truth.
-        rounding: the same of the truth rounded to the result's dtype.
-    """
-
     name: str
-    relative: float
-    rounding: float
+    relative: float  # its L2 error over the L2 norm of the truth
+    rounding: float  # the same of the truth rounded to the result's dtype
 
     def __str__(self) -> str:
         return f"{self.name} (relative L2 {self.relative:.1e}, rounding {self.rounding:.1e})"

@@ -44,27 +44,16 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Provider:
-    """A library, or a mode of this project, that offers ops.
+    """A library, or a mode of this project, that offers ops."""
 
-    Attributes:
-        name: as `--providers` has it.
-        ops: what it offers.
-        make: makes the implementation from what `Benchmark.parameters` returns.
-        options: more arguments of `make`.
-        package: the distribution it comes from; "" is the user's own.
-        devices: where it runs.
-        usual: where it is measured without being asked for by name.
-        compiled: whether the implementation is then compiled by torch.compile.
-    """
-
-    name: str
-    ops: tuple[str, ...]
-    make: Callable[..., Implementation]
+    name: str  # as `--providers` has it
+    ops: tuple[str, ...]  # that it offers
+    make: Callable[..., Implementation]  # from what `Benchmark.parameters` returns, and
     options: Mapping[str, Any] = field(default_factory=dict)
-    package: str = OURS
-    devices: tuple[str, ...] = DEVICES
-    usual: tuple[str, ...] = DEVICES
-    compiled: bool = False
+    package: str = OURS  # the distribution it comes from; "" is the user's own
+    devices: tuple[str, ...] = DEVICES  # where it runs
+    usual: tuple[str, ...] = DEVICES  # where it is measured without being asked for by name
+    compiled: bool = False  # whether the implementation is then compiled by torch.compile
 
     @property
     def version(self) -> str | None:
@@ -78,51 +67,35 @@ class Provider:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """An op at one shape and dtype on a device.
+    """An op at one shape and dtype on a device."""
 
-    Attributes:
-        leaves: names of the inputs that get gradients.
-        results: names of what implementations return.
-        data: makes sets of inputs and of gradients of the results by name, without end; the first is always the same.
-        truth: (inputs, gradients) to results and grad_* in float64, in pieces that fit beside the inputs.
-        bytes_moved: the least that a forward and a backward must move; decides how many sets keep the cache cold.
-        slack: relative L2 error that is allowed beside rounding.
-        coarse: relative L2 error up to which 16-bit results are timed, with a note.
-        reference: as precise in the op's own dtype as others must be; None: `slack` says it.
-    """
-
-    leaves: tuple[str, ...]
-    results: tuple[str, ...]
+    leaves: tuple[str, ...]  # names of the inputs that get gradients
+    results: tuple[str, ...]  # names of what implementations return
+    # Makes sets of inputs and of gradients of the results by name, without end; the first is always the same.
     data: Callable[[], Data]
+    # (inputs, gradients) to results and grad_* in float64, in pieces that fit beside the inputs.
     truth: Callable[[Tensors, Tensors], Pieces]
+    # The least that a forward and a backward must move; decides how many sets keep the cache cold.
     bytes_moved: tuple[int, int]
-    slack: float = FLOAT32_SUMS
-    coarse: float = 0.0
-    reference: Implementation | None = None
+    slack: float = FLOAT32_SUMS  # relative L2 error that is allowed beside rounding
+    coarse: float = 0.0  # relative L2 error up to which 16-bit results are timed, with a note
+    reference: Implementation | None = None  # as precise in the op's own dtype as others must be; None: `slack` says it
 
 
 class Benchmark(ABC):
-    """An op as it is timed; ops of one `group` share a table, the names of their results' fields and packages.
+    """An op as it is timed; ops of one `group` share a table, the names of their results' fields and packages."""
 
-    Attributes:
-        name: as tables and the command line have it.
-        signature: how a person's function is called; "" where it is called like the op.
-        usual_shapes: measured unless the user names others, on "cuda", on "cpu" and for "host" times.
-        usual_dtypes: likewise, on "cuda" and on "cpu".
-        dtypes: that can be measured.
-        group: "norm", "msda" or "ops".
-        fields: of a JSON line, before those that all have.
-        packages: whose versions are kept with a result, by the name to show.
-    """
-
-    name: str
-    signature: str
+    name: str  # as tables and the command line have it
+    signature: str  # how a person's function is called; "" where it is called like the op
+    # Measured unless the user names others: on "cuda", on "cpu" and, of shapes, for "host" times.
     usual_shapes: Mapping[str, tuple[str, ...]]
     usual_dtypes: Mapping[str, tuple[str, ...]]
     element_bytes: ClassVar[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
-    group: ClassVar[str] = "ops"
+    group: ClassVar[str] = "ops"  # or "norm" or "msda"
+    # Of a JSON line, before those that all have.
     fields: ClassVar[tuple[str, ...]] = ("op", "shape", "dtype", "provider", "fwd_bytes", "bwd_bytes")
+    # Whose versions are kept with a result, by the name to show.
     packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "triton": "triton"}
 
     @abstractmethod
@@ -152,11 +125,7 @@ def own(provider: str) -> bool:
 
 
 def two_sizes(shape: str, example: str) -> tuple[int, int]:
-    """Two sizes from text such as "32768x4096".
-
-    Raises:
-        UsageError: it is written otherwise.
-    """
+    """Two sizes from text such as "32768x4096"; UsageError if it is written otherwise."""
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
         raise UsageError(f"`--shapes` has {shape!r}, expected {example}")
     first, _, second = shape.partition("x")

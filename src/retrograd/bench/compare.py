@@ -30,26 +30,14 @@ Pair = tuple[Row, Row]
 
 @dataclass(frozen=True)
 class TimeChange:
-    """One time now and then.
-
-    Attributes:
-        label: op, shape, dtype and provider.
-        direction: "fwd", "bwd" or "host".
-        then_us, now_us: microseconds.
-        ratio: now over then.
-        beside: the same of ratios to the control; None without one.
-        beyond: 1 slower, -1 faster, 0 within noise, None where rounds are missing.
-        control: whether others are held against this one: what changed it is the machine.
-    """
-
-    label: Label
-    direction: str
+    label: Label  # op, shape, dtype and provider
+    direction: str  # "fwd", "bwd" or "host"
     then_us: float
     now_us: float
-    ratio: Ratio
-    beyond: int | None
-    beside: Ratio | None = None
-    control: bool = False
+    ratio: Ratio  # now over then
+    beyond: int | None  # 1 slower, -1 faster, 0 within noise, None where rounds are missing
+    beside: Ratio | None = None  # the ratio of ratios to the control; None without one
+    control: bool = False  # whether others are held against this one: what changed it is the machine
 
     def slower(self, percent: float) -> bool:
         """Whether it takes more than `percent` longer, and the rounds, if there are any, say that this is no noise."""
@@ -59,21 +47,13 @@ class TimeChange:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """All changes, and what cannot be compared.
+    """All changes, and what cannot be compared."""
 
-    Attributes:
-        changes: in the order of the rows now.
-        lost: what had a time then and has none now, with the reason.
-        unmatched: rows now without a row then, or timed in another way (replayed then, by events now).
-        machines: the device then and now, where they differ.
-        copies: bandwidth of the copy (then, now).
-    """
-
-    changes: tuple[TimeChange, ...]
-    lost: tuple[tuple[Label, str], ...]
-    unmatched: int
-    machines: tuple[str, str] | None
-    copies: tuple[float, float] | None
+    changes: tuple[TimeChange, ...]  # in the order of the rows now
+    lost: tuple[tuple[Label, str], ...]  # what had a time then and has none now, with the reason
+    unmatched: int  # rows now without a row then, or timed in another way (replayed then, by events now)
+    machines: str  # "A, now B", where the devices differ
+    copies: tuple[float, float] | None  # bandwidth of the copy (then, now)
 
     def slower(self, percent: float) -> list[TimeChange]:
         """What takes more than `percent` longer beyond noise."""
@@ -81,11 +61,7 @@ class RunComparison:
 
 
 def compare(now: Sequence[Row], then: Sequence[Row]) -> RunComparison:
-    """Rows of the same op, shape, dtype and provider, measured in the same way.
-
-    Raises:
-        UndecidedError: they have nothing in common.
-    """
+    """Rows of the same op, shape, dtype and provider, measured in the same way; UndecidedError if there are none."""
     earlier = {_label(row): row for row in then}
     changes: list[TimeChange] = []
     lost: list[tuple[Label, str]] = []
@@ -104,7 +80,8 @@ def compare(now: Sequence[Row], then: Sequence[Row]) -> RunComparison:
     if not changes and not lost:
         raise UndecidedError("the earlier results have no time for any op, shape, dtype and provider of these")
     names = {row.device_name for row in then}, {row.device_name for row in now}
-    differ = None if names[0] == names[1] else (", ".join(sorted(names[0])), ", ".join(sorted(names[1])))
+    machines = (", ".join(sorted(devices)) or "unknown" for devices in names)
+    differ = "" if names[0] == names[1] else ", now ".join(machines)
     copies = [next((row.copy_gb_per_s for row in rows if row.copy_gb_per_s), None) for rows in (then, now)]
     both = (copies[0], copies[1]) if copies[0] and copies[1] else None
     return RunComparison(tuple(changes), tuple(lost), unmatched, differ, both)
@@ -123,20 +100,14 @@ def markdown(comparison: RunComparison) -> str:
 
 
 def refuse_other_machines(comparison: RunComparison) -> None:
-    """Nothing is slower or faster by comparison with another machine.
-
-    Raises:
-        UndecidedError: the results come from different devices.
-    """
+    """UndecidedError for results of different devices: nothing is slower or faster by comparison with another one."""
     if comparison.machines:
-        raise UndecidedError(
-            f"`--fail-slower` compares runs of one device; then it was {_then_now(comparison.machines)}"
-        )
+        raise UndecidedError(f"`--fail-slower` compares runs of one device; then it was {comparison.machines}")
 
 
 def _context(comparison: RunComparison) -> Iterator[str]:
     if comparison.machines:
-        yield f"Not one device: then {_then_now(comparison.machines)}."
+        yield f"Not one device: then {comparison.machines}."
     if comparison.copies:
         yield f"The copy ran at {comparison.copies[0]:.1f} GB/s then and at {comparison.copies[1]:.1f} now."
     controls = [change.ratio.median for change in comparison.changes if change.control]
@@ -144,10 +115,6 @@ def _context(comparison: RunComparison) -> Iterator[str]:
         yield f"Controls took {statistics.median(controls):.2f} times as long as then (median), which is the machine's."
     if comparison.unmatched:
         yield f"{comparison.unmatched} rows cannot be compared: not measured then or now, or in another way."
-
-
-def _then_now(names: tuple[str, str]) -> str:
-    return f"{names[0] or 'unknown'}, now {names[1] or 'unknown'}"
 
 
 def _label(row: Row) -> Label:
@@ -175,15 +142,13 @@ def _changes(row: Row, before: Row, controls: Pair | None) -> Iterator[TimeChang
         ratio = crossed(*rounds) or Ratio(now / then)
         beyond = apart(*rounds) if ratio.low is not None else None
         times = 1e3 * then, 1e3 * now
-        if controls and row.provider == controls[0].provider:
-            yield TimeChange(_label(row), direction, *times, ratio, beyond, control=True)
-            continue
-        pairs = zip(rounds, controls or (), strict=False)
+        control = controls is not None and row.provider == controls[0].provider
+        pairs = zip(rounds, () if control else controls or (), strict=False)
         # Round by round: providers took turns, so what slowed a round down slowed both.
-        held = [[a / b for a, b in zip(mine, control.rounds(direction), strict=False)] for mine, control in pairs]
+        held = [[a / b for a, b in zip(mine, other.rounds(direction), strict=False)] for mine, other in pairs]
         beside = crossed(*held) if held else None
         if beside is None or beside.low is None:
-            yield TimeChange(_label(row), direction, *times, ratio, beyond)
+            yield TimeChange(_label(row), direction, *times, ratio, beyond, control=control)
         else:
             yield TimeChange(_label(row), direction, *times, ratio, apart(*held), beside)
     if row.host_us and before.host_us:

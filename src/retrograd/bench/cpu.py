@@ -47,7 +47,6 @@ class CpuTimer:
         return facts if self.keeps_memory else {**facts, "page faults": "included"}
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Nothing to enter."""
         return contextlib.nullcontext()
 
     def plan(self, touched_bytes: int) -> tuple[int, int]:

@@ -35,12 +35,7 @@ pre {{ overflow-x: auto; font-size: 0.8rem }} svg {{ max-width: 100%; height: au
 
 
 def check_path(path: Path) -> None:
-    """Complain now about what `write` would refuse after minutes of measuring.
-
-    Raises:
-        UsageError: the suffix is neither .html nor .png, or there is no such folder.
-        MissingExtraError: vl-convert-python is not installed.
-    """
+    """Complain now about what `write` would refuse after minutes of measuring."""
     if path.suffix.lower() not in (".html", ".png"):
         raise UsageError(f"cannot write {str(path)!r}: a plot's name must end in .html or .png")
     if not path.parent.is_dir():
@@ -52,12 +47,7 @@ def check_path(path: Path) -> None:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Draw `rows` into a self-contained .html page or a .png picture.
-
-    Raises:
-        UsageError: nothing to draw, or see `check_path`.
-        MissingExtraError: vl-convert-python is not installed.
-    """
+    """Draw `rows` into a self-contained .html page or a .png picture; UsageError if there is nothing to draw."""
     check_path(path)
     import vl_convert
 
@@ -72,10 +62,7 @@ def write(rows: Sequence[Row], path: Path) -> None:
 
 def chart(rows: Sequence[Row]) -> dict[str, Any]:
     """The Vega-Lite description: for norms GB/s against N, a panel an op and direction, the copy as a dashed line; for
-    other ops a bar a provider.
-
-    Raises:
-        UsageError: no row has a time, or those of norms have none at a width that is a power of two.
+    other ops a bar a provider. UsageError if no row has a time, of norms at a width that is a power of two.
     """
     points = _points([row for row in rows if row.group == "norm"])
     bars = _bar_points([row for row in rows if row.group != "norm"])

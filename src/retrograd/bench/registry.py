@@ -43,11 +43,7 @@ def names(among: Sequence[str], device: str | None = None) -> tuple[str, ...]:
 
 
 def make(op: str, provider: Provider, shape: str, dtype: str) -> Implementation:
-    """The op by a provider.
-
-    Raises:
-        UnavailableError: it is not installed or lacks the op.
-    """
+    """The op by a provider; UnavailableError if that is not installed or lacks the op."""
     try:
         return provider.make(BENCHMARKS[op].parameters(shape, dtype), **provider.options)
     except (ImportError, AttributeError, OSError) as error:

@@ -27,43 +27,29 @@ class Row:
     """One op, shape, dtype and provider.
 
     Times in milliseconds; None: not measured, `skipped` or a note says why.
-
-    Attributes:
-        shape: as the op has it in words: "MxN" of a norm, a name or sizes of deformable attention, a case of any op.
-        dtype: of floating inputs; of deformable attention: of value and out.
-        beside: of locations and weights; "" for other ops.
-        fwd_bytes: the least that a forward must move, where it was counted in the data; likewise bwd_bytes.
-        fwd_extra_bytes: the most memory a forward held beyond inputs and output, what it saved included; None:
-            unknown. Likewise bwd_extra_bytes beyond what the forward had left and the gradients.
-        fwd_how: "graph" (replay of a CUDA graph, no host time), "events" (CUDA events around every call) or "wall" (the
-            clock around every call, on a CPU).
-        fwd_rounds: the time of each round, where providers took turns; fwd_ms is their median.
-        copy_gb_per_s: bandwidth of a copy on the device in the same run, read plus write.
-        host_us: host time of one forward and backward, in microseconds.
-        machine: versions and the name of the GPU, or of the CPU with the number of threads.
     """
 
     op: str
-    shape: str
-    dtype: str
+    shape: str  # as the op has it in words: "MxN" of a norm, a name or sizes of deformable attention, a case of any op
+    dtype: str  # of floating inputs; of deformable attention: of value and out
     provider: str
     _: KW_ONLY
-    beside: str = ""
-    fwd_bytes: int = 0
+    beside: str = ""  # dtype of locations and weights; "" for other ops
+    fwd_bytes: int = 0  # the least that a forward must move, where it was counted in the data
     bwd_bytes: int = 0
-    fwd_extra_bytes: int | None = None
-    bwd_extra_bytes: int | None = None
+    fwd_extra_bytes: int | None = None  # the most memory held beyond inputs and output, what was saved included
+    bwd_extra_bytes: int | None = None  # the same beyond what the forward had left and the gradients
     fwd_ms: float | None = None
     bwd_ms: float | None = None
-    fwd_how: str = ""
-    bwd_how: str = ""
-    fwd_rounds: tuple[float, ...] = ()
+    fwd_how: str = ""  # "graph" (replay of a CUDA graph, no host time), "events" (CUDA events around every call)
+    bwd_how: str = ""  # or "wall" (the clock around every call, on a CPU)
+    fwd_rounds: tuple[float, ...] = ()  # the time of each round, where providers took turns; fwd_ms is their median
     bwd_rounds: tuple[float, ...] = ()
-    copy_gb_per_s: float | None = None
-    host_us: float | None = None
+    copy_gb_per_s: float | None = None  # bandwidth of a copy on the device in the same run, read plus write
+    host_us: float | None = None  # host time of one forward and backward, in microseconds
     skipped: str = ""
     note: str = ""
-    machine: dict[str, str] = field(default_factory=dict[str, str])
+    machine: dict[str, str] = field(default_factory=dict[str, str])  # versions, and the GPU or the CPU and its threads
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -98,21 +84,15 @@ class Row:
         """The GPU or the CPU that it was measured on; "" if nobody wrote it down."""
         return device_of(self.machine)
 
+    # Of "fwd" or "bwd".
     def ms(self, direction: str) -> float | None:
-        """Time of "fwd" or "bwd"."""
         return self.fwd_ms if direction == "fwd" else self.bwd_ms
 
     def how(self, direction: str) -> str:
-        """How "fwd" or "bwd" was timed."""
         return self.fwd_how if direction == "fwd" else self.bwd_how
 
     def rounds(self, direction: str) -> tuple[float, ...]:
-        """Times of the rounds of "fwd" or "bwd"."""
         return self.fwd_rounds if direction == "fwd" else self.bwd_rounds
-
-    def extra_bytes(self, direction: str) -> int | None:
-        """Memory of "fwd" or "bwd"."""
-        return self.fwd_extra_bytes if direction == "fwd" else self.bwd_extra_bytes
 
     def bytes_moved(self, direction: str) -> int:
         """The least that "fwd" or "bwd" must move."""
@@ -147,11 +127,7 @@ def to_line(row: Row) -> str:
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> list[Row]:
-    """Read JSON lines of any benchmark; of rows that measure the same thing the last one counts.
-
-    Raises:
-        UsageError: a file cannot be read or is not such a file.
-    """
+    """Read JSON lines of any benchmark, else UsageError; of rows that measure the same thing the last one counts."""
     rows: dict[tuple[Any, ...], Row] = {}
     for path in map(Path, paths):
         try:

@@ -38,11 +38,7 @@ Prepared = tuple[Row, Work | None]
 
 
 def make_timer(device: str, timing: str = "graph") -> Timer:
-    """The timer for a device; `timing` "eager" puts events around calls and replays no graphs.
-
-    Raises:
-        UsageError: there is no such device.
-    """
+    """The timer for a device; `timing` "eager" puts events around calls. UsageError if there is no such device."""
     if device == "cpu":
         return CpuTimer()
     if not torch.cuda.is_available():
@@ -63,17 +59,10 @@ def results_name(selection: Selection, timer: Timer) -> str:
 def run(
     selection: Selection, timer: Timer, tell: Callable[[str], None], keep: Callable[[Row], None] = lambda row: None
 ) -> list[Row]:
-    """Measure everything that is selected.
+    """Measure everything that is selected: rows by op, shape, dtype and provider, each given to `keep` when complete.
 
-    Args:
-        selection: of what.
-        timer: how, and on which device.
-        tell: given one line of progress at a time.
-        keep: given each row as soon as it is complete.
-
-    Returns:
-        Rows by op, shape, dtype and provider. A provider that is missing is told once and has none; one that is wrong,
-        fails or comes after `max_seconds` says so in `skipped`.
+    `tell` hears one line of progress at a time. A provider that is missing is told once and has no row; one that is
+    wrong, fails or comes after `max_seconds` says so in `skipped`.
     """
     rows: list[Row] = []
     busy = busy_cpus()
@@ -114,10 +103,10 @@ class _Run:
 
     def rows(self, keep: Callable[[Row], None]) -> list[Row]:
         """Complete rows in order. With one round a provider has the device to itself, else all of a case take turns."""
+        cases = list(dict.fromkeys(job.case for job in self._jobs))
         if self._rounds == 1 and not self.timer.keeps_data:
             groups = [[job] for job in self._jobs]
         else:
-            cases = dict.fromkeys(job.case for job in self._jobs)
             groups = [[job for job in self._jobs if job.case == case] for case in cases]
         done: list[Row] = []
         with self.timer.scope():
@@ -126,8 +115,7 @@ class _Run:
                 keep(row)
                 self._tell(_progress(row))
                 done.append(row)
-        order = {row.case: i for i, row in reversed(list(enumerate(self._jobs)))}
-        return sorted(done, key=lambda row: (order[row.case], self._providers.index(row.provider)))
+        return sorted(done, key=lambda row: (cases.index(row.case), self._providers.index(row.provider)))
 
     def _group(self, jobs: Sequence[Row], copy_gb_per_s: float | None) -> Iterator[Row]:
         if any("compile" in job.provider for job in jobs):
@@ -142,15 +130,13 @@ class _Run:
                 yield replace(row, skipped=OVER)
                 continue
             try:
-                turns.append(_Turn(job, row, self, shared))
+                turns.append(_Turn(row, self, shared))
             except UnavailableError as error:
                 self._missing.add((row.provider, row.op))
                 self._tell(f"left out: {error}")
-        for _ in range(self._rounds + self.timer.discarded * (not self.host)):
-            for turn in turns:
+        for i in range(self._rounds + self.timer.discarded * (not self.host)):
+            for turn in turns[::-1] if i % 2 else turns:  # nobody always comes after the same neighbour
                 turn.take()
-            turns.reverse()  # nobody always comes after the same neighbour
-        turns.sort(key=lambda turn: jobs.index(turn.job))
         for turn in turns:
             yield turn.result(self._rounds)
 
@@ -188,9 +174,8 @@ class _Run:
 class _Turn:
     """One provider of a case: checked when made, then timed as often as it is its turn."""
 
-    def __init__(self, job: Row, row: Row, run: _Run, shared: list[Callable[[], Data]]) -> None:
-        self._host, self._timer, self._shared = run.host, run.timer, shared
-        self.job, self._row, self._work = job, row, None
+    def __init__(self, row: Row, run: _Run, shared: list[Callable[[], Data]]) -> None:
+        self._host, self._timer, self._shared, self._row = run.host, run.timer, shared, row
         self._timed: list[Row] = []
         self._seconds = 0.0
         self._row, self._work = self._guarded(lambda: run.prepared(row))

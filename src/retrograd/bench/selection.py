@@ -15,16 +15,7 @@ from retrograd.errors import UsageError
 class Selection:
     """What a person asked for; what is empty or None is as each op has it.
 
-    Attributes:
-        ops: names of ops, see `registry.ops`.
-        host: measure the host's time of a call instead of the device's.
-        rounds: how often providers take turns.
-        locations: of deformable attention only: "float32", or "same" as value.
-        timing: "graph" or "eager", on CUDA devices only.
-        threads: of torch, on a CPU.
-
-    Raises:
-        UsageError: options do not fit each other, a name is unknown or a shape is not one of an op.
+    UsageError if options do not fit each other, a name is unknown or a shape is not one of an op.
     """
 
     ops: tuple[str, ...]
@@ -32,12 +23,12 @@ class Selection:
     providers: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     max_seconds: float = float("inf")
-    host: bool = False
+    host: bool = False  # measure the host's time of a call instead of the device's
     device: str = "cuda"
-    rounds: int | None = None
-    locations: str = "float32"
-    timing: str = "graph"
-    threads: int | None = None
+    rounds: int | None = None  # how often providers take turns
+    locations: str = "float32"  # or "same" as value; of deformable attention only
+    timing: str = "graph"  # or "eager"; on CUDA devices only
+    threads: int | None = None  # of torch, on a CPU
 
     def __post_init__(self) -> None:
         if self.host and self.device == "cpu":

@@ -17,21 +17,14 @@ Cell = Callable[[Row, Sequence[Row], str], str]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows of a group of ops are shown.
+    """How the rows of a group of ops are shown."""
 
-    Attributes:
-        heading: of the table that a row belongs to: a text before it, or "", and its first headings.
-        labels: the cells below those headings.
-        columns: heading, where {} is the direction, and cell; asked for where there is a time only.
-        legend: from all rows that are in tables.
-        notes: whether a row's note stands behind its provider.
-    """
-
+    # Of the table that a row belongs to: a text before it, or "", and its first headings.
     heading: Callable[[Row], tuple[str, ...]]
-    labels: Callable[[Row], tuple[str, ...]]
-    columns: Sequence[tuple[str, Cell]]
-    legend: Callable[[Sequence[Row]], str]
-    notes: bool = True
+    labels: Callable[[Row], tuple[str, ...]]  # the cells below those headings
+    columns: Sequence[tuple[str, Cell]]  # heading, where {} is the direction, and cell; only where there is a time
+    legend: Callable[[Sequence[Row]], str]  # from all rows that are in tables
+    notes: bool = True  # whether a row's note stands behind its provider
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -103,7 +96,7 @@ def _document(rows: Sequence[Row], layout: Layout) -> str:
             lines += [_line([*layout.labels(row), *_cells(row, group, layout)]) for row in group]
             lines += _earlier(group)
         parts += [title, "\n".join(lines)]
-    parts += [host_times(rows), rounds_legend(rows), layout.legend(timed)]
+    parts += [host_times(rows), rounds_legend(rows), layout.legend(timed) if timed else ""]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -159,7 +152,7 @@ def _share_of_copy(row: Row, group: Sequence[Row], direction: str) -> str:
 
 
 def _extra_mib(row: Row, group: Sequence[Row], direction: str) -> str:
-    extra = row.extra_bytes(direction)
+    extra = row.fwd_extra_bytes if direction == "fwd" else row.bwd_extra_bytes
     return f"{extra / 2**20:.1f}" if extra is not None else ""
 
 
@@ -192,8 +185,6 @@ def _first_over_row(row: Row, group: Sequence[Row], direction: str) -> str:
 
 
 def _msda_legend(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
     legend = (
         "us: one call, inputs not in the cache. MB: the least that must move, and what of the copy's bandwidth that "
         "makes. x grid_sample: how many times faster than grid_sample in the same run; x best peer: than the fastest "
@@ -209,12 +200,7 @@ def _msda_legend(rows: Sequence[Row]) -> str:
 
 def _any_legend(rows: Sequence[Row]) -> str:
     firsts = {next(row.provider for row in rows if row.op == op) for op in {row.op for row in rows}}
-    return f"ratio: this provider's time over that of {' or '.join(sorted(firsts))}." if firsts else ""
-
-
-def _msda_heading(row: Row) -> tuple[str, ...]:
-    title = row.dtype if row.dtype == row.beside else f"{row.dtype}, locations and weights {row.beside}"
-    return title, "shape"
+    return f"ratio: this provider's time over that of {' or '.join(sorted(firsts))}."
 
 
 _LAYOUTS = {
@@ -226,7 +212,7 @@ _LAYOUTS = {
         notes=False,
     ),
     "msda": Layout(
-        heading=_msda_heading,
+        heading=lambda row: (row.case[2].replace(", ", ", locations and weights "), "shape"),
         labels=lambda row: (row.shape,),
         columns=(
             *(("{} us", _microseconds), ("{} MB", _megabytes), ("{} of copy", _share_of_copy)),

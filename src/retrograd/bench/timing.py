@@ -47,31 +47,22 @@ class CudaTimer:
 
     A graph holds `calls` calls on alternating input sets, so host time does not count and inputs are cold. Results
     of the last round stay allocated: each call writes to memory of its own, as cold as its inputs.
-
-    Attributes:
-        device: "cuda" or "cpu".
-        rounds: how often providers take turns unless the user says otherwise.
-        discarded: rounds before these that do not count.
-        keeps_data: whether inputs stay from round to round, and providers share them.
     """
 
     device = "cuda"
     # Captures and inputs of several providers at once would not fit: each round measures each provider anew.
-    rounds = 1
-    discarded = 0
-    keeps_data = False
+    rounds = 1  # how often providers take turns unless the user says otherwise
+    discarded = 0  # rounds before these that do not count
+    keeps_data = False  # whether inputs stay from round to round, and providers share them
 
     def __init__(self, graphs: bool = True) -> None:
         self._stream = torch.cuda.Stream()
         self._graphs = graphs
 
     def facts(self) -> dict[str, str]:
-        """The name of the GPU."""
         return {"gpu": torch.cuda.get_device_name()}
 
-    def plan(self, touched_bytes: int) -> tuple[int, int]:
-        """See `plan_calls`."""
-        return plan_calls(touched_bytes)
+    plan = staticmethod(plan_calls)
 
     def cold(self, touched_bytes: int) -> bool:
         """Whether all sets are larger than the largest L2 cache."""
@@ -145,15 +136,16 @@ class CudaTimer:
 def host_us(call: Callable[[], object], calls: int = 500, repeats: int = 5) -> float:
     """Microseconds of host time a call, the median of `repeats` loops; the device must be faster than the host."""
     loops = []
-    for repeat in range(repeats + 1):
-        _synchronize()
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else torch.cpu.synchronize
+    for _ in range(repeats + 1):
+        synchronize()
         began = time.perf_counter()
         for _ in range(calls):
             call()
         taken = time.perf_counter() - began
-        _synchronize()
-        loops += [taken / calls * 1e6] * (repeat > 0)  # the first loop warms up
-    return statistics.median(loops)
+        synchronize()
+        loops.append(taken / calls * 1e6)
+    return statistics.median(loops[1:])  # the first loop warms up
 
 
 def first_line(error: BaseException) -> str:
@@ -187,8 +179,3 @@ def _prove_it_computes(graph: torch.cuda.CUDAGraph, ring: Sequence[Results], wan
         # Atomic sums differ in their last bits.
         if not (got.detach().float() - expected.float()).norm() <= _REPLAY_ERROR * expected.float().norm():
             raise RuntimeError("a replay computes something else than the call it was captured from")
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -69,7 +69,6 @@ class Examination:
         return processes.execute(batch, self.settings.timeout, self.settings.pytest_args, number, stop)
 
     def note(self, text: str) -> None:
-        """Say once."""
         if text not in self.notes:
             self.notes.append(text)
 

@@ -63,7 +63,6 @@ def _text(flake: Flake) -> Iterator[doc.TextLine]:
 
 
 def facts(flake: Flake) -> list[doc.Fact]:
-    """Everything that is known about one test."""
     pairs = [("rate", rate_text(flake.rate, flake.counting))]
     if flake.tail is not None and flake.verdict != "broken":
         pairs.append(("margins", tail_text(flake.tail)))

@@ -28,7 +28,6 @@ class FlakeTarget:
 
     @property
     def is_test(self) -> bool:
-        """Whether pytest runs it."""
         return "::" in self.argument or self.argument.endswith(".py") or ":" not in self.argument
 
     @property

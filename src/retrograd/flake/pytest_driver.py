@@ -17,8 +17,6 @@ from retrograd.flake.trials import Trials
 
 
 class Driver:
-    """The plugin that takes the loop over."""
-
     def __init__(self, trials: Trials) -> None:
         self.trials = trials
         self.ran = False

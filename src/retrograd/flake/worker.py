@@ -53,7 +53,6 @@ def call_target(trials: Trials, argument: str) -> None:
 
 
 def main(job_path: str, results_path: str) -> None:
-    """Run a job."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     results = Messages(results_path)
     seed_imports()

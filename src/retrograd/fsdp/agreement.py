@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,22 +41,19 @@ def _group(ranks: list[int], seconds: float) -> Any:
 class Agreement:
     """A group of its own, on the CPU: 8 bytes a rank and question (gloo: 0.5 ms for 2 ranks, 4 ms for 4).
 
-    Made by all of `ranks` at once, as any process group.
-
-    Args:
-        ranks: who has to agree.
-        seconds: how long to wait for the others.
+    Made by all of `ranks` at once, as any process group; they wait for each other for so many seconds.
     """
 
     def __init__(self, ranks: Sequence[int], seconds: float) -> None:
-        self.ranks: list[int] = list(ranks)
-        self.seconds: float = seconds
+        self.ranks, self.seconds = list(ranks), seconds
         self._group: Any = _group(self.ranks, seconds) if len(self.ranks) > 1 else None
         # Through the store, which answers after a rank has died: how far each has come, one entry a rank.
         self._progress: RankStore | None = rank_store(f"buckets of {self.ranks}")
-        self._asked: int = 0
+        self._asked = 0
 
-    def require(self, due: str, content: Any, describe: Callable[[], str], explain: Callable[..., str] | None) -> None:
+    def require(
+        self, due: str, content: Any, describe: Callable[[], str], explain: Callable[[str, str], str] | None = None
+    ) -> None:
         """Go on only if all ranks come here with equal content.
 
         Args:
@@ -69,40 +67,42 @@ class Agreement:
         """
         if self._group is None:
             return
-        ours = int(digest([due, content]), 16) >> 1
-        theirs = self._gather(due, ours)
-        if len(set(theirs)) == 1:
+        ours = torch.tensor([int(digest([due, content]), 16) >> 1], dtype=torch.int64, device="cpu")
+        theirs = [torch.empty_like(ours) for _ in self.ranks]
+        with self._coming(due):
+            dist.all_gather(theirs, ours, group=self._group)
+        numbers = [int(number) for number in theirs]
+        first = next((i for i, number in enumerate(numbers) if number != numbers[0]), None)
+        if first is None:
             return
-        texts = self._texts(due, f"{due}: {describe()}")
-        first = next(i for i, text in enumerate(theirs) if text != theirs[0])
-        reference, other = texts[0], texts[first]
-        if explain is not None and reference.startswith(f"{due}: ") and other.startswith(f"{due}: "):
-            difference = explain(reference.removeprefix(f"{due}: "), other.removeprefix(f"{due}: "))
+        answers: list[Any] = [None] * len(numbers)
+        with self._coming(due):
+            dist.all_gather_object(answers, (due, describe()), group=self._group)
+        (reference_due, reference), (other_due, other) = answers[0], answers[first]
+        if explain is not None and reference_due == other_due == due:
+            difference = explain(reference, other)
         else:
-            difference = f"rank {self.ranks[0]} has {reference}; rank {self.ranks[first]} has {other}"
+            difference = f"rank {self.ranks[0]} has {reference_due}: {reference}; rank {self.ranks[first]} has "
+            difference += f"{other_due}: {other}"
         raise RanksDifferError(
             f"ranks {self.ranks[0]} and {self.ranks[first]} differ before a collective that would mix up their "
             f"gradients or hang: {difference}"
         )
 
-    def _gather(self, due: str, number: int) -> list[int]:
-        ours = torch.tensor([number], dtype=torch.int64, device="cpu")
-        theirs = [torch.empty_like(ours) for _ in self.ranks]
+    @contextmanager
+    def _coming(self, due: str) -> Generator[None]:
+        """Around a collective of ours: the others can see that this rank came to it, and where it fails who did not."""
+        self._asked += 1
         try:
-            self._come(due)
+            if self._progress is not None:
+                self._progress.post("at", json.dumps([self._asked, due]))
             with unrecorded():
-                dist.all_gather(theirs, ours, group=self._group)
+                yield
         except RuntimeError as error:
             raise RanksDifferError(
                 f"rank {dist.get_rank()} is at {due} and waited for the other ranks, {self.seconds:g} s at most: "
                 f"{self._absent()} ({str(error).splitlines()[0]})"
             ) from error
-        return [int(number) for number in theirs]
-
-    def _come(self, due: str) -> None:
-        self._asked += 1
-        if self._progress is not None:
-            self._progress.post("at", json.dumps([self._asked, due]))
 
     def _absent(self) -> str:
         """Who did not come to the question that failed, and what each was asked before it."""
@@ -117,13 +117,3 @@ class Agreement:
         except RuntimeError:  # the store ended with the rank that held it
             return "the store of the job does not answer: the process that held it has ended"
         return "; ".join(words) or "all came, and a connection broke"
-
-    def _texts(self, due: str, text: str) -> list[str]:
-        data = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8, device="cpu")
-        size = max(self._gather(due, data.numel()))
-        padded = torch.full((size,), ord(" "), dtype=torch.uint8, device="cpu")
-        padded[: data.numel()] = data
-        theirs = [torch.empty_like(padded) for _ in self.ranks]
-        with unrecorded():
-            dist.all_gather(theirs, padded, group=self._group)
-        return [json.loads(bytes(encoded.tolist())) for encoded in theirs]

@@ -45,11 +45,7 @@ class naming:
 
 
 class Attribution:
-    """Reads the frames of one run.
-
-    Args:
-        model: names are those of its modules; None takes the outermost module at work.
-    """
+    """Reads the frames of one run; names are those of the model's modules, or without one of the outermost at work."""
 
     def __init__(self, model: Any = None) -> None:
         require(torch_autograd.BACKWARD)
@@ -61,14 +57,7 @@ class Attribution:
         self._ddp = _DdpBuckets()
 
     def of(self, frame: Any, kind: str, numel: int, group: Any) -> tuple[str, tuple[str, ...], str, str]:
-        """By whom, for which modules, in which phase and by which reduction the collective is issued.
-
-        Args:
-            frame: the innermost frame to look at.
-            kind: of the collective.
-            numel: its elements.
-            group: its process group.
-        """
+        """By whom, for which modules, in which phase and by which reduction a collective is issued in this frame."""
         task = torch_autograd.backward_id()
         owner, inner, outer, op, python = self._frames(frame, task != -1)
         if task != -1:
@@ -100,9 +89,7 @@ class Attribution:
         names = fsdp2.module_names(owner)
         if names is not None:
             return names
-        if self.model is not None:
-            return tuple(self._name(module, self.model) for module in fsdp2.modules_of(owner))
-        return tuple(type(module).__name__ for module in fsdp2.modules_of(owner))
+        return tuple(self._name(module, self.model) for module in fsdp2.modules_of(owner))
 
     def between_steps(self) -> None:
         """Learn what can only be asked while no backward runs."""
@@ -142,6 +129,8 @@ class Attribution:
         return _SELF if first and ("/torch/" not in name or name.endswith("/_fsdp_param_group.py")) else ""
 
     def _name(self, module: Any, root: Any) -> str:
+        if root is None:
+            return type(module).__name__
         known = self._names.get(root)
         if known is None or id(module) not in known:
             known = self._names[root] = {id(m): name for name, m in root.named_modules()}
@@ -149,11 +138,8 @@ class Attribution:
 
     def unreduced(self) -> list[str]:
         """Modules of FSDP whose gradients of the last backward wait on this rank and were never reduced."""
-        modules: list[str] = []
-        for group in self.groups:
-            if any(fsdp2.leftovers(group)):
-                modules += [name or "(root)" for name in self.names(group)]
-        return sorted(set(modules))
+        groups = [group for group in self.groups if any(fsdp2.leftovers(group))]
+        return sorted({name or "(root)" for group in groups for name in self.names(group)})
 
 
 def _reduction(op: Any) -> str:
@@ -166,10 +152,10 @@ class _DdpBuckets:
     """Which parameters a bucket of DDP holds: buckets come in order, and their sizes say where each ends."""
 
     def __init__(self) -> None:
-        self._models: list[weakref.ref[Any]] = []
         self._looked = 0
         self._task = -1
-        self._orders: weakref.WeakKeyDictionary[Any, BucketOrders] = weakref.WeakKeyDictionary()
+        # Of each model; None as long as it was not asked.
+        self._orders: weakref.WeakKeyDictionary[Any, BucketOrders | None] = weakref.WeakKeyDictionary()
         self._done: dict[int, tuple[int, int]] = {}  # id of DDP -> buckets and parameters so far in this backward
 
     def names(self, group: Any, numel: int, task: int) -> tuple[str, ...] | None:
@@ -191,21 +177,20 @@ class _DdpBuckets:
 
     def refresh(self) -> None:
         """Ask DDP for its order, between steps."""
-        for ref in self._models:
-            model = ref()
-            if model is not None and not (model in self._orders and self._orders[model].final):
+        for model, orders in list(self._orders.items()):
+            if orders is None or not orders.final:
                 self._orders[model] = bucket_orders(model)
 
     def _of(self, group: Any) -> list[Any]:
-        alive = [model for ref in self._models if (model := ref()) is not None]
-        models = [model for model in alive if model.process_group is group]
+        models = [model for model in self._orders if model.process_group is group]
         # The collector knows every object; 0.1 s for a million, so it is asked only while a group has no model.
         if not models and self._looked < 8:
             self._looked += 1
             kind = torch.nn.parallel.DistributedDataParallel
-            alive = [item for item in gc.get_objects() if issubclass(type(item), kind)]
-            self._models = [weakref.ref(model) for model in alive]
-            models = [model for model in alive if model.process_group is group]
+            for item in gc.get_objects():
+                if issubclass(type(item), kind):
+                    self._orders.setdefault(item, None)
+            models = [model for model in self._orders if model.process_group is group]
         return models
 
     def _walk(self, model: Any, at: int, numel: int) -> tuple[tuple[str, ...], int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -15,89 +15,59 @@ from retrograd.compat.fsdp2.foreach_reduce import ReduceCall
 from retrograd.errors import BucketError
 from retrograd.fsdp.agreement import Agreement
 from retrograd.fsdp.attribution import naming
-from retrograd.fsdp.buckets import Launcher, digest
+from retrograd.fsdp.buckets import Launcher
 from retrograd.fsdp.in_flight import InFlight
 from retrograd.fsdp.model_plan import Model, word
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduction of gradients.
-
-    Attributes:
-        bucket: its number in the plan.
-        repeat: whether these gradients came after others of the same groups in the same backward.
-        groups: what was reduced.
-        without: parameters of these groups that had no gradient.
-        numel: elements on the wire.
-        dtype: on the wire.
-    """
-
-    bucket: int
-    repeat: bool
+    bucket: int  # its number in the plan
+    repeat: bool  # whether these gradients came after others of the same groups in the same backward
     groups: tuple[str, ...]
-    without: tuple[str, ...]
-    numel: int
-    dtype: str
+    without: tuple[str, ...]  # parameters of these groups that had no gradient
+    numel: int  # on the wire
+    dtype: str  # on the wire
 
 
+@dataclass
 class Backward:
     """Gradients of one backward pass.
 
     A group that has a bucket for itself, and whose turn it is when it arrives, is reduced by the very call that FSDP2
     makes: nothing is held, copied or waited for that FSDP2 would not.
-
-    Args:
-        model: whose they are.
-        launcher: keeps to the plan.
-        expected: parameters that want gradients, by group.
-        missing: "error", "zeros" or "skip".
-        agreement: asks other ranks before each bucket; None in a backward in which nobody asks.
-
-    Attributes:
-        launches: what has been reduced, in order.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        launcher: Launcher,
-        expected: dict[str, list[Any]],
-        missing: str,
-        agreement: Agreement | None,
-    ) -> None:
-        self.launcher: Launcher = launcher
-        self.launches: list[Reduction] = []
-        self.expected: dict[str, list[Any]] = expected
-        self._model: Model = model
-        self._missing: str = missing
-        self._agreement: Agreement | None = agreement
-        self._held: dict[str, ReduceCall] = {}
-        self._again: dict[str, ReduceCall] = {}
-        self._got: set[int] = set()
-        self._whole: set[str] = set()  # groups of which every parameter got its gradient
-        self._seen: set[str] = set()
-        self._bucketed: set[str] = set()  # groups whose reduction FSDP2 does not know of
-        self._in_flight: InFlight = InFlight(model.handle)
-        self._start: tuple[Any, Any] | None = None  # the stream on which gradients are made, an event on it
+    model: Model
+    launcher: Launcher
+    expected: dict[str, list[Any]]  # parameters that want gradients, by group
+    missing: str  # "error", "zeros" or "skip"
+    agreement: Agreement | None  # asks other ranks before each bucket; None in a backward in which nobody asks
+    launches: list[Reduction] = field(default_factory=list)  # what has been reduced, in order
+    _held: dict[str, ReduceCall] = field(default_factory=dict)
+    _again: dict[str, ReduceCall] = field(default_factory=dict)
+    _got: set[int] = field(default_factory=set)
+    _whole: set[str] = field(default_factory=set)  # groups of which every parameter got its gradient
+    _seen: set[str] = field(default_factory=set)
+    _bucketed: set[str] = field(default_factory=set)  # groups whose reduction FSDP2 does not know of
+    _start: tuple[Any, Any] | None = None  # the stream on which gradients are made, an event on it
+
+    def __post_init__(self) -> None:
+        self._in_flight = InFlight(self.model.handle)
 
     def arrive(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
-        """FSDP2 would reduce a group: hold its gradients, reduce what is complete; what FSDP2 is told.
-
-        Args:
-            arguments: those of FSDP2's call, by name.
-        """
+        """FSDP2 would reduce a group, with these arguments: hold its gradients, reduce what is complete; its answer."""
         params, grads = arguments["fsdp_params"], arguments["unsharded_grads"]
-        name = self._model.home(params[0])
-        if self._model.comm is not None:
-            arguments["reduce_scatter_comm"] = self._model.comm
+        name = self.model.home(params[0])
+        if self.model.comm is not None:
+            arguments["reduce_scatter_comm"] = self.model.comm
         if params == self.expected.get(name):
             self._whole.add(name)
             if _one_dtype(grads) and self.launcher.passes(name):
                 return self._straight(name, arguments)
         with torch.no_grad():
             call, event = self._call(arguments)
-            if name not in self._whole and self._missing == "zeros":
+            if name not in self._whole and self.missing == "zeros":
                 call.params, call.grads = self._with_zeros(name, call.params, call.grads)
             size = sum(grad.nbytes for grad in call.grads)
             self._take(name, call)
@@ -106,12 +76,8 @@ class Backward:
         return call.placeholder(event)
 
     def finish(self) -> None:
-        """Backward is over: reduce the rest, wait for everything, see that nothing is left.
-
-        Raises:
-            BucketError: gradients are missing or left over.
-        """
-        if self.expected and (self._seen or self._missing == "zeros"):
+        """Backward is over: reduce the rest, wait for everything; BucketError for gradients missing or left over."""
+        if self.expected and (self._seen or self.missing == "zeros"):
             self._deal_with_missing()
             for index in self.launcher.finish():
                 self._launch(index, self._held)
@@ -120,7 +86,7 @@ class Backward:
         self._require("the end of backward", self.launches)
         self._in_flight.wait()
         for name in self._bucketed:
-            param_groups.wait_for_offload(self._model.groups[name])
+            param_groups.wait_for_offload(self.model.groups[name])
         self._require_empty()
 
     def drop(self) -> None:
@@ -135,7 +101,7 @@ class Backward:
         One event of the backward's first call serves them all; a call on another stream has its own, for those who use
         its gradients.
         """
-        stream = self._model.handle.current_stream()
+        stream = self.model.handle.current_stream()
         if self._start is None:
             self._start = stream, stream.record_event()
         usual, event = self._start
@@ -147,11 +113,11 @@ class Backward:
         self._seen.add(name)
         index = self.launcher.next - 1
         launch = self._describe(index, False, (name,), arguments["fsdp_params"], foreach_reduce.wire_dtype(arguments))
-        if self._agreement is not None:
+        if self.agreement is not None:
             self._require(self._due(index), [launch])
         self._make_room()
         try:
-            with naming(self._model.modules[name]):
+            with naming(self.model.modules[name]):
                 answer, stream, event = foreach_reduce.reduce_as_given(arguments)
         except RuntimeError as error:
             self._explain(error, index)
@@ -173,7 +139,7 @@ class Backward:
 
     def _with_zeros(self, name: str, params: list[Any], grads: list[Any]) -> tuple[list[Any], list[Any]]:
         """Parameters that want gradients, and these, zeros where there were none."""
-        group = self._model.groups[name]
+        group = self.model.groups[name]
         have = {id(param): grad for param, grad in zip(params, grads, strict=True)}
         wanted = {id(param) for param in param_groups.trainable(group)} | have.keys()
         dtype = grads[0].dtype if grads else None
@@ -193,7 +159,7 @@ class Backward:
         runs = [list(run) for _, run in groupby(calls, key=lambda it: (*it[1].kind, it[0] if it[1].alone else ""))]
         repeat = held is self._again
         launches = [self._launch_of(index, repeat, run) for run in runs]
-        if self._agreement is not None:
+        if self.agreement is not None:
             self._require(self._due(index, repeat), launches)
         for run, launch in zip(runs, launches, strict=True):
             try:
@@ -219,23 +185,23 @@ class Backward:
     def _describe(self, index: int, repeat: bool, names: tuple[str, ...], params: list[Any], dtype: Any) -> Reduction:
         """What a reduction is; kept from step to step as long as the same parameters have gradients."""
         whole = not repeat and self._whole.issuperset(names)
-        known = self._model.launches.get((index, names)) if whole else None
+        known = self.model.launches.get((index, names)) if whole else None
         if known is not None and known[1] is dtype and known[0] == params:
             return known[2]
         have = set(map(id, params))
         lacking = [p for name in names if not repeat for p in self.expected.get(name, ()) if id(p) not in have]
-        groups = [self._model.groups[self._model.home(param)] for param in params]
+        groups = [self.model.groups[self.model.home(param)] for param in params]
         numel = sum(map(param_groups.wire_numel, params, groups))
         launch = Reduction(
-            index, repeat, names, tuple(self._model.named(param) for param in lacking), numel, word(dtype)
+            index, repeat, names, tuple(self.model.named(param) for param in lacking), numel, word(dtype)
         )
         if whole:
-            self._model.launches[index, names] = params, dtype, launch
+            self.model.launches[index, names] = params, dtype, launch
         return launch
 
     def _reduce(self, run: list[tuple[str, ReduceCall]], repeat: bool) -> None:
         name, first = run[0]
-        group, alone = self._model.groups[name], first.alone
+        group, alone = self.model.groups[name], first.alone
         if alone:  # sums of an earlier reduction of this backward, if there was one
             first.partial = partial_sums(group)
         self._bucketed.update(name for name, _ in run)
@@ -248,7 +214,7 @@ class Backward:
             grads = [grad.to(first.reduce_dtype) for grad in grads]
         stream = self._in_flight.join([call for _, call in run], grads)
         self._make_room()
-        with naming([module for name, _ in run for module in self._model.modules[name]]):
+        with naming([module for name, _ in run for module in self.model.modules[name]]):
             result = first.make(params, grads)
         if alone:
             first.partial = result["partial_reduce_output"]
@@ -261,31 +227,31 @@ class Backward:
     def _make_room(self) -> None:
         """As many inputs in flight as FSDP2 would have, its own counted."""
         if self._in_flight.inputs:
-            root = self._model.states[0]
+            root = self.model.states[0]
             self._in_flight.make_room(param_groups.buffers_in_flight(root) - param_groups.inputs_kept(root))
 
     def _require(self, due: str, launches: Iterable[Reduction]) -> None:
-        if self._agreement is not None:
-            self._agreement.require(due, [astuple(launch) for launch in launches], lambda: in_words(launches), None)
+        if self.agreement is not None:
+            self.agreement.require(due, [astuple(launch) for launch in launches], lambda: in_words(launches))
 
     def _deal_with_missing(self) -> None:
         """Make gradients that did not come, refuse to go on without them, or leave them out."""
-        if self._missing == "zeros":
+        if self.missing == "zeros":
             for name in self.launcher.missing():
-                call = self._model.call(name)
+                call = self.model.call(name)
                 call.params, call.grads = self._with_zeros(name, [], [])
                 self._take(name, call)
-        if self._missing != "error":
+        if self.missing != "error":
             return
         lacking = []
         for name, params in self.expected.items():
             if name in self._whole:
                 continue
-            if without := [self._model.named(param) for param in params if id(param) not in self._got]:
+            if without := [self.model.named(param) for param in params if id(param) not in self._got]:
                 lacking.append(f"{name} ({', '.join(without)})")
-        if self._agreement is not None:
+        if self.agreement is not None:
             text = "; ".join(lacking)
-            self._agreement.require("the end of backward, without gradients", lacking, lambda: text or "none", None)
+            self.agreement.require("the end of backward, without gradients", lacking, lambda: text or "none")
         if lacking:
             raise BucketError(
                 f"no gradients came for {len(lacking)} of {len(self.expected)} groups: {'; '.join(lacking)}; use these "
@@ -295,8 +261,8 @@ class Backward:
 
     def _require_empty(self) -> None:
         held = [*self._held, *self._again]
-        groups = [self._model.groups[name] for name in self.expected]
-        late = [self._model.named(param) for group in groups for param in fsdp2.leftovers(group)]
+        groups = [self.model.groups[name] for name in self.expected]
+        late = [self.model.named(param) for group in groups for param in fsdp2.leftovers(group)]
         if not held and not late:
             return
         param_groups.drop_gradients(groups)
@@ -321,10 +287,6 @@ def _add(sums: ReduceCall, call: ReduceCall) -> None:
             continue
         i = at[id(param)]
         sums.grads[i] = sums.grads[i].to(sums.reduce_dtype or grad.dtype) + grad
-
-
-def sequence_hash(launches: tuple[Reduction, ...]) -> str:
-    return digest([astuple(launch) for launch in launches])
 
 
 def in_words(launches: Iterable[Reduction]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from retrograd.compat.torch_dynamo import compiles_backward
 from retrograd.core.order_registry import Order, announce, withdraw
 from retrograd.errors import BucketError, UsageError
 from retrograd.fsdp.agreement import Agreement
-from retrograd.fsdp.bucket_reducer import Backward, Reduction, sequence_hash
-from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher
+from retrograd.fsdp.bucket_reducer import Backward, Reduction
+from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher, digest
 from retrograd.fsdp.model_plan import Model, plans_differ
 from retrograd.fsdp.ordered_reduce import FixedOrderReduceScatter
 
@@ -53,21 +53,18 @@ class Buckets:
     """
 
     def __init__(self, model: Any, settings: _BucketSettings, plan: BucketPlan | None) -> None:
-        self.plan: BucketPlan | None = plan
-        self.backwards: int = 0
-        self.abandoned: int = 0
+        self.plan = plan
+        self.backwards = self.abandoned = 0
         self.sequences: list[str] = []
-        self._settings: _BucketSettings = settings
-        self._model: Model = Model(model, settings.comm)
+        self._settings = settings
+        self._model = Model(model, settings.comm)
         self._step_hook: Any = None  # while gradients are held; none after remove() or pause()
-        self._removed: bool = False
-        self._agreed: bool = False
+        self._removed = self._agreed = False
         self._open: Backward | None = None
-        self._hash: str = ""  # of the last in the log
         self._log: deque[tuple[Reduction, ...]] = deque(maxlen=_KEPT)
-        self._peak: tuple[int, int, str | None] = (0, 0, None)
+        self._peak: Launcher | None = None  # of the backward in which most waited
         self._hook()
-        self._agreement: Agreement = Agreement(param_groups.ranks_of(self._model.group_list), settings.timeout)
+        self._agreement = Agreement(param_groups.ranks_of(self._model.group_list), settings.timeout)
 
     @property
     def log(self) -> list[tuple[Reduction, ...]]:
@@ -82,18 +79,19 @@ class Buckets:
         """
         if not self._log:
             raise UsageError("no backward has ended yet; hash() is that of the last one")
-        return self._hash
+        return digest([astuple(launch) for launch in self._log[-1]])
 
     def report(self) -> str:
         """What was planned, what happened and what it cost, as text."""
         lines = [self.plan.describe() if self.plan else "no plan yet: it is made by the first backward"]
-        size, groups, blocking = self._peak
+        peak = self._peak
+        size, groups = (peak.peak_bytes, peak.peak_groups) if peak else (0, 0)
         launches = len(self._log[-1]) if self._log else 0
         lines.append(
             f"{self.backwards} backwards, {launches} reductions in the last, {len(self.sequences)} different "
             f"sequences; {self.abandoned} ended in an exception"
         )
-        waited = f", for {blocking}" if blocking else ""
+        waited = f", for {peak.blocked_by}" if peak and peak.blocked_by else ""
         lines.append(f"at most {size / MIB:.3g} MB in {groups} groups waited at once{waited}")
         return "\n".join(lines)
 
@@ -280,14 +278,12 @@ class Buckets:
             return
         self.backwards += 1
         launches = tuple(backward.launches)
-        if not self._log or launches != self._log[-1]:
-            self._hash = sequence_hash(launches)
+        changed = not self._log or launches != self._log[-1]
         self._log.append(launches)
-        if self._hash not in self.sequences:
-            self.sequences.append(self._hash)
-        launcher = backward.launcher
-        if launcher.peak_bytes > self._peak[0]:
-            self._peak = (launcher.peak_bytes, launcher.peak_groups, launcher.blocked_by)
+        if changed and self.hash() not in self.sequences:
+            self.sequences.append(self.hash())
+        if backward.launcher.peak_bytes > (self._peak.peak_bytes if self._peak else 0):
+            self._peak = backward.launcher
 
     def _abandon(self) -> None:
         """Drop what a backward that failed has left."""

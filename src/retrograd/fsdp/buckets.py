@@ -17,6 +17,7 @@ from typing import Any
 
 from retrograd.core.schema import decode, older, parsed, plain
 from retrograd.errors import BucketError, UsageError
+from retrograd.fsdp.schema import read, write
 
 MIB = 2**20
 _SCHEMA = 1
@@ -24,20 +25,13 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that become ready together: one parameter group of `fully_shard`.
+    """Parameters that become ready together: one parameter group of `fully_shard`."""
 
-    Attributes:
-        name: its modules, as the root module names them.
-        bytes: size of its gradients on the wire.
-        key: what a collective needs to have in common: dtypes, process groups, scaling. Groups of different keys never
-            share a bucket.
-        late: its gradients are handed over when backward ends, since its inputs need none.
-    """
-
-    name: str
-    bytes: int
+    name: str  # its modules, as the root module names them
+    bytes: int  # of its gradients on the wire
+    # What a collective needs to have in common: dtypes, process groups, scaling. Others never share a bucket.
     key: str
-    late: bool = False
+    late: bool = False  # its gradients are handed over when backward ends, since its inputs need none
 
 
 @dataclass(frozen=True)
@@ -80,17 +74,12 @@ class BucketPlan:
         names = [group.name for group in ordered]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"groups must have names of their own, got {', '.join(twice)} more than once")
-        buckets: list[tuple[int, list[Group]]] = []
-        for late in (False, True):
-            buckets += _fill([(i, group) for i, group in enumerate(ordered) if group.late is late], cap_bytes)
-        return cls(
-            cap_bytes,
-            ordered,
-            tuple(
-                Bucket(tuple(g.name for g in members), sum(g.bytes for g in members), members[0].key)
-                for _, members in buckets
-            ),
-        )
+        buckets = [
+            Bucket(tuple(g.name for g in members), sum(g.bytes for g in members), members[0].key)
+            for late in (False, True)
+            for members in _fill([group for group in ordered if group.late is late], cap_bytes)
+        ]
+        return cls(cap_bytes, ordered, tuple(buckets))
 
     @cached_property
     def homes(self) -> dict[str, int]:
@@ -129,24 +118,12 @@ class BucketPlan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file; UsageError if that fails."""
-        try:
-            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"`path` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None
+        write(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> BucketPlan:
-        """Read a plan from a file.
-
-        Raises:
-            UsageError: there is no such file, or it holds no plan.
-        """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UsageError(f"the plan {str(path)!r} cannot be read: {why}") from None
-        return cls.from_json(text)
+        """Read a plan from a file; UsageError if there is none, or it holds no plan."""
+        return cls.from_json(read(path, "the plan "))
 
     @property
     def nominal_peak(self) -> int:
@@ -174,17 +151,17 @@ class BucketPlan:
         return tuple(f"[{', '.join(bucket.groups)}] of {bucket.bytes} bytes" for bucket in self.buckets)
 
 
-def _fill(groups: Sequence[tuple[int, Group]], cap: int) -> list[tuple[int, list[Group]]]:
-    """Buckets as (position of the last group, groups), by that position."""
-    closed: list[tuple[int, list[Group]]] = []
-    opened: dict[str, tuple[int, list[Group]]] = {}
-    for position, group in groups:
-        _, members = opened.get(group.key, (0, []))
-        if members and sum(g.bytes for g in members) + group.bytes > cap:
-            closed.append(opened.pop(group.key))
-            members = []
-        opened[group.key] = (position, [*members, group])
-    return sorted([*closed, *opened.values()], key=lambda bucket: bucket[0])
+def _fill(groups: Sequence[Group], cap: int) -> list[list[Group]]:
+    """The groups of each bucket, in the order of the buckets' last groups."""
+    buckets: list[list[Group]] = []
+    for group in groups:
+        opened = next((bucket for bucket in reversed(buckets) if bucket[0].key == group.key), None)
+        if opened is None or sum(g.bytes for g in opened) + group.bytes > cap:
+            buckets.append([group])
+        else:
+            opened.append(group)
+    place = {group.name: i for i, group in enumerate(groups)}
+    return sorted(buckets, key=lambda bucket: place[bucket[-1].name])
 
 
 def first_difference(ours: BucketPlan, theirs: BucketPlan) -> str:
@@ -216,31 +193,21 @@ class Launcher:
     A group that arrives a second time (a module that is used twice under reentrant checkpointing, chunks of a loss)
     never joins a bucket of the first round, whether that has left already or not: what a bucket holds would depend on
     the order of arrival. Its further gradients leave when backward ends, again in the plan's order.
-
-    Attributes:
-        plan: the order.
-        expected: names of groups that can have gradients in this backward; others are not waited for.
-        max_pending: most bytes that may be held; None for no limit.
-        peak_bytes: most bytes that waited at once so far, after what could leave had left.
-        peak_groups: most groups that waited at once so far.
-        blocked_by: the group that was waited for when most waited.
-        next: the bucket that leaves next.
-        pending_bytes: bytes held now.
     """
 
     plan: BucketPlan
-    expected: Collection[str]
-    max_pending: int | None = None
-    peak_bytes: int = 0
-    peak_groups: int = 0
-    blocked_by: str | None = None
-    next: int = 0
+    expected: Collection[str]  # names of groups that can have gradients in this backward; others are not waited for
+    max_pending: int | None = None  # most bytes that may be held; None for no limit
+    peak_bytes: int = 0  # most that waited at once so far, after what could leave had left
+    peak_groups: int = 0  # likewise
+    blocked_by: str | None = None  # the group that was waited for when most waited
+    next: int = 0  # the bucket that leaves next
+    pending_bytes: int = 0  # held now
     _arrived: set[str] = field(default_factory=set[str])
     _pending: dict[str, int] = field(default_factory=dict[str, int])
     _again: dict[str, int] = field(default_factory=dict[str, int])
     _lacking: list[int] = field(default_factory=list[int])  # by bucket: groups that have not arrived
     _reached: int = 0
-    pending_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.expected = frozenset(self.expected)
@@ -282,10 +249,12 @@ class Launcher:
         leaving: list[int] = []
         # A bucket of frozen groups leaves, empty, with the next one: what is left at the end is then only what misses.
         while not self._lacking[self.next]:
-            leaving += self._leave()
+            leaving.append(self._leave())
         if not self._pending and not self._again:
             return leaving
-        self._note()
+        if self.pending_bytes > self.peak_bytes:
+            self.peak_bytes, self.blocked_by = self.pending_bytes, self.blocking
+        self.peak_groups = max(self.peak_groups, len(self._pending) + len(self._again))
         if self.max_pending is not None and self.pending_bytes > self.max_pending:
             raise BucketError(
                 f"{_mb(self.pending_bytes)} of gradients are held, more than max_pending_mb allows "
@@ -313,32 +282,22 @@ class Launcher:
 
     def finish(self) -> list[int]:
         """End of backward: the buckets that are left, in order, whether complete or not."""
-        leaving: list[int] = []
-        while self.next < len(self.plan.buckets):
-            leaving += self._leave()
-        return leaving
+        return [self._leave() for _ in range(self.next, len(self.plan.buckets))]
 
     def repeated(self) -> list[tuple[int, list[str]]]:
         """After `finish`: (bucket, groups) of gradients that arrived again; they leave now."""
-        if not self._again:
-            return []
-        again = [
-            (i, [name for name in bucket.groups if name in self._again]) for i, bucket in enumerate(self.plan.buckets)
-        ]
-        self.pending_bytes -= sum(self._again.values())
-        self._again.clear()
-        return [(i, names) for i, names in again if names]
+        again: dict[int, list[str]] = {}
+        for name in self.plan.order if self._again else ():
+            if name in self._again:
+                again.setdefault(self.plan.homes[name], []).append(name)
+                self.pending_bytes -= self._again.pop(name)
+        return list(again.items())
 
-    def _leave(self) -> list[int]:
+    def _leave(self) -> int:
         index, self.next = self.next, self.next + 1
         for name in self.plan.buckets[index].groups:
             self.pending_bytes -= self._pending.pop(name, 0)
-        return [index]
-
-    def _note(self) -> None:
-        if self.pending_bytes > self.peak_bytes:
-            self.peak_bytes, self.blocked_by = self.pending_bytes, self.blocking
-        self.peak_groups = max(self.peak_groups, len(self._pending) + len(self._again))
+        return index
 
 
 def digest(thing: Any) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.core.import_hook import AfterImport
+from retrograd.core.schema import plain
 from retrograd.errors import UsageError, VerificationError
 from retrograd.fsdp.log_diff import LogDiff, diff
 from retrograd.fsdp.schema import Log
@@ -30,33 +31,23 @@ _STOPPED = 70  # exit code of a process that the watchdog ended
 
 @dataclass(frozen=True)
 class Checked:
-    """A job that was checked.
-
-    Attributes:
-        code: exit code of the program.
-        logs: of the ranks that left one.
-        diffs: comparisons of rank 0, or the first that left a log, with the others.
-        problems: what ranks found while they ran, each once.
-    """
-
-    code: int
-    logs: tuple[Log, ...]
-    diffs: tuple[LogDiff, ...]
-    problems: tuple[str, ...]
+    code: int  # exit code of the program
+    logs: tuple[Log, ...]  # of the ranks that left one
+    diffs: tuple[LogDiff, ...]  # of rank 0, or the first that left a log, with the others: those that are not the same
+    problems: tuple[str, ...]  # what ranks found while they ran, each once
 
     @property
     def exit_code(self) -> int:
         """0 same order everywhere, 1 a difference or another finding, 2 the program failed or recorded nothing."""
-        if self.problems or any(not d.same for d in self.diffs):
+        if self.problems or self.diffs:
             return 1
         return 2 if self.code or not any(log.total for log in self.logs) else 0
 
     def text(self) -> str:
-        """For people."""
         lines = [f"problem: {text}" for text in self.problems]
         # What a rank found while it ran says it better, and of a job that was stopped the last step is not whole.
         if not self.problems:
-            lines += [f"ranks differ: {d.words()}" for d in self.diffs if not d.same]
+            lines += [f"ranks differ: {d.words()}" for d in self.diffs]
         if not self.logs:
             lines.append("no process recorded anything: is it started by torchrun, and does it import torch?")
         for log in self.logs:
@@ -75,8 +66,8 @@ class Checked:
             {"rank": log.rank, "steps": log.total, "patterns": len(log.patterns), "hash": log.hash, "notes": log.notes}
             for log in self.logs
         ]
-        differences = [json.loads(d.to_json()) for d in self.diffs if not d.same]
-        report = {"code": self.code, "problems": list(self.problems), "differences": differences, "ranks": ranks}
+        differences = [plain(d) | {"same": d.same} for d in self.diffs]
+        report = {"code": self.code, "problems": self.problems, "differences": differences, "ranks": ranks}
         return json.dumps(report | {"exit_code": self.exit_code}, indent=1)
 
 
@@ -109,8 +100,7 @@ def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = N
 
 
 def judged(code: int, logs: Sequence[Log]) -> Checked:
-    """The result of a job from its exit code and logs."""
-    diffs = tuple(diff(logs[0], other) for other in logs[1:])
+    diffs = [diff(logs[0], other) for other in logs[1:]]
     sentences = [text for log in logs for text in log.problems]
     gone = sorted(set(range(logs[0].size if logs else 0)) - {log.rank for log in logs})
     if code and gone:
@@ -118,8 +108,7 @@ def judged(code: int, logs: Sequence[Log]) -> Checked:
         sentences.insert(
             0, f"rank {names} left no log: killed, or ended without Python's exit; the others say what was due"
         )
-    problems = tuple(dict.fromkeys(sentences))
-    return Checked(code, tuple(logs), diffs, problems)
+    return Checked(code, tuple(logs), tuple(d for d in diffs if not d.same), tuple(dict.fromkeys(sentences)))
 
 
 def assert_same_order(*logs: Any) -> None:
@@ -136,8 +125,7 @@ def assert_same_order(*logs: Any) -> None:
     if not read:
         raise UsageError("assert_same_order was given no log; expected those of all ranks, or the one of this rank")
     checked = judged(0, sorted(read, key=lambda log: log.rank))
-    texts = [*checked.problems, *(d.words() for d in checked.diffs if not d.same)]
-    if texts:
+    if texts := [*checked.problems, *(d.words() for d in checked.diffs)]:
         raise VerificationError("\n".join(texts))
 
 
@@ -153,12 +141,9 @@ def begin() -> None:
 def _record(options: dict[str, Any], rank: int) -> None:
     from retrograd.fsdp.recorder import record_collectives
 
-    path = Path(options["folder"]) / f"rank-{rank}.json"
-    last = options["steps"]
-    log = record_collectives(
-        steps="optimizer", on_change="record", timeout=options["timeout"], strict=options["strict"],
-        nonfinite=options["nonfinite"],
-    ).start()  # fmt: skip
+    path = Path(options.pop("folder")) / f"rank-{rank}.json"
+    last = options.pop("steps")
+    log = record_collectives(steps="optimizer", on_change="record", **options).start()
     hook = sys.excepthook
 
     def excepthook(kind: Any, error: BaseException, trace: Any) -> None:

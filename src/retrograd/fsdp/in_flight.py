@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,22 +10,18 @@ import torch
 from retrograd.compat.fsdp2.foreach_reduce import ReduceCall
 
 
+@dataclass
 class InFlight:
-    """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel.
+    """Buffers and events of reductions that may still run, so that no memory is given back under a running kernel."""
 
-    Attributes:
-        inputs: of reduce-scatters, each with the event after which it is free.
-    """
-
-    def __init__(self, handle: Any) -> None:
-        self.inputs: list[tuple[Any, Any]] = []
-        self._held: list[Any] = []
-        self._events: dict[Any, Any] = {}
-        self._handle: Any = handle
+    handle: Any  # torch.cuda, or torch.cpu
+    inputs: list[tuple[Any, Any]] = field(default_factory=list)  # each with the event after which it is free
+    _held: list[Any] = field(default_factory=list)
+    _events: dict[Any, Any] = field(default_factory=dict)
 
     def join(self, calls: list[ReduceCall], grads: list[torch.Tensor]) -> Any:
         """Order the current stream after those on which gradients were made; the current stream."""
-        stream = self._handle.current_stream()
+        stream = self.handle.current_stream()
         apart = [call for call in calls if call.stream != stream]
         for call in apart:
             if call.event is None:
@@ -41,7 +38,7 @@ class InFlight:
         while self.inputs and len(self.inputs) >= most:
             _, event = self.inputs.pop(0)
             if event is not None:
-                self._handle.current_stream().wait_event(event)
+                self.handle.current_stream().wait_event(event)
 
     def follow(self, stream: Any, event: Any) -> None:
         """Wait at the end for a reduction whose buffers FSDP2 keeps.
@@ -63,7 +60,7 @@ class InFlight:
         """Order the current stream after everything in flight, then let go of it."""
         if not self.inputs and not self._held and not self._events:
             return
-        stream = self._handle.current_stream()
+        stream = self.handle.current_stream()
         ended = [event for _, event in (*self.inputs, *self._held)]
         for event in (*ended, *self._events.values()):
             if event is not None:

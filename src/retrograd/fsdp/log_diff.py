@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from retrograd.core.schema import plain
 from retrograd.fsdp.schema import POINT_TO_POINT, Collective, Log
@@ -13,19 +14,12 @@ from retrograd.fsdp.schema import POINT_TO_POINT, Collective, Log
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two sequences part.
+    """The first place where two sequences part."""
 
-    Attributes:
-        index: place in the sequence, from 0.
-        first: the collective there, None where the sequence has ended.
-        second: the one of the other.
-        kind: "order" (the same collectives in another order), "missing" (the second lacks some), "extra" or "other".
-    """
-
-    index: int
-    first: Collective | None
+    index: int  # place in the sequence, from 0
+    first: Collective | None  # None where the sequence has ended
     second: Collective | None
-    kind: str
+    kind: str  # "order" (the same collectives in another order), "missing" (the second lacks some), "extra" or "other"
 
     def text(self, name: str, other: str) -> str:
         """The sentence, with the names of both sides."""
@@ -43,18 +37,13 @@ class Difference:
 
 def first_difference(first: Sequence[Collective], second: Sequence[Collective]) -> Difference | None:
     """Where two sequences part; None if they are equal."""
-    shorter = min(len(first), len(second))
-    at = next((i for i in range(shorter) if first[i].identity != second[i].identity), shorter)
-    if at == len(first) == len(second):
-        return None
-    here, there = (Counter(c.identity for c in s[at:]) for s in (first, second))
-    lacking, more = here - there, there - here
-    kind = "other" if lacking and more else "missing" if lacking else "extra" if more else "order"
-    return Difference(at, _at(first, at), _at(second, at), kind)
-
-
-def _at(sequence: Sequence[Collective], index: int) -> Collective | None:
-    return sequence[index] if index < len(sequence) else None
+    for at, (own, other) in enumerate(zip_longest(first, second)):
+        if own is None or other is None or own.identity != other.identity:
+            here, there = (Counter(c.identity for c in s[at:]) for s in (first, second))
+            lacking, more = here - there, there - here
+            kind = "other" if lacking and more else "missing" if lacking else "extra" if more else "order"
+            return Difference(at, own, other, kind)
+    return None
 
 
 def shared(sequence: Sequence[Collective], rank: int, other: int) -> list[Collective]:
@@ -65,21 +54,11 @@ def shared(sequence: Sequence[Collective], rank: int, other: int) -> list[Collec
 
 @dataclass(frozen=True)
 class LogDiff:
-    """The comparison of two logs.
-
-    Attributes:
-        names: what the logs are called.
-        steps: how many steps were compared.
-        place: the step in which they part, "" if they are equal.
-        text: what differs, in words.
-        difference: the first differing collectives, None if equal or not kept.
-    """
-
-    names: tuple[str, str]
-    steps: int
-    place: str = ""
-    text: str = ""
-    difference: Difference | None = None
+    names: tuple[str, str]  # what the logs are called
+    steps: int  # how many were compared
+    place: str = ""  # the step in which they part, "" if they are equal
+    text: str = ""  # what differs, in words
+    difference: Difference | None = None  # None if equal or not kept
 
     @property
     def same(self) -> bool:
@@ -92,11 +71,9 @@ class LogDiff:
         return 0 if self.same else 1
 
     def to_json(self) -> str:
-        """As JSON."""
         return json.dumps(plain(self) | {"same": self.same}, indent=1)
 
     def words(self) -> str:
-        """For people."""
         if self.same:
             return f"same order: {self.names[0]} and {self.names[1]}, {self.steps} steps"
         return f"{self.place}: {self.text}"
@@ -116,12 +93,12 @@ def diff(one: Log, other: Log, names: tuple[str, str] | None = None) -> LogDiff:
     first, second = dict(one.parts()), dict(other.parts())
     # Steps that only one log still keeps are left out: both forget the oldest first.
     for place in first if set(first) >= set(second) else second:
-        sides = [log.get(place) for log in (first, second)]
-        if sides[0] is None or sides[1] is None:
+        mine, theirs = first.get(place), second.get(place)
+        if mine is None or theirs is None:
             continue
         if across:
-            sides = [shared(side or (), one.rank, other.rank) for side in sides]
-        difference = first_difference(sides[0] or (), sides[1] or ())
+            mine, theirs = (shared(side, one.rank, other.rank) for side in (mine, theirs))
+        difference = first_difference(mine, theirs)
         if difference is not None:
             where = f"{place}, collective {difference.index}"
             return LogDiff(called, compared, where, difference.text(*called), difference)

@@ -13,41 +13,26 @@ from retrograd.fsdp.buckets import BucketPlan, Group, first_difference
 
 
 class Model:
-    """A sharded model as buckets see it.
-
-    Attributes:
-        root: the module that forward is called on.
-        states: what `fully_shard` keeps of each call, the root's first.
-        group_list: parameter groups, in the order of modules.
-        groups: the same by name.
-        modules: names of each group's modules as logs of collectives have them, "" for the root.
-        comm: a reduce-scatter for all groups, or None.
-        handle: torch.cuda, or torch.cpu.
-        late: names of groups whose gradients come when backward ends.
-        launches: what was reduced before, so that it need not be described anew.
-    """
+    """A sharded model as buckets see it; `root` is the module that forward is called on."""
 
     def __init__(self, root: Any, comm: Any) -> None:
-        self.root: Any = root
-        self.states: list[Any] = param_groups.states_of(root)
-        groups = param_groups.groups_of(self.states)
-        self.group_list: list[Any] = groups
+        self.root, self.comm = root, comm  # a reduce-scatter for all groups, or None
+        self.states = param_groups.states_of(root)  # what `fully_shard` keeps of each call, the root's first
+        groups = self.group_list = param_groups.groups_of(self.states)
         names = param_groups.names_of(root, groups)
         self.groups: dict[str, Any] = dict(zip(names, groups, strict=True))
-        self.modules: dict[str, tuple[str, ...]] = dict(zip(names, param_groups.modules_of(root, groups), strict=True))
-        self.handle: Any = foreach_reduce.device_handle(groups[0].device)
-        self.late: set[str] = set()
-        self.launches: dict[Any, Any] = {}
-        self.comm: Any = comm
-        self._home: dict[int, str] = {id(p): name for name, group in self.groups.items() for p in group.fsdp_params}
-        self._names: dict[int, str] = param_groups.parameter_names(root, groups)
+        # As logs of collectives have them, "" for the root.
+        self.modules = dict(zip(names, param_groups.modules_of(root, groups), strict=True))
+        self.handle = foreach_reduce.device_handle(groups[0].device)
+        self.late: set[str] = set()  # groups whose gradients come when backward ends
+        self.launches: dict[Any, Any] = {}  # what was reduced before, so that it need not be described anew
+        self._home = {id(p): name for name, group in self.groups.items() for p in group.fsdp_params}
+        self._names = param_groups.parameter_names(root, groups)
 
     def home(self, param: Any) -> str:
-        """The name of a parameter's group."""
         return self._home[id(param)]
 
     def named(self, param: Any) -> str:
-        """A parameter's name."""
         return self._names[id(param)]
 
     def expected(self) -> dict[str, list[Any]]:
@@ -63,11 +48,7 @@ class Model:
         return call
 
     def specs(self) -> dict[str, Group]:
-        """Size and kind of each group, as a plan records them.
-
-        Raises:
-            UsageError: gradients of a group would have several dtypes on the wire.
-        """
+        """Size and kind of each group; UsageError if gradients of one would have several dtypes on the wire."""
         kinds: dict[Any, int] = {}
         specs: dict[str, Group] = {}
         for name, group in self.groups.items():
@@ -99,11 +80,7 @@ class Model:
         return BucketPlan.of([Group(s.name, s.bytes, s.key, s.name in late) for s in ordered], cap_bytes)
 
     def require_fit(self, plan: BucketPlan) -> None:
-        """Refuse a plan of another model.
-
-        Raises:
-            UsageError: groups, sizes or dtypes differ; says which.
-        """
+        """UsageError for a plan of another model, of other groups, sizes or dtypes."""
         specs, planned = self.specs(), {group.name: group for group in plan.groups}
         if planned.keys() != specs.keys():
             lacks, extra = sorted(specs.keys() - planned.keys()), sorted(planned.keys() - specs.keys())

@@ -8,8 +8,9 @@ surrounds it. The same bytes travel; the price is a receive buffer as large as t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -69,18 +70,19 @@ def ordered_reduce_scatter(
     scale = _scale(op, ranks)
     _check(output, input, ranks, wire_dtype)
     if not output.numel():
-        return _Done() if async_op else None
+        return _Pending(None, (), None) if async_op else None
     sent = input.view(-1) if wire_dtype is None else input.view(-1).to(wire_dtype)  # [W * N]
     received = torch.empty_like(sent)
     # With one rank too: the op then is a copy, and callers need no case of their own.
     work: Any = dist.all_to_all_single(received, sent, group=group, async_op=async_op)
-    rest = _Rest(output.view(-1), received.view(ranks, -1), scale, check_finite, name, group)
+    finish = partial(_finish, output.view(-1), received.view(ranks, -1), scale, check_finite, name, group)
     if async_op:
-        return _Pending(work, rest, sent)
-    rest.finish()
+        return _Pending(work, (received, sent), finish)
+    finish()
     return None
 
 
+@dataclass(eq=False)
 class FixedOrderReduceScatter:
     """FSDP2's reduce-scatter in rank order, for `FSDPModule.set_custom_reduce_scatter`; see `ordered_reduce_scatter`.
 
@@ -98,11 +100,12 @@ class FixedOrderReduceScatter:
         UsageError: wire_dtype is neither None nor bfloat16.
     """
 
-    def __init__(
-        self, wire_dtype: torch.dtype | None = None, check_finite: bool = False, name: str | None = None
-    ) -> None:
-        _check_wire(wire_dtype)
-        self.wire_dtype, self.check_finite, self.name = wire_dtype, check_finite, name
+    wire_dtype: torch.dtype | None = None
+    check_finite: bool = False
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_wire(self.wire_dtype)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An uninitialised buffer from the caching allocator, of the stream that is current."""
@@ -118,22 +121,7 @@ class FixedOrderReduceScatter:
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce input_tensor [W * N] into output_tensor [N]."""
-        return ordered_reduce_scatter(
-            output_tensor,
-            input_tensor,
-            group,
-            op,
-            wire_dtype=self.wire_dtype,
-            check_finite=self.check_finite,
-            name=self.name,
-            async_op=async_op,
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"FixedOrderReduceScatter(wire_dtype={self.wire_dtype}, check_finite={self.check_finite}, "
-            f"name={self.name!r})"
-        )
+        return ordered_reduce_scatter(output_tensor, input_tensor, group, op, async_op=async_op, **vars(self))
 
 
 class FixedOrder:
@@ -167,9 +155,7 @@ class FixedOrder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def __repr__(self) -> str:
@@ -198,16 +184,14 @@ def fixed_order(
         UnsupportedVersionError: this torch keeps its groups otherwise than the tested ones.
     """
     _check_wire(wire_dtype)
-    shared = _sharded(model)
-    several = [", ".join(names) for module, names in shared if len(_param_groups(module)) > 1]
-    if several:
-        raise UsageError(
-            f"{several[0]} has parameters on several meshes, for which torch takes no reduce-scatter of ours; expected "
-            "one mesh a module: shard the parameters of another mesh with a fully_shard of their own"
-        )
     swaps = []
-    for module, names in shared:
+    for module, names in _sharded(model):
         groups = _param_groups(module)
+        if len(groups) > 1:
+            raise UsageError(
+                f"{', '.join(names)} has parameters on several meshes, for which torch takes no reduce-scatter of "
+                "ours; expected one mesh a module: shard the parameters of another mesh with a fully_shard of their own"
+            )
         if groups:  # none where modules below hold every parameter
             ours = FixedOrderReduceScatter(wire_dtype, check_finite, ", ".join(names))
             swaps.append((module, reduce_scatter_of(groups[0]), ours))
@@ -245,64 +229,43 @@ def _param_groups(module: Any) -> list[Any]:
     return parameter_groups(fully_shard.state(module))
 
 
-class _Rest:
+def _finish(
+    output: torch.Tensor,  # [N]
+    received: torch.Tensor,  # [W, N]
+    scale: Scale,
+    check_finite: bool,
+    name: str | None,
+    group: dist.ProcessGroup | None,
+) -> None:
     """What remains when everything has been received."""
-
-    def __init__(
-        self,
-        output: torch.Tensor,  # [N]
-        received: torch.Tensor,  # [W, N]
-        scale: Scale,
-        check_finite: bool,
-        name: str | None,
-        group: dist.ProcessGroup | None,
-    ) -> None:
-        self.output, self.received, self.scale = output, received, scale
-        self.check_finite, self.name, self.group = check_finite, name, group
-
-    def finish(self) -> None:
-        flags = None
-        if self.check_finite:
-            flags = torch.zeros(len(self.received), dtype=torch.int32, device=self.output.device)  # [W]
-        rank_sum(self.received, self.output, self.scale, flags)
-        if flags is not None and (bad := flags.nonzero().view(-1).tolist()):
-            raise NonFiniteGradientError(_who_sent(self.received, bad, self.name, self.group))
-
-
-class _Done(dist.Work):
-    """Nothing was to be done."""
-
-    def wait(self, timeout: Any = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
+    flags = torch.zeros(len(received), dtype=torch.int32, device=output.device) if check_finite else None  # [W]
+    rank_sum(received, output, scale, flags)
+    if flags is not None and (bad := flags.nonzero().view(-1).tolist()):
+        raise NonFiniteGradientError(_who_sent(received, bad, name, group))
 
 
 class _Pending(dist.Work):
-    """An all-to-all under way; `wait()` launches the sum."""
+    """An all-to-all under way, which its buffers must outlive; `wait()` launches the sum. Without `finish`: done."""
 
-    def __init__(self, work: dist.Work, rest: _Rest, sent: torch.Tensor) -> None:
+    def __init__(self, work: Any, buffers: tuple[torch.Tensor, ...], finish: Callable[[], None] | None) -> None:
         super().__init__()
-        self._work, self._rest = work, rest
-        self._sent: torch.Tensor | None = sent  # must outlive the transfer
+        self._work, self._buffers, self._finish = work, buffers, finish
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the transfer as the group's own `wait` does (on a GPU: the current stream waits) and add up."""
-        if self._rest is None:
+        if self._finish is None:
             return True
         self._work.wait() if timeout is None else self._work.wait(timeout)
-        rest, self._rest = self._rest, None
-        for buffer in (rest.received, self._sent):
-            if buffer is not None and buffer.is_cuda:
+        for buffer in self._buffers:
+            if buffer.is_cuda:
                 buffer.record_stream(torch.cuda.current_stream(buffer.device))  # may be another than it was made on
-        self._sent = None
-        rest.finish()
+        finish, self._finish, self._buffers = self._finish, None, ()
+        finish()
         return True
 
     def is_completed(self) -> bool:
         """Whether `wait()` has been called: before, the output holds nothing."""
-        return self._rest is None
+        return self._finish is None
 
 
 def _scale(op: Any, ranks: int) -> Scale:

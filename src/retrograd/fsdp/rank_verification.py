@@ -21,13 +21,7 @@ _LOOK = 0.25  # seconds between two looks for ranks that failed
 
 
 class RankVerifier:
-    """Compares this rank with the others.
-
-    Args:
-        exchange: how ranks tell each other.
-        journal: what this rank did.
-        seconds: how long to wait for the others.
-    """
+    """Compares this rank, which writes its journal, with the others; waits so many seconds for them."""
 
     def __init__(self, exchange: RankStore, journal: Journal, seconds: float) -> None:
         self.exchange, self.journal, self.seconds = exchange, journal, seconds
@@ -54,7 +48,10 @@ class RankVerifier:
         differing = [r for r, a in answers.items() if self._differs(a["groups"], r)]
         if differing:
             self._explain(differing[0])
-        self._finite({self.exchange.rank: self.bad} | {r: a["bad"] for r, a in answers.items()})
+        spoiled = {self.exchange.rank: self.bad} | {r: a["bad"] for r, a in answers.items()}
+        if any(spoiled.values()):
+            sentences = (f"rank {rank} gives NaN or Inf to {bad}" for rank, bad in sorted(spoiled.items()) if bad)
+            raise VerificationError("; ".join(sentences) + "; the reduced gradients of all ranks are spoiled")
         if self.count:
             # Everybody has answered, so everybody has read what came before.
             self.exchange.forget(f"check/{self.count - 1}")
@@ -84,25 +81,16 @@ class RankVerifier:
     def sentence(self, rank: int, theirs: Sequence[tuple[int, Collective]]) -> str:
         """Where this rank and another part; "" if they do not, as far as is kept."""
         me = self.exchange.rank
-        steps: dict[int, tuple[list[int], list[Collective]]] = {}
         mine = [(step, self.journal.entries[n]) for step, n in self.journal.since]
-        for who, pairs in ((me, mine), (rank, theirs)):
-            common = [pair for pair in pairs if shared([pair[1]], me, rank)]
-            steps[who] = [s for s, _ in common], [c for _, c in common]
-        low, high = sorted((me, rank))
-        difference = first_difference(steps[low][1], steps[high][1])
+        pairs = sorted({me: mine, rank: theirs}.items())
+        low, high = ([(s, c) for s, c in issued if shared([c], me, rank)] for _, issued in pairs)
+        difference = first_difference([c for _, c in low], [c for _, c in high])
         if difference is None:
             return ""
-        numbers = steps[low][0] if difference.first is not None else steps[high][0]
-        words = difference.text(f"rank {low}", f"rank {high}")
+        numbers = [s for s, _ in (low if difference.first is not None else high)]
         step = numbers[difference.index]
+        words = difference.text(*(f"rank {who}" for who, _ in pairs))
         return f"step {step}, collective {difference.index - numbers.index(step)}: {words}; {_ADVICE}"
-
-    def _finite(self, bad: dict[int, str]) -> None:
-        spoiled = sorted((rank, reduction) for rank, reduction in bad.items() if reduction)
-        if spoiled:
-            sentences = (f"rank {rank} gives NaN or Inf to {reduction}" for rank, reduction in spoiled)
-            raise VerificationError("; ".join(sentences) + "; the reduced gradients of all ranks are spoiled")
 
     def before(self, collective: Collective) -> None:
         """Compare one collective with the ranks of its group before it starts.
@@ -133,10 +121,8 @@ class RankVerifier:
             data = json.loads(text)
             theirs = None if data is None else decode(Collective, data)
             low, high = sorted(((me, collective), (rank, theirs)), key=lambda pair: pair[0])
-            difference = first_difference(*([c] if c is not None else [] for _, c in (low, high)))
-            if difference is not None:
-                words = Difference(difference.index, difference.first, difference.second, "other")
-                sentence = words.text(f"rank {low[0]}", f"rank {high[0]}")
+            if first_difference(*([c] if c is not None else [] for _, c in (low, high))) is not None:
+                sentence = Difference(0, low[1], high[1], "other").text(f"rank {low[0]}", f"rank {high[0]}")
                 raise RanksDifferError(f"{self.journal.place()}: {sentence}; it was not started; {_ADVICE}")
         if number:
             self.exchange.forget(f"each/{_key(ranks)}/{number - 1}")
@@ -145,14 +131,11 @@ class RankVerifier:
         answers = self.exchange.gather(name, ranks, self.seconds, self._somebody_failed())
         missing = [r for r in ranks if r not in answers]
         if missing:
-            raise RanksDifferError(f"{self.journal.place()}: {self._me} is at {due}, {self._absent(missing[0])}")
+            failed = self.exchange.look(_FAILED, missing[0])
+            silent = f"said nothing for {self.seconds:g} s: it hangs, died, or waits in another collective"
+            sentence = f"{self._me} is at {due}, rank {missing[0]} {silent if failed is None else failed}"
+            raise RanksDifferError(f"{self.journal.place()}: {sentence}")
         return answers
-
-    def _absent(self, rank: int) -> str:
-        failed = self.exchange.look(_FAILED, rank)
-        if failed is not None:
-            return f"rank {rank} {failed}"
-        return f"rank {rank} said nothing for {self.seconds:g} s: it hangs, died, or waits in another collective"
 
     def _somebody_failed(self) -> Callable[[], bool]:
         last = time.monotonic()
@@ -172,7 +155,6 @@ class RankVerifier:
         return {rank: text for rank, text in posted if text is not None}
 
     def fail(self, text: str) -> None:
-        """Tell the others that this rank ends with an error."""
         self.exchange.post(_FAILED, text)
 
 

@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -95,9 +94,7 @@ class CollectiveLog:
     def __enter__(self) -> CollectiveLog:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self.failed(error)
         self.stop()
@@ -162,7 +159,8 @@ class CollectiveLog:
             raise UsageError(
                 f"`step` is {step}, which is not kept; {len(rows)} steps are, up to {self.journal.total - 1}"
             )
-        return self.log().collectives(self.log().patterns[row.pattern].entries)
+        log = self.log()
+        return log.collectives(log.patterns[row.pattern].entries)
 
     def hash(self) -> str:
         """Of everything since recording began, 16 hex digits."""

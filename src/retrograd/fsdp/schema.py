@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
-from retrograd.core.schema import decode, parsed, plain
+from retrograd.core.schema import decode, older, parsed, plain
 from retrograd.errors import UsageError
 
 SCHEMA = "retrograd.fsdp.log/1"
@@ -100,19 +99,10 @@ def chained(before: bytes, collective: Collective) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One step.
-
-    Attributes:
-        number: from 0.
-        hash: of its collectives in their order, 16 hex digits.
-        pattern: number of the pattern that it follows, -1 if there were too many to keep.
-        count: how many collectives.
-    """
-
-    number: int
-    hash: str
-    pattern: int
-    count: int
+    number: int  # from 0
+    hash: str  # of its collectives in their order, 16 hex digits
+    pattern: int  # number of the pattern that it follows, -1 if there were too many to keep
+    count: int  # of its collectives
 
 
 @dataclass(slots=True)
@@ -144,7 +134,7 @@ class Log:
         versions: names and versions of packages.
     """
 
-    rank: int = 0
+    rank: int = field(default=0, metadata=older(ignored=("schema",)))
     size: int = 1
     table: list[Collective] = field(default_factory=list[Collective])
     patterns: list[Pattern] = field(default_factory=list[Pattern])
@@ -182,25 +172,31 @@ class Log:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON; UsageError if that fails."""
-        try:
-            Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"`path` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None
+        write(path, self.to_json())
 
     @staticmethod
     def from_json(text: str, source: str = "a text") -> Log:
         """Read it again; UsageError if it is no log of this schema, told with `source`."""
-        return parsed(text, SCHEMA, f"log of collectives in {source}", _log)
+        return parsed(text, SCHEMA, f"log of collectives in {source}", partial(decode, Log))
 
     @staticmethod
     def load(path: str | Path) -> Log:
         """Read a file; UsageError if it cannot be read or is no log."""
-        try:
-            return Log.from_json(Path(path).read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        return Log.from_json(read(path), str(path))
 
 
-def _log(data: dict[str, Any]) -> Log:
-    del data["schema"]
-    return decode(Log, data)
+def write(path: str | Path, text: str) -> None:
+    """Write a file; UsageError if that fails."""
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"`path` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None
+
+
+def read(path: str | Path, noun: str = "") -> str:
+    """Read a file; UsageError if that fails, which begins with `noun`."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{noun}{str(path)!r} cannot be read: {why}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import reduce
 
 from retrograd.fsdp.log_diff import first_difference
 from retrograd.fsdp.schema import COMPARED, REDUCTIONS, Collective, Log, LoggedStep, Pattern, chained
@@ -17,10 +18,6 @@ class Journal:
 
     Steps are compared with steps of their kind: those that reduce gradients with each other, those that only
     accumulate with each other, and so on. So micro-batches that alternate are no change.
-
-    Args:
-        rank: which rank this is.
-        size: how many there are.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -64,10 +61,7 @@ class Journal:
     def end_step(self) -> str:
         """Close the step; what differs from the steps of its kind, "" if nothing."""
         numbers, self.current = self.current, []
-        of_step = bytes(8)
-        for number in numbers:
-            of_step = chained(of_step, self.entries[number])
-        key = of_step.hex()
+        key = reduce(chained, (self.entries[n] for n in numbers), bytes(8)).hex()
         if key not in self.patterns and len(self.patterns) < _PATTERNS:
             self.patterns[key] = len(self.patterns), Pattern(key, self.total, 0, numbers)
         number, pattern = self.patterns.get(key, (-1, None))
@@ -92,9 +86,7 @@ class Journal:
             any(c.kind == "all-gather" and c.phase == "forward" for c in of),
             any(c.kind in REDUCTIONS and c.phase == "backward" for c in of),
         )
-        digest = bytes(8)
-        for collective in of:
-            digest = chained(digest, collective)
+        digest = reduce(chained, of, bytes(8))
         known = self._known.setdefault(kind, set())
         before = self._latest.get(kind)
         self._latest[kind] = mine
@@ -123,7 +115,6 @@ class Journal:
         return f"collective {max(self.issued - 1, 0)} of step {self.total}"
 
     def log(self) -> Log:
-        """What is kept, as a record."""
         patterns = [pattern for _, pattern in self.patterns.values()]
         return Log(
             self.rank, self.size, list(self.entries), patterns, list(self.steps), self.total, self.digest.hex(),

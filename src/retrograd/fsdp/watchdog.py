@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from retrograd.fsdp.rank_verification import RankVerifier, packed, unpacked
@@ -20,24 +21,15 @@ _BEAT = 1.0  # seconds between two signs of life, or a quarter of the timeout
 _OURS = ("/retrograd/fsdp/", "/torch/", "/threading.py")
 
 
+@dataclass
 class Watchdog:
-    """Watches the progress of a run.
+    # Gives the verifier as soon as there is a process group; until then there is nobody to hang with.
+    verifier: Callable[[], RankVerifier | None]
+    seconds: float  # a rank that issues nothing for so long is reported, once until it goes on
+    say: Callable[[str], None]  # is given the message
+    end: Callable[[], None] = lambda: None  # called when the other ranks have had time to say theirs
 
-    Args:
-        verifier: gives the verifier as soon as there is a process group; until then there is nobody to hang with.
-        seconds: a rank that issues nothing for so long is reported, once until it goes on.
-        say: is given the message.
-        end: called when the other ranks have had time to say theirs.
-    """
-
-    def __init__(
-        self,
-        verifier: Callable[[], RankVerifier | None],
-        seconds: float,
-        say: Callable[[str], None],
-        end: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.verifier, self.seconds, self.say, self.end = verifier, seconds, say, end
+    def __post_init__(self) -> None:
         self._beats = 0
         self.last = time.monotonic()
         self._main = threading.get_ident()
@@ -46,7 +38,6 @@ class Watchdog:
         self._said = 0.0
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def progress(self) -> None:
@@ -54,7 +45,6 @@ class Watchdog:
         self.last = time.monotonic()
 
     def stop(self) -> None:
-        """End the thread."""
         self._end.set()
         self._thread.join(timeout=self.seconds)
 
@@ -87,14 +77,14 @@ class Watchdog:
         journal, idle = verifier.journal, time.monotonic() - self.last
         self._beats += 1
         last = journal.last
-        life: dict[str, Any] = {
+        life = {
             "beat": self._beats,
             "step": journal.total,
             "issued": journal.issued,
             "idle": round(idle, 1),
+            "last": last.name if last is not None else "nothing",
+            "at": self._place() if idle >= self.seconds / 2 else "",
         }
-        life["last"] = last.name if last is not None else "nothing"
-        life["at"] = self._place() if idle >= self.seconds / 2 else ""
         verifier.exchange.post("life", json.dumps(life))
         if idle >= self.seconds / 2:
             verifier.exchange.post("stalled", packed(journal))
@@ -114,9 +104,8 @@ class Watchdog:
         # A rank without signs of life for 3 beats is gone, or its interpreter stands still.
         self._pause(verifier, 3 * beat)
         failures = verifier.failures()
-        for rank in verifier.others:
-            parts.append(self._other(verifier, rank, before[rank], failures.get(rank)))
-        return "; ".join(p for p in parts if p)
+        parts += [self._other(verifier, rank, before[rank], failures.get(rank)) for rank in verifier.others]
+        return "; ".join(parts)
 
     def _other(self, verifier: RankVerifier, rank: int, before: dict[str, Any], failed: str | None) -> str:
         now = self._life(verifier, rank)

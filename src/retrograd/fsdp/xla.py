@@ -68,7 +68,8 @@ def flush_before_end_of_backward(model: Any) -> FlushHandle:
     end = getattr(model, END_OF_BACKWARD)
 
     def flush_and_end(*args: Any, **kwargs: Any) -> Any:
-        with _no_gradients():
+        torch = sys.modules.get("torch")
+        with torch.no_grad() if torch is not None else nullcontext():
             for op in buckets(model):
                 op.flush()
         return end(*args, **kwargs)
@@ -76,8 +77,3 @@ def flush_before_end_of_backward(model: Any) -> FlushHandle:
     # In the instance, past Module.__setattr__: the class and other models stay as they are.
     model.__dict__[END_OF_BACKWARD] = flush_and_end
     return FlushHandle(model)
-
-
-def _no_gradients() -> Any:
-    torch = sys.modules.get("torch")
-    return torch.no_grad() if torch is not None else nullcontext()

@@ -11,31 +11,24 @@ from retrograd.bench.benchmark import GPU, Benchmark, Data, Implementation, Piec
 if TYPE_CHECKING:
     import torch
 
-# Values by name in the order of the op's arguments, on the CPU, and the names of those that get gradients.
+# Values by name in the order of the op's arguments, on the CPU, and the names of those that get gradients; none means
+# forward only.
 Drawn = tuple[dict[str, Any], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class ReferencedOp(Benchmark):
-    """An op with a reference.
-
-    Attributes:
-        draw: (shape, dtype) to its inputs; gradients are asked for by name, none means forward only.
-        reference: the same function in torch operations, in whatever precision its inputs have.
-        keywords: (shape, dtype) to its keyword arguments; raises a UsageError for a shape that the op cannot have.
-    """
-
     name: str
     usual_shapes: Mapping[str, tuple[str, ...]]
     usual_dtypes: Mapping[str, tuple[str, ...]]
-    draw: Callable[[str, str], Drawn]
-    reference: Callable[..., Any]
+    draw: Callable[[str, str], Drawn]  # from shape and dtype
+    reference: Callable[..., Any]  # the same function in torch operations, in whatever precision its inputs have
+    # Arguments from shape and dtype; raises a UsageError for a shape that the op cannot have.
     keywords: Callable[[str, str], dict[str, Any]]
     signature: str = ""
     dtypes: ClassVar[tuple[str, ...]] = (*Benchmark.dtypes, "float64")
 
     def parameters(self, shape: str, dtype: str) -> dict[str, Any]:
-        """Its keyword arguments."""
         return self.keywords(shape, dtype)
 
     def by_user(self, function: Callable[..., Any]) -> Callable[[dict[str, Any]], Implementation]:

@@ -36,12 +36,7 @@ _COARSE = 0.1
 
 @dataclass(frozen=True)
 class Shape:
-    """B batch, levels (height, width), Q queries, H heads, C channels a head, P points a level.
-
-    Attributes:
-        pixels: each query is a pixel of a level and its points lie 2 pixels (standard deviation) around it, as in an
-            encoder; else points are uniform over the levels.
-    """
+    """B batch, levels (height, width), Q queries, H heads, C channels a head, P points a level."""
 
     batch: int
     levels: tuple[tuple[int, int], ...]
@@ -49,6 +44,8 @@ class Shape:
     heads: int = 8
     channels: int = 32
     points: int = 4
+    # Each query is a pixel of a level and its points lie 2 pixels (standard deviation) around it, as in an encoder;
+    # else points are uniform over the levels.
     pixels: bool = False
 
     @property
@@ -61,12 +58,7 @@ class Shape:
 
         Forward: value, locations, weights, out. Backward: the same with grad_out for out, and the gradients of the
         first three. Of value only pixels that are needed are read, at most four a sample; its gradient is written
-        in full.
-
-        Args:
-            direction: "fwd" or "bwd".
-            dtype: of value and out.
-            beside: of locations and weights.
+        in full. `dtype` is that of value and out, `beside` that of locations and weights.
         """
         wide, narrow = Benchmark.element_bytes[dtype], Benchmark.element_bytes[beside]
         pixel = self.batch * self.heads * self.channels * wide
@@ -104,11 +96,7 @@ MORE_SHAPES = {
 
 
 def shape_of(name: str) -> Shape:
-    """A shape by its name, or spelled out as B4-Q300-H8-C32-P4-64x64+32x32 (levels height x width).
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """A shape by its name, or spelled out as B4-Q300-H8-C32-P4-64x64+32x32 (levels height x width); else UsageError."""
     known = {**SHAPES, **MORE_SHAPES}
     if name in known:
         return known[name]
@@ -127,8 +115,6 @@ def shape_of(name: str) -> Shape:
 
 @dataclass(frozen=True)
 class DeformableAttention(Benchmark):
-    """Deformable attention."""
-
     name: str = OP
     signature: str = "f(value, levels, locations, weights) -> out"
     usual_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -148,7 +134,6 @@ class DeformableAttention(Benchmark):
         return dtype if locations == "same" else "float32"
 
     def bytes_moved(self, direction: str, shape: str, dtype: str, beside: str) -> int:
-        """See `Shape.bytes_moved`."""
         return shape_of(shape).bytes_moved(direction, dtype, beside)
 
     def parameters(self, shape: str, dtype: str) -> Shape:

@@ -56,7 +56,6 @@ class Norm(Benchmark):
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the results."""
         return ("y", "s") if self.add else ("y",)
 
     def bytes_moved(self, direction: str, shape: str, dtype: str, beside: str = "") -> int:
@@ -75,7 +74,6 @@ class Norm(Benchmark):
         return self
 
     def by_user(self, function: Callable[..., Any]) -> Callable[[Norm], Implementation]:
-        """The maker for a person's function."""
 
         def call(t: Tensors) -> tuple[torch.Tensor, ...]:
             results = function(*(t[name] for name in self.inputs), eps=self.eps)
@@ -84,7 +82,6 @@ class Norm(Benchmark):
         return lambda _: Implementation(call)
 
     def problem(self, shape: str, dtype: str, beside: str, device: str) -> Problem:
-        """The norm at a shape and dtype."""
         fwd, bwd = (self.bytes_moved(direction, shape, dtype) for direction in ("fwd", "bwd"))
         m, n = map(int, shape.split("x"))
         return Problem(
@@ -199,7 +196,6 @@ def written_out(op: Norm) -> Implementation:
 
 
 def liger(op: Norm) -> Implementation:
-    """Liger's functions."""
     if op.centered:
         layer = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
         return Implementation(lambda t: (layer.apply(t["x"], t["weight"], t["bias"], op.eps),))
@@ -212,7 +208,6 @@ def liger(op: Norm) -> Implementation:
 
 
 def quack(op: Norm) -> Implementation:
-    """quack's functions."""
     if op.centered:
         return _quack_layer_norm(op)
     rmsnorm = importlib.import_module("quack").rmsnorm

@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 
 from retrograd.errors import MissingExtraError, UsageError
-from retrograd.fsdp.rank_sum.loop import rank_sum_loop
 
 Impl = Literal["loop", "triton"]
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -62,7 +61,7 @@ def rank_sum(
     if impl is None:
         impl = _chosen(received, output)
     if impl == "loop":
-        rank_sum_loop(received, output, scale.mode, scale.value, flags)
+        _loop(received, output, scale, flags)
     elif impl == "triton":
         _check_kernel(received, output)
         from retrograd.fsdp.rank_sum.kernel import rank_sum_triton
@@ -70,6 +69,24 @@ def rank_sum(
         rank_sum_triton(received, output, scale.mode, scale.value, flags)
     else:
         raise UsageError(f"impl={impl!r}, expected 'loop', 'triton' or None")
+
+
+def _loop(received: torch.Tensor, output: torch.Tensor, scale: Scale, flags: torch.Tensor | None) -> None:
+    """As torch operations: any device, any floating dtype."""
+    wide = torch.float64 if received.dtype == torch.float64 else torch.float32
+    # Starts at x0, not at 0 + x0: that would turn -0 into +0.
+    total = output.copy_(received[0]) if output.dtype == wide else received[0].to(wide, copy=True)
+    for row in received[1:]:
+        total.add_(row)  # a 16-bit row is widened, which is exact, then added with one rounding
+    if scale.mode != "none":
+        # A tensor on the device: by a number torch divides on CUDA as a product with its inverse, off by one rounding.
+        factor = torch.full((), scale.value, dtype=wide, device=total.device)
+        total = total.div_(factor) if scale.mode == "divide" else total.mul_(factor)
+    if total is not output:
+        output.copy_(total)
+    if flags is not None:
+        for rank, row in enumerate(received):
+            flags[rank] |= ~torch.isfinite(row).all()
 
 
 def _chosen(received: torch.Tensor, output: torch.Tensor) -> Impl:
