@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.registry import Part, in_fresh_thread, register, require
+from retrograd.compat.registry import in_fresh_thread, part, require
 from retrograd.core.rank_store import RankStore
 
 # operator -> kind, argument that holds what this rank sends (or, at scatter and recv, what it gets)
@@ -182,7 +182,19 @@ def _tensors(nested: Any) -> Iterator[Any]:
         yield nested
 
 
-def _self_test() -> str:
+@part(
+    "torch.c10d",
+    "records collectives of torch.distributed",
+    "collectives are not recorded; use torch.profiler, or TORCH_NCCL_DUMP_ON_TIMEOUT for the order of the last",
+    names=(
+        "torch._C._dispatch_keyset_full_after", "torch._C._dispatch_get_all_op_names", "torch._C.DispatchKey",
+        "torch.library.Library._destroy", "OpOverload._schema", "OpOverload.redispatch", "ProcessGroup.unbox",
+        "torch.ops.c10d",
+    ),
+    refuses=True,
+)  # fmt: skip
+@in_fresh_thread
+def PART() -> str:
     """Issue collectives of a process group without a backend: our kernels must see them, and may stop them."""
     group, tensor = torch.distributed.ProcessGroup(0, 1), torch.ones(2, device="cpu")
     issued: list[IssuedCollective] = []
@@ -227,7 +239,14 @@ def _redispatch_test() -> str:
     return ""
 
 
-def _store_test() -> str:
+@part(
+    "torch.c10d.store",
+    "lets ranks compare notes through the store of the default process group",
+    "ranks are compared through a folder alone: retrograd.graph.watch(ranks=FOLDER)",
+    names=("torch.distributed.distributed_c10d._get_default_store",),
+    refuses=True,
+)
+def STORE() -> str:
     """What is put into the default group's store comes back; under a key of this rank, which disturbs no other."""
     dist = torch.distributed
     if not dist.is_initialized():
@@ -238,33 +257,3 @@ def _store_test() -> str:
     value = store.get(key) if store.check([key]) else None
     store.delete_key(key)
     return "" if value == b"posted" and not store.check([key]) else f"its store gives {value!r} for b'posted'"
-
-
-STORE = register(
-    Part(
-        "torch.c10d.store",
-        "torch",
-        "lets ranks compare notes through the store of the default process group",
-        ("torch.distributed.distributed_c10d._get_default_store",),
-        ("2.11", "2.13", "2.15"),
-        "ranks are compared through a folder alone: retrograd.graph.watch(ranks=FOLDER)",
-        _store_test,
-        refuses=True,
-    )
-)
-PART = register(
-    Part(
-        "torch.c10d",
-        "torch",
-        "records collectives of torch.distributed",
-        (
-            "torch._C._dispatch_keyset_full_after", "torch._C._dispatch_get_all_op_names", "torch._C.DispatchKey",
-            "torch.library.Library._destroy", "OpOverload._schema", "OpOverload.redispatch", "ProcessGroup.unbox",
-            "torch.ops.c10d",
-        ),
-        ("2.11", "2.13", "2.15"),
-        "collectives are not recorded; use torch.profiler, or TORCH_NCCL_DUMP_ON_TIMEOUT for the order of the last",
-        in_fresh_thread(_self_test),
-        refuses=True,
-    )
-)  # fmt: skip

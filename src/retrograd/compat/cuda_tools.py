@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from retrograd.compat.registry import Part, register, require
+from retrograd.compat.registry import part, require
 from retrograd.compat.triton_compile import PROBE_GPU, CompileRequest, _active_driver, compile_requests, of_dtype
 
 _LINE = re.compile(r'//## File "([^"]*)", line (\d+)( inlined at )?')
@@ -96,7 +96,14 @@ def _tool(name: str) -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
-def _self_test() -> str:
+@part(
+    "triton.cuda_tools",
+    "reads machine code",
+    "machine code for NVIDIA GPUs is not read; name AMD ones, gfx942 and gfx950",
+    names=("cuobjdump -res-usage", "nvdisasm -c -gi -ndf", "triton/backends/nvidia/bin"),
+    refuses=True,
+)
+def TOOLS() -> str:
     """A kernel that doubles 512 numbers: one wide load and one wide store a thread, on their lines."""
     import torch
 
@@ -119,17 +126,3 @@ def _self_test() -> str:
         if (Path(file).name, number - doubling_kernel.fn.__code__.co_firstlineno) != ("triton_probe.py", 3):
             return f"nvdisasm has {instruction.name} on line {number} of {file or 'no file'}"
     return ""
-
-
-TOOLS = register(
-    Part(
-        id="triton.cuda_tools",
-        package="triton",
-        purpose="reads machine code",
-        names=("cuobjdump -res-usage", "nvdisasm -c -gi -ndf", "triton/backends/nvidia/bin"),
-        ran=("3.6", "3.7", "3.8", "3.9"),
-        otherwise="machine code for NVIDIA GPUs is not read; name AMD ones, gfx942 and gfx950",
-        self_test=_self_test,
-        refuses=True,
-    )
-)

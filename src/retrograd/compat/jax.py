@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from retrograd.compat.registry import Part, register
+from retrograd.compat.registry import part
 
 EXPLAIN, DUMP = "jax_explain_cache_misses", "jax_dump_ir_to"
 _COMPILE = "/jax/core/compile/"
@@ -61,7 +61,14 @@ def register_dialects(registry: Any) -> None:
     add(registry)
 
 
-def _self_test() -> str:
+@part(
+    "jax.compilations",
+    "watches what JAX compiles",
+    "modules in files can be compared all the same: `retrograd graph diff A B`",
+    names=("jax.config.values", EXPLAIN, DUMP, f"jax.monitoring events {_COMPILE}*"),
+    refuses=True,
+)
+def PART() -> str:
     """Set the options and put them back. Nothing is compiled: that would choose a device before the program does."""
     if "jax" not in sys.modules:
         return ""
@@ -77,7 +84,14 @@ def _self_test() -> str:
     return "" if now == {EXPLAIN: True, DUMP: "folder"} else f"its options are {now} after they were set"
 
 
-def _dialects_test() -> str:
+@part(
+    "jax.dialects",
+    "reads StableHLO",
+    "HLO text is read without jaxlib: dump it with --xla_dump_hlo_as_text",
+    names=("jaxlib.mlir._mlir_libs._jax_mlir_ext.register_dialects",),
+    refuses=True,
+)
+def DIALECTS() -> str:
     from jaxlib.mlir import ir
 
     registry, context = ir.DialectRegistry(), ir.Context()
@@ -87,29 +101,3 @@ def _dialects_test() -> str:
     with context:
         module = ir.Module.parse("func.func @f() { return }")
     return "" if "func.func" in str(module) else "functions in MLIR are not read"
-
-
-PART = register(
-    Part(
-        "jax.compilations",
-        "jax",
-        "watches what JAX compiles",
-        ("jax.config.values", EXPLAIN, DUMP, f"jax.monitoring events {_COMPILE}*"),
-        ("0.10", "0.12"),
-        "modules in files can be compared all the same: `retrograd graph diff A B`",
-        _self_test,
-        refuses=True,
-    )
-)
-DIALECTS = register(
-    Part(
-        "jax.dialects",
-        "jax",
-        "reads StableHLO",
-        ("jaxlib.mlir._mlir_libs._jax_mlir_ext.register_dialects",),
-        ("0.10", "0.12"),
-        "HLO text is read without jaxlib: dump it with --xla_dump_hlo_as_text",
-        _dialects_test,
-        refuses=True,
-    )
-)

@@ -1,10 +1,10 @@
 """Parts: which private names of a framework are used, the versions that were run, and what happens where they differ.
 
-A file of this room that touches private names declares a `Part` and asks `works(PART)` (an option: the stock behaviour
-is kept, with a note) or `require(PART)` (a refusal that names the alternative) before it uses them. The self-test
-compares behaviour and goes through the same code as production, so that a renamed name, another order of arguments
-and another
-result are all one answer: "it does not work here, because". No framework is imported here.
+A file of this room that touches private names declares a `Part`, by the decorator `part` on its self-test, and asks
+`works(PART)` (an option: the stock behaviour is kept, with a note) or `require(PART)` (a refusal that names the
+alternative) before it uses them. The self-test compares behaviour and goes through the same code as production, so that
+a renamed name, another order of arguments and another result are all one answer: "it does not work here, because". No
+framework is imported here.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def in_fresh_thread(self_test: Callable[[], str]) -> Callable[[], str]:
     return run
 
 
+# What parts ran on that do not say it themselves.
+_RAN = versions.TESTED | {"torch": ("2.11", "2.13", "2.15")}
 _parts: dict[str, Part] = {}
 _statuses: dict[str, Status] = {}
 
@@ -99,6 +101,16 @@ def register(part: Part) -> Part:
     """Make a part known to `retrograd env`; returns it, so that a file declares it in one statement."""
     _parts[part.id] = part
     return part
+
+
+def part(
+    id: str, purpose: str, otherwise: str, *, names: tuple[str, ...], ran: tuple[str, ...] = (), refuses: bool = False
+) -> Callable[[Callable[[], str]], Part]:
+    """Decorator that makes a self-test a registered part; arguments as in `Part`, `id` begins with the package."""
+    package = id.partition(".")[0]
+    return lambda self_test: register(
+        Part(id, package, purpose, names, ran or _RAN[package], otherwise, self_test, refuses)
+    )
 
 
 def status(part: Part) -> Status:

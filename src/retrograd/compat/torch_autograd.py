@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.registry import Part, in_fresh_thread, register, works
+from retrograd.compat.registry import in_fresh_thread, part, works
 
 
 def backward_id() -> int:
@@ -40,7 +40,15 @@ def last_node_number() -> int:
     return torch.autograd._get_sequence_nr() - 1 if works(NODES) else -1
 
 
-def _backward_test() -> str:
+@part(
+    "torch.autograd.backward",
+    "asks which backward pass runs",
+    "collectives are neither recorded nor put into buckets; retrograd.fsdp.shard_by_size needs no private name",
+    names=("torch._C._current_graph_task_id",),
+    refuses=True,
+)
+@in_fresh_thread
+def BACKWARD() -> str:
     """Two backward passes have two numbers, each equal in all of its hooks, and -1 stands for none."""
     ids: list[int] = []
     with torch.enable_grad():
@@ -70,7 +78,14 @@ class _Nodes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _nodes_test() -> str:
+@part(
+    "torch.autograd.nodes",
+    "asks which line of the forward an operator of the backward belongs to",
+    "operators of the backward are recorded without node, line and module",
+    names=("torch._C._current_autograd_node", "torch.autograd._get_sequence_nr", "Node._sequence_nr"),
+)
+@in_fresh_thread
+def NODES() -> str:
     """The number given out last is that of the operator's own node, and backward finds it again."""
     leaf, mode = torch.ones(2, device="cpu", requires_grad=True), _Nodes()
     with torch.enable_grad(), mode:
@@ -82,28 +97,3 @@ def _nodes_test() -> str:
     if ("SinBackward0", number) not in mode.seen:
         return f"in the backward of sin run the nodes {mode.seen[1:]}"
     return ""
-
-
-BACKWARD = register(
-    Part(
-        "torch.autograd.backward",
-        "torch",
-        "asks which backward pass runs",
-        ("torch._C._current_graph_task_id",),
-        ("2.11", "2.13", "2.15"),
-        "collectives are neither recorded nor put into buckets; retrograd.fsdp.shard_by_size needs no private name",
-        in_fresh_thread(_backward_test),
-        refuses=True,
-    )
-)
-NODES = register(
-    Part(
-        "torch.autograd.nodes",
-        "torch",
-        "asks which line of the forward an operator of the backward belongs to",
-        ("torch._C._current_autograd_node", "torch.autograd._get_sequence_nr", "Node._sequence_nr"),
-        ("2.11", "2.13", "2.15"),
-        "operators of the backward are recorded without node, line and module",
-        in_fresh_thread(_nodes_test),
-    )
-)

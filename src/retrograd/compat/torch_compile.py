@@ -6,7 +6,7 @@ private switch.
 
 from __future__ import annotations
 
-from retrograd.compat.registry import Part, register, works
+from retrograd.compat.registry import part, works
 
 
 def keep_saved_tensors() -> None:
@@ -21,7 +21,14 @@ def _switch_off() -> None:
     functorch.donated_buffer = False
 
 
-def _self_test() -> str:
+@part(
+    "torch.donated_buffers",
+    "runs the backward of a compiled function more than once",
+    "the backward of torch.compile gets no time in a benchmark where torch refuses to run it again",
+    names=("torch._functorch.config.donated_buffer",),
+    ran=("2.13", "2.15"),
+)
+def PART() -> str:
     """A compiled backward runs again and again; without Inductor, whose compilers take seconds."""
     import torch
 
@@ -34,16 +41,3 @@ def _self_test() -> str:
     y = function(x)
     gradients = [torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)[0] for _ in range(2)]
     return "" if torch.equal(*gradients) else "a second backward gives another gradient"
-
-
-PART = register(
-    Part(
-        id="torch.donated_buffers",
-        package="torch",
-        purpose="runs the backward of a compiled function more than once",
-        names=("torch._functorch.config.donated_buffer",),
-        ran=("2.13", "2.15"),
-        otherwise="the backward of torch.compile gets no time in a benchmark where torch refuses to run it again",
-        self_test=_self_test,
-    )
-)

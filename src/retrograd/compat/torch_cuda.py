@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.compat.registry import Part, register, works
+from retrograd.compat.registry import part, works
 
 
 def _has_names() -> bool:
@@ -31,7 +31,14 @@ def keep_busy(cycles: int) -> None:
         square = square @ square
 
 
-def _stream_test() -> str:
+@part(
+    "torch.cuda.stream",
+    "asks for the current GPU and stream at each launch",
+    "the public functions are asked, which takes some microseconds more a launch",
+    names=("torch._C._cuda_getCurrentRawStream", "torch._C._cuda_getDevice"),
+    ran=("2.11",),
+)
+def STREAM() -> str:
     if not torch.cuda.is_available():
         return ""
     device = torch.cuda.current_device()
@@ -45,7 +52,14 @@ def _stream_test() -> str:
     return ""
 
 
-def _sleep_test() -> str:
+@part(
+    "torch.cuda.sleep",
+    "keeps a stream busy, to show what does not wait for it",
+    "large matrix products keep it busy",
+    names=("torch.cuda._sleep",),
+    ran=("2.11",),
+)
+def SLEEP() -> str:
     if not torch.cuda.is_available():
         return ""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -55,27 +69,3 @@ def _sleep_test() -> str:
     end.synchronize()
     spent = begin.elapsed_time(end)
     return "" if spent > 0.1 else f"a kernel of a million cycles takes {spent:.3f} ms"
-
-
-STREAM = register(
-    Part(
-        "torch.cuda.stream",
-        "torch",
-        "asks for the current GPU and stream at each launch",
-        ("torch._C._cuda_getCurrentRawStream", "torch._C._cuda_getDevice"),
-        ("2.11",),
-        "the public functions are asked, which takes some microseconds more a launch",
-        _stream_test,
-    )
-)
-SLEEP = register(
-    Part(
-        "torch.cuda.sleep",
-        "torch",
-        "keeps a stream busy, to show what does not wait for it",
-        ("torch.cuda._sleep",),
-        ("2.11",),
-        "large matrix products keep it busy",
-        _sleep_test,
-    )
-)

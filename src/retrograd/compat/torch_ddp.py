@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from retrograd.compat.registry import Part, register, works
+from retrograd.compat.registry import part, works
 
 _REBUILT, _READY = "rebuilt_per_bucket_param_indices", "prev_iteration_grad_ready_order_indices"
 
@@ -37,22 +37,15 @@ def _logged(ddp: type, model: Any) -> dict[str, Any]:
     return ddp._get_ddp_logging_data(model)
 
 
-def _self_test() -> str:
+@part(
+    "torch.ddp",
+    "asks DDP for the order of its buckets",
+    "all-reduces of DDP are named by the reversed order of parameters, which is that of its first step",
+    names=("DistributedDataParallel._get_ddp_logging_data",),
+)
+def PART() -> str:
     """The method joins what the reducer's logger says; without a process group there is no reducer to ask."""
     data = SimpleNamespace(strs_map={_REBUILT: "1, 0"}, ints_map={"rank": 0})
     model = SimpleNamespace(logger=SimpleNamespace(_get_ddp_logging_data=lambda: data))
     logged = _logged(torch.nn.parallel.DistributedDataParallel, model)
     return "" if logged.get(_REBUILT) == "1, 0" else f"it has {', '.join(map(str, logged))}"
-
-
-PART = register(
-    Part(
-        "torch.ddp",
-        "torch",
-        "asks DDP for the order of its buckets",
-        ("DistributedDataParallel._get_ddp_logging_data",),
-        ("2.11", "2.13", "2.15"),
-        "all-reduces of DDP are named by the reversed order of parameters, which is that of its first step",
-        _self_test,
-    )
-)

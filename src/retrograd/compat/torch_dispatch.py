@@ -14,7 +14,7 @@ import torch
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.registry import Part, in_fresh_thread, register, require, works
+from retrograd.compat.registry import in_fresh_thread, part, require, works
 
 # Where the recorder's tape stands. Looked up once: a question by name takes 4 us, by key 0.3, and each eager call asks.
 _TAPE_KEY = torch._C._dispatch_key_parse("Fake") if hasattr(torch._C, "_dispatch_key_parse") else None
@@ -100,7 +100,18 @@ class _Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _watch_test() -> str:
+@part(
+    "torch.dispatch.modes",
+    "asks whether a dispatch mode or a recorder looks on, which would miss kernels launched beside operators",
+    "every call of retrograd's kernels goes through its operators, as if somebody looked on: 10 us more host time",
+    names=(
+        "torch._C._len_torch_dispatch_stack", "torch._C._dispatch_key_parse",
+        "torch._C._dispatch_tls_is_dispatch_key_included", "torch._C._dispatch_tls_is_dispatch_key_excluded",
+        "OpOverload._schema",
+    ),
+)  # fmt: skip
+@in_fresh_thread
+def WATCHED() -> str:
     """A mode is entered and sees nothing: the first operator that one sees has torch load Dynamo, which takes 5 s."""
     name, before = schema(torch.ops.aten.add.out).name, _is_watched()
     if (name, overload(torch.ops.aten.add.out)) != ("aten::add", "out"):
@@ -110,7 +121,15 @@ def _watch_test() -> str:
     return "" if inside and _is_watched() == before else "dispatch modes are not noticed, or where there are none"
 
 
-def _without_modes_test() -> str:
+@part(
+    "torch.dispatch.without_modes",
+    "draws numbers that a mode which computes in float64 must not see",
+    "second derivatives are not checked; leave the stage higher_order out with --skip",
+    names=("torch.utils._python_dispatch._disable_current_modes",),
+    refuses=True,
+)
+@in_fresh_thread
+def WITHOUT_MODES() -> str:
     mode = _Seen()
     with mode:
         with _python_dispatch._disable_current_modes():
@@ -119,13 +138,27 @@ def _without_modes_test() -> str:
     return "" if mode.names == ["aten::zeros"] else f"a mode that is switched off sees {', '.join(mode.names)}"
 
 
-def _functorch_test() -> str:
+@part(
+    "torch.functorch",
+    "asks whether torch.func has wrapped a tensor",
+    "implementations in plain torch operators are used under torch.func alone where impl='torch' is given",
+    names=("torch._C._functorch.is_functorch_wrapped_tensor",),
+)
+@in_fresh_thread
+def FUNCTORCH() -> str:
     wrapped: list[bool] = []
     torch.func.vmap(lambda x: wrapped.append(_is_wrapped(x)) or x)(torch.ones(2, device="cpu"))
     return "" if wrapped == [True] and not _is_wrapped(torch.ones(1, device="cpu")) else "vmap wraps tensors otherwise"
 
 
-def _subclass_test() -> str:
+@part(
+    "torch.subclasses",
+    "asks which classes of tensors consist of others",
+    "operators on DTensor and its like are recorded twice",
+    names=("torch._C._disabled_torch_dispatch_impl", "torch._C._disabled_torch_function_impl"),
+)
+@in_fresh_thread
+def SUBCLASSES() -> str:
     from torch._subclasses.fake_tensor import FakeTensor
 
     class Plain(torch.Tensor):
@@ -136,7 +169,14 @@ def _subclass_test() -> str:
     return "" if told == [False, False, False, True] else f"{[k.__name__ for k in kinds]} implement operators: {told}"
 
 
-def _decomposition_test() -> str:
+@part(
+    "torch.decompositions",
+    "takes fused operators apart, to round each operation within",
+    "fused operators are rounded once, as a whole",
+    names=("torch._decomp.decomposition_table",),
+)
+@in_fresh_thread
+def DECOMPOSITIONS() -> str:
     from torch._decomp import decomposition_table
 
     silu = decomposition_table.get(torch.ops.aten.silu.default)
@@ -146,82 +186,18 @@ def _decomposition_test() -> str:
     return ""
 
 
-def _tape_test() -> str:
+@part(
+    "torch.tape",
+    "records operators in C++, at the dispatch key Fake",
+    "operators are recorded by a dispatch mode in Python, which takes longer and sees the same",
+    names=("c10::DispatchKey::Fake", "torch._C._dispatch_has_backend_fallback"),
+)
+@in_fresh_thread
+def TAPE() -> str:
     if torch._C._dispatch_has_backend_fallback(_TAPE_KEY) and "retrograd_trace_tape" not in sys.modules:
         return "torch has kernels of its own at the dispatch key Fake, those of fake tensors in C++"
     return ""
 
 
-WATCHED = register(
-    Part(
-        "torch.dispatch.modes",
-        "torch",
-        "asks whether a dispatch mode or a recorder looks on, which would miss kernels launched beside operators",
-        (
-            "torch._C._len_torch_dispatch_stack", "torch._C._dispatch_key_parse",
-            "torch._C._dispatch_tls_is_dispatch_key_included", "torch._C._dispatch_tls_is_dispatch_key_excluded",
-            "OpOverload._schema",
-        ),
-        ("2.11", "2.13", "2.15"),
-        "every call of retrograd's kernels goes through its operators, as if somebody looked on: 10 us more host time",
-        in_fresh_thread(_watch_test),
-    )
-)  # fmt: skip
-WITHOUT_MODES = register(
-    Part(
-        "torch.dispatch.without_modes",
-        "torch",
-        "draws numbers that a mode which computes in float64 must not see",
-        ("torch.utils._python_dispatch._disable_current_modes",),
-        ("2.11", "2.13", "2.15"),
-        "second derivatives are not checked; leave the stage higher_order out with --skip",
-        in_fresh_thread(_without_modes_test),
-        refuses=True,
-    )
-)
-FUNCTORCH = register(
-    Part(
-        "torch.functorch",
-        "torch",
-        "asks whether torch.func has wrapped a tensor",
-        ("torch._C._functorch.is_functorch_wrapped_tensor",),
-        ("2.11", "2.13", "2.15"),
-        "implementations in plain torch operators are used under torch.func alone where impl='torch' is given",
-        in_fresh_thread(_functorch_test),
-    )
-)
-SUBCLASSES = register(
-    Part(
-        "torch.subclasses",
-        "torch",
-        "asks which classes of tensors consist of others",
-        ("torch._C._disabled_torch_dispatch_impl", "torch._C._disabled_torch_function_impl"),
-        ("2.11", "2.13", "2.15"),
-        "operators on DTensor and its like are recorded twice",
-        in_fresh_thread(_subclass_test),
-    )
-)
-DECOMPOSITIONS = register(
-    Part(
-        "torch.decompositions",
-        "torch",
-        "takes fused operators apart, to round each operation within",
-        ("torch._decomp.decomposition_table",),
-        ("2.11", "2.13", "2.15"),
-        "fused operators are rounded once, as a whole",
-        in_fresh_thread(_decomposition_test),
-    )
-)
-TAPE = register(
-    Part(
-        "torch.tape",
-        "torch",
-        "records operators in C++, at the dispatch key Fake",
-        ("c10::DispatchKey::Fake", "torch._C._dispatch_has_backend_fallback"),
-        ("2.11", "2.13", "2.15"),
-        "operators are recorded by a dispatch mode in Python, which takes longer and sees the same",
-        in_fresh_thread(_tape_test),
-    )
-)
 # Asked in each call of an operator of ours, hence decided once.
 is_watched: Callable[[], bool] = _is_watched if works(WATCHED) else lambda: True

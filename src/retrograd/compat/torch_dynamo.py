@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.registry import Part, register, works
+from retrograd.compat.registry import part, works
 from retrograd.core.import_hook import AfterImport
 
 _CALLBACK = "torch._dynamo.callback"
@@ -72,7 +72,13 @@ def compiles_backward() -> bool:
     )
 
 
-def _callbacks_test() -> str:
+@part(
+    "torch.dynamo.callbacks",
+    "leaves out of a recording what torch.compile runs to compile",
+    "operators on tensors without memory, by which torch.compile traces, are recorded too",
+    names=(f"{_CALLBACK}.callback_handler", f"{_CALLBACK}.CallbackArgs", f"{_CALLBACK}.CallbackTrigger"),
+)
+def CALLBACKS() -> str:
     """Run the callbacks as Dynamo does, with a function that compiles nothing."""
     module, told = sys.modules[_CALLBACK], list[bool]()
     handler = type(module.callback_handler)()
@@ -85,7 +91,16 @@ def _callbacks_test() -> str:
     return "" if told == [True, False] else f"callbacks around a compilation are told {told}"
 
 
-def _compiled_autograd_test() -> str:
+@part(
+    "torch.dynamo.autograd",
+    "asks whether compiled autograd is on, under which FSDP2 stops reducing gradients",
+    "only torch._dynamo.config.compiled_autograd is looked at",
+    names=(
+        "torch._dynamo.compiled_autograd.compiled_autograd_enabled",
+        "torch._dynamo.compiled_autograd.in_compiled_autograd_region",
+    ),
+)
+def COMPILED_AUTOGRAD() -> str:
     """Read where it is switched on; switching it on here would disturb a backward that runs."""
     import torch._dynamo.compiled_autograd as compiled
 
@@ -93,30 +108,3 @@ def _compiled_autograd_test() -> str:
     if "compiled_autograd_enabled" not in switch or not isinstance(compiled.compiled_autograd_enabled, bool):
         return "compiled autograd is switched on elsewhere than in compiled_autograd_enabled"
     return ""
-
-
-CALLBACKS = register(
-    Part(
-        "torch.dynamo.callbacks",
-        "torch",
-        "leaves out of a recording what torch.compile runs to compile",
-        (f"{_CALLBACK}.callback_handler", f"{_CALLBACK}.CallbackArgs", f"{_CALLBACK}.CallbackTrigger"),
-        ("2.11", "2.13", "2.15"),
-        "operators on tensors without memory, by which torch.compile traces, are recorded too",
-        _callbacks_test,
-    )
-)
-COMPILED_AUTOGRAD = register(
-    Part(
-        "torch.dynamo.autograd",
-        "torch",
-        "asks whether compiled autograd is on, under which FSDP2 stops reducing gradients",
-        (
-            "torch._dynamo.compiled_autograd.compiled_autograd_enabled",
-            "torch._dynamo.compiled_autograd.in_compiled_autograd_region",
-        ),
-        ("2.11", "2.13", "2.15"),
-        "only torch._dynamo.config.compiled_autograd is looked at",
-        _compiled_autograd_test,
-    )
-)

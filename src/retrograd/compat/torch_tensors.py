@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.registry import Part, in_fresh_thread, register, works
+from retrograd.compat.registry import in_fresh_thread, part, works
 
 
 def storage_id(storage: Any) -> int:
@@ -45,7 +45,17 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return torch._debug_has_internal_overlap(tensor) == 1
 
 
-def _self_test() -> str:
+@part(
+    "torch.tensors",
+    "asks where tensors keep their numbers",
+    "a view that may overlap itself is copied before it gets guard bands",
+    names=(
+        "UntypedStorage._cdata", "Tensor._values", "Tensor._is_zerotensor", "torch._debug_has_internal_overlap",
+        "aten::_efficientzerotensor",
+    ),
+)  # fmt: skip
+@in_fresh_thread
+def PART() -> str:
     base = torch.zeros(4, device="cpu")
     same, other = (storage_id(t.untyped_storage()) for t in (base[1:], base.clone()))
     if storage_id(base.untyped_storage()) != same or same == other:
@@ -57,19 +67,3 @@ def _self_test() -> str:
         return "zeros without memory are not told apart"
     expanded = [torch._debug_has_internal_overlap(t) for t in (base[:1].expand(3), base, base.view(2, 2).t())]
     return "" if expanded == [1, 0, 0] else f"overlap within a tensor is told as {expanded}"
-
-
-PART = register(
-    Part(
-        "torch.tensors",
-        "torch",
-        "asks where tensors keep their numbers",
-        (
-            "UntypedStorage._cdata", "Tensor._values", "Tensor._is_zerotensor", "torch._debug_has_internal_overlap",
-            "aten::_efficientzerotensor",
-        ),
-        ("2.11", "2.13", "2.15"),
-        "a view that may overlap itself is copied before it gets guard bands",
-        in_fresh_thread(_self_test),
-    )
-)  # fmt: skip

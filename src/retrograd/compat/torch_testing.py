@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from retrograd.compat.registry import Part, in_fresh_thread, register, works
+from retrograd.compat.registry import in_fresh_thread, part, works
 
 MODULE = "torch.testing._comparison"
 
@@ -41,7 +41,14 @@ def _replace(module: Any, note: Callable[[Any, Any, float, float, bool], None]) 
     return undo
 
 
-def _self_test() -> str:
+@part(
+    "torch.testing",
+    "notes how near to its tolerance torch.testing.assert_close passes",
+    "its comparisons have no margins; those of numpy.testing and retrograd have",
+    names=(f"{MODULE}.TensorLikePair._compare_regular_values_close", f"{MODULE}.NumberPair.compare"),
+)
+@in_fresh_thread
+def PART() -> str:
     torch, noted = sys.modules["torch"], list[Any]()
     undo = _replace(sys.modules[MODULE], lambda *facts: noted.append(facts))
     try:
@@ -52,16 +59,3 @@ def _self_test() -> str:
         undo()
     facts = [(float(a), float(b), *rest) for a, b, *rest in noted]
     return "" if facts == [(1.0, 1.0, 0.25, 0.5, False)] * 2 else f"assert_close compares {facts}"
-
-
-PART = register(
-    Part(
-        "torch.testing",
-        "torch",
-        "notes how near to its tolerance torch.testing.assert_close passes",
-        (f"{MODULE}.TensorLikePair._compare_regular_values_close", f"{MODULE}.NumberPair.compare"),
-        ("2.11", "2.13", "2.15"),
-        "its comparisons have no margins; those of numpy.testing and retrograd have",
-        in_fresh_thread(_self_test),
-    )
-)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from retrograd.compat.registry import Part, register
+from retrograd.compat.registry import part
 
 _LOGGER = "torch.__trace"
 # Messages with the text of a graph, and what the graph is.
@@ -67,7 +67,14 @@ def recompile_reasons(metadata: dict[str, Any]) -> bool:
     return isinstance(about, dict) and about.get("name") == "recompile_reasons"
 
 
-def _self_test() -> str:
+@part(
+    "torch.compile.trace",
+    "hears of the graphs that torch.compile makes",
+    "graphs that were written to files can be compared with `retrograd graph diff` all the same",
+    names=("torch._logging.trace_structured", f"logger {_LOGGER}", *GRAPHS, TRACED, *METRICS),
+    refuses=True,
+)
+def PART() -> str:
     """Send a message and listen. Twice: torch's own handler may take itself off at the first, which skips the next."""
     heard: list[Any] = []
     listener = Listener(lambda metadata, payload: heard.append((metadata.get("artifact"), payload)))
@@ -80,17 +87,3 @@ def _self_test() -> str:
     finally:
         listener.stop()
     return "" if (about, _PROBE) in heard else "has no structured trace that can be listened to"
-
-
-PART = register(
-    Part(
-        "torch.compile.trace",
-        "torch",
-        "hears of the graphs that torch.compile makes",
-        ("torch._logging.trace_structured", f"logger {_LOGGER}", *GRAPHS, TRACED, *METRICS),
-        ("2.11", "2.13", "2.15"),
-        "graphs that were written to files can be compared with `retrograd graph diff` all the same",
-        _self_test,
-        refuses=True,
-    )
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from retrograd.compat.registry import Part, register
+from retrograd.compat.registry import part
 
 # Where a cut of the graph is made, by whichever name a program has imported it.
 CUTS = (("torch_xla", "sync"), ("torch_xla.torch_xla", "sync"), ("torch_xla.core.xla_model", "mark_step"))
@@ -59,7 +59,14 @@ def left_in_buckets(model: Any) -> tuple[tuple[str, int], ...]:
     return tuple((name, waiting) for name, waiting in first.values() if waiting)
 
 
-def _self_test() -> str:
+@part(
+    "torch_xla.cuts",
+    "watches cuts of the graph",
+    "save-files can be read all the same: `retrograd graph unique FILE`",
+    names=(*(f"torch_xla._XLAC.{name}" for name in _FUNCTIONS), "XlaFullyShardedDataParallel._wait_for_post_backward"),
+    refuses=True,
+)
+def PART() -> str:
     """Ask each function as a cut does."""
     if "torch_xla" not in sys.modules:
         return ""
@@ -71,17 +78,3 @@ def _self_test() -> str:
     if count < 0 or seconds < 0 or not isinstance(report, str):
         return "counters or the report of live tensors are of another kind"
     return ""
-
-
-PART = register(
-    Part(
-        "torch_xla.cuts",
-        "torch_xla",
-        "watches cuts of the graph",
-        (*(f"torch_xla._XLAC.{name}" for name in _FUNCTIONS), "XlaFullyShardedDataParallel._wait_for_post_backward"),
-        ("2.9",),
-        "save-files can be read all the same: `retrograd graph unique FILE`",
-        _self_test,
-        refuses=True,
-    )
-)

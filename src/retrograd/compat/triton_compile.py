@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from retrograd.compat.registry import Part, register, require
+from retrograd.compat.registry import part, require
 from retrograd.errors import RetrogradError
 
 _LABELS = itertools.count()
@@ -223,7 +223,14 @@ def _probe(x_ptr: Any, n: Any, m: Any, N: Any) -> None:
     """What the self-test asks for; it is not compiled."""
 
 
-def _self_test() -> str:
+@part(
+    "triton.compile",
+    "compiles kernels for GPUs that are not there",
+    "nothing is compiled; `retrograd codegen --run` reads what a GPU of this machine has loaded",
+    names=("driver._active", "DriverBase", "GPUTarget", "jit_cache_hook", "preload", "MockTensor.wrap_dtype"),
+    refuses=True,
+)
+def COMPILE() -> str:
     import torch
     import triton.language as tl
     from triton.runtime.jit import JITFunction
@@ -244,17 +251,3 @@ def _self_test() -> str:
     if first_line(kernel) != _probe.__code__.co_firstlineno:
         return f"a kernel of line {_probe.__code__.co_firstlineno} begins at {first_line(kernel)}"
     return ""
-
-
-COMPILE = register(
-    Part(
-        id="triton.compile",
-        package="triton",
-        purpose="compiles kernels for GPUs that are not there",
-        names=("driver._active", "DriverBase", "GPUTarget", "jit_cache_hook", "preload", "MockTensor.wrap_dtype"),
-        ran=("3.6", "3.7", "3.8", "3.9"),
-        otherwise="nothing is compiled; `retrograd codegen --run` reads what a GPU of this machine has loaded",
-        self_test=_self_test,
-        refuses=True,
-    )
-)

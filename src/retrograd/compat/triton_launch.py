@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
-from retrograd.compat.registry import Part, register, works
+from retrograd.compat.registry import part, works
 from retrograd.core.import_hook import AfterImport
 
 _INTERPRETER = "triton.runtime.interpreter"
@@ -145,7 +145,13 @@ def _probe_kernel(x: Any, N: Any) -> None:
     """What the self-test launches; nothing of it is compiled or run."""
 
 
-def _self_test() -> str:
+@part(
+    "triton.launch_hook",
+    "is told of kernel launches",
+    "launches are not seen: traces have no Triton kernels and interpreted ones are not counted",
+    names=("JITFunction.run", "InterpretedFunction.run", "Autotuner.run"),
+)
+def HOOK() -> str:
     seen: list[KernelLaunch] = []
     for module, name in _LAUNCHES._classes.items():
         if module not in sys.modules:
@@ -160,19 +166,6 @@ def _self_test() -> str:
         if told != ("_probe_kernel", (7,), {"N": 16, "grid": (2, 3), "warmup": False}, module == _INTERPRETER):
             return f"{name}.run is called with {told}"
     return ""
-
-
-HOOK = register(
-    Part(
-        id="triton.launch_hook",
-        package="triton",
-        purpose="is told of kernel launches",
-        names=("JITFunction.run", "InterpretedFunction.run", "Autotuner.run"),
-        ran=("3.6", "3.7", "3.8", "3.9"),
-        otherwise="launches are not seen: traces have no Triton kernels and interpreted ones are not counted",
-        self_test=_self_test,
-    )
-)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-from retrograd.compat.registry import Part, register, works
+from retrograd.compat.registry import part, works
 from retrograd.compat.torch_cuda import current_raw_stream
 from retrograd.compat.triton_compile import PROBE_GPU, _active_driver
 from retrograd.compat.triton_launch import unheard
@@ -70,7 +70,13 @@ def _probe(x: Any, n: Any) -> None:
     """What the self-test launches; it is not compiled."""
 
 
-def _self_test() -> str:
+@part(
+    "triton.relaunch",
+    "launches kernels again that Triton has compiled",
+    "each launch goes through Triton and takes 13 us of host time instead of 2",
+    names=("CompiledKernel.run", "CompiledKernel.function", "CompiledKernel.packed_metadata"),
+)
+def RELAUNCH() -> str:
     """The order in which Triton itself calls the launcher of a compiled kernel."""
     from triton.runtime.jit import JITFunction
 
@@ -90,16 +96,3 @@ def _self_test() -> str:
     if calls != [(5, 6, 7, 0, compiled.function, compiled.packed_metadata, *hooks, 0.5, 3)]:
         return "the launcher of a compiled kernel takes other arguments"
     return ""
-
-
-RELAUNCH = register(
-    Part(
-        id="triton.relaunch",
-        package="triton",
-        purpose="launches kernels again that Triton has compiled",
-        names=("CompiledKernel.run", "CompiledKernel.function", "CompiledKernel.packed_metadata"),
-        ran=("3.6", "3.7", "3.8", "3.9"),
-        otherwise="each launch goes through Triton and takes 13 us of host time instead of 2",
-        self_test=_self_test,
-    )
-)

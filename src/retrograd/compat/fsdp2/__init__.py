@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from retrograd.compat.registry import Part, in_fresh_thread, register
+from retrograd.compat.registry import in_fresh_thread, part
 
 
 def parameter_groups(state: Any) -> list[Any]:
@@ -80,7 +80,20 @@ def set_partial_sums(group: Any, sums: Any) -> None:
     group._partial_reduce_output = sums
 
 
-def _self_test() -> str:
+@part(
+    "torch.fsdp2.state",
+    "asks FSDP2 which parameters it gathers together and which gradients are not reduced yet",
+    "collectives of FSDP2 are named by the module that calls them, and gradients that were never reduced are not "
+    "found; bucket_gradients refuses, retrograd.fsdp.shard_by_size needs no private name",
+    names=(
+        "FSDPState._fsdp_param_groups", "FSDPState._fsdp_param_group", "FSDPParamGroup.fsdp_params",
+        "FSDPParamGroup._module_fqn", "FSDPParamGroup.modules", "FSDPParam._unsharded_param",
+        "FSDPParam.unsharded_accumulated_grad", "FSDPParam._module_info", "FSDPParamGroup._reduce_scatter_comm",
+        "FSDPParamGroup._partial_reduce_output",
+    ),
+)  # fmt: skip
+@in_fresh_thread
+def STATE() -> str:
     """A parameter group that was never set up: FSDP2's own properties must find what is put under these names."""
     torch = importlib.import_module("torch")
     home = importlib.import_module("torch.distributed.fsdp._fully_shard")
@@ -107,22 +120,3 @@ def _self_test() -> str:
     if list(leftovers(group)) != [param]:
         return "gradients of unsharded parameters are kept elsewhere"
     return ""
-
-
-STATE = register(
-    Part(
-        "torch.fsdp2.state",
-        "torch",
-        "asks FSDP2 which parameters it gathers together and which gradients are not reduced yet",
-        (
-            "FSDPState._fsdp_param_groups", "FSDPState._fsdp_param_group", "FSDPParamGroup.fsdp_params",
-            "FSDPParamGroup._module_fqn", "FSDPParamGroup.modules", "FSDPParam._unsharded_param",
-            "FSDPParam.unsharded_accumulated_grad", "FSDPParam._module_info", "FSDPParamGroup._reduce_scatter_comm",
-            "FSDPParamGroup._partial_reduce_output",
-        ),
-        ("2.11", "2.13", "2.15"),
-        "collectives of FSDP2 are named by the module that calls them, and gradients that were never reduced are not "
-        "found; bucket_gradients refuses, retrograd.fsdp.shard_by_size needs no private name",
-        in_fresh_thread(_self_test),
-    )
-)  # fmt: skip

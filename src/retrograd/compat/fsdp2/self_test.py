@@ -18,7 +18,7 @@ from retrograd.compat.fsdp2.versions import (
     refuse,
     version,
 )  # fmt: skip
-from retrograd.compat.registry import Part, in_fresh_thread, register
+from retrograd.compat.registry import in_fresh_thread, part
 from retrograd.errors import UnsupportedVersionError
 
 # Methods of a state that we shadow in the instance, and who looks them up there when it calls them.
@@ -29,7 +29,19 @@ _LOOKED_UP = {
 }
 
 
-def _self_test() -> str:
+@part(
+    "torch.fsdp2.buckets",
+    "reduces gradients of several FSDP2 groups together",
+    "use an unpatched release, or retrograd.fsdp.shard_by_size, which needs no private name",
+    names=(
+        "_fsdp_param_group.foreach_reduce", "_fsdp_collectives.DefaultReduceScatter", *_LOOKED_UP, RESET,
+        f"FSDPParamGroup.{INPUTS_WATCHED}",
+    ),
+    ran=tuple(name for name, facts in VERSIONS.items() if facts.ran),
+    refuses=True,
+)  # fmt: skip
+@in_fresh_thread
+def BUCKETS() -> str:
     """Look whether FSDP2 is as the table says, and let it reduce; what differs, as in a patched build."""
     try:
         _compare_with_table()
@@ -121,20 +133,3 @@ def _parameter(n: int) -> SimpleNamespace:
         sharded_param=SimpleNamespace(grad=None),
         to_sharded_dtensor=lambda tensor: tensor,
     )
-
-
-BUCKETS = register(
-    Part(
-        "torch.fsdp2.buckets",
-        "torch",
-        "reduces gradients of several FSDP2 groups together",
-        (
-            "_fsdp_param_group.foreach_reduce", "_fsdp_collectives.DefaultReduceScatter", *_LOOKED_UP, RESET,
-            f"FSDPParamGroup.{INPUTS_WATCHED}",
-        ),
-        tuple(name for name, facts in VERSIONS.items() if facts.ran),
-        "use an unpatched release, or retrograd.fsdp.shard_by_size, which needs no private name",
-        in_fresh_thread(_self_test),
-        refuses=True,
-    )
-)  # fmt: skip
