@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import codegen_gates
 import torch
 
 from retrograd import codegen
@@ -135,7 +136,7 @@ def faults(found: codegen.Launch, facts: codegen.Facts, case: Case) -> list[str]
     # Columns of a row are read once, in the layout of the additions.
     once = {"pointers"} if adds and DTYPES[case.dtypes][0] != F32 else frozenset()
     wide = case.aligned and facts.kernel != "msda_bwd_kernel_cells"
-    wrong = codegen.faults(facts, narrow=NARROW | once, wide=wide)
+    wrong = codegen_gates.faults(facts, narrow=NARROW | once, wide=wide)
     compiled = found.compile()
     vectors = facts.target in ("sm_90", "sm_100") and case.channels % 4 == 0
     expected = {"add.f32x4" if vectors else "add.f32"}
@@ -189,7 +190,7 @@ def main() -> int:
     cases = sweep() if args.full else covering()
     cases = [c for c in cases if not args.cases or any(word in f"{c.label}-" for word in args.cases)]
     planned = list(record(cases, args.targets))
-    facts = codegen.facts_of_all([found for found, _ in planned], args.workers)
+    facts = codegen_gates.facts_of_all([found for found, _ in planned], args.workers)
     rows = [
         {"case": case.label, "facts": plain(f), "faults": faults(found, f, case)}
         for f, (found, case) in zip(facts, planned, strict=True)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import codegen_gates
 import torch
 
 from retrograd import codegen
@@ -199,8 +200,8 @@ def faults(facts: codegen.Facts, case: Case) -> list[str]:
     threads = facts.num_warps * codegen.target_named(facts.target).warp_size
     per_thread = facts.constants["BLOCK_N"] // threads
     # A vector that has less than 16 bytes for each thread of a program; tiles of whole rows always have more.
-    thin = {v for v in VECTORS if per_thread * int(facts.arguments.get(v, "*fp32")[-2:]) // 8 < codegen.WIDE}
-    return codegen.faults(facts, narrow=NARROW | thin, wide=case.aligned)
+    thin = {v for v in VECTORS if per_thread * int(facts.arguments.get(v, "*fp32")[-2:]) // 8 < codegen_gates.WIDE}
+    return codegen_gates.faults(facts, narrow=NARROW | thin, wide=case.aligned)
 
 
 def table(rows: list[dict]) -> str:
@@ -232,7 +233,7 @@ def main() -> int:
     planned = list(record(cases, args.targets))
     planned = [p for p in planned if not args.kernels or any(word in p[0].kernel for word in args.kernels)]
     print(f"{len(cases)} cases, {len(planned)} kernels for {', '.join(args.targets)}", file=sys.stderr)
-    facts = codegen.facts_of_all([found for found, _ in planned], args.workers)
+    facts = codegen_gates.facts_of_all([found for found, _ in planned], args.workers)
     rows = [
         {"case": case.label, "aligned": case.aligned, "facts": plain(f), "faults": faults(f, case)}
         for f, (_, case) in zip(facts, planned, strict=True)

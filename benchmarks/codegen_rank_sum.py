@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import codegen_gates
 import torch
 
 from retrograd import codegen
@@ -87,7 +88,7 @@ def record(targets: list[str]) -> Iterator[tuple[codegen.Launch, Case]]:
 def faults(found: codegen.Launch, facts: codegen.Facts, case: Case) -> list[str]:
     """What is wrong with one kernel of a case."""
     where = f"{facts.kernel} for {facts.target}"
-    wrong = codegen.faults(facts, wide=case.aligned)
+    wrong = codegen_gates.faults(facts, wide=case.aligned)
     if facts.atomics:
         wrong.append(f"{where} has atomics {facts.atomics}")
     if not found.target.nvidia:
@@ -107,7 +108,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print every access to memory with its source line")
     args = parser.parse_args()
     planned = list(record(args.targets))
-    facts = codegen.facts_of_all([found for found, _ in planned], args.workers)
+    facts = codegen_gates.facts_of_all([found for found, _ in planned], args.workers)
     rows = [
         {"case": case.label, "aligned": case.aligned, "facts": plain(f), "faults": faults(found, f, case)}
         for f, (found, case) in zip(facts, planned, strict=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+import codegen_gates
 import torch
 
 from retrograd import codegen
@@ -42,8 +43,8 @@ def main() -> int:
     cases = [(target, *kind) for target in names for kind in kinds]
     planned = [record(*case) for case in cases]
     wrong = []
-    for (target, dtype, histogram), facts in zip(cases, codegen.facts_of_all(planned, 2), strict=True):
-        found = codegen.faults(facts, wide=dtype.is_floating_point and dtype.itemsize < 8)
+    for (target, dtype, histogram), facts in zip(cases, codegen_gates.facts_of_all(planned, 2), strict=True):
+        found = codegen_gates.faults(facts, wide=dtype.is_floating_point and dtype.itemsize < 8)
         found += [f"atomics {a}" for a in facts.atomics if not (histogram and a.startswith("add"))]
         wrong += [f"{target} {dtype}: {fault}" for fault in found if "float64" not in fault]
         print(

@@ -17,8 +17,8 @@ import torch
 
 from retrograd import codegen
 from retrograd.catalog.launches import LaunchArguments, launches
-from retrograd.codegen import compile as compiling
 from retrograd.codegen import fake_gpu, loaded_kernels
+from retrograd.compat.triton_compile import absent_gpu
 
 HERE = Path(__file__).resolve().parent
 SOME = ("sm_80", "sm_90", "gfx942")
@@ -107,7 +107,7 @@ def pretended_run() -> dict[str, object]:
                 for at, name in enumerate(names)
             ]
 
-    with compiling.driver(target), fake_gpu.gpu(target), patch("torch.profiler.profile", Profile):
+    with absent_gpu(target), fake_gpu.gpu(target), patch("torch.profiler.profile", Profile):
         found = codegen.of_run("pretended", workload)
         return json.loads(loaded_kernels.profiled(found, workload, copy_gb_per_s=10.0, repeats=2).to_json())
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from codegen_gates import faults
 
-from retrograd.codegen.gates import faults
 from retrograd.codegen.schema import Codegen, Facts, Kernel
 from retrograd.codegen.targets import targets
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from codegen_gates import faults
 
-from retrograd.codegen import Facts, faults, targets
+from retrograd.codegen import Facts, targets
 from retrograd.core.schema import decode
 
 TARGETS = list(targets())

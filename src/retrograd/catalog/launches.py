@@ -18,6 +18,7 @@ from retrograd.check.spec import OpSpec, TensorSpec, dtype_name
 from retrograd.codegen import compile as compiling
 from retrograd.codegen import fake_gpu, signatures
 from retrograd.codegen.targets import Target
+from retrograd.compat.triton_compile import absent_gpu
 from retrograd.core.loading import guard, is_path, load, near
 from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 
@@ -58,7 +59,8 @@ def launches(target: str, options: LaunchArguments, architecture: str) -> Callab
     """
     _need_torch()
     gpu = codegen.target_named(architecture)
-    with compiling.driver(gpu), fake_gpu.gpu(gpu):
+    compiling.require_triton()
+    with absent_gpu(gpu), fake_gpu.gpu(gpu):
         subject = resolve(target) if target in SHIPPED else _find(target)
     if isinstance(subject, OpSpec):
         function, inputs, params = _of_spec(subject, target, options)

@@ -2,15 +2,13 @@
 
 from retrograd.codegen.access import Access
 from retrograd.codegen.compile import Launch, distinct, record, recording
-from retrograd.codegen.gates import WIDE, faults, narrow_loads
-from retrograd.codegen.kernel_facts import cross_compile, facts_of, facts_of_all
+from retrograd.codegen.kernel_facts import cross_compile, facts_of
 from retrograd.codegen.listing import cross_compiled
 from retrograd.codegen.loaded_kernels import captured, of_run
 from retrograd.codegen.schema import Codegen, Facts
 from retrograd.codegen.targets import Target, target_named, targets
 
 __all__ = [
-    "WIDE",
     "Access",
     "Codegen",
     "Facts",
@@ -21,9 +19,6 @@ __all__ = [
     "cross_compiled",
     "distinct",
     "facts_of",
-    "facts_of_all",
-    "faults",
-    "narrow_loads",
     "of_run",
     "record",
     "recording",

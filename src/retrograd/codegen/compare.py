@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from retrograd.codegen.schema import Change, Codegen, Facts, Kernel, Verdict
 
@@ -36,9 +37,7 @@ def changes(new: Codegen, old: Codegen) -> tuple[tuple[Change, ...], tuple[str, 
 
 
 def _called(kernel: Kernel) -> str:
-    """Its name, with the configuration of an autotuned one."""
-    choice = {} if kernel.tuning is None else kernel.tuning.choice
-    return " ".join([kernel.name, *(f"{name}={value}" for name, value in choice.items())])
+    return f"{kernel.name} {kernel.tuning.text if kernel.tuning else ''}".rstrip()
 
 
 def _paired(mine: list[Kernel], theirs: list[Kernel]) -> tuple[list[tuple[Kernel, Kernel]], list[Kernel], list[Kernel]]:
@@ -79,8 +78,7 @@ def _compared(new: Kernel, old: Kernel) -> Iterable[Change]:
     elif old.error and not new.error:
         yield change("compiles", "better", "compiles, which it did not")
     if new.facts is not None and old.facts is not None:
-        for fact, verdict, sentence in (*_resources(new.facts, old.facts), *_code(new.facts, old.facts)):
-            yield change(fact, verdict, sentence)
+        yield from (change(*difference) for difference in _differences(new.facts, old.facts))
     kinds = {h.kind: h for h in new.hazards}, {h.kind: h for h in old.hazards}
     for kind in sorted(kinds[0].keys() - kinds[1].keys()):
         yield change("hazards", "worse", f"new hazard: {kinds[0][kind].what}")
@@ -94,52 +92,15 @@ def _compared(new: Kernel, old: Kernel) -> Iterable[Change]:
             yield change("time", verdict, f"takes {text}, {ratio:.2f} times as long")
 
 
-Said = tuple[str, Verdict, str]
-
-
-def _resources(new: Facts, old: Facts) -> Iterable[Said]:
-    """Registers and shared memory count by what they do to the occupancy."""
-    if new.spill_bytes != old.spill_bytes:
-        sentence = f"spills {old.spill_bytes} -> {new.spill_bytes} bytes a thread"
-        yield "spills", _less(new.spill_bytes, old.spill_bytes), sentence
-    shares = f"{old.occupancy:.0%} -> {new.occupancy:.0%}"
-    for fact, a, b, unit in (
-        ("registers", new.registers, old.registers, "registers"),
-        ("shared", new.shared_bytes, old.shared_bytes, "bytes of shared memory"),
-    ):
-        if a != b:
-            yield fact, "changed", f"{b} -> {a} {unit}"
-    if new.occupancy != old.occupancy:
-        yield "occupancy", _less(old.occupancy, new.occupancy), f"occupancy {shares}"
-
-
-def _code(new: Facts, old: Facts) -> Iterable[Said]:
-    loads = tuple(_narrowest(facts) for facts in (old, new))
-    if None not in loads and loads[0] != loads[1]:
-        sentence = f"narrowest load {loads[0]} -> {loads[1]} bytes a thread"
-        yield "loads", _less(loads[0] or 0, loads[1] or 0), sentence
-    for fact, ours, theirs in (
-        ("loads", new.load_bytes, old.load_bytes),
-        ("stores", new.store_bytes, old.store_bytes),
-    ):
-        if ours != theirs:
-            yield fact, "changed", f"global {fact} {_widths(theirs)} -> {_widths(ours)}"
-    if new.atomics != old.atomics:
-        yield "atomics", _atomics(new, old), f"atomics {_counts(old.atomics)} -> {_counts(new.atomics)}"
-    if new.matrix != old.matrix:
-        verdict: Verdict = "changed"
-        if bool(new.matrix) != bool(old.matrix):
-            verdict = "better" if new.matrix else "worse"
-        yield "tensor cores", verdict, f"tensor cores {_counts(old.matrix)} -> {_counts(new.matrix)}"
-    if new.tf32 != old.tf32:
-        yield "tf32", "changed", f"float32 operands are {'now' if new.tf32 else 'no longer'} rounded to TF32"
-    if new.uses_f64 != old.uses_f64:
-        yield "f64", _less(new.uses_f64, old.uses_f64), f"{'now' if new.uses_f64 else 'no longer'} computes in float64"
-    if new.approximations.keys() != old.approximations.keys():
-        sentence = f"approximations {_listed(old.approximations)} -> {_listed(new.approximations)}"
-        yield "approximations", "changed", sentence
-    if new.fp_fusion != old.fp_fusion:
-        yield "contraction", "changed", f"a * b + c is {'now' if new.fp_fusion else 'no longer'} contracted"
+def _differences(new: Facts, old: Facts) -> Iterable[tuple[str, Verdict, str]]:
+    for fact, value, sentence, better in _FACTS:
+        after, before = value(new), value(old)
+        if after == before or (value is _narrowest and None in (after, before)):
+            continue
+        verdict = _JUDGES[fact](new, old) if fact in _JUDGES else "changed"
+        if better:
+            verdict = _less(before, after) if better > 0 else _less(after, before)
+        yield fact, verdict, sentence.format(old=before, new=after, now="now" if after else "no longer")
 
 
 def _narrowest(facts: Facts) -> int | None:
@@ -159,6 +120,10 @@ def _atomics(new: Facts, old: Facts) -> Verdict:
     return _less(*counts) if same and counts[0] != counts[1] else "changed"
 
 
+def _tensor_cores(new: Facts, old: Facts) -> Verdict:
+    return "changed" if bool(new.matrix) == bool(old.matrix) else "better" if new.matrix else "worse"
+
+
 def _less(new: float, old: float) -> Verdict:
     return "better" if new < old else "worse"
 
@@ -171,5 +136,21 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
+# Fact, its value, the sentence where it differs, and which is better: 1 the larger, -1 the smaller, 0 neither.
+# Registers and shared memory count by what they do to the occupancy.
+_FACTS: tuple[tuple[str, Callable[[Facts], Any], str, int], ...] = (
+    ("spills", lambda f: f.spill_bytes, "spills {old} -> {new} bytes a thread", -1),
+    ("registers", lambda f: f.registers, "{old} -> {new} registers", 0),
+    ("shared", lambda f: f.shared_bytes, "{old} -> {new} bytes of shared memory", 0),
+    ("occupancy", lambda f: f.occupancy, "occupancy {old:.0%} -> {new:.0%}", 1),
+    ("loads", _narrowest, "narrowest load {old} -> {new} bytes a thread", 1),
+    ("loads", lambda f: _widths(f.load_bytes), "global loads {old} -> {new}", 0),
+    ("stores", lambda f: _widths(f.store_bytes), "global stores {old} -> {new}", 0),
+    ("atomics", lambda f: _counts(f.atomics), "atomics {old} -> {new}", 0),
+    ("tensor cores", lambda f: _counts(f.matrix), "tensor cores {old} -> {new}", 0),
+    ("tf32", lambda f: f.tf32, "float32 operands are {now} rounded to TF32", 0),
+    ("f64", lambda f: f.uses_f64, "{now} computes in float64", -1),
+    ("approximations", lambda f: ", ".join(f.approximations) or "none", "approximations {old} -> {new}", 0),
+    ("contraction", lambda f: f.fp_fusion, "a * b + c is {now} contracted", 0),
+)
+_JUDGES = {"atomics": _atomics, "tensor cores": _tensor_cores}

@@ -70,7 +70,7 @@ class Launch:
 
     def compile(self) -> Any:
         """Triton's CompiledKernel of this launch, from Triton's cache directory where it is there already."""
-        with driver(self.target):
+        with absent_gpu(self.target):
             return self.request.compile()
 
 
@@ -103,7 +103,7 @@ def recording(target: str) -> Iterator[list[Launch]]:
         grids.append(launch.grid)
         return proceed(warmup=True)
 
-    with driver(gpu), tuning.every_configuration(), compile_requests(note), around_launches(only_compile):
+    with absent_gpu(gpu), tuning.every_configuration(), compile_requests(note), around_launches(only_compile):
         yield launches
 
 
@@ -146,11 +146,3 @@ def require_triton() -> Any:
             "variable before triton is imported, in a shell: env -u TRITON_INTERPRET COMMAND"
         )
     return triton
-
-
-@contextmanager
-def driver(target: Target) -> Iterator[None]:
-    """Have Triton compile for `target`, whatever GPU there is."""
-    require_triton()
-    with absent_gpu(target):
-        yield

@@ -9,7 +9,7 @@ import ast
 import textwrap
 from collections.abc import Iterable
 
-from retrograd.codegen.schema import Asked, Facts, Hazard, Tuning
+from retrograd.codegen.schema import Facts, Hazard, Tuning
 from retrograd.codegen.targets import target_named
 
 _ACCUMULATING = ("add", "xor")  # a maximum or an exchange is the same the second time
@@ -70,13 +70,9 @@ def _address(value: ast.AST) -> Iterable[ast.Name]:
         yield from _address(child)
 
 
-def _order_matters(asked: Asked) -> bool:
-    return asked.floating and asked.op == "add"
-
-
 def _atomics(facts: Facts) -> Iterable[Hazard]:
     for asked in facts.asked:
-        if _order_matters(asked):
+        if asked.adds_floating:
             sentence = (
                 f"adds {asked.dtype} atomically: the order of additions, and so the last bits, differ from run to run"
             )
@@ -87,7 +83,7 @@ def _fenced(facts: Facts) -> Iterable[Hazard]:
     """Sums that publish nothing need no order: it is Triton's default all the same."""
     fences = sum(count for name, count in facts.fences.items() if "CTA" not in name and "VIEW" not in name)
     for asked in facts.asked:
-        if fences and _order_matters(asked) and asked.order != "relaxed":
+        if fences and asked.adds_floating and asked.order != "relaxed":
             sentence = f"adds with {asked.order} order, Triton's default, which puts fences around every addition"
             yield Hazard(
                 "fenced_atomics", sentence, "tl.atomic_add(..., sem='relaxed') where only sums are formed", asked.source
@@ -106,9 +102,8 @@ def _locks(facts: Facts, pointers: _Pointers) -> Iterable[Hazard]:
 
 
 def _loops(facts: Facts) -> Iterable[Hazard]:
-    loops = sum(count for kind, count in facts.atomics.items() if "cas" in kind)
     others = [asked for asked in facts.asked if asked.op != "cas"]
-    if loops and others and not any(asked.op == "cas" for asked in facts.asked):
+    if facts.compare_and_swaps and others and not any(asked.op == "cas" for asked in facts.asked):
         sentence = f"there is no instruction for {others[0].op} {others[0].dtype}: compare-and-swap loops instead"
         yield Hazard("cas_loop", sentence, "accumulate in float32 where additions meet", others[0].source)
 
@@ -160,7 +155,7 @@ def _accumulates(facts: Facts, tuning: Tuning, pointers: _Pointers) -> Iterable[
 
 
 def _choice(facts: Facts, tuning: Tuning) -> Iterable[Hazard]:
-    if facts.reduces or any(_order_matters(asked) for asked in facts.asked):
+    if facts.reduces or any(asked.adds_floating for asked in facts.asked):
         sentence = f"adds in an order that may depend on which of {tuning.configs} configurations was fastest that day"
         yield Hazard("tuned_choice", sentence, "fix one configuration where bits have to be the same in every process")
 

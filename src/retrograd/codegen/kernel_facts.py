@@ -72,14 +72,6 @@ def facts_of_compiled(compiled: Any, name: str, target: Target, signature: Kerne
     )
 
 
-def facts_of_all(launches: list[Launch], workers: int = 1) -> list[Facts]:
-    """`facts_of` each launch, in `workers` processes forked from this one."""
-    if workers <= 1:
-        return [facts_of(launch) for launch in launches]
-    with _forked(launches, workers) as pool:
-        return list(pool.map(_facts_at, range(len(launches))))
-
-
 def attempts(launches: list[Launch], workers: int) -> Iterator[tuple[int, Facts | str]]:
     """(position, its facts or why it does not compile) in the order of completion, in processes of their own.
 
@@ -117,10 +109,6 @@ def _forked(launches: list[Launch], workers: int) -> Iterator[ProcessPoolExecuto
 
 
 _PENDING: list[Launch] = []
-
-
-def _facts_at(position: int) -> Facts:
-    return facts_of(_PENDING[position])
 
 
 def _attempt_at(position: int) -> tuple[int, Facts | str]:

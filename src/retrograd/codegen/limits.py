@@ -52,18 +52,11 @@ def violations(kernels: Iterable[Kernel], changes: Iterable[Change], limits: Lim
             sentences += _kinds(kernel.facts, limits)
         if limits.no_hazards:
             sentences += [f"{h.what}{f' ({h.source})' if h.source else ''}" for h in kernel.hazards]
-        how = _configuration(kernel)
+        how = kernel.tuning.text if kernel.tuning and kernel.tuning.configs > 1 else ""
         result += [Violation(kernel.name, kernel.target, text, kernel.place, how) for text in sentences]
     if limits.no_worse:
         result += [Violation(c.kernel, c.target, f"is worse: {c.what}") for c in changes if c.verdict == "worse"]
     return tuple(result)
-
-
-def _configuration(kernel: Kernel) -> str:
-    """Which it is, where there are several."""
-    if kernel.tuning is None or kernel.tuning.configs < 2:
-        return ""
-    return " ".join(f"{name}={value}" for name, value in kernel.tuning.choice.items())
 
 
 def _numbers(facts: Facts, limits: Limits) -> list[str]:
@@ -83,10 +76,10 @@ def _kinds(facts: Facts, limits: Limits) -> list[str]:
     sentences: list[str] = []
     if limits.no_spills and facts.spill_bytes:
         sentences.append(f"spills {facts.spill_bytes} bytes a thread at {facts.registers} registers")
-    adds = sorted({a.source for a in facts.asked if a.floating and a.op == "add"})
+    adds = sorted({a.source for a in facts.asked if a.adds_floating})
     if limits.no_float_atomics and adds:
         sentences.append(f"adds floating numbers atomically at {', '.join(adds)}")
-    loops = sum(count for kind, count in facts.atomics.items() if "cas" in kind)
+    loops = facts.compare_and_swaps
     # A compare-and-swap that the source asks for is a lock, not a loop made of an addition.
     if limits.no_cas_loops and loops and not any(a.op == "cas" for a in facts.asked):
         sentences.append(f"has {loops} compare-and-swap loops")

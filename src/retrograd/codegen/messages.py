@@ -218,8 +218,7 @@ def _heading(kernels: list[Kernel], facts: list[Facts]) -> Iterable[str]:
         same = [entry for entry in _constants(facts[0]) if all(entry in _constants(f) for f in facts)]
         yield from [" ".join(f"{name}={value}" for name, value in same)] if same else []
     if first.tuning is not None and first.tuning.configs > 1:
-        choice = " ".join(f"{name}={value}" for name, value in first.tuning.choice.items())
-        yield f"autotuned, one of {first.tuning.configs} configurations: {choice}"
+        yield f"autotuned, one of {first.tuning.configs} configurations: {first.tuning.text}"
         for how, names in (("set to zero", first.tuning.reset_to_zero), ("restored", first.tuning.restore_value)):
             if names:
                 yield f"before each tuning run {', '.join(names)} {'is' if len(names) == 1 else 'are'} {how}"

@@ -36,9 +36,9 @@ class Asked:
     names: tuple[str, ...] = ()
 
     @property
-    def floating(self) -> bool:
-        """Whether numbers are floating, so that the order of additions shows in the last bits."""
-        return self.dtype.startswith(("f", "bf"))
+    def adds_floating(self) -> bool:
+        """Whether it adds floating numbers, so that the order of additions shows in the last bits."""
+        return self.op == "add" and self.dtype.startswith(("f", "bf"))
 
     def text(self) -> str:
         """ "add f32, relaxed, gpu"."""
@@ -124,6 +124,11 @@ class Facts:
         return dict(sorted(counts.items()))
 
     @property
+    def compare_and_swaps(self) -> int:
+        """Number of compare-and-swap instructions: locks, or loops in the place of an instruction that is not there."""
+        return sum(count for kind, count in self.atomics.items() if "cas" in kind)
+
+    @property
     def early(self) -> int:
         """Number of instructions in `ahead_of_wait`."""
         return sum(access.count for access in self.ahead_of_wait)
@@ -165,6 +170,11 @@ class Tuning:
     reset_to_zero: tuple[str, ...] = ()
     restore_value: tuple[str, ...] = ()
     hooks: bool = False
+
+    @property
+    def text(self) -> str:
+        """ "BLOCK=1024 num_warps=4", the choice."""
+        return " ".join(f"{name}={value}" for name, value in self.choice.items())
 
 
 @dataclass(frozen=True)

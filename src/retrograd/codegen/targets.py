@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from retrograd.compat.triton_compile import GpuDescription
 from retrograd.errors import UsageError
 
 KIB = 1024
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(GpuDescription):
     """One GPU architecture.
 
     Attributes:
-        name: "sm_90", "gfx942".
-        backend: Triton's name of the backend, "cuda" or "hip".
-        arch: Triton's name of the architecture, 90 or "gfx942".
-        warp_size: threads of a warp.
-        num_sms: multiprocessors (compute units) of the largest GPU on the market.
-        shared_limit_bytes: most shared memory one program may have.
-        registers: 32-bit registers of a multiprocessor (of a compute unit on AMD, vector registers only).
         max_warps: warps resident on a multiprocessor.
         reserved_bytes: shared memory that the system takes of each program's.
     """
 
-    name: str
-    backend: str
-    arch: int | str
-    warp_size: int
-    num_sms: int
-    shared_limit_bytes: int
-    registers: int
     max_warps: int
     reserved_bytes: int = 0
 

@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from retrograd.compat.registry import part, require
 from retrograd.errors import RetrogradError
@@ -19,23 +20,27 @@ from retrograd.errors import RetrogradError
 _LABELS = itertools.count()
 
 
-class GpuDescription(Protocol):
-    """What launchers and compilers ask of a GPU."""
+@dataclass(frozen=True)
+class GpuDescription:
+    """What launchers and compilers ask of a GPU.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def backend(self) -> str: ...
-    @property
-    def arch(self) -> int | str: ...
-    @property
-    def warp_size(self) -> int: ...
-    @property
-    def num_sms(self) -> int: ...
-    @property
-    def shared_limit_bytes(self) -> int: ...
-    @property
-    def registers(self) -> int: ...
+    Attributes:
+        name: "sm_90", "gfx942".
+        backend: Triton's name of the backend, "cuda" or "hip".
+        arch: Triton's name of the architecture, 90 or "gfx942".
+        warp_size: threads of a warp.
+        num_sms: multiprocessors (compute units) of the largest GPU on the market.
+        shared_limit_bytes: most shared memory one program may have.
+        registers: 32-bit registers of a multiprocessor (of a compute unit on AMD, vector registers only).
+    """
+
+    name: str
+    backend: str
+    arch: int | str
+    warp_size: int
+    num_sms: int
+    shared_limit_bytes: int
+    registers: int
 
 
 @dataclass(frozen=True)
@@ -145,9 +150,8 @@ def of_dtype(value: Any) -> Any:
     return MockTensor.wrap_dtype(value)
 
 
-def first_line(function: Any) -> int:
-    """The line of a JITFunction's `def` or first decorator, as Triton counts."""
-    return function.starting_line_number
+# The line of a JITFunction's `def` or first decorator, as Triton counts.
+first_line: Callable[[Any], int] = attrgetter("starting_line_number")
 
 
 @contextmanager
@@ -162,24 +166,22 @@ def _active_driver(gpu: GpuDescription) -> Iterator[None]:
         holder.set_active(previous)
 
 
-def _properties(gpu: GpuDescription) -> dict[str, int]:
-    return {
+def _driver(gpu: GpuDescription, device: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    properties = {
         "max_shared_mem": gpu.shared_limit_bytes,
         "max_num_regs": gpu.registers,
         "multiprocessor_count": gpu.num_sms,
         "warpSize": gpu.warp_size,
     }
 
-
-def _driver(gpu: GpuDescription, device: str) -> Any:
-    from triton.backends.compiler import GPUTarget
-    from triton.backends.driver import DriverBase
-
     class DryDriver(DriverBase):
         """Answers which GPU it is and can do nothing else."""
 
         launcher_cls = None
-        utils = SimpleNamespace(get_device_properties=lambda device=None: _properties(gpu))
+        utils = SimpleNamespace(get_device_properties=lambda device=None: properties)
 
         @classmethod
         def is_active(cls) -> bool:
@@ -214,9 +216,7 @@ def _driver(gpu: GpuDescription, device: str) -> Any:
     return DryDriver()
 
 
-PROBE_GPU = SimpleNamespace(
-    name="probe", backend="cuda", arch=90, warp_size=32, num_sms=132, shared_limit_bytes=232448, registers=65536
-)
+PROBE_GPU = GpuDescription("probe", "cuda", 90, 32, 132, 232448, 65536)
 
 
 def _probe(x_ptr: Any, n: Any, m: Any, N: Any) -> None:

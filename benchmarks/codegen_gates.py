@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from retrograd.codegen.kernel_facts import Facts
-from retrograd.codegen.targets import target_named
+from retrograd.codegen import Facts, Launch, target_named
+from retrograd.codegen.kernel_facts import attempts
 
 WIDE = 16  # bytes that one thread loads at once where memory is aligned
+
+
+def facts_of_all(launches: list[Launch], workers: int) -> list[Facts]:
+    """The facts of each launch, compiled in so many processes."""
+    results = dict(attempts(launches, workers))
+    failures = [f"{launches[at].kernel} does not compile: {why}" for at, why in results.items() if isinstance(why, str)]
+    if failures:
+        raise RuntimeError("\n".join(failures))
+    return [results[at] for at in range(len(launches))]
 
 
 def faults(facts: Facts, *, narrow: frozenset[str] = frozenset(), wide: bool = False) -> list[str]:
