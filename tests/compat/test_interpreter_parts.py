@@ -188,7 +188,7 @@ def test_a_speed_up_falls_back_with_a_note(unknown, broken, monkeypatch: pytest.
     with caching_launches({}):
         assert [doubled(), doubled()] == [[0.0, 2.0, 4.0, 6.0]] * 2
     assert verify(launches)
-    assert any("kernels are interpreted by Triton's own code" in note for note in registry.notes())
+    assert any("kernels are interpreted by Triton's own code" in each.note for each in registry.statuses())
 
 
 def test_kept_launches_fall_back_with_a_note(unknown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_kept_launches_fall_back_with_a_note(unknown, monkeypatch: pytest.Monkey
     with caching_launches({}):
         assert [doubled(), doubled()] == [[2.0, 4.0, 6.0, 8.0]] * 2
     assert registry.status(launch_cache.LAUNCH_CACHE).state == "degraded"
-    assert any("every launch is interpreted" in note for note in registry.notes())
+    assert any("every launch is interpreted" in each.note for each in registry.statuses())
 
 
 def test_addresses_that_cannot_be_watched_are_noted(unknown, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def changed(self, *args, **kwargs):
     return run(self, *args, **kwargs)
 JITFunction.run = changed
 compiled = SimpleNamespace(function=1, run=print, packed_metadata=(4, 1, 0))
-print(triton_relaunch.loaded_kernel(compiled, (3,)) is not None, registry.notes())
+print(triton_relaunch.loaded_kernel(compiled, (3,)) is not None, [each.note for each in registry.statuses() if each.note])
 """
     held, _, notes = said(code).partition(" ")
     assert held == str(order.startswith("(0, 1, 2, 3, 4, 5"))

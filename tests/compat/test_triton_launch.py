@@ -174,7 +174,7 @@ def test_another_run_of_tritons_is_left_alone_with_a_note(
     with count_launches() as count:
         assert launched(device) == 16.0
     assert count.total == 0
-    (note,) = [note for note in registry.notes() if "is told of kernel launches" in note]
+    (note,) = [each.note for each in registry.statuses() if "is told of kernel launches" in each.note]
     assert "launches are not seen" in note
 
 

@@ -1,26 +1,22 @@
 """Cross-compiles Triton kernels without a GPU and reads their machine code. Importing this needs no triton."""
 
-from retrograd.codegen.access import Access
-from retrograd.codegen.compile import Launch, distinct, record, recording
+from retrograd.codegen.compile import Launch, distinct, recording
 from retrograd.codegen.kernel_facts import cross_compile, facts_of
 from retrograd.codegen.listing import cross_compiled
-from retrograd.codegen.loaded_kernels import captured, of_run
+from retrograd.codegen.loaded_kernels import of_run
 from retrograd.codegen.schema import Codegen, Facts
 from retrograd.codegen.targets import Target, target_named, targets
 
 __all__ = [
-    "Access",
     "Codegen",
     "Facts",
     "Launch",
     "Target",
-    "captured",
     "cross_compile",
     "cross_compiled",
     "distinct",
     "facts_of",
     "of_run",
-    "record",
     "recording",
     "target_named",
     "targets",

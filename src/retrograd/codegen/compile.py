@@ -24,7 +24,6 @@ from retrograd.compat.triton_compile import (
     absent_gpu,
     compile_requests,
     first_line,
-    of_dtype,
 )
 from retrograd.compat.triton_launch import HOOK, KernelLaunch, Proceed, around_launches
 from retrograd.errors import MissingExtraError, RetrogradError
@@ -57,11 +56,6 @@ class Launch:
     def identity(self) -> tuple[str, str, str]:
         """Equal for launches that run the same machine code."""
         return self.fn.__module__ + ":" + self.kernel, self.target.name, self.request.key
-
-    @property
-    def place(self) -> str:
-        """ "path/file.py:12", where the kernel is defined."""
-        return place_of(self.fn)
 
     @property
     def signature(self) -> KernelSignature:
@@ -105,16 +99,6 @@ def recording(target: str) -> Iterator[list[Launch]]:
 
     with absent_gpu(gpu), tuning.every_configuration(), compile_requests(note), around_launches(only_compile):
         yield launches
-
-
-def record(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = (1,), **kwargs: Any) -> Launch:
-    """The launch `kernel[grid](*args, **kwargs)` for a target.
-
-    A torch dtype stands for an aligned tensor of that dtype.
-    """
-    with recording(target) as launches:
-        kernel[grid](*map(of_dtype, args), **{name: of_dtype(value) for name, value in kwargs.items()})
-    return launches[-1]
 
 
 def place_of(fn: Any) -> str:

@@ -14,12 +14,12 @@ from multiprocessing import get_context
 from typing import Any
 
 from retrograd.codegen import amd, arithmetic, nvidia, ttir
-from retrograd.codegen.compile import Launch, record
+from retrograd.codegen.compile import Launch, recording
 from retrograd.codegen.schema import Facts
 from retrograd.codegen.targets import Target
 from retrograd.compat.cuda_tools import TOOLS, disassemble
 from retrograd.compat.registry import works
-from retrograd.compat.triton_compile import KernelSignature
+from retrograd.compat.triton_compile import KernelSignature, of_dtype
 
 
 def cross_compile(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = (1,), **kwargs: Any) -> Facts:
@@ -38,7 +38,9 @@ def cross_compile(kernel: Any, *args: Any, target: str, grid: tuple[int, ...] = 
         MissingExtraError: Triton is not installed.
         RetrogradError: This process interprets kernels.
     """
-    return facts_of(record(kernel, *args, target=target, grid=grid, **kwargs))
+    with recording(target) as launches:
+        kernel[grid](*map(of_dtype, args), **{name: of_dtype(value) for name, value in kwargs.items()})
+    return facts_of(launches[-1])
 
 
 def facts_of(launch: Launch) -> Facts:

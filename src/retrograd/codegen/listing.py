@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from retrograd.codegen.compile import Launch, distinct, recording, require_triton
+from retrograd.codegen.compile import Launch, distinct, place_of, recording, require_triton
 from retrograd.codegen.hazards import hazards
 from retrograd.codegen.kernel_facts import attempts
 from retrograd.codegen.schema import Codegen, Facts, Kernel
@@ -63,7 +63,8 @@ def cross_compiled(
             progress(f"{done} of {len(launches)}", f"{launch.kernel} for {launch.target.name}")
     counts = Counter(launch.identity for launch in recorded)
     kernels = [
-        _kernel(launch, counts[launch.identity], result) for launch, result in zip(launches, results, strict=True)
+        kernel_record(launch, result, launch.kernel, launch.target.name, counts[launch.identity])
+        for launch, result in zip(launches, results, strict=True)
     ]
     return Codegen(
         target=name,
@@ -83,22 +84,24 @@ def _nothing(name: str, names: list[str]) -> str:
     )
 
 
-def _kernel(launch: Launch, count: int, result: Facts | str) -> Kernel:
-    facts = result if isinstance(result, Facts) else None
+def kernel_record(launch: Any, result: Facts | str, name: str, target: str, count: int, code: str = "") -> Kernel:
+    """What a record says of a kernel: a `Launch` or a launch that ran, and its facts or why it does not compile."""
+    facts, error = (None, result) if isinstance(result, str) else (result, "")
     return Kernel(
-        name=launch.kernel,
-        target=launch.target.name,
-        place=launch.place,
+        name=name,
+        target=target,
+        place=place_of(launch.fn),
         launches=count,
         grid=launch.grid,
         facts=facts,
-        error="" if isinstance(result, Facts) else result,
+        error=error,
         tuning=launch.tuning,
-        hazards=hazards(facts, launch.tuning, source_of(launch.fn)) if facts is not None else (),
+        hazards=hazards(facts, launch.tuning, _source_of(launch.fn)) if facts is not None else (),
+        code=code,
     )
 
 
-def source_of(fn: Any) -> str:
+def _source_of(fn: Any) -> str:
     """The Python text of a kernel function, "" if it cannot be had."""
     try:
         return inspect.getsource(fn.fn)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrograd.codegen import tuning
-from retrograd.codegen.compile import place_of, require_triton
-from retrograd.codegen.hazards import hazards
+from retrograd.codegen.compile import require_triton
 from retrograd.codegen.kernel_facts import facts_of_compiled
-from retrograd.codegen.listing import source_of
+from retrograd.codegen.listing import kernel_record
 from retrograd.codegen.schema import Codegen, Kernel, Measured, Tuning
 from retrograd.codegen.targets import target_named
 from retrograd.compat.triton_compile import KernelSignature
@@ -167,19 +166,7 @@ def _kernels(ran: Sequence[LoadedLaunch]) -> tuple[Kernel, ...]:
     for launches in groups.values():
         first = launches[0]
         facts = facts_of_compiled(first.compiled, first.name, target_named(first.target), first.signature)
-        kernels.append(
-            Kernel(
-                name=first.name,
-                target=first.target,
-                place=place_of(first.fn),
-                launches=len(launches),
-                grid=first.grid,
-                facts=facts,
-                tuning=first.tuning,
-                hazards=hazards(facts, first.tuning, source_of(first.fn)),
-                code=first.code,
-            )
-        )
+        kernels.append(kernel_record(first, facts, first.name, first.target, len(launches), first.code))
     return tuple(kernels)
 
 

@@ -175,8 +175,3 @@ def load_parts(frameworks: bool = True) -> dict[str, str]:
 def statuses() -> list[Status]:
     """All declared parts in the order of their ids, with what is known of them; runs no self-test."""
     return [_statuses.get(name, Status(_parts[name], "not used")) for name in sorted(_parts)]
-
-
-def notes() -> list[str]:
-    """A sentence for each part that was used in this process and is degraded or refused."""
-    return [each.note for each in statuses() if each.note]

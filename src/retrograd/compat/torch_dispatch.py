@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,14 +30,10 @@ tree_map: Callable[..., Any] = _pytree.tree_map
 tree_map_only: Callable[..., Any] = _pytree.tree_map_only
 
 
-def schema(operator: Any) -> Any:
-    """The schema of an overload: its name with namespace, arguments and results with what they alias."""
-    return operator._schema
-
-
-def overload(operator: Any) -> str:
-    """The name of an overload: "out" of aten::add.out, "default" where it has none."""
-    return operator._overloadname
+# The schema of an overload: its name with namespace, arguments and results with what they alias.
+schema: Callable[[Any], Any] = attrgetter("_schema")
+# The name of an overload: "out" of aten::add.out, "default" where it has none.
+overload: Callable[[Any], str] = attrgetter("_overloadname")
 
 
 def without_modes() -> AbstractContextManager[Any]:

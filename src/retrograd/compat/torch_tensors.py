@@ -5,26 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
 
 from retrograd.compat.registry import in_fresh_thread, part, works
 
-
-def storage_id(storage: Any) -> int:
-    """A number of an untyped storage, which no other has that is alive at the same time."""
-    return storage._cdata
-
-
-def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements that a COO tensor stores, coalesced or not."""
-    return tensor._values()
-
-
-def has_no_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is zeros that nobody stored, as autograd's forward mode makes them."""
-    return tensor._is_zerotensor()
+# A number of an untyped storage, which no other has that is alive at the same time.
+storage_id: Callable[[Any], int] = attrgetter("_cdata")
+# The elements that a COO tensor stores, coalesced or not.
+sparse_values: Callable[[torch.Tensor], torch.Tensor] = methodcaller("_values")
+# Whether a tensor is zeros that nobody stored, as autograd's forward mode makes them.
+has_no_memory: Callable[[torch.Tensor], bool] = methodcaller("_is_zerotensor")
 
 
 def is_zeros_without_memory(operator: Any) -> bool:

@@ -198,11 +198,8 @@ def unheard() -> Iterator[None]:
         _LAUNCHES.silent.now = before
 
 
-@contextmanager
-def around_autotuning(callback: Callback) -> Iterator[None]:
-    """Likewise each launch of a kernel under `@triton.autotune`, which launches its configurations in turn."""
-    with _AUTOTUNING.around(callback):
-        yield
+# Likewise each launch of a kernel under `@triton.autotune`, which launches its configurations in turn.
+around_autotuning = _AUTOTUNING.around
 
 
 @contextmanager

@@ -9,6 +9,23 @@ from retrograd.compat import versions
 
 _WORKSPACES = (":4096:8", ":16:8")
 _ON = ("1", "true", "on", "yes", "y")
+# Variables that matter where they are switched on, where they are not empty, and where they are set at all.
+_SWITCHED_ON = {
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "TF32 on for matrix products, unless the program turns it off",
+    **dict.fromkeys(("XLA_USE_BF16", "XLA_DOWNCAST_BF16"), "float32 tensors are bfloat16 on XLA devices"),
+    "TRITON_INTERPRET": "Triton kernels are interpreted on the CPU: right, and thousands of times slower",
+    "CUDA_LAUNCH_BLOCKING": "each launch waits for its kernel: races hide, times are not those of a real run",
+}
+_NOT_EMPTY = {
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor is a cudaMalloc: slow, and stale memory looks different",
+    "PYTHONOPTIMIZE": "asserts do nothing",
+}
+_ORDER = "another order of adding across ranks than NCCL's own choice"
+_THREADS = "sums on the CPU are split by threads: another number gives other last bits"
+_SET = {
+    **dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"), _ORDER),
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), _THREADS),
+}
 
 Hazard = dict[str, str]
 
@@ -18,7 +35,7 @@ def hazards(facts: Mapping[str, Any]) -> list[Hazard]:
     flags: Mapping[str, Any] = facts["flags"] or {}
     toolkits: Mapping[str, Any] = facts["toolkits"] or {}
     variables, cuda = facts["variables"], bool(toolkits.get("cuda"))
-    pairs = [*_precision(flags, variables, cuda), *_repeating(flags, variables, cuda), *_switches(variables)]
+    pairs = [*_precision(flags, variables, cuda), *_repeating(flags, variables, cuda), *_variables(variables)]
     pairs += _compatibility(facts["compatibility"])
     pairs += _newer(facts["packages"])
     return [{"where": where, "what": sentence} for where, sentence in pairs]
@@ -60,11 +77,6 @@ def _precision(flags: Mapping[str, Any], variables: Mapping[str, str], cuda: boo
     if "NVIDIA_TF32_OVERRIDE" in variables:
         state = "off" if variables["NVIDIA_TF32_OVERRIDE"] == "0" else "on"
         yield "NVIDIA_TF32_OVERRIDE", f"TF32 {state} in all NVIDIA libraries, whatever torch's flags say"
-    if _on(variables, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
-        yield "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TF32 on for matrix products, unless the program turns it off"
-    for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
-        if _on(variables, name):
-            yield name, "float32 tensors are bfloat16 on XLA devices"
 
 
 def _repeating(flags: Mapping[str, Any], variables: Mapping[str, str], cuda: bool) -> Iterator[tuple[str, str]]:
@@ -78,24 +90,9 @@ def _repeating(flags: Mapping[str, Any], variables: Mapping[str, str], cuda: boo
         if cuda and variables.get("CUBLAS_WORKSPACE_CONFIG") not in _WORKSPACES:
             wanted = " or ".join(_WORKSPACES)
             yield "CUBLAS_WORKSPACE_CONFIG", f"matrix products on CUDA may raise: deterministic cuBLAS needs {wanted}"
-    for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"):
-        if name in variables:
-            yield name, "another order of adding across ranks than NCCL's own choice"
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        if name in variables:
-            yield name, "sums on the CPU are split by threads: another number gives other last bits"
 
 
-def _switches(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if _on(variables, "TRITON_INTERPRET"):
-        yield "TRITON_INTERPRET", "Triton kernels are interpreted on the CPU: right, and thousands of times slower"
-    if _on(variables, "CUDA_LAUNCH_BLOCKING"):
-        yield "CUDA_LAUNCH_BLOCKING", "each launch waits for its kernel: races hide, times are not those of a real run"
-    if variables.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
-        yield "PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is a cudaMalloc: slow, and stale memory looks different"
-    if variables.get("PYTHONOPTIMIZE"):
-        yield "PYTHONOPTIMIZE", "asserts do nothing"
-
-
-def _on(variables: Mapping[str, str], name: str) -> bool:
-    return variables.get(name, "").lower() in _ON
+def _variables(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    yield from ((name, what) for name, what in _SWITCHED_ON.items() if variables.get(name, "").lower() in _ON)
+    yield from ((name, what) for name, what in _NOT_EMPTY.items() if variables.get(name))
+    yield from ((name, what) for name, what in _SET.items() if name in variables)

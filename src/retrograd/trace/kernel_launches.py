@@ -25,11 +25,7 @@ class KernelOperator:
         self.name = f"triton::{name}"
 
 
-@cache
-def kernel_operator(name: str) -> Any:
-    """The kernel of this name, as an operator."""
-    return KernelOperator(name)
-
+kernel_operator: Callable[[str], Any] = cache(KernelOperator)  # the kernel of this name, as an operator
 
 # Name, tensors among the arguments, what launches the kernel, frame of the caller; returns what the launch returns.
 LaunchCallback = Callable[[str, list[torch.Tensor], Callable[[], Any], FrameType], Any]

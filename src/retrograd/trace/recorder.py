@@ -48,6 +48,7 @@ class Recorder:
     """Records what runs inside `with`; made by `retrograd.trace.record`, which describes the arguments.
 
     Attributes:
+        engine: which engine records, "tape" or "python".
         path: the file it is written to, with the rank in its name if there are several; None for none.
         on_last_step: called when the last of `steps` has been recorded; may raise.
     """
@@ -65,21 +66,23 @@ class Recorder:
         engine: str,
     ) -> None:
         self._tape, why = _tape(engine, breakpoint_on)
-        self._rank, path = _rank_and_path(out)
-        self.path = path
+        self.engine = "python" if self._tape is None else "tape"
+        self._rank, self.path = _rank_and_path(out)
         self._stops, self._masks = stop_kinds(breakpoint_on), InfinityMasks()
         self._then = then or open_debugger
-        self._writer = None if path is None else store.Writer(path, level, self._rank)
+        self._writer = None if self.path is None else store.Writer(self.path, level, self._rank)
         self._trace = Trace(level=level, rank=self._rank, meta=_meta() | {"engine": self.engine})
         if why:
             self._trace.meta["no tape"] = why
         self._steps = steps
         self._compiled = compiled_regions.CompiledRegions(compiled, model)
-        self._observer: Any = (
-            Observer(model, level, self._compiled, bool(self._stops), self._unrecorded)
-            if self._tape is None
-            else _tape_observer(self._tape, model, level, self._compiled, self)
-        )
+        self._observer: Any
+        if self._tape is None:
+            self._observer = Observer(model, level, self._compiled, bool(self._stops), self.unrecorded)
+        else:
+            from retrograd.trace.tape.engine import TapeObserver
+
+            self._observer = TapeObserver(self._tape, model, level, self._compiled, self)
         self._operators: dict[Any, Operator] = {}
         self._pending: list[PendingOp] = []
         self._step, self._step_began, self._automatic, self._unread = 0, 0, True, False
@@ -112,7 +115,7 @@ class Recorder:
         assert self._stack is not None
         self._stack.close()
         _active.discard(self)
-        self._read()
+        self.read()
         if isinstance(error, Exception) and "raised" not in self.trace.meta:
             self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
         self.trace.meta["seed"] = str(torch.initial_seed())  # the program's own, if it has set one
@@ -129,13 +132,8 @@ class Recorder:
         """The operators up to the end of the last step; after the block all of them. Built at the first access."""
         if self._unread:
             self._unread = False
-            self._read()
+            self.read()
         return self._trace
-
-    @property
-    def engine(self) -> str:
-        """Which engine records: "tape" or "python"."""
-        return "python" if self._tape is None else "tape"
 
     @property
     def steps(self) -> int:
@@ -187,11 +185,11 @@ class Recorder:
         outer = getattr(self._local, "pending", None)
         if outer is not None:
             outer.kernels.append(name)
-            return self._unrecorded(run)
+            return self.unrecorded(run)
         pending = PendingOp(kernel_launches.kernel_operator(name), self._step)
         self._guarded(self._observer.before_launch, pending, tensors, frame)
         try:
-            out = self._unrecorded(run)
+            out = self.unrecorded(run)
         except Exception as error:
             self._guarded(self._failed, pending, error)
             raise
@@ -200,7 +198,7 @@ class Recorder:
             self._stop(pending, tensors)
         return out
 
-    def _unrecorded(self, run: Callable[[], Any]) -> Any:
+    def unrecorded(self, run: Callable[[], Any]) -> Any:
         """Run a function whose operators are no part of the step: Triton's interpreter copies tensors about."""
         before = getattr(self._local, "unrecorded", False)
         self._local.unrecorded = True
@@ -221,18 +219,18 @@ class Recorder:
         except RetrogradError:
             raise
         except Exception as error:  # an exotic tensor must not end the run that is recorded
-            self._note_lost(f"{type(error).__name__}: {str(error)[:200]}")
+            self.note_lost(f"{type(error).__name__}: {str(error)[:200]}")
 
-    def _note_lost(self, error: str) -> None:
+    def note_lost(self, error: str) -> None:
         self._lost[error] = self._lost.get(error, 0) + 1
 
     # Before and after an operator.
 
     def _failed(self, pending: PendingOp, error: Exception) -> None:
-        self._note_raised(pending, f"{type(error).__name__}: {str(error)[:500]}")
+        self.note_raised(pending, f"{type(error).__name__}: {str(error)[:500]}")
         self._append(pending)
 
-    def _note_raised(self, pending: PendingOp, error: str) -> None:
+    def note_raised(self, pending: PendingOp, error: str) -> None:
         place, _ = self._observer.locator.text(pending.line)
         self._trace.meta.setdefault("raised", f"{pending.operator.name}{f' at {place}' if place else ''}: {error}")
 
@@ -243,7 +241,7 @@ class Recorder:
     def _append(self, pending: PendingOp) -> None:
         self._pending.append(pending)
         if len(self._pending) >= _MAX_PENDING:
-            self._read()
+            self.read()
 
     # Steps.
 
@@ -262,9 +260,9 @@ class Recorder:
         self._unread = True
         if self._writer is not None or self._pending_count() >= _MAX_PENDING:
             self._unread = False
-            self._read()
+            self.read()
         else:
-            self._guarded(self._unrecorded, self._observer.fold)
+            self._guarded(self.unrecorded, self._observer.fold)
         self._step_began = self._recorded_count()
         self._guarded(self._observer.between_steps, self._step)
         if self._writer is not None:
@@ -281,13 +279,13 @@ class Recorder:
     def _recorded_count(self) -> int:
         return len(self._trace.ops) + self._pending_count()
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Read the statistics and append pending operators to the trace."""
         # Records hold no cycles, but their number starts the collector: of 200 ms for two steps it took 150.
         with self._lock, gc_pause.paused(age=True):
             pending_ops, self._pending = [*self._pending, *self._observer.drain()], []
             # A device that has failed answers no more; what is known of the operators is kept all the same.
-            self._guarded(self._unrecorded, self._observer.statistics.collect)
+            self._guarded(self.unrecorded, self._observer.statistics.collect)
             self._observer.forget()
             for pending in pending_ops:
                 op = self._observer.finished_op(pending, len(self._trace.ops))
@@ -299,11 +297,11 @@ class Recorder:
         """Call the breakpoint for the first operator with a bad result."""
         if not any(v.row is not None and (v.row[3] or v.row[4]) for v in pending.outputs):
             return
-        op = self._observer.finished_op(pending, len(self._trace.ops) + len(self._pending) - 1)
+        op = self._observer.finished_op(pending, self._recorded_count() - 1)
         if not self._masks.stops(op, self._stops):
             return
         self._stops = frozenset()
-        self._unrecorded(lambda: self._then(Stop(op, pending.input_tensors, list(tensors_in(out)))))
+        self.unrecorded(lambda: self._then(Stop(op, pending.input_tensors, list(tensors_in(out)))))
 
 
 class _Mode(TorchDispatchMode):
@@ -339,17 +337,6 @@ def _tape(engine: str, breakpoint_on: str | None) -> tuple[Any, str]:
     if module.at_work():
         raise UsageError("engine='tape', but another recorder has the tape; end it, or use engine='python'")
     return module, ""
-
-
-def _tape_observer(
-    module: Any, model: Any, level: str, compiled: compiled_regions.CompiledRegions, recorder: Recorder
-) -> Any:
-    """The observer of operators that the tape has recorded."""
-    from retrograd.trace.tape.engine import TapeObserver
-
-    return TapeObserver(
-        module, model, level, compiled, recorder._unrecorded, recorder._note_lost, recorder._note_raised, recorder._read
-    )
 
 
 def _rank_and_path(out: str | os.PathLike[str] | None) -> tuple[int, str | None]:

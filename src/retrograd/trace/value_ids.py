@@ -40,19 +40,8 @@ class Value:
     """
 
     __slots__ = (
-        "_stats",
-        "device",
-        "dtype",
-        "fresh",
-        "name",
-        "number",
-        "ordered",
-        "repeats",
-        "requested",
-        "row",
-        "shape",
-        "source",
-        "storage",
+        "_stats", "device", "dtype", "fresh", "name", "number", "ordered", "repeats", "requested", "row", "shape",
+        "source", "storage",
     )  # fmt: skip
 
     def __init__(self, number: int, storage: int, shape: tuple[int, ...], dtype: Any, device: Any, name: str) -> None:

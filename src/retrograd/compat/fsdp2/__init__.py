@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from retrograd.compat.registry import in_fresh_thread, part
@@ -48,9 +49,12 @@ def param_group_class() -> Any:
     return getattr(home, "FSDPParamGroup", None)
 
 
-def modules_of(group: Any) -> tuple[Any, ...]:
-    """The modules of a parameter group."""
-    return tuple(group.modules)
+# The modules of a parameter group.
+modules_of: Callable[[Any], tuple[Any, ...]] = attrgetter("modules")
+# The object by which a group reduces and scatters: torch can set one and not tell it.
+reduce_scatter_of: Callable[[Any], Any] = attrgetter("_reduce_scatter_comm")
+# Sums of a group that are reduced and scattered, and not all-reduced yet; None if there are none.
+partial_sums: Callable[[Any], Any] = attrgetter("_partial_reduce_output")
 
 
 def module_names(group: Any) -> tuple[str, ...] | None:
@@ -63,16 +67,6 @@ def module_parameters(group: Any) -> list[Any]:
     """What the modules of a group hold as its parameters now: sharded ones, or while they compute whole ones."""
     infos = [param._module_info for param in group.fsdp_params]
     return [getattr(info.module, info.param_name, None) for info in infos]
-
-
-def reduce_scatter_of(group: Any) -> Any:
-    """The object by which a group reduces and scatters: torch can set one and not tell it."""
-    return group._reduce_scatter_comm
-
-
-def partial_sums(group: Any) -> Any:
-    """Sums of a group that are reduced and scattered, and not all-reduced yet; None if there are none."""
-    return group._partial_reduce_output
 
 
 def set_partial_sums(group: Any, sums: Any) -> None:

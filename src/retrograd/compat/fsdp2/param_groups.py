@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -90,14 +91,8 @@ def forward_order(state: Any) -> list[Any]:
     return list(state._comm_ctx.post_forward_order)
 
 
-def failed(state: Any) -> bool:
-    """Whether a backward began and never ended, asked where none runs."""
-    return bool(state._state_ctx.post_backward_final_callback_queued)
-
-
-def begun(state: Any) -> bool:
-    """Whether the backward that runs has been seen by FSDP2 before."""
-    return bool(state._state_ctx.post_backward_final_callback_queued)
+# Whether FSDP2 has seen a backward begin and not end: the one that runs, or where none runs, one that failed.
+failed = begun = attrgetter("_state_ctx.post_backward_final_callback_queued")
 
 
 def manual(state: Any) -> bool:

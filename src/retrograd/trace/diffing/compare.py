@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from retrograd.errors import UsageError
 from retrograd.trace.diffing.divergence_reasons import RunConditions, reason
-from retrograd.trace.diffing.formatting import op_summary, row, side
+from retrograd.trace.diffing.formatting import op_summary, side, summaries
 from retrograd.trace.diffing.identity import base_name, unwrapped_module
 from retrograd.trace.diffing.matching import STEP, match
 from retrograd.trace.diffing.schema import DivergenceCause, Kind, PairRow, TraceDiff
@@ -76,10 +77,8 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
         collector.add(k, verdict)
     causes = [cause for _, cause in sorted(collector.causes.values(), key=lambda c: c[0])]
     first = min((at for at, _ in collector.causes.values()), default=None)
-    counts = dict.fromkeys(("same", "within", "carried", "outside"), 0)
-    for verdict in verdicts:
-        if verdict.status in counts:
-            counts[verdict.status] += 1
+    near = () if first is None else verdicts[max(0, first - _BEFORE) : first + _AFTER + 1]
+    counts = Counter(verdict.status for verdict in verdicts)
     return TraceDiff(
         side(a, titles[0]),
         side(b, titles[1]),
@@ -90,7 +89,7 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
         counts["within"],
         counts["carried"] + collector.late,
         time.perf_counter() - began,
-        _rows(verdicts, first),
+        tuple(PairRow(verdict.status, **summaries(verdict)) for verdict in near),
     )
 
 
@@ -142,8 +141,7 @@ class _CauseCollector:
 
     def add(self, at: int, verdict: PairVerdict) -> None:
         """One more pair."""
-        op = verdict.pair.b or verdict.pair.a
-        assert op is not None
+        op = verdict.pair.either
         if verdict.status in ("inserted", "missing") and not self.bitwise and is_packaging(op):
             self.packed += 1
         elif verdict.status in ("inserted", "missing"):
@@ -168,33 +166,31 @@ class _CauseCollector:
         self.causes[key] = (first, replace(known, count=known.count + 1, others=others[:_MAX_OTHERS]))
 
     def _divergence(self, at: int, verdict: PairVerdict, op: Op) -> None:
-        r = reason(verdict, self.conditions)
         self._diverged = True
-        cause = DivergenceCause(r.kind, r.description, r.why, r.advice, **_both(verdict))
+        cause = replace(reason(verdict, self.conditions), **summaries(verdict))
         # A random operator is one cause wherever it is; any other is one where it stands in the source.
-        place = () if r.kind == "random" else (op.place or unwrapped_module(op.module),)
-        self._put((r.kind, op.name, *place), at, cause)
+        place = () if cause.kind == "random" else (op.place or unwrapped_module(op.module),)
+        self._put((cause.kind, op.name, *place), at, cause)
 
     def _operator_itself(self, at: int, verdict: PairVerdict, op: Op) -> None:
         """The operator differs in itself, and its values do not or may not for that reason."""
         if verdict.status in ("same", "within"):
             self.renamed += verdict.differs == "replaced"
             self.idle += verdict.differs != "replaced"
-        elif verdict.differs == "number" or _sizes_differ(verdict):
+        elif verdict.differs == "number" or len({tuple(t.shape for t in o.inputs) for o in verdict.pair.both}) > 1:
             self.computed += 1
         else:
             self._divergence(at, verdict, op)
 
     def _outside(self, at: int, verdict: PairVerdict, op: Op) -> None:
-        assert verdict.pair.a is not None
-        assert verdict.pair.b is not None
+        a, b = verdict.pair.both
         _, known = self.causes.get(("outside",), (0, None))
         # What differs later may have been changed by what differs by now, where nobody recorded it.
         if self._diverged and (known is None or known.b is None or op.phase == BACKWARD or op.step != known.b.step):
             self.late += 1
             return
         k = verdict.outside[0]
-        was, now = verdict.pair.a.inputs[k], verdict.pair.b.inputs[k]
+        was, now = a.inputs[k], b.inputs[k]
         how = "sizes" if was.shape != now.shape else "dtype" if was.dtype != now.dtype else "values"
         name = next((f"{t.name}, " for t in (now, was) if t.name), "")
         description = f"{name}input {k} of {op.name}{',' if name else ''} comes in from outside with other {how}"
@@ -204,7 +200,7 @@ class _CauseCollector:
             why = "it is the gradient that the new one is added to, from a backward before the recording began"
             advice = "set gradients to None in both runs (zero_grad) before the first backward"
         self._diverged = True
-        self._put(("outside",), at, DivergenceCause("outside", description, why, advice, **_both(verdict)))
+        self._put(("outside",), at, DivergenceCause("outside", description, why, advice, **summaries(verdict)))
 
     def _structural(self, at: int, verdict: PairVerdict, op: Op) -> None:
         """An operator without a counterpart; in a backward it belongs to one of the forward where one explains it."""
@@ -212,7 +208,7 @@ class _CauseCollector:
         self._diverged = True
         if verdict.pair.level == STEP:
             description = f"step {op.step} is in {'B' if status == 'inserted' else 'A'} alone"
-            self._put((status, STEP, str(op.step)), at, DivergenceCause(status, description, **_both(verdict)))
+            self._put((status, STEP, str(op.step)), at, DivergenceCause(status, description, **summaries(verdict)))
             return
         owner = self._owner(at, status, op)
         if owner is not None:
@@ -229,14 +225,14 @@ class _CauseCollector:
         else:
             near = f"module {op.module}" if op.module else f"the {op.phase}" if op.phase != OTHER else "the step"
             why = f"{'A' if status == 'inserted' else 'B'} has nothing that corresponds to it in {near}"
-            self._put(key, at, DivergenceCause(status, _alone([op.name], status), why, "", **_both(verdict)))
+            self._put(key, at, DivergenceCause(status, _alone([op.name], status), why, "", **summaries(verdict)))
             self._names[key] = [op.name]
         self._last = (at, key)
 
     def _again(self, key: Key, op: Op, status: str) -> None:
         """One more operator of a line that only one side has; one edit is one cause."""
         at, known = self.causes[key]
-        first, names = known.b or known.a, self._names[key]
+        first, names = known.first, self._names[key]
         assert first is not None
         if op.name == names[0]:
             known = replace(known, count=known.count + 1)
@@ -253,7 +249,7 @@ class _CauseCollector:
             return None
         node = op.node.removesuffix("0").removesuffix("Backward").lower().replace("_", "")
         for key, (_, cause) in self.causes.items():
-            first = cause.b or cause.a
+            first = cause.first
             if key[0] != status or first is None or first.phase == BACKWARD:
                 continue
             same_line = first.place and first.place == op.place
@@ -263,27 +259,6 @@ class _CauseCollector:
         # An operator beside one of such a backward sums up its gradient or propagates it.
         belongs = last == at - 1 and key and key[0] == status and self.causes[key][1].others
         return key if belongs else None
-
-
-def _both(verdict: PairVerdict) -> dict[str, Any]:
-    a, b = verdict.pair.a, verdict.pair.b
-    return {
-        "a": op_summary(a, verdict.inputs, verdict.outputs) if a else None,
-        "b": op_summary(b, verdict.inputs, verdict.outputs) if b else None,
-    }
-
-
-def _sizes_differ(verdict: PairVerdict) -> bool:
-    a, b = verdict.pair.a, verdict.pair.b
-    assert a is not None
-    assert b is not None
-    return [t.shape for t in a.inputs] != [t.shape for t in b.inputs]
-
-
-def _rows(verdicts: Sequence[PairVerdict], first: int | None) -> tuple[PairRow, ...]:
-    if first is None:
-        return ()
-    return tuple(row(verdict) for verdict in verdicts[max(0, first - _BEFORE) : first + _AFTER + 1])
 
 
 def _notes(a: Trace, b: Trace, mode: str, collector: _CauseCollector) -> Iterable[str]:

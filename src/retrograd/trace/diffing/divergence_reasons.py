@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from retrograd.trace.diffing import error_bounds
 from retrograd.trace.diffing.identity import base_name
-from retrograd.trace.diffing.schema import Kind
+from retrograd.trace.diffing.schema import DivergenceCause
 from retrograd.trace.diffing.verdicts import PairVerdict
 from retrograd.trace.schema import Op, Stats
 
@@ -33,32 +33,20 @@ class RunConditions:
     seeds: tuple[str, str] = ("", "")
 
 
-@dataclass(frozen=True)
-class DivergenceReason:
-    """A kind of divergence, with its description, reason and advice in words."""
-
-    kind: Kind
-    description: str
-    why: str = ""
-    advice: str = ""
-
-
-def reason(verdict: PairVerdict, conditions: RunConditions) -> DivergenceReason:
+def reason(verdict: PairVerdict, conditions: RunConditions) -> DivergenceCause:
     """The plainest reason there is for an operator of which both runs have one and that is the first to differ."""
-    a, b = verdict.pair.a, verdict.pair.b
-    assert a is not None
-    assert b is not None
+    a, b = verdict.pair.both
     if verdict.differs:
         return _operator_itself(verdict, a, b)
     if verdict.random:
         return _random(b, conditions)
     if any(t.bad for t in a.outputs) != any(t.bad for t in b.outputs):
         side = "B" if any(t.bad for t in b.outputs) else "A"
-        return DivergenceReason(
+        return DivergenceCause(
             "nonfinite", f"{b.name} gives NaN or Inf in {side} alone, from the same inputs", _size(verdict)
         )
     if not conditions.device:
-        return DivergenceReason(
+        return DivergenceCause(
             "operator" if verdict.excess > 1 else "order",
             f"{b.name} gives another output from the same inputs on another device",
             _size(verdict) if verdict.excess > 1 else f"another kernel adds in another order: {_size(verdict)}",
@@ -67,20 +55,20 @@ def reason(verdict: PairVerdict, conditions: RunConditions) -> DivergenceReason:
     return _product(verdict, b) or _unordered(verdict, b) or _other(verdict, b)
 
 
-def _operator_itself(verdict: PairVerdict, a: Op, b: Op) -> DivergenceReason:
+def _operator_itself(verdict: PairVerdict, a: Op, b: Op) -> DivergenceCause:
     if verdict.differs == "replaced":
-        return DivergenceReason(
+        return DivergenceCause(
             "replaced", f"{a.name} in A is {b.name} in B", "" if any(verdict.inputs) else _size(verdict)
         )
     if verdict.differs in ("argument", "number"):
-        return DivergenceReason(
+        return DivergenceCause(
             "argument", f"{b.name} has other arguments: {a.arguments or 'none'} -> {b.arguments or 'none'}"
         )
     if verdict.differs == "shape":
         sizes = " -> ".join(", ".join(str(list(t.shape)) for t in op.outputs) for op in (a, b))
-        return DivergenceReason("shape", f"{b.name} gives other sizes from inputs of the same sizes: {sizes}")
+        return DivergenceCause("shape", f"{b.name} gives other sizes from inputs of the same sizes: {sizes}")
     names = " -> ".join(", ".join(t.dtype for t in op.outputs) for op in (a, b))
-    return DivergenceReason(
+    return DivergenceCause(
         "dtype",
         f"{b.name} gives another dtype from the same inputs: {names}",
         "autocast or a cast in one of the runs",
@@ -88,22 +76,22 @@ def _operator_itself(verdict: PairVerdict, a: Op, b: Op) -> DivergenceReason:
     )
 
 
-def _random(b: Op, conditions: RunConditions) -> DivergenceReason:
+def _random(b: Op, conditions: RunConditions) -> DivergenceCause:
     description = f"{b.name} draws other random numbers, from the same inputs"
     if not conditions.device:
-        return DivergenceReason(
+        return DivergenceCause(
             "random", description, "generators of different devices draw different numbers from the same seed"
         )
     seed_a, seed_b = conditions.seeds
     why = "the states of the generators differ"
     if seed_a != seed_b and all(seed.isdigit() and int(seed) < _CHOSEN for seed in conditions.seeds):
         why += f"; the seeds that were set last: {seed_a} and {seed_b}"
-    return DivergenceReason(
+    return DivergenceCause(
         "random", description, why, "set the same seed in both runs (torch.manual_seed) before the first draw"
     )
 
 
-def _product(verdict: PairVerdict, b: Op) -> DivergenceReason | None:
+def _product(verdict: PairVerdict, b: Op) -> DivergenceCause | None:
     if base_name(b.name) not in error_bounds.PRODUCTS and "attention" not in b.name:
         return None
     description = f"{b.name} gives another output from the same inputs"
@@ -111,14 +99,14 @@ def _product(verdict: PairVerdict, b: Op) -> DivergenceReason | None:
         return None
     relative = _relative(verdict)
     if _TF32[0] <= relative < _TF32[1]:
-        return DivergenceReason(
+        return DivergenceCause(
             "product",
             description,
             f"{_size(verdict)}: near 2^-11, as when factors are rounded to TF32",
             "compare torch.get_float32_matmul_precision() and torch.backends.cuda.matmul.allow_tf32 of both runs",
         )
     if _BF16[0] <= relative < _BF16[1]:
-        return DivergenceReason(
+        return DivergenceCause(
             "product",
             description,
             f"{_size(verdict)}: near 2^-8, as when factors are rounded to bfloat16",
@@ -127,10 +115,10 @@ def _product(verdict: PairVerdict, b: Op) -> DivergenceReason | None:
     return None
 
 
-def _unordered(verdict: PairVerdict, b: Op) -> DivergenceReason | None:
+def _unordered(verdict: PairVerdict, b: Op) -> DivergenceCause | None:
     if not UNORDERED.search(base_name(b.name)):
         return None
-    return DivergenceReason(
+    return DivergenceCause(
         "nondeterministic",
         f"{b.name} gives other bits from the same inputs",
         f"it may add in whatever order threads come (atomics): {_size(verdict)}",
@@ -138,20 +126,20 @@ def _unordered(verdict: PairVerdict, b: Op) -> DivergenceReason | None:
     )
 
 
-def _other(verdict: PairVerdict, b: Op) -> DivergenceReason:
+def _other(verdict: PairVerdict, b: Op) -> DivergenceCause:
     description = f"{b.name} gives another output from the same inputs"
     if verdict.unwritten and verdict.excess > 1 and ".out" not in b.name:
-        return DivergenceReason(
+        return DivergenceCause(
             "uninitialised",
             description,
             "one of its inputs is memory of aten.empty that no operator wrote",
             "fill it first",
         )
     if verdict.excess > 1:
-        return DivergenceReason(
+        return DivergenceCause(
             "operator", description, f"{_size(verdict)}: more than rounding explains", "compare its code in both runs"
         )
-    return DivergenceReason(
+    return DivergenceCause(
         "order",
         description,
         f"{_size(verdict)}, as another order of additions makes: another kernel, version or number of threads, or an "
@@ -161,9 +149,7 @@ def _other(verdict: PairVerdict, b: Op) -> DivergenceReason:
 
 
 def _relative(verdict: PairVerdict) -> float:
-    a, b = verdict.pair.a, verdict.pair.b
-    assert a is not None
-    assert b is not None
+    a, b = verdict.pair.both
     return max((_relative_difference(s, t) for s, t in zip(a.outputs, b.outputs, strict=False)), default=0.0)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from retrograd.trace.diffing.schema import OpSummary, PairRow, RunSide, Tensor
+from retrograd.trace.diffing.schema import OpSummary, RunSide, Tensor
 from retrograd.trace.diffing.verdicts import PairVerdict
 from retrograd.trace.schema import Op, Stats, Trace
 
@@ -46,14 +47,13 @@ def _tensors(tensors: Sequence[Stats], differ: Sequence[bool]) -> tuple[Tensor, 
     return tuple(Tensor(tensor_text(tensors[k]), marks[k], k) for k in sorted(chosen))
 
 
-def row(verdict: PairVerdict) -> PairRow:
-    """A pair as a row of the neighbourhood."""
+def summaries(verdict: PairVerdict) -> dict[str, Any]:
+    """Both operators of a pair by the names of the runs, None where there is none."""
     a, b = verdict.pair.a, verdict.pair.b
-    return PairRow(
-        verdict.status,
-        op_summary(a, verdict.inputs, verdict.outputs) if a else None,
-        op_summary(b, verdict.inputs, verdict.outputs) if b else None,
-    )
+    return {
+        "a": op_summary(a, verdict.inputs, verdict.outputs) if a else None,
+        "b": op_summary(b, verdict.inputs, verdict.outputs) if b else None,
+    }
 
 
 def side(trace: Trace, title: str) -> RunSide:

@@ -23,6 +23,20 @@ class Pair:
     b: Op | None
     level: str = ""
 
+    @property
+    def both(self) -> tuple[Op, Op]:
+        """The operators of a pair that has two."""
+        assert self.a is not None
+        assert self.b is not None
+        return self.a, self.b
+
+    @property
+    def either(self) -> Op:
+        """The operator of B, or else that of A."""
+        op = self.b or self.a
+        assert op is not None
+        return op
+
 
 def match(a: Sequence[Op], b: Sequence[Op]) -> list[Pair]:
     """Every operator of both runs once, in an order that both runs have."""

@@ -50,7 +50,7 @@ def verdict(diff: TraceDiff) -> str:
     if not diff.causes:
         return f"the same {_MODES[diff.mode]}"
     first, *rest = diff.causes
-    seen = first.b or first.a
+    seen = first.first
     more = count(len(rest), "more cause")
     at = f" at operator {seen.index} (step {seen.step}, {seen.phase})" if seen else ""
     return f"different: first{at}{f', and {more}' if rest else ''}"
@@ -111,7 +111,8 @@ def _brief_card(number: int, cause: DivergenceCause) -> doc.Card:
 
 
 def _known(cause: DivergenceCause) -> list[tuple[str, str]]:
-    return [("at", cause.where), ("line", cause.code), ("in", cause.inside), ("why", cause.why), ("do", cause.advice)]
+    code, inside = (cause.first.code, cause.first.inside) if cause.first else ("", "")
+    return [("at", cause.where), ("line", code), ("in", inside), ("why", cause.why), ("do", cause.advice)]
 
 
 def _places(cause: DivergenceCause) -> str:

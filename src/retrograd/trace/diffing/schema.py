@@ -92,22 +92,14 @@ class DivergenceCause:
     others: tuple[str, ...] = ()
 
     @property
+    def first(self) -> OpSummary | None:
+        """The operator of the first of them, in B or else in A."""
+        return self.b or self.a
+
+    @property
     def where(self) -> str:
-        """Where the first of them is, in B or else in A."""
-        seen = self.b or self.a
-        return seen.where if seen else ""
-
-    @property
-    def code(self) -> str:
-        """The line of source of the first of them."""
-        seen = self.b or self.a
-        return seen.code if seen else ""
-
-    @property
-    def inside(self) -> str:
-        """The line in a custom backward or hook that asked for the first of them."""
-        seen = self.b or self.a
-        return seen.inside if seen else ""
+        """Where the first of them is."""
+        return self.first.where if self.first else ""
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,7 @@ class PairJudge:
         return "within" if not self.bitwise and any(bounds) else "same"
 
     def _unmatched(self, pair: Pair) -> PairVerdict:
-        op = pair.a or pair.b
-        assert op is not None
+        op = pair.either
         run = self._a if pair.a else self._b
         run.produced.update(t.tensor for t in op.outputs)
         if self.bitwise or not is_packaging(op) or run.reads(op, run.tainted):
@@ -129,8 +128,7 @@ class PairJudge:
     def _keep(self, verdict: PairVerdict, depends: bool) -> PairVerdict:
         """Note the values that were produced, and whether from something that differs."""
         tainted = depends or verdict.status in ("made", "carried", "outside")
-        for run, op in ((self._a, verdict.pair.a), (self._b, verdict.pair.b)):
-            assert op is not None
+        for run, op in zip((self._a, self._b), verdict.pair.both, strict=True):
             numbers = [t.tensor for t in op.outputs]
             run.produced.update(numbers)
             (run.tainted.update if tainted else run.tainted.difference_update)(numbers)
@@ -269,9 +267,7 @@ def _numbers_equal(s: Stats, t: Stats) -> bool:
 
 def _difference(pair: Pair, bitwise: bool) -> str:
     """What differs in the operators themselves, whatever their values are."""
-    a, b = pair.a, pair.b
-    assert a is not None
-    assert b is not None
+    a, b = pair.both
     if base_name(a.name) != base_name(b.name):
         return "replaced"
     if comparable_arguments(a.arguments) != comparable_arguments(b.arguments):

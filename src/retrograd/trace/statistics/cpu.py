@@ -126,7 +126,7 @@ def _products(keyed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _factors(first: int, count: int) -> np.ndarray[Any, Any]:
-    """`digest.factor` of blocks, uint64."""
+    """The factors of blocks, uint64."""
     x = np.arange(first + 1, first + 1 + count, dtype=np.uint32)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(SPREAD_1)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(SPREAD_2)

@@ -2,9 +2,9 @@
 
 The bytes of the elements in logical order, with zeros up to a multiple of 8, are units of two 32-bit words (a, b), low
 first. In blocks of `BLOCK` units, h = sum of (a + key) (b + key') mod 2^64, with keys of each place and their sums mod
-2^32; the blocks are joined as sum of `factor(block)` h mod 2^64, and that with the number of bytes. Only integers with
-wraparound: no order of additions changes it. A change of one word shows unless the other word of its unit is its key's
-complement, 1 of 2^32; two tensors that differ in more share a digest about as often.
+2^32; the blocks are joined as sum of f h mod 2^64, with an odd factor f of 32 bits for each block, and that with the
+number of bytes. Only integers with wraparound: no order of additions changes it. A change of one word shows unless the
+other word of its unit is its key's complement, 1 of 2^32; two that differ in more share a digest about as often.
 
 A GPU takes two additions and one multiplication for 8 bytes: it is to read at the speed of its memory.
 
@@ -35,19 +35,11 @@ def keys() -> list[int]:
     return [signed(mix((i + 1) * GOLDEN)) for i in range(BLOCK)]
 
 
-def factor(block: int) -> int:
-    """What the sum of a block is multiplied with: an odd number of 32 bits; `block` is below 2^32."""
-    value = block + 1
-    value = ((value ^ (value >> 16)) * SPREAD_1) & 0xFFFFFFFF
-    value = ((value ^ (value >> 15)) * SPREAD_2) & 0xFFFFFFFF
-    return (value ^ (value >> 16)) | 1
-
-
 def finish(total: int, size: int) -> int:
     """The digest, 0 to 2^64 - 1.
 
     Args:
-        total: sum over blocks of factor(block) h, signed or not.
+        total: sum over blocks of f h, signed or not.
         size: how many bytes were hashed.
     """
     return mix((total & _MASK) ^ mix(size * GOLDEN))

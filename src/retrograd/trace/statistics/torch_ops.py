@@ -106,7 +106,7 @@ def _block_sums(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _factors(first: int, count: int, device: Any) -> torch.Tensor:
-    """`digest.factor` of blocks, int64."""
+    """The factors of blocks, int64."""
     x = torch.arange(first + 1, first + 1 + count, dtype=torch.int64, device=device)
     x = ((x ^ (x >> 16)) * SPREAD_1) & _LOW
     x = ((x ^ (x >> 15)) * SPREAD_2) & _LOW

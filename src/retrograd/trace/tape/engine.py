@@ -32,26 +32,13 @@ class TapeObserver(Observer):
         model: names are those of its modules.
         level: "names", "fast" or "full".
         compiled: notices compiled regions.
-        unrecorded: runs a function whose operators are no part of the step.
-        note_lost: called with an error of the book-keeping.
-        note_raised: called with an operator that raised, and its error.
-        read: makes records of pending operators.
+        recorder: makes records of pending operators, and is told of errors.
     """
 
-    def __init__(
-        self,
-        tape: Any,
-        model: Any,
-        level: str,
-        compiled: CompiledRegions,
-        unrecorded: Callable[[Callable[[], Any]], Any],
-        note_lost: Callable[[str], None],
-        note_raised: Callable[[PendingOp, str], None],
-        read: Callable[[], None],
-    ) -> None:
+    def __init__(self, tape: Any, model: Any, level: str, compiled: CompiledRegions, recorder: Any) -> None:
         self._recording = self._optimizing = False
-        super().__init__(model, level, compiled, False, unrecorded)
-        self._tape, self._note_lost, self._note_raised, self._read = tape, note_lost, note_raised, read
+        super().__init__(model, level, compiled, False, recorder.unrecorded)
+        self._tape, self._recorder = tape, recorder
         self._operators: list[Any] = []
         self._lines: list[Line] = []
         self._strings: list[str] = []
@@ -87,7 +74,6 @@ class TapeObserver(Observer):
 
     @property
     def optimizing(self) -> bool:
-        """Whether an optimizer is at work."""
         return self._optimizing
 
     @optimizing.setter
@@ -97,7 +83,6 @@ class TapeObserver(Observer):
             self._tape.optimizing(now)
 
     def between_steps(self, step: int = 0) -> None:
-        """Look up names of tensors, and forget tensors that are gone."""
         if self._recording:
             self._refresh_names()
             self._live = self._tape.refresh()
@@ -110,7 +95,6 @@ class TapeObserver(Observer):
         super().fold()
 
     def stop(self) -> None:
-        """Observe nothing more."""
         if self._recording:
             self._tape.stop()
 
@@ -134,9 +118,9 @@ class TapeObserver(Observer):
         for number in self._fresh:
             values[number].fresh = True
         self._fresh.clear()
-        pending_ops = [self._pending(*event) for event in events]
+        pending_ops = [self._pending(event) for event in events]
         for at, error in self._raised:
-            self._note_raised(pending_ops[at], error)
+            self._recorder.note_raised(pending_ops[at], error)
         self._raised.clear()
         return pending_ops
 
@@ -188,7 +172,7 @@ class TapeObserver(Observer):
 
     def many(self) -> None:
         """The buffer of operators is full."""
-        self._unrecorded(self._read)
+        self._unrecorded(self._recorder.read)
 
     role = staticmethod(code_role)
 
@@ -221,7 +205,9 @@ class TapeObserver(Observer):
         """Note an error of the book-keeping; whether it is to be raised."""
         if isinstance(error, RetrogradError):
             return True
-        self._note_lost(f"{type(error).__name__}: {str(error)[:200]}" if isinstance(error, BaseException) else error)
+        self._recorder.note_lost(
+            f"{type(error).__name__}: {str(error)[:200]}" if isinstance(error, BaseException) else error
+        )
         return False
 
     def failed(self, kind: str, message: str) -> None:
@@ -247,19 +233,8 @@ class TapeObserver(Observer):
     def _row_setter(self, number: int) -> Callable[[StatisticsRow], None]:
         return lambda row: self._set_rows({number: row})
 
-    def _pending(
-        self,
-        op: int,
-        step: int,
-        phase: int,
-        line: int,
-        inside: int,
-        module: int,
-        node: int,
-        attributes: Any,
-        *sides: Any,
-    ) -> PendingOp:
-        inputs, outputs, kernels = sides
+    def _pending(self, event: tuple[Any, ...]) -> PendingOp:
+        op, step, phase, line, inside, module, node, attributes, inputs, outputs, kernels = event
         pending = PendingOp(self._operators[op], step)
         pending.phase = PHASES[phase]
         pending.line = self._lines[line] if line >= 0 else None
