@@ -31,7 +31,7 @@ def record(target: str, dtype: torch.dtype, histogram: bool) -> codegen.Launch:
     arch = chosen.arch if isinstance(chosen.arch, int) else 0
     x = torch.empty(1 << 20, dtype=dtype)
     with device.dry(chosen.num_sms, hip=not chosen.nvidia, arch=arch), codegen.recording(target) as launches:
-        kernel.measure(x, ints, floats, keys, 0, counts)
+        kernel.measure(x, kernel.PartialResults(ints, floats, counts, keys), 0)
     return launches[0]
 
 

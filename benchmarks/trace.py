@@ -177,7 +177,7 @@ def kernel() -> None:
     print(f"a copy, read and written: {gigabytes_per_second(lambda: other.copy_(copied), 2 << 30):6.0f} GB/s")
     for histogram in (False, True):
         buffers = collector._DeviceBuffers(torch.device("cuda"), kernel, histogram)
-        ints, floats, counts = buffers._new_chunk()
+        results = buffers._new_chunk()
         for dtype in kernel.DTYPES:
             if histogram and not dtype.is_floating_point:
                 continue
@@ -188,7 +188,7 @@ def kernel() -> None:
                 there = table.cuda()
 
                 def run() -> None:
-                    kernel.measure_all(there, groups, ints, floats, buffers._keys, 0, counts)  # noqa: B023
+                    kernel.measure_all(there, groups, results, 0)  # noqa: B023
 
                 speed = gigabytes_per_second(run, many * size)
                 name = f"{str(dtype).removeprefix('torch.')}{' with histogram' * histogram}"

@@ -19,6 +19,7 @@ _CAPTURED = "a CUDA graph was captured: what its replays compute is not seen"
 _NONE = (None, None, None)
 
 Callback = Callable[[StatisticsRow], None]
+TableCallback = Callable[[dict[int, StatisticsRow]], None]
 
 
 class StatisticsCollector:
@@ -66,11 +67,7 @@ class StatisticsCollector:
             self.request_table(many[0][0].device, table, groups, take_all)
 
     def request_table(
-        self,
-        device: torch.device,
-        table: torch.Tensor,
-        groups: list[Any],
-        callback: Callable[[dict[int, StatisticsRow]], None],
+        self, device: torch.device, table: torch.Tensor, groups: list[Any], callback: TableCallback
     ) -> None:
         """Have the callback called, now or in `collect`, with the statistics of tensors by the last column of a table.
 
@@ -136,26 +133,24 @@ class _DeviceBuffers:
         self._keys = torch.tensor(keys(), dtype=torch.int64, device=device)
         # On the device once: to copy it there at each step would wait for the device.
         self._initial = torch.tensor([float("inf"), float("-inf"), 0.0], dtype=torch.float64, device=device)
-        self._chunks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+        self._chunks: list[Any] = []  # `PartialResults` of the kernel
         self._requests: list[list[_Request]] = []  # by chunk
         self._used = _CHUNK_ROWS  # rows of the last of them
         self._streams: set[int] = set()
         self._folded: list[tuple[Any, ...]] = []  # of chunks: requests, and results joined on the device
 
     def request(self, x: torch.Tensor, callback: Callback) -> None:
-        (ints, floats, counts), row = self._reserve(1)
+        results, row = self._reserve(1)
         # A copy where rows are not in the order of memory: positions count as they are read.
-        self.kernel.measure(x.contiguous(), ints, floats, self._keys, row, counts)
+        self.kernel.measure(x.contiguous(), results, row)
         columns = np.array([x.numel()]), np.array([byte_size(x)]), np.array([x.dtype.is_floating_point])
         self._requests[-1].append(_Request(row, *columns, lambda rows: callback(rows[0])))
         self._note_stream()
 
-    def request_table(
-        self, table: torch.Tensor, groups: list[Any], callback: Callable[[dict[int, StatisticsRow]], None]
-    ) -> None:
-        (ints, floats, counts), first = self._reserve(len(table))
+    def request_table(self, table: torch.Tensor, groups: list[Any], callback: TableCallback) -> None:
+        results, first = self._reserve(len(table))
         there = table.to(self.device, non_blocking=True)
-        self.kernel.measure_all(there, groups, ints, floats, self._keys, first, counts)
+        self.kernel.measure_all(there, groups, results, first)
         many = [group[3] for group in groups]
         elements, numbers = table.numpy()[:, 1], table.numpy()[:, 3]
         sizes = elements * np.repeat([group[0].itemsize for group in groups], many)
@@ -166,7 +161,7 @@ class _DeviceBuffers:
         self._requests[-1].append(request)
         self._note_stream()
 
-    def _reserve(self, many: int) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], int]:
+    def _reserve(self, many: int) -> tuple[Any, int]:
         """A chunk with so many free rows, and the first of them."""
         if self._used + many > _CHUNK_ROWS:
             if len(self._requests) == len(self._chunks):
@@ -183,7 +178,9 @@ class _DeviceBuffers:
         self._note_stream()
         if len(self._streams) > 1:
             _wait(self.device)  # what is joined is written on other streams too
-        for number, (requests, (ints, floats, counts)) in enumerate(zip(self._requests, self._chunks, strict=False), 1):
+        for number, (requests, (ints, floats, counts, _)) in enumerate(
+            zip(self._requests, self._chunks, strict=False), 1
+        ):
             used = self._used if number == len(self._requests) else _CHUNK_ROWS
             ints, floats = ints[:used], floats[:used]
             fields = None if counts is None else counts[:used].clone()
@@ -215,14 +212,14 @@ class _DeviceBuffers:
         """Remember on which streams kernels ran; the last is that on which results are joined."""
         self._streams.add(torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0)
 
-    def _new_chunk(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def _new_chunk(self) -> Any:
         shape = _CHUNK_ROWS, self.kernel.PROGRAMS
         ints = torch.empty(*shape, self.kernel.INTS, dtype=torch.int64, device=self.device)
         floats = torch.empty(*shape, self.kernel.FLOATS, dtype=torch.float64, device=self.device)
         self._clear(ints, floats)
         counts = torch.zeros(_CHUNK_ROWS, BUCKETS, dtype=torch.int64, device=self.device) if self.histogram else None
         _wait(self.device)  # another stream may be the first to write
-        return ints, floats, counts
+        return self.kernel.PartialResults(ints, floats, counts, self._keys)
 
     def _clear(self, ints: torch.Tensor, floats: torch.Tensor) -> None:
         ints.zero_()

@@ -8,6 +8,8 @@ counted atomically: whole numbers, so that no order of additions changes them.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -51,32 +53,34 @@ def takes(dtype: torch.dtype) -> bool:
     return dtype in _KINDS
 
 
-def measure(
-    x: torch.Tensor,
-    ints: torch.Tensor,
-    floats: torch.Tensor,
-    keys: torch.Tensor,
-    row: int,
-    counts: torch.Tensor | None = None,
-) -> None:
-    """Write the partial results of a tensor into its row; on the current stream, nothing waits for it.
+class PartialResults(NamedTuple):
+    """Memory of one device that programs write to, a row for each tensor, and the keys of the digest.
 
-    Args:
-        x: contiguous, of a dtype that `takes` knows, not empty.
+    Attributes:
         ints: [R, PROGRAMS, INTS] int64, zeros.
         floats: [R, PROGRAMS, FLOATS] float64: inf, -inf, 0.
+        counts: [R, BUCKETS] int64, zeros: the histograms of floating dtypes; None leaves them out.
         keys: [BLOCK] int64.
-        row: where to write.
-        counts: [R, BUCKETS] int64, zeros: the histogram of a floating dtype; None leaves it out.
+    """
+
+    ints: torch.Tensor
+    floats: torch.Tensor
+    counts: torch.Tensor | None
+    keys: torch.Tensor
+
+
+def measure(x: torch.Tensor, results: PartialResults, row: int) -> None:
+    """Write the partial results of a tensor into its row; on the current stream, nothing waits for it.
+
+    `x` is contiguous, of a dtype that `takes` knows, and not empty.
     """
     count = x.numel()
     grid = min(_tiles(x), PROGRAMS), 1, 1
-    _launch(x.dtype, _reads_unit_pairs(x), grid, (x.data_ptr(), count, row), ints, floats, keys, counts, False)
+    _launch(x.dtype, _reads_unit_pairs(x), grid, (x.data_ptr(), count, row), results, False)
 
 
-Group = tuple[
-    torch.dtype, bool, bool, int
-]  # dtype, whether it is read in units, whether of few tiles, how many tensors
+# dtype, whether it is read in units, whether of few tiles, how many tensors
+Group = tuple[torch.dtype, bool, bool, int]
 
 
 def grouped(xs: list[torch.Tensor]) -> tuple[torch.Tensor, list[Group]]:
@@ -89,30 +93,19 @@ def grouped(xs: list[torch.Tensor]) -> tuple[torch.Tensor, list[Group]]:
     return torch.tensor(rows, dtype=torch.int64), [(*key, len(group)) for key, group in groups.items()]
 
 
-def measure_all(
-    table: torch.Tensor,
-    groups: list[Group],
-    ints: torch.Tensor,
-    floats: torch.Tensor,
-    keys: torch.Tensor,
-    first: int,
-    counts: torch.Tensor | None = None,
-) -> None:
+def measure_all(table: torch.Tensor, groups: list[Group], results: PartialResults, first: int) -> None:
     """`measure` for many tensors of one device, with a launch for each group: the same bits.
 
     Args:
         table: [N, 4] int64 on their device, of tensors as in `measure`: address, elements, row after `first`, anything.
         groups: what they have in common, group by group.
-        ints: as in `measure`.
-        floats: as in `measure`.
-        keys: as in `measure`.
+        results: as in `measure`.
         first: where to write.
-        counts: as in `measure`.
     """
     address = table.data_ptr()
     for dtype, whole, few, many in groups:
         grid = _FEW if few else PROGRAMS, many, 1
-        _launch(dtype, whole, grid, (address, 0, first), ints, floats, keys, counts, True)
+        _launch(dtype, whole, grid, (address, 0, first), results, True)
         address += 32 * many
 
 
@@ -130,13 +123,11 @@ def _launch(
     whole: bool,
     grid: tuple[int, int, int],
     source: tuple[int, int, int],
-    ints: torch.Tensor,
-    floats: torch.Tensor,
-    keys: torch.Tensor,
-    counts: torch.Tensor | None,
+    results: PartialResults,
     table: bool,
 ) -> None:
     """Launch, past Triton's look at the arguments where it was launched before with such."""
+    ints, floats, counts, keys = results
     kind, tiny, infinity = _KINDS[dtype]
     histogram = counts is not None and infinity > 0
     fields = counts if histogram else ints  # where nothing is counted, nothing is written
