@@ -95,7 +95,7 @@ def test_a_line_inside_a_custom_backward_is_told_beside_that_of_the_forward() ->
     inside = "m.py:9: return grad * noise"
     a, b = (_trace(op(0, "aten.mul.Tensor", [value(0)], [value(1, held)], inside=inside)) for held in (1, 2))
     found = diff(a, b)
-    assert found.causes[0].inside == inside
+    assert found.causes[0].first.inside == inside
     assert f"   in    {inside}\n" in found.text()
     assert TraceDiff.from_json(found.to_json()) == found
     assert inside in to_html(document(found), found.to_json())

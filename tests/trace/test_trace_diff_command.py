@@ -164,7 +164,7 @@ def test_repeat_finds_what_no_seed_governs(tmp_path: Path) -> None:
     assert said.returncode == 1, said.stderr
     found = TraceDiff.from_json(said.stdout)
     assert found.causes[0].b.step == 1
-    assert "os.urandom" in found.causes[0].code
+    assert "os.urandom" in found.causes[0].first.code
 
 
 STEPS = """

@@ -273,7 +273,7 @@ def test_twice_names_operator_and_line() -> None:
     found = trace.twice(step, net)
     assert len(found.causes) == 1
     assert found.causes[0].b.module == "2"
-    assert re.search(r"\* torch\.ones", found.causes[0].code)
+    assert re.search(r"\* torch\.ones", found.causes[0].first.code)
 
 
 @pytest.mark.parametrize(

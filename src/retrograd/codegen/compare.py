@@ -28,16 +28,13 @@ def changes(new: Codegen, old: Codegen) -> tuple[tuple[Change, ...], tuple[str, 
         for a, b in pairs:
             differences += _compared(a, b)
         for kernels, where in ((alone, new.target), (gone, old.target)):
-            for name in dict.fromkeys(_called(kernel) for kernel in kernels):
+            # An autotuned one with its configuration.
+            for name in dict.fromkeys(f"{k.name} {k.tuning.text if k.tuning else ''}".rstrip() for k in kernels):
                 lonely.setdefault((name, where), []).append(target)
     if not compared and not notes:
         notes.append("no kernel is in both, so nothing is compared")
     notes += [f"{name} for {', '.join(targets)} is in {where} only" for (name, where), targets in lonely.items()]
     return tuple(differences), tuple(notes)
-
-
-def _called(kernel: Kernel) -> str:
-    return f"{kernel.name} {kernel.tuning.text if kernel.tuning else ''}".rstrip()
 
 
 def _paired(mine: list[Kernel], theirs: list[Kernel]) -> tuple[list[tuple[Kernel, Kernel]], list[Kernel], list[Kernel]]:

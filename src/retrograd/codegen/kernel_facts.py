@@ -80,19 +80,19 @@ def attempts(launches: list[Launch], workers: int) -> Iterator[tuple[int, Facts 
     A compiler that dies takes its process with it and is told like any other failure; 0 workers are this process.
     """
     if workers == 0:
-        yield from ((position, _attempt(launch)) for position, launch in enumerate(launches))
+        yield from map(_attempt, range(len(launches)), launches)
         return
     left = set(range(len(launches)))
     # All processes of a pool are forked at once.
     with contextlib.suppress(BrokenProcessPool), _forked(launches, min(workers, len(launches))) as pool:
-        for done in as_completed([pool.submit(_attempt_at, position) for position in sorted(left)]):
+        for done in as_completed([pool.submit(_attempt, position) for position in sorted(left)]):
             position, result = done.result()
             left.discard(position)
             yield position, result
     for position in sorted(left):  # one of them has killed its process
         try:
             with _forked(launches, 1) as pool:
-                yield pool.submit(_attempt_at, position).result()
+                yield pool.submit(_attempt, position).result()
         except BrokenProcessPool:
             yield position, "the compiler's process died; what it said is above"
 
@@ -113,15 +113,11 @@ def _forked(launches: list[Launch], workers: int) -> Iterator[ProcessPoolExecuto
 _PENDING: list[Launch] = []
 
 
-def _attempt_at(position: int) -> tuple[int, Facts | str]:
-    return position, _attempt(_PENDING[position])
-
-
-def _attempt(launch: Launch) -> Facts | str:
+def _attempt(position: int, launch: Launch | None = None) -> tuple[int, Facts | str]:
     try:
-        return facts_of(launch)
+        return position, facts_of(launch or _PENDING[position])
     except Exception as error:  # compilers raise whatever they like
-        return reason(error)
+        return position, reason(error)
 
 
 def reason(error: BaseException) -> str:

@@ -40,7 +40,10 @@ def launch(kernel: Any, signature: str) -> None:
         raise UsageError(f"`--signature` has {unknown[0]!r}{hint}; arguments of the kernel are {', '.join(names)}")
     if missing := [name for name in needed(kernel) if name not in arguments]:
         raise UsageError(f"`--signature` lacks {', '.join(missing)}; expected every argument, such as {_FORM}")
-    kernel[(1,)](**{name: _value(name, text) for name, text in arguments.items()}, **_literals(options))
+    kernel[(1,)](
+        **{name: _value(name, text) for name, text in arguments.items()},
+        **{name: _literal(name, text) for name, text in options.items()},
+    )
 
 
 def needed(kernel: Any) -> list[str]:
@@ -86,10 +89,6 @@ def _value(name: str, text: str) -> Any:
     # Triton looks at values: 1 becomes a constant, a multiple of 16 may be loaded in vectors, a large one has 64 bits.
     large = 1 << 40 if dtype.endswith("64") else 0
     return large + (16 * 7 if multiple is not None and int(multiple) % 16 == 0 else 7)
-
-
-def _literals(options: dict[str, str]) -> dict[str, Any]:
-    return {name: _literal(name, text) for name, text in options.items()}
 
 
 def _literal(name: str, text: str) -> Any:

@@ -1,8 +1,5 @@
 """Output of cuobjdump and nvdisasm, the versions that Triton's wheel brings: resources and instructions of a cubin."""
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 import re

@@ -7,17 +7,13 @@ import torch
 from retrograd.compat.registry import part, works
 
 
-def _has_names() -> bool:
-    return all(hasattr(torch._C, name) for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"))
-
-
 def _stream_address(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
 # A build without CUDA has neither name, and none is called there.
-current_raw_stream = torch._C._cuda_getCurrentRawStream if _has_names() else _stream_address
-current_device = torch._C._cuda_getDevice if _has_names() else torch.cuda.current_device
+current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_address)
+current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def keep_busy(cycles: int) -> None:

@@ -74,9 +74,13 @@ def _input(op: Op, at: int) -> Stats | None:
     return op.inputs[at] if at < len(op.inputs) and op.inputs[at].low is not None else None
 
 
+def _range(op: Op) -> tuple[float, float]:
+    """Least and greatest finite element of the first input."""
+    return op.inputs[0].low or 0.0, op.inputs[0].high or 0.0
+
+
 def _largest(op: Op) -> float:
-    dtype = next((s.dtype for s in op.outputs if s.bad), "")
-    return LARGEST.get(dtype, math.inf)
+    return LARGEST.get(next((s.dtype for s in op.outputs if s.bad), ""), math.inf)
 
 
 def _empty_reduction(op: Op, nan: bool) -> str:
@@ -109,7 +113,7 @@ def _huge_argument(op: Op, nan: bool) -> str:
     return ""
 
 
-def _divided(op: Op, nan: bool) -> str:
+def _divided(op: Op, nan: bool, name: str) -> str:
     dividend, divisor = _input(op, 0), _input(op, 1)
     if divisor is None and "other=0" in op.arguments:
         return "0/0: it divides by the number 0" if nan else "division by the number 0"
@@ -120,64 +124,55 @@ def _divided(op: Op, nan: bool) -> str:
     return f"division by zero: the divisor has {divisor.zero} zeros"
 
 
-def _exponential(op: Op, nan: bool) -> str:
-    x, largest = _input(op, 0), _largest(op)
-    if x is None or nan or math.isinf(largest):
+def _exponential(op: Op, nan: bool, name: str) -> str:
+    largest, high = _largest(op), _range(op)[1]
+    if nan or math.isinf(largest):
         return ""
-    power = 2.0 if base_name(op.name) == "exp2" else math.e
-    limit = math.log(largest, power)
-    if x.high is None or x.high < limit * 0.999:
+    limit = math.log(largest, 2.0 if name == "exp2" else math.e)
+    if high < limit * 0.999:
         return ""
-    return (
-        f"{base_name(op.name)} overflows {op.outputs[0].dtype} beyond {limit:.4g}, and its input reaches {x.high:.4g}"
-    )
+    return f"{name} overflows {op.outputs[0].dtype} beyond {limit:.4g}, and its input reaches {high:.4g}"
 
 
-def _logarithm(op: Op, nan: bool) -> str:
-    x = _input(op, 0)
-    edge = -1 if base_name(op.name) == "log1p" else 0
-    if x is None or x.low is None:
-        return ""
-    if nan and x.low < edge:
-        return f"{base_name(op.name)} of numbers below {edge}: its input goes down to {x.low:.4g}"
-    if not nan and x.low <= edge:
-        return f"{base_name(op.name)}({edge}) is -inf" + (
-            f": its input has {x.zero} zeros" if edge == 0 and x.zero else ""
-        )
+def _logarithm(op: Op, nan: bool, name: str) -> str:
+    low, zeros = _range(op)[0], op.inputs[0].zero
+    edge = -1 if name == "log1p" else 0
+    if nan and low < edge:
+        return f"{name} of numbers below {edge}: its input goes down to {low:.4g}"
+    if not nan and low <= edge:
+        return f"{name}({edge}) is -inf" + (f": its input has {zeros} zeros" if edge == 0 and zeros else "")
     return ""
 
 
-def _root(op: Op, nan: bool) -> str:
-    x = _input(op, 0)
-    if x is None or x.low is None:
+def _root(op: Op, nan: bool, name: str) -> str:
+    low, zeros = _range(op)[0], op.inputs[0].zero
+    if nan and low < 0:
+        return f"{name} of negative numbers: its input goes down to {low:.4g}"
+    if not nan and zeros and name in ("rsqrt", "reciprocal"):
+        return f"{name}(0): its input has {zeros} zeros"
+    return ""
+
+
+def _power(op: Op, nan: bool, name: str) -> str:
+    exponent = re.search(r"exponent=(-?[\d.e+-]+)", op.arguments)
+    if exponent is None:
         return ""
-    if nan and x.low < 0:
-        return f"{base_name(op.name)} of negative numbers: its input goes down to {x.low:.4g}"
-    if not nan and x.zero and base_name(op.name) in ("rsqrt", "reciprocal"):
-        return f"{base_name(op.name)}(0): its input has {x.zero} zeros"
+    low, zeros, number = _range(op)[0], op.inputs[0].zero, float(exponent[1])
+    if nan and low < 0 and not number.is_integer():
+        return f"negative numbers to the power {number:g}: the base goes down to {low:.4g}"
+    if not nan and number < 0 and zeros:
+        return f"0 to the power {number:g}: the base has {zeros} zeros"
     return ""
 
 
-def _power(op: Op, nan: bool) -> str:
-    x, exponent = _input(op, 0), re.search(r"exponent=(-?[\d.e+-]+)", op.arguments)
-    if x is None or x.low is None or exponent is None:
-        return ""
-    number = float(exponent[1])
-    if nan and x.low < 0 and not number.is_integer():
-        return f"negative numbers to the power {number:g}: the base goes down to {x.low:.4g}"
-    if not nan and number < 0 and x.zero:
-        return f"0 to the power {number:g}: the base has {x.zero} zeros"
+def _arc(op: Op, nan: bool, name: str) -> str:
+    if nan and max(map(abs, _range(op))) > 1:
+        return f"{name} outside of -1 to 1: its input has {spread(op.inputs[0])}"
     return ""
 
 
-def _arc(op: Op, nan: bool) -> str:
-    x = _input(op, 0)
-    if nan and x is not None and max(abs(x.low or 0), abs(x.high or 0)) > 1:
-        return f"{base_name(op.name)} outside of -1 to 1: its input has {spread(x)}"
-    return ""
-
-
-_RULES: dict[str, Callable[[Op, bool], str]] = {
+# All but the first are asked where the range of the first input is known.
+_RULES: dict[str, Callable[[Op, bool, str], str]] = {
     **dict.fromkeys(("div", "true_divide", "_foreach_div", "remainder", "fmod", "addcdiv", "reciprocal_div"), _divided),
     **dict.fromkeys(("exp", "exp2", "expm1", "_foreach_exp", "cosh", "sinh"), _exponential),
     **dict.fromkeys(("log", "log2", "log10", "log1p"), _logarithm),
@@ -188,8 +183,9 @@ _RULES: dict[str, Callable[[Op, bool], str]] = {
 
 
 def _by_name(op: Op, nan: bool) -> str:
-    rule = _RULES.get(base_name(op.name))
-    reason = rule(op, nan) if rule else ""
+    name = base_name(op.name)
+    rule = _RULES.get(name)
+    reason = rule(op, nan, name) if rule is not None and (rule is _divided or _input(op, 0)) else ""
     # The derivatives of sqrt, log, pow and norm are infinite at 0.
     function = op.node.rstrip("0123456789").removesuffix("Backward")
     return f"{reason}, in the derivative of {function.lower()}" if reason and function else reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -196,7 +197,7 @@ class Observer:
         value.requested = True
         if has_readable_memory(tensor):
             tensor = sparse_values(tensor) if tensor.layout is torch.sparse_coo else tensor
-            self._unrecorded(lambda: self.statistics.request(tensor, value.set_row))
+            self._unrecorded(lambda: self.statistics.request(tensor, partial(setattr, value, "row")))
 
     def _share_statistics(self, value: Value, pending: PendingOp, tensor: torch.Tensor) -> None:
         """A view with the elements of its source has the statistics of its source."""

@@ -138,7 +138,7 @@ def code_role(code: CodeType) -> int:
         if code.co_name == "_call_impl" and file.endswith(f"nn{os.sep}modules{os.sep}module.py"):
             return _MODULE
         return _ENGINE if code.co_name == "_engine_run_backward" else _OTHER
-    if _is_generated(file):
+    if file.startswith("<eval_with_key") or f"{os.sep}torchinductor_" in file:
         return _GENERATED
     if file.startswith("<frozen"):
         return _OTHER
@@ -146,10 +146,6 @@ def code_role(code: CodeType) -> int:
     if file.startswith(_OURS) or (file.startswith(_STANDARD) and _PACKAGES not in file):
         return _OTHER
     return _OTHER if f"{_PACKAGES}triton{os.sep}" in file else _USER
-
-
-def _is_generated(file: str) -> bool:
-    return file.startswith("<eval_with_key") or f"{os.sep}torchinductor_" in file
 
 
 def _short(file: str) -> str:

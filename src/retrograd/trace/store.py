@@ -150,7 +150,7 @@ class Writer:
             return self._string(value)
         if isinstance(value, Exponents):
             return [value.least, value.positive, value.negative]
-        return _portable(value) if name in _FLOATS else value
+        return str(float(value)) if name in _FLOATS and value is not None and not math.isfinite(value) else value
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
@@ -164,10 +164,6 @@ def check_path(path: str | os.PathLike[str]) -> None:
         raise UsageError(f"cannot write the trace {name!r}: the name must end in {' or '.join(SUFFIXES)}")
     if not Path(path).parent.is_dir():
         raise UsageError(f"cannot write the trace {name!r}: there is no folder {str(Path(path).parent)!r}")
-
-
-def _portable(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(float(value))
 
 
 def _lines(raw: io.BufferedReader, name: str, partial: bool, limit: int) -> Iterator[tuple[int, bytes]]:

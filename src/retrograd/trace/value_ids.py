@@ -58,10 +58,6 @@ class Value:
         """How many elements it has."""
         return math.prod(self.shape)
 
-    def set_row(self, row: StatisticsRow) -> None:
-        """Set the statistics."""
-        self.row = row
-
     def stats(self) -> Stats:
         """The value as a record; made once the statistics are there."""
         if self._stats is None:

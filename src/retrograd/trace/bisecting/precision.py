@@ -61,7 +61,8 @@ def bisect_precision(
     """
     began = time.perf_counter()
     _check(precision, by, tolerance)
-    search = _Search(Replay(step, model, state), model, PRECISIONS[precision])
+    replay = Replay(step, model, state)
+    search = _Search(replay, model, PRECISIONS[precision])
     search.prepare(reference)
     before, worst = search.error(frozenset())
     everything, _ = search.error(search.all)
@@ -72,7 +73,7 @@ def bisect_precision(
         positions = search.smallest(limit, by)
     after = search.error(frozenset(positions))[0]
     culprits = search.culprits(positions, by)
-    search.restore()
+    replay.restore()  # everything is as it was before
     return Bisection(
         target,
         verdict,  # type: ignore[arg-type]
@@ -135,10 +136,6 @@ class _Search:
         self.runs += 1
         return results(got, self._model, "step")
 
-    def restore(self) -> None:
-        """Leave everything as it was before."""
-        self._replay.restore()
-
     def error(self, part: frozenset[int]) -> tuple[float, str]:
         """The largest relative error of a result with a part in higher precision, and whose it is."""
         if part not in self._errors:
@@ -152,9 +149,7 @@ class _Search:
 
     def smallest(self, limit: float, by: str) -> list[int]:
         """Positions of a 1-minimal part: of modules, then of operators of these."""
-        groups: dict[tuple[str, str], list[int]] = {}
-        for k in sorted(self.all):
-            groups.setdefault((self.seen[k].module, self.seen[k].phase), []).append(k)
+        groups = self._grouped(sorted(self.all), "module")
         kept = minimise(
             list(groups), lambda part: self.error(frozenset(k for g in part for k in groups[g]))[0] <= limit
         )
@@ -163,13 +158,17 @@ class _Search:
             positions if by == "module" else minimise(positions, lambda part: self.error(frozenset(part))[0] <= limit)
         )
 
-    def culprits(self, positions: Sequence[int], by: str) -> tuple[Culprit, ...]:
-        """One culprit for each operator or module, with the errors that show how much each of them matters."""
-        everything = frozenset(positions)
+    def _grouped(self, positions: Sequence[int], by: str) -> dict[Any, list[int]]:
         groups: dict[Any, list[int]] = {}
         for k in positions:
             first = self.seen[k]
             groups.setdefault((first.module, first.phase) if by == "module" else k, []).append(k)
+        return groups
+
+    def culprits(self, positions: Sequence[int], by: str) -> tuple[Culprit, ...]:
+        """One culprit for each operator or module, with the errors that show how much each of them matters."""
+        everything = frozenset(positions)
+        groups = self._grouped(positions, by)
         culprits = []
         for members in groups.values():
             first, part = self.seen[members[0]], frozenset(members)

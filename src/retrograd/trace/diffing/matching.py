@@ -120,17 +120,13 @@ def _slide_side(
     for free in [j for j in range(len(y)) if j not in back]:
         at = free
         # The operator before has the same key and so could be the one without a counterpart.
-        while at > 0 and at - 1 in back and _same_kind(y[at - 1], y[free]):
+        while at > 0 and at - 1 in back and key_without_arguments(y[at - 1]) == key_without_arguments(y[free]):
             i, name = back[at - 1]
             if _common_tensors(x[i], y[at]) <= _common_tensors(x[i], y[at - 1]):
                 break
             del back[at - 1]
             back[at], levels[i] = (i, name), (at, name)
             at -= 1
-
-
-def _same_kind(x: Op, y: Op) -> bool:
-    return key_without_arguments(x) == key_without_arguments(y)
 
 
 def _common_tensors(x: Op, y: Op) -> int:

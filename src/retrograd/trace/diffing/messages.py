@@ -37,11 +37,13 @@ def document(diff: TraceDiff, everything: bool = True) -> doc.Document:
     if diff.notes:
         page.append(doc.Section("Notes", (doc.Paragraphs(diff.notes),)))
     sizes = (f"A: {facts(diff.a)}", f"B: {facts(diff.b)}", counts(diff), *diff.notes)
+    known = [[(str(k), cause.what), *_known(cause)] for k, cause in enumerate(diff.causes, 1)]
+    cards = [doc.Card(facts=tuple(doc.Fact(*pair) for pair in pairs)) for pairs in known]
     return doc.Document(
         title=f"retrograd trace diff: {diff.a.title} and {diff.b.title}",
         text=tuple(_text(diff, everything)),
         page=tuple(page),
-        brief=(doc.Header(tone, head, sizes), *(_brief_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
+        brief=(doc.Header(tone, head, sizes), *cards),
     )
 
 
@@ -104,10 +106,6 @@ def _card(cause: DivergenceCause) -> doc.Card:
     return doc.Card(
         f"{cause.what}{_places(cause)}", (*known, doc.Fact("Also", "; ".join(cause.others))), tone="numbered"
     )
-
-
-def _brief_card(number: int, cause: DivergenceCause) -> doc.Card:
-    return doc.Card(facts=(doc.Fact(str(number), cause.what), *(doc.Fact(*pair) for pair in _known(cause))))
 
 
 def _known(cause: DivergenceCause) -> list[tuple[str, str]]:

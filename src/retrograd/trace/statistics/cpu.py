@@ -60,9 +60,8 @@ def measure(tensor: torch.Tensor, histogram: bool = False) -> StatisticsRow:
 
 def empty_statistics(floating: bool, digest: int, histogram: bool) -> StatisticsRow:
     """The statistics of a tensor without elements."""
-    bad: tuple[_Int, _Int, _Int] = (0, 0, 0) if floating else (None, None, None)
-    nan, inf, subnormal = bad
-    return (None, None, None, nan, inf, subnormal, 0, digest, NO_EXPONENTS if floating and histogram else None)
+    bad = 0 if floating else None
+    return (None, None, None, bad, bad, bad, 0, digest, NO_EXPONENTS if floating and histogram else None)
 
 
 def _of_floats(values: np.ndarray[Any, Any], tiny: float) -> tuple[Any, ...]:

@@ -27,11 +27,8 @@ _VIEWS = ("", "ordered", "permuted", "expanded")
 class TapeObserver(Observer):
     """An `Observer` whose operators come from the tape.
 
-    Args:
+    Args, but for those of an `Observer`:
         tape: the extension module.
-        model: names are those of its modules.
-        level: "names", "fast" or "full".
-        compiled: notices compiled regions.
         recorder: makes records of pending operators, and is told of errors.
     """
 
@@ -157,7 +154,9 @@ class TapeObserver(Observer):
 
     def measure(self, tensors: list[tuple[int, torch.Tensor | None]], stream: tuple[int, int, int] | None) -> None:
         """Have tensors measured on the stream on which they were made, None the current one."""
-        alive = [(t, self._row_setter(number)) for number, t in tensors if t is not None]
+        alive = [
+            (t, lambda row, number=number: self._set_rows({number: row})) for number, t in tensors if t is not None
+        ]
         if len(alive) < len(tensors):
             self.statistics.notes.add("memory was freed before it could be measured: those values have no statistics")
         with _on(stream):
@@ -229,9 +228,6 @@ class TapeObserver(Observer):
                 self._rows[number] = row
             else:
                 value.row = row
-
-    def _row_setter(self, number: int) -> Callable[[StatisticsRow], None]:
-        return lambda row: self._set_rows({number: row})
 
     def _pending(self, event: tuple[Any, ...]) -> PendingOp:
         op, step, phase, line, inside, module, node, attributes, inputs, outputs, kernels = event

@@ -75,7 +75,8 @@ def measure(x: torch.Tensor, results: PartialResults, row: int) -> None:
     `x` is contiguous, of a dtype that `takes` knows, and not empty.
     """
     count = x.numel()
-    grid = min(_tiles(x), PROGRAMS), 1, 1
+    tiles = -(-count * x.element_size() // (BLOCK * UNIT))
+    grid = min(tiles, PROGRAMS), 1, 1
     _launch(x.dtype, _reads_unit_pairs(x), grid, (x.data_ptr(), count, row), results, False)
 
 
@@ -107,10 +108,6 @@ def measure_all(table: torch.Tensor, groups: list[Group], results: PartialResult
         grid = _FEW if few else PROGRAMS, many, 1
         _launch(dtype, whole, grid, (address, 0, first), results, True)
         address += 32 * many
-
-
-def _tiles(x: torch.Tensor) -> int:
-    return -(-x.numel() * x.element_size() // (BLOCK * UNIT))
 
 
 def _reads_unit_pairs(x: torch.Tensor) -> bool:
