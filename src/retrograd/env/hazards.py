@@ -93,6 +93,6 @@ def _repeating(flags: Mapping[str, Any], variables: Mapping[str, str], cuda: boo
 
 
 def _variables(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    yield from ((name, what) for name, what in _SWITCHED_ON.items() if variables.get(name, "").lower() in _ON)
-    yield from ((name, what) for name, what in _NOT_EMPTY.items() if variables.get(name))
-    yield from ((name, what) for name, what in _SET.items() if name in variables)
+    yield from ((name, sentence) for name, sentence in _SWITCHED_ON.items() if variables.get(name, "").lower() in _ON)
+    yield from ((name, sentence) for name, sentence in _NOT_EMPTY.items() if variables.get(name))
+    yield from ((name, sentence) for name, sentence in _SET.items() if name in variables)
