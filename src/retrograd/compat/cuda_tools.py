@@ -109,7 +109,8 @@ def TOOLS() -> str:
     requests: list[CompileRequest] = []
     with _active_driver(PROBE_GPU):
         with compile_requests(requests.append):
-            doubling_kernel.run(of_dtype(torch.float32), N=512, num_warps=4, grid=(1,), warmup=True)
+            options = {"num_warps": 4, "enable_fp_fusion": True}  # Triton 3.9 warns who leaves the second open
+            doubling_kernel.run(of_dtype(torch.float32), N=512, grid=(1,), warmup=True, **options)
         asm = requests[0].compile().asm
     ptx, (usage, code) = asm["ptx"], _disassemble(asm["cubin"])
     names = {i.name.partition(".")[0]: i for i in instructions(code) if ".128" in i.name}

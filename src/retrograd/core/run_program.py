@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import runpy
@@ -83,6 +84,8 @@ def _execute(first: str, rest: list[str]) -> None:
     elif first == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *rest[1:]]
+        if sys.version_info >= (3, 13):  # from there on Python shows the line of such a program in a traceback
+            linecache.cache["<string>"] = (len(rest[0]), None, rest[0].splitlines(keepends=True), "<string>")
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
     else:
         sys.path.insert(0, str(Path(first).resolve().parent))
