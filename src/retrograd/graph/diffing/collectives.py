@@ -38,7 +38,7 @@ def _one_sided(half: Half, groups: list[int]) -> list[Cause]:
             f"number {g + 1} of {len(collectives)} collectives, in {half.letter} only"
         )
         kind = "collective_inserted" if half.added else "collective_removed"
-        causes.append(half.cause(kind, text, half.best_line(c.nodes), _BUCKET, half.names(c.nodes)))
+        causes.append(half.cause(kind, text, half.best_line(c.nodes), _BUCKET, c.nodes))
     return causes
 
 

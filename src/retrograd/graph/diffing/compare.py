@@ -14,7 +14,7 @@ from retrograd.graph.canonical import Form, forms
 from retrograd.graph.diffing import carried_gradients, collectives, regions, relabeled, reordered
 from retrograd.graph.diffing.matching import Matching, match
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
-from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View
+from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import HARMLESS, Cause, Diff, Kind, Side
 
@@ -126,29 +126,30 @@ class _Comparison:
     def hypothesis(self, form_a: Form, form_b: Form, ids: _Ids, exact: _Ids, bold: bool = True) -> _Hypothesis:
         """What corresponds and what differs if values with equal numbers are the same."""
         matching: Matching = match(form_a, form_b, *ids, bold=bold)
-        half_a = Half(self.a, form_a, ids[0], exact[0], matching.a, added=False)
-        half_b = Half(self.b, form_b, ids[1], exact[1], matching.b, added=True)
+        paired_a, paired_b = ({pair[k] for pair in matching.outputs} for k in (0, 1))
+        half_a = Half(self.a, form_a, ids[0], exact[0], matching.a, False, paired_a)
+        half_b = Half(self.b, form_b, ids[1], exact[1], matching.b, True, paired_b)
         view = View(half_a, half_b, matching)
         return view, self.causes(view)
 
     def causes(self, view: View) -> tuple[list[Cause], int]:
         relabelled, consequences = relabeled.find_causes(view)
         moved, remark = reordered.parameters(view)
-        explained = ExplainedNodes()
-        causes = carried_gradients.find_causes(view, explained)
-        causes += [
-            *regions.find_causes(view, explained),
-            *relabelled,
-            *reordered.operands(view),
-            *collectives.find_causes(view),
-        ]
-        causes += [*reordered.outputs(view), *moved]
-        causes = _without_doubles(causes)
-        if remark and causes:
-            causes = [
-                replace(c, what=f"{c.what}; {remark}") if c.kind in ("parameter_added", "output_added") else c
-                for c in causes
-            ]
+        carried = carried_gradients.find_causes(view)
+        causes = _without_doubles(
+            carried,
+            [
+                *regions.find_causes(view),
+                *relabelled,
+                *reordered.operands(view),
+                *collectives.find_causes(view),
+                *reordered.outputs(view),
+                *moved,
+            ],
+        )
+        if remark:
+            more = ("parameter_added", "output_added")
+            causes = [replace(c, what=f"{c.what}; {remark}") if c.kind in more else c for c in causes]
         return causes, consequences + self.consequences_of(view)
 
     def consequences_of(self, view: View) -> int:
@@ -260,24 +261,13 @@ def _shown(text: str) -> str:
     return shortened(text, 100) or "(none)"
 
 
-def _without_doubles(causes: list[Cause]) -> list[Cause]:
+def _without_doubles(carried: list[Cause], others: list[Cause]) -> list[Cause]:
     """Causes that are not said by another: a collective inside a carried-over gradient; constants written twice."""
-    if any(c.kind != "duplicate_changed" for c in causes):
-        causes = [c for c in causes if c.kind != "duplicate_changed"]
-    explained = {
-        (side, name)
-        for c in causes
-        if c.kind in _EXPLAINS
-        for side, names in (("a", c.a), ("b", c.b))
-        for name in names
-    }
-    kept: list[Cause] = []
-    for cause in causes:
-        names = [("a", n) for n in cause.a] + [("b", n) for n in cause.b]
-        if cause.kind.startswith("collective_") and names and all(n in explained for n in names):
-            continue
-        kept.append(cause)
-    return kept
-
-
-_EXPLAINS = ("gradient_carried_over",)
+    if carried or any(c.kind != "duplicate_changed" for c in others):
+        others = [c for c in others if c.kind != "duplicate_changed"]
+    explained_a, explained_b = {n for c in carried for n in c.a}, {n for c in carried for n in c.b}
+    return carried + [
+        c
+        for c in others
+        if not (c.kind.startswith("collective_") and explained_a.issuperset(c.a) and explained_b.issuperset(c.b))
+    ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from retrograd.core.wording import count
 from retrograd.graph.diffing.matching import is_nothing
-from retrograd.graph.diffing.side_by_side import ExplainedNodes, Half, View, shapes
+from retrograd.graph.diffing.side_by_side import Half, View, shapes
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 
@@ -28,12 +28,12 @@ class Region:
     outputs: tuple[int, ...]
 
 
-def regions(half: Half, claimed: set[int]) -> list[Region]:
+def regions(half: Half) -> list[Region]:
     """The regions of one side, but for nodes that are explained already.
 
     A leaf that several regions use (one more scalar parameter, say) does not connect them, and belongs to the first.
     """
-    alone = [n for n in half.alone if n not in claimed]
+    alone = [n for n in half.alone if n not in half.explained]
     inside = set(alone)
     leader = {n: n for n in alone}
 
@@ -67,20 +67,16 @@ def _region(half: Half, nodes: list[int], inside: set[int], outputs: dict[int, l
     return Region(tuple(sorted(nodes)), parameters, tuple(sorted(fed)), tuple(places))
 
 
-def find_causes(view: View, claimed: ExplainedNodes) -> list[Cause]:
+def find_causes(view: View) -> list[Cause]:
     """Causes for what one side has and the other lacks; outputs that only one side has come with what makes them."""
-    paired_a, paired_b = ({pair[k] for pair in view.outputs} for k in (0, 1))
     causes: list[Cause] = []
-    for half, other, paired, explained in (
-        (view.b, view.a, paired_b, claimed.b),
-        (view.a, view.b, paired_a, claimed.a),
-    ):
+    for half, other in ((view.b, view.a), (view.a, view.b)):
         extra = [
             place
             for place, node in enumerate(half.form.outputs)
-            if place not in paired and node not in explained and not is_nothing(half.form.labels[node])
+            if place not in half.paired and node not in half.explained and not is_nothing(half.form.labels[node])
         ]
-        connected = regions(half, explained)
+        connected = regions(half)
         causes += _outputs(half, connected, extra)
         rest = [r for r in connected if r.fed or not set(r.outputs) <= set(extra) or not r.outputs]
         causes += _grouped(half, other, rest)
@@ -109,7 +105,7 @@ def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cau
         )
         kind = "output_added" if half.added else "output_removed"
         line = line or half.best_line(producers)
-        causes.append(half.cause(kind, text, line, advice, half.names(producers), len(places)))
+        causes.append(half.cause(kind, text, line, advice, producers, len(places)))
     return causes
 
 
@@ -154,21 +150,20 @@ def _region_cause(half: Half, alike: list[Region], known: bool) -> Cause:
     bodies = [n for n in nodes if form.operands[n] or form.labels[n][0] not in ("parameter", "constant", "iota")]
     ops = list(dict.fromkeys(form.labels[n][0] for n in bodies)) or ["constant"]
     line = half.best_line(bodies or nodes)
-    names = half.names(nodes)
     times = f"{len(alike)} x " if len(alike) > 1 else ""
     operations = f"{times}{', '.join(ops[:6])}{', ...' if len(ops) > 6 else ''}"
     if known and not parameters:
         often = "once more" if half.added else "once less"
         text = f"{half.sign} {operations} a second time: the same value is computed {often}"
-        return half.cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], names, len(alike))
+        return half.cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], nodes, len(alike))
     if parameters:
         kind = "parameter_added" if half.added else "parameter_removed"
         text = f"{half.sign} {count(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}"
         text += f", used by {operations}" if bodies else ""
-        return half.cause(kind, text, line, _ADVICE[kind], names, len(parameters))
+        return half.cause(kind, text, line, _ADVICE[kind], nodes, len(parameters))
     kind = "instruction_inserted" if half.added else "instruction_removed"
     text = f"{half.sign} {operations} {shapes(form.labels[n][1] for n in bodies or nodes)} in {half.letter} only"
-    return half.cause(kind, text, line, _ADVICE[kind], names, len(alike))
+    return half.cause(kind, text, line, _ADVICE[kind], nodes, len(alike))
 
 
 _ADVICE: dict[str, str] = {
@@ -183,30 +178,17 @@ _ADVICE: dict[str, str] = {
 
 def _replaced(causes: list[Cause]) -> list[Cause]:
     """Something removed and something inserted at one line, as often: one replaced by the other."""
+    kinds = {"instruction_inserted", "instruction_removed"}
     kept: list[Cause] = []
     for cause in causes:
-        twin = next(
-            (
-                k
-                for k in kept
-                if {k.kind, cause.kind} == {"instruction_inserted", "instruction_removed"}
-                and k.where == cause.where
-                and k.count == cause.count
-            ),
-            None,
-        )
+        pairs = (k for k in kept if {k.kind, cause.kind} == kinds and (k.where, k.count) == (cause.where, cause.count))
+        twin = next(pairs, None)
         if twin is None:
             kept.append(cause)
             continue
         old, new = (cause, twin) if cause.kind == "instruction_removed" else (twin, cause)
         text = f"{old.what[2:].removesuffix(' in A only')} replaced by {new.what[2:].removesuffix(' in B only')}"
-        kept[kept.index(twin)] = Cause(
-            "instruction_replaced",
-            text,
-            cause.where,
-            "another operation is called at this line",
-            old.a,
-            new.b,
-            cause.count,
-        )
+        advice = "another operation is called at this line"
+        both = Cause("instruction_replaced", text, cause.where, advice, old.a, new.b, cause.count)
+        kept[kept.index(twin)] = both
     return kept

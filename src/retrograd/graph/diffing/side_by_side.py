@@ -12,13 +12,16 @@ from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.source_lines import is_library
 
+Names = tuple[str, ...]
+
 
 @dataclass(slots=True)
 class Half:
     """One side: the graph, the form of the computation, keys of its values, and who has no partner.
 
     `ids` are the keys that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
-    of the other side, -1 if none; `added` is true of B, the later graph.
+    of the other side, -1 if none; `added` is true of B, the later graph. `paired` are places of outputs that the other
+    side has too, `explained` nodes that a cause has explained already.
     """
 
     graph: Graph
@@ -27,7 +30,9 @@ class Half:
     exact: list[bytes]
     partner: list[int]
     added: bool
+    paired: set[int]
     alone: list[int] = field(default_factory=list[int])
+    explained: set[int] = field(default_factory=set[int])
     _users: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
@@ -55,10 +60,12 @@ class Half:
         """The sign before what only this side has."""
         return "+" if self.added else "-"
 
-    def cause(self, kind: Kind, text: str, line: str, advice: str, names: tuple[str, ...], count: int = 1) -> Cause:
-        """A cause that names instructions of this side alone."""
-        sides = ((), names) if self.added else (names, ())
-        return Cause(kind, text, line, advice, *sides, count)
+    def cause(
+        self, kind: Kind, text: str, line: str, advice: str, nodes: Iterable[int], count: int = 1, other: Names = ()
+    ) -> Cause:
+        """A cause that names instructions of this side, and those of the other where it concerns any."""
+        own = self.names(nodes)
+        return Cause(kind, text, line, advice, *((other, own) if self.added else (own, other)), count)
 
     def name(self, node: int) -> str:
         """The name of the instruction, with its computation outside the entry."""
@@ -66,7 +73,7 @@ class Half:
         computation = self.form.computation.name
         return own if computation == self.graph.entry else f"{computation}/{own}"
 
-    def names(self, nodes: Iterable[int]) -> tuple[str, ...]:
+    def names(self, nodes: Iterable[int]) -> Names:
         """The instructions of nodes, each once, in order."""
         return tuple(dict.fromkeys(self.name(n) for n in nodes))
 
@@ -84,14 +91,6 @@ class Half:
         """Operation and shape in words."""
         opcode, shape, _ = self.form.labels[node]
         return f"{opcode} {shape}".strip()
-
-
-@dataclass(slots=True)
-class ExplainedNodes:
-    """Nodes of either side that a cause has explained already."""
-
-    a: set[int] = field(default_factory=set[int])
-    b: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)
