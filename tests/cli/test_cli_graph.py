@@ -171,7 +171,11 @@ def test_wrong_usage_is_2_and_says_what_to_do(folder: Path, args: list[str], sai
 
 
 def test_bytes_on_stdin_that_are_no_text() -> None:
-    for data, said in ((b"\xff\xfe\x00", "not UTF-8"), (gzip.compress(SMALL.encode())[:-9], "gzip data")):
+    for data, said in (
+        (b"\xff\xfe\x00", "binary file"),
+        (b"\xff", "not UTF-8"),
+        (gzip.compress(SMALL.encode())[:-9], "gzip data"),
+    ):
         result = graph("follow", "-", "p0", stdin=data)
         assert result.exit_code == 2
         assert said in result.output

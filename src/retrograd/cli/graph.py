@@ -18,11 +18,9 @@ from retrograd.cli._output import answers
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
-    from retrograd.graph.ir import Graph
     from retrograd.graph.schema import Diff, Follow, Unique
     from retrograd.graph.watching.schema import WatchReport
 
-_GZIP = b"\x1f\x8b"
 _FLAGS_WITH_VALUE = ("-X", "-W")  # of Python
 
 _LOCK = click.Path(path_type=Path)
@@ -51,7 +49,8 @@ def unique(files: tuple[str, ...]) -> Unique:
     """
     from retrograd import graph
 
-    return graph.unique(_load_all(files))
+    _refuse_two_stdins(files)
+    return graph.unique(files)
 
 
 @graph.command()
@@ -68,9 +67,8 @@ def diff(a: str, b: str) -> Diff:
     """
     from retrograd import graph
 
-    if a == b == "-":
-        raise UsageError("`FILE` is - twice, but there is only one stdin")
-    return graph.diff(_load_one(a), _load_one(b))
+    _refuse_two_stdins((a, b))
+    return graph.diff(a, b)
 
 
 @graph.command()
@@ -91,7 +89,7 @@ def follow(file: str, value: str) -> Follow:
 
     # A record holds the nearest steps, unless all are asked for: a page of 40,000 lines helps nobody.
     limit = {"limit": None} if click.get_current_context().params["everything"] else {}
-    return graph.follow(_load_one(file), value, **limit)
+    return graph.follow(file, value, **limit)
 
 
 @graph.command()
@@ -107,8 +105,10 @@ def ls(files: tuple[str, ...], as_json: bool) -> None:
     from retrograd.graph.canonical import forms
     from retrograd.graph.diffing.compare import side
     from retrograd.graph.keys import strict_key
+    from retrograd.graph.sources import load
 
-    graphs = _load_all(files)
+    _refuse_two_stdins(files)
+    graphs = [graph for file in files for graph in load(file)]
     folded = [forms(graph) for graph in graphs]
     sides = [side(graph, of, strict_key(graph, of)) for graph, of in zip(graphs, folded, strict=True)]
     recorded = [graph.key for graph in graphs]
@@ -210,46 +210,9 @@ def check(ctx: click.Context, files: tuple[str, ...], path: Path, as_json: bool)
     ctx.exit(result.exit_code)
 
 
-def _load(spec: str) -> list[Graph]:
-    """The graphs of FILE, of FILE#3 the one, of - those on stdin."""
-    from retrograd.graph import sources
-    from retrograd.graph.readers import parse
-
-    path, number = sources.split(spec)
-    if path != "-":
-        return sources.load(spec)
-    graphs = parse(_stdin(), "stdin")
-    return graphs if number is None else [sources.numbered(graphs, number, path)]
-
-
-def _load_one(spec: str) -> Graph:
-    """The graph of a file that holds one, or of FILE#3."""
-    from retrograd.graph import sources
-
-    return sources.single(_load(spec), spec)
-
-
-def _load_all(specs: Sequence[str]) -> list[Graph]:
-    """The graphs of all files, in the order given."""
-    if list(specs).count("-") > 1:
+def _refuse_two_stdins(files: Sequence[str]) -> None:
+    if list(files).count("-") > 1:
         raise UsageError("`FILE` is - twice, but there is only one stdin")
-    return [graph for spec in specs for graph in _load(spec)]
-
-
-def _stdin() -> str:
-    data = sys.stdin.buffer.read()
-    if data.startswith(_GZIP):
-        import gzip
-        import zlib
-
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error) as error:
-            raise UsageError(f"stdin: the gzip data is damaged or cut off ({error})") from None
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"stdin: byte {error.start} is not UTF-8 text; expected a dump, plain or gzip") from None
 
 
 def _replay(paths: Sequence[str], options: dict[str, object]) -> WatchReport:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import codecs
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
+from typing import BinaryIO
 
 from retrograd.errors import GraphError
 from retrograd.graph.readers.formats import detect
@@ -16,13 +18,16 @@ _PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
 
 
-def text_of(path: str | PathLike[str], max_bytes: int) -> str:
-    """The text of a file, unpacked. The first piece already has to look like a graph, before the rest is read."""
+def text_of(path: str | PathLike[str], max_bytes: int, stream: BinaryIO | None = None) -> str:
+    """The text of a file (or of a stream of that name), unpacked.
+
+    The first piece already has to look like a graph, before the rest is read.
+    """
     pieces: list[str] = []
     decode = codecs.getincrementaldecoder("utf-8")().decode
     size = at = lines = 0
     try:
-        for piece in _pieces(Path(path), str(path)):
+        for piece in _pieces(_opened(Path(path)) if stream is None else nullcontext(stream), str(path)):
             size += len(piece)
             if size > max_bytes:
                 raise GraphError(_too_large(str(path), max_bytes))
@@ -42,10 +47,14 @@ def text_of(path: str | PathLike[str], max_bytes: int) -> str:
     return "".join(pieces).removeprefix("\ufeff")
 
 
-def _pieces(path: Path, name: str) -> Iterator[bytes]:
+def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
     if path.is_dir():
-        raise GraphError(f"{name} is a directory; expected one file, as in {name.rstrip('/')}/graph.hlo.txt")
-    with path.open("rb") as file:
+        raise GraphError(f"{path} is a directory; expected one file, as in {path}/graph.hlo.txt")
+    return path.open("rb")
+
+
+def _pieces(opened: AbstractContextManager[BinaryIO], name: str) -> Iterator[bytes]:
+    with opened as file:
         start = file.read(2)
         file.seek(0) if file.seekable() else None
         rest = iter(lambda: file.read(_PIECE), b"")

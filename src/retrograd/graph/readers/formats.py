@@ -9,7 +9,7 @@ from retrograd.errors import GraphError, UsageError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import text_key
-from retrograd.graph.readers import fx_text, hlo, stablehlo
+from retrograd.graph.readers import fx_text, hlo, stablehlo, torch_xla
 
 FORMATS = ("hlo", "stablehlo", "fx", "torch_xla")
 _MARKS = re.compile(
@@ -57,19 +57,33 @@ def parse(text: str, source: str = "", format: str | None = None) -> list[Graph]
 
 def pieces(text: str, source: str = "", format: str | None = None) -> Iterator[tuple[str, Graph]]:
     """Each graph of a text with the part of the text that it is; see `read`."""
-    for ordinal, (piece, first, settle) in enumerate(_SPLIT[format or detect(text, source)](text, source)):
-        graph = settle(piece, first)
+    format = format or detect(text, source)
+    split = _torch_xla(text, source) if format == "torch_xla" else _whole(text, source, format)
+    for ordinal, (piece, graph) in enumerate(split):
         graph.digest = text_key(piece)
         graph.source, graph.ordinal = source, ordinal
         yield piece, graph
 
 
-# A piece of the text, the number of its first line, and what reads it.
-_Piece = tuple[str, int, Callable[[str, int], Graph]]
-_Reader = Callable[[str, str, int], Graph]
+_READERS: dict[str, Callable[[str, str, int], Graph]] = {
+    "hlo": hlo.parse,
+    "stablehlo": stablehlo.parse,
+    "fx": fx_text.parse,
+}
 
 
-def _hlo(text: str, source: str) -> Iterator[_Piece]:
+def _whole(text: str, source: str, format: str) -> Iterator[tuple[str, Graph]]:
+    """The graphs that stand one behind the other, of a text that consists of them."""
+    starts = _hlo_starts(text) if format == "hlo" else fx_text.starts(text) if format == "fx" else [0]
+    first, last = 1, 0
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        first += text.count("\n", last, start)
+        last = start
+        piece = text[start:end]
+        yield piece, _READERS[format](piece, source, first)
+
+
+def _hlo_starts(text: str) -> list[int]:
     starts: list[int] = []
     at = text.find("HloModule")  # twenty times as fast as an expression: 5 ms for 45,000 instructions
     while at >= 0:
@@ -78,49 +92,16 @@ def _hlo(text: str, source: str) -> Iterator[_Piece]:
             starts.append(start)
         end = text.find("\n", at)
         at = text.find("HloModule", end) if end >= 0 else -1
-    if not starts or text[: starts[0]].strip():
-        starts = [0, *starts]  # the reader says what is wrong with the beginning
-    return _parts(text, starts, lambda piece, first: hlo.parse(piece, source, first))
+    # Otherwise the reader says what is wrong with the beginning.
+    return starts if starts and not text[: starts[0]].strip() else [0, *starts]
 
 
-def _fx(text: str, source: str) -> Iterator[_Piece]:
-    return _parts(text, fx_text.starts(text), lambda piece, first: fx_text.parse(piece, source, first))
-
-
-def _stablehlo(text: str, source: str) -> Iterator[_Piece]:
-    return _parts(text, [0], lambda piece, first: stablehlo.parse(piece, source, first))
-
-
-def _parts(text: str, starts: list[int], reader: Callable[[str, int], Graph]) -> Iterator[_Piece]:
-    first, last = 1, 0
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-        first += text.count("\n", last, start)
-        last = start
-        yield text[start:end], first, reader
-
-
-def _torch_xla(text: str, source: str) -> Iterator[_Piece]:
-    from retrograd.graph.readers import torch_xla
-
+def _torch_xla(text: str, source: str) -> Iterator[tuple[str, Graph]]:
     for block in torch_xla.blocks(text, source):
         kind = detect(block.body, source, block.first)
-        reader = {"hlo": hlo.parse, "stablehlo": stablehlo.parse}.get(kind)
-        if reader is None:
-            raise brackets.error(
-                source or "the text", block.first, f"a save-file holds HLO or StableHLO, this is {kind}"
-            )
-
-        def settle(piece: str, first: int, reader: _Reader = reader, block: torch_xla.SaveFileBlock = block) -> Graph:
-            graph = reader(piece, source, first)
-            graph.key, graph.frames, graph.block = block.key, block.frames, block.name
-            return graph
-
-        yield block.body, block.first, settle
-
-
-_SPLIT: dict[str, Callable[[str, str], Iterator[_Piece]]] = {
-    "hlo": _hlo,
-    "stablehlo": _stablehlo,
-    "fx": _fx,
-    "torch_xla": _torch_xla,
-}
+        if kind not in ("hlo", "stablehlo"):
+            message = f"a save-file holds HLO or StableHLO, this is {kind}"
+            raise brackets.error(source or "the text", block.first, message)
+        graph = _READERS[kind](block.body, source, block.first)
+        graph.key, graph.frames, graph.block = block.key, block.frames, block.name
+        yield block.body, graph

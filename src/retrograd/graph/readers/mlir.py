@@ -92,11 +92,10 @@ def _damaged(message: str, text: str, source: str, first: int) -> GraphError:
 class _Body:
     """A computation in the making: instructions, and where each MLIR value is."""
 
-    def __init__(self, outer: _Body | None = None) -> None:
+    def __init__(self) -> None:
         self.instructions: list[Instruction] = []
         self.values: dict[Any, int] = {}
         self.parameters: list[int] = []
-        self.outer = outer
         self.names: dict[str, int] = {}
 
     def add(self, instruction: Instruction) -> int:
@@ -234,10 +233,8 @@ class _Reader:
             blocks = list(region.blocks)
             if not blocks:
                 continue
-            inner = _Body(body)
-            for value in blocks[0].arguments:
-                inner.parameter(value, self.name(value), self.shape(value))
-            for value in used:
+            inner = _Body()
+            for value in (*blocks[0].arguments, *used):
                 inner.parameter(value, self.name(value), self.shape(value))
             self.count += 1
             name = f"{owner.partition('.region_')[0]}.region_{self.count}"

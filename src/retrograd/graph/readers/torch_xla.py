@@ -29,7 +29,6 @@ _BEGIN, _END, _HASH = "## BEGIN_GRAPH", "## END_GRAPH", "Graph Hash:"
 class SaveFileBlock:
     """One graph of a save-file: `body` is its text, which begins at line `first`."""
 
-    ordinal: int
     body: str
     first: int
     key: str
@@ -40,15 +39,15 @@ class SaveFileBlock:
 def blocks(text: str, source: str) -> Iterator[SaveFileBlock]:
     """The blocks in order; GraphError where one is not closed."""
     lines = brackets.lines(text)
-    name, ordinal = "", 0
+    name = ""
     frames: list[tuple[str, int]] = []
     at = 0
     while at < len(lines):
         line = lines[at]
         if line.startswith(_BEGIN):
             body, key, end = _body(lines, at + 1, source)
-            yield SaveFileBlock(ordinal, body, at + 2, key, tuple(frames), name)
-            name, frames, ordinal, at = "", [], ordinal + 1, end
+            yield SaveFileBlock(body, at + 2, key, tuple(frames), name)
+            name, frames, at = "", [], end
         elif header := _BLOCK.match(line):
             name, frames = header[1], []
         elif frame := _frame(line):
