@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import importlib
 
 import click
 
-from retrograd.cli._groups import LazyGroup
+from retrograd.cli._groups import CommandGroup
 from retrograd.errors import RetrogradError
 
 _ELSEWHERE = {"repro": "verify"}  # a command in the file of another
 _COMMANDS = ("verify", "repro", "flake", "trace", "graph", "fsdp", "codegen", "report", "bench", "env")
 
 
-class _Commands(LazyGroup):
-    modules: ClassVar = {name: f"{__name__}.{_ELSEWHERE.get(name, name)}" for name in _COMMANDS}
+class _Commands(CommandGroup):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"{__name__}.{_ELSEWHERE.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -1,10 +1,6 @@
-"""Groups of commands: help with whole sentences, and commands that are imported when they are asked for."""
+"""Groups of commands whose help has whole sentences."""
 
 from __future__ import annotations
-
-import importlib
-from collections.abc import Mapping
-from typing import ClassVar
 
 import click
 
@@ -24,18 +20,3 @@ class CommandGroup(click.Group):
         rows = [(name, known.get_short_help_str(_LONGEST_SENTENCE)) for name, known in commands if known is not None]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-
-
-class LazyGroup(CommandGroup):
-    """A group that finds its commands in a table of name -> module; in each module the command has its own name."""
-
-    modules: ClassVar[Mapping[str, str]]
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.modules)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.modules:
-            return None
-        command: click.Command = getattr(importlib.import_module(self.modules[cmd_name]), cmd_name)
-        return command

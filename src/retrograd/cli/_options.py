@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +32,13 @@ def program(metavar: str) -> Decorator:
     return click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar=metavar)
 
 
+def choice(*names: str, of: Sequence[str], help: str | None = None, default: str = "") -> Decorator:
+    """An option with one of some words; the first, if no default is named."""
+    return click.option(*names, type=click.Choice(of), default=default or of[0], show_default=True, help=help)
+
+
+PATH = click.Path(path_type=Path)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 # Settings of a command that takes `program`.
 PASSES_OPTIONS_ON: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -39,11 +47,4 @@ OUTPUTS = click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json or .txt."
 )
 EVERYTHING = click.option("--all", "everything", is_flag=True, help="Leave nothing out.")
-FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "github"]),
-    default="text",
-    show_default=True,
-    help="Text, or annotations of GitHub Actions.",
-)
+FORMAT = choice("--format", "form", of=["text", "github"], help="Text, or annotations of GitHub Actions.")

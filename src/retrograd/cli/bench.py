@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from retrograd.cli._options import options, words
+from retrograd.cli._options import PATH, options, words
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from retrograd.bench.rows import Row
 
 _RESULTS = Path("benchmarks/results")
-_FILE = click.Path(path_type=Path)
 
 
 _OPTIONS = [
@@ -39,10 +38,10 @@ _OPTIONS = [
                  "with."),
     click.option("--host", is_flag=True, help="CUDA: the host's time of an eager forward and backward instead."),
     click.option("--max-seconds", type=float, default=float("inf"), help="Start no measurement after this long."),
-    click.option("--out", type=_FILE, help="JSON lines  [default: OPS-DEVICE.jsonl]; of msda the table too, as .md."),
-    click.option("--plot", type=_FILE, help="Draw useful GB/s into FILE.html or FILE.png."),
-    click.option("--load", multiple=True, type=_FILE, help="Show these results, measure nothing."),
-    click.option("--compare", "earlier", multiple=True, type=_FILE, help="Show what became slower since."),
+    click.option("--out", type=PATH, help="JSON lines  [default: OPS-DEVICE.jsonl]; of msda the table too, as .md."),
+    click.option("--plot", type=PATH, help="Draw useful GB/s into FILE.html or FILE.png."),
+    click.option("--load", multiple=True, type=PATH, help="Show these results, measure nothing."),
+    click.option("--compare", "earlier", multiple=True, type=PATH, help="Show what became slower since."),
     click.option("--fail-slower", type=float, metavar="PCT",
                  help="With --compare: exit 1 if anything takes PCT % longer beyond noise, or went wrong."),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from retrograd.cli._options import words
+from retrograd.cli._options import PATH, words
 from retrograd.cli._output import answers, live
 from retrograd.errors import MissingExtraError, UsageError
 
@@ -49,7 +49,7 @@ def _env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> 
 @click.option("--pytest", "pytest_args", multiple=True, metavar="ARG", help="One more argument for pytest.")
 @answers("retrograd.flake.schema:FlakeReport")
 @click.option("--history", "show_history", is_flag=True, help="Print the rates of the history; run nothing.")
-@click.option("--db", type=click.Path(path_type=Path), help="The history  [default: .retrograd/flake.sqlite3].")
+@click.option("--db", type=PATH, help="The history  [default: .retrograd/flake.sqlite3].")
 @click.option("--no-history", is_flag=True, help="Neither read nor write the history.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.pass_context

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import AS_JSON, PASSES_OPTIONS_ON, program
+from retrograd.cli._options import AS_JSON, FOLDER, PASSES_OPTIONS_ON, PATH, program
 
 
 @click.group(cls=CommandGroup)
@@ -26,7 +26,7 @@ def fsdp() -> None:
 )
 @click.option("--strict", is_flag=True, help="Compare ranks before each collective, not only before each update.")
 @click.option("--nonfinite", is_flag=True, help="Name the rank that gives NaN or Inf to a reduction.")
-@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep the logs.")
+@click.option("--logs", type=FOLDER, metavar="DIR", help="Keep the logs.")
 @AS_JSON
 @click.pass_context
 def check(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_json: bool, **options: object) -> None:
@@ -45,8 +45,8 @@ def check(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_js
 
 
 @fsdp.command()
-@click.argument("first", metavar="ONE", type=click.Path(path_type=Path))
-@click.argument("second", metavar="OTHER", type=click.Path(path_type=Path))
+@click.argument("first", metavar="ONE", type=PATH)
+@click.argument("second", metavar="OTHER", type=PATH)
 @AS_JSON
 @click.pass_context
 def diff(ctx: click.Context, first: Path, second: Path, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, PASSES_OPTIONS_ON, program
+from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, PASSES_OPTIONS_ON, PATH, choice, program
 from retrograd.cli._output import answers
 from retrograd.errors import UsageError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FLAGS_WITH_VALUE = ("-X", "-W")  # of Python
 
-_LOCK = click.Path(path_type=Path)
+_NUMBER = click.IntRange(min=0)
 _FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 
 
@@ -127,27 +127,20 @@ def ls(files: tuple[str, ...], as_json: bool) -> None:
 @graph.command(context_settings=PASSES_OPTIONS_ON)
 @program("[-- python SCRIPT ...]")
 @click.option("--from", "recorded", is_flag=True, help="PROGRAM are recorded graphs instead, in the order of steps.")
-@click.option("--expect", type=click.IntRange(min=0), metavar="N", help="More graphs than N fail.")
+@click.option("--expect", type=_NUMBER, metavar="N", help="More graphs than N fail.")
 @click.option(
-    "--warmup",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="New graphs after N steps fail  [default: 2 without --expect].",
+    "--warmup", type=_NUMBER, metavar="N", help="New graphs after N steps fail  [default: 2 without --expect]."
 )
-@click.option("--backend", type=click.Choice(["auto", "compile", "xla", "jax"]), default="auto", show_default=True)
-@click.option("--on-extra", type=click.Choice(["explain", "raise", "warn"]), default="explain", show_default=True)
-@click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Keep the graphs and the report.")
-@click.option("--lock", type=_LOCK, metavar="FILE", help="Write this lock file, or hold to it.")
+@choice("--backend", of=["auto", "compile", "xla", "jax"])
+@choice("--on-extra", of=["explain", "raise", "warn"])
+@click.option("--save", type=PATH, metavar="DIR", help="Keep the graphs and the report.")
+@click.option("--lock", type=PATH, metavar="FILE", help="Write this lock file, or hold to it.")
 @click.option("--gc-before-cut", is_flag=True, help="torch_xla: collect garbage before each cut.")
 @click.option(
-    "--threshold",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="NODES",
-    help="torch_xla: smaller live tensors are not looked at.",
+    "--threshold", type=_NUMBER, default=0, metavar="NODES", help="torch_xla: smaller tensors are not looked at."
 )
 @AS_JSON
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Also write the report, JSON.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Also write the report, JSON.")
 @click.pass_context
 def watch(
     ctx: click.Context, program: tuple[str, ...], recorded: bool, as_json: bool, output: Path | None, **options: object
@@ -179,7 +172,7 @@ def watch(
 
 @graph.command()
 @_FILES
-@click.option("-o", "--output", type=_LOCK, default=Path("graphs.lock"), show_default=True)
+@click.option("-o", "--output", type=PATH, default=Path("graphs.lock"), show_default=True)
 @click.option("--no-text", is_flag=True, help="Keep keys alone: smaller, but a change cannot be explained.")
 def lock(files: tuple[str, ...], output: Path, no_text: bool) -> None:
     """Write a lock file of the graphs in dumps: their keys by file name, their sizes and their texts.
@@ -195,7 +188,7 @@ def lock(files: tuple[str, ...], output: Path, no_text: bool) -> None:
 
 @graph.command()
 @_FILES
-@click.option("--lock", "path", type=_LOCK, default=Path("graphs.lock"), show_default=True)
+@click.option("--lock", "path", type=PATH, default=Path("graphs.lock"), show_default=True)
 @AS_JSON
 @click.pass_context
 def check(ctx: click.Context, files: tuple[str, ...], path: Path, as_json: bool) -> None:

@@ -6,20 +6,16 @@ from pathlib import Path
 
 import click
 
+from retrograd.cli._options import PATH
 from retrograd.cli._output import show
+
+_OUTPUTS = "Write .html, .json, .txt or .xml (JUnit) instead of printing."
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FILE",
-    help="Write .html, .json, .txt or .xml (JUnit) instead of printing.",
-)
-@click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Append to events in this folder.")
+@click.argument("file", type=PATH)
+@click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help=_OUTPUTS)
+@click.option("--tensorboard", type=PATH, metavar="DIR", help="Append to events in this folder.")
 @click.option("--step", type=int, default=0, show_default=True, help="Step of these events.")
 def report(file: Path, outputs: tuple[str, ...], tensorboard: Path | None, step: int) -> None:
     """Render the JSON record FILE again: as text on stdout, or as the files given with -o.

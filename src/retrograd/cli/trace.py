@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import EVERYTHING, PASSES_OPTIONS_ON, program
+from retrograd.cli._options import EVERYTHING, FOLDER, PASSES_OPTIONS_ON, PATH, choice, program
 from retrograd.cli._output import answers, show
 from retrograd.errors import UndecidedError, UsageError
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 _STDERR = 2  # the answer alone goes to stdout
 _FORMS = "'path/file.py:name' or 'package.module:name'"
 
-_FILE = click.argument("file", type=click.Path(path_type=Path))
+_FILE = click.argument("file", type=PATH)
+_WHERE = "Where to write, .trace or .jsonl.gz."
+_COMPILED = "What torch.compile has compiled: runs unseen; runs eagerly; is an error."
+_ENGINE = "What records: compiled code, built at its first use; Python; the first where it is built or there is a GPU."
 _PARTIAL = click.option("--partial", is_flag=True, help="Take what there is of a file that was cut off.")
 
 
@@ -39,37 +42,11 @@ def trace() -> None:
 
 @trace.command(context_settings=PASSES_OPTIONS_ON)
 @program("[-- SCRIPT.py ARGS ...]")
-@click.option(
-    "--level",
-    type=click.Choice(["names", "fast", "full"]),
-    default="fast",
-    show_default=True,
-    help="No numbers; each value once; every view too.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("run.trace"),
-    show_default=True,
-    metavar="FILE",
-    help="Where to write, .trace or .jsonl.gz.",
-)
+@choice("--level", of=["names", "fast", "full"], default="fast", help="No numbers; each value once; every view too.")
+@click.option("-o", "--output", type=PATH, default=Path("run.trace"), show_default=True, metavar="FILE", help=_WHERE)
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End the program after N steps.")
-@click.option(
-    "--compiled",
-    type=click.Choice(["keep", "eager", "refuse"]),
-    default="keep",
-    show_default=True,
-    help="What torch.compile has compiled: runs unseen; runs eagerly; is an error.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", "tape", "python"]),
-    default="auto",
-    show_default=True,
-    help="What records: compiled code, built at its first use; Python; the first where it is built or there is a GPU.",
-)
+@choice("--compiled", of=["keep", "eager", "refuse"], help=_COMPILED)
+@choice("--engine", of=["auto", "tape", "python"], help=_ENGINE)
 @click.option("--pdb", is_flag=True, help="Open the debugger at the first operator that makes a NaN or Inf.")
 @click.option("--nan", is_flag=True, help="Say at the end where the first NaN or Inf comes from, as `trace nan` does.")
 @click.pass_context
@@ -104,7 +81,7 @@ def record(ctx: click.Context, program: tuple[str, ...], output: Path, pdb: bool
 @click.option("--bad", is_flag=True, help="Only results with NaN or Inf.")
 @click.option("--most", type=click.IntRange(min=1), default=200, show_default=True, metavar="N", help="List at most N.")
 @_PARTIAL
-@click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Append to events in this folder.")
+@click.option("--tensorboard", type=PATH, metavar="DIR", help="Append to events in this folder.")
 @answers("retrograd.trace.filters:Listing")
 def show_operators(file: Path, most: int, partial: bool, tensorboard: Path | None, **filters: Any) -> Listing:
     """List operators: number, step, phase, name, module, line and the range of the result.
@@ -166,19 +143,8 @@ def diff(a: str, b: str, bitwise: bool | None) -> TraceDiff:
 @trace.command(context_settings=PASSES_OPTIONS_ON)
 @program("[-- SCRIPT.py ARGS ...]")
 @click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Of each run.")
-@click.option(
-    "--level",
-    type=click.Choice(["fast", "full"]),
-    default="full",
-    show_default=True,
-    help="Each value once; every view too.",
-)
-@click.option(
-    "--keep",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Keep both traces, first.trace and second.trace.",
-)
+@choice("--level", of=["fast", "full"], default="full", help="Each value once; every view too.")
+@click.option("--keep", type=FOLDER, metavar="DIR", help="Keep both traces, first.trace and second.trace.")
 @answers("retrograd.trace.diffing.schema:TraceDiff")
 def repeat(program: tuple[str, ...], steps: int, level: str, keep: Path | None) -> TraceDiff:
     """Run a Python program twice, recorded, in a process each, and compare the runs bit for bit.
@@ -202,8 +168,8 @@ def repeat(program: tuple[str, ...], steps: int, level: str, keep: Path | None) 
 @trace.command()
 @click.argument("target")
 @click.option("--tolerance", type=float, metavar="R", help="Relative error allowed  [default: a tenth of what it is].")
-@click.option("--precision", type=click.Choice(["float64", "float32"]), default="float64", show_default=True)
-@click.option("--by", type=click.Choice(["operator", "module"]), default="operator", show_default=True)
+@choice("--precision", of=["float64", "float32"])
+@choice("--by", of=["operator", "module"])
 @answers("retrograd.trace.bisecting.schema:Bisection", everything=True)
 def bisect(target: str, **options: Any) -> Bisection:
     """Find the fewest operators that must be computed in higher precision for a step to agree with its reference.

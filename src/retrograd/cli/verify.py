@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrograd import config
-from retrograd.cli._options import words
+from retrograd.cli._options import PATH, choice, words
 from retrograd.cli._output import Progress, live, show
 from retrograd.errors import MissingExtraError, RetrogradError, UsageError
 
 if TYPE_CHECKING:
     from retrograd.check.isolation import ProcessLimits
     from retrograd.check.schema import Finding, Report
+
+
+_STAGES = "List the stages."
 
 
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any] | None:
@@ -43,7 +46,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 @click.command()
 @click.argument("target")
-@click.option("--level", type=click.Choice(["quick", "full"]), default="full", show_default=True, help="How much.")
+@choice("--level", of=["quick", "full"], default="full", help="How much.")
 @click.option("--only", callback=words, metavar="A,B", help="Run these stages only.")
 @click.option("--skip", callback=words, metavar="A,B", help="Leave these stages out.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all inputs.")
@@ -53,7 +56,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Also write .html, .json, .txt or .xml (JUnit)."
 )
-@click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True)
+@choice("--format", "form", of=["text", "json", "github"])
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds that a case may take.")
 @click.option(
@@ -63,14 +66,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option("--in-process", is_flag=True, help="Run in this process, for a debugger: a crash ends it.")
 @click.option("--memcheck", is_flag=True, help="On a GPU: also run the ordinary case under compute-sanitizer (slow).")
 @click.option("--child", callback=_job, hidden=True)
-@click.option(
-    "--list-stages",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_list_stages,
-    help="List the stages.",
-)
+@click.option("--list-stages", is_flag=True, is_eager=True, expose_value=False, callback=_list_stages, help=_STAGES)
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -119,7 +115,7 @@ def verify(
 
 @click.command()
 @click.argument("finding", metavar="REPORT.json[#K]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the script instead of running it.")
+@click.option("-o", "--output", type=PATH, help="Write the script instead of running it.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run the script after printing it.")
 @click.pass_context
 def repro(ctx: click.Context, finding: str, output: Path | None, run: bool) -> None:

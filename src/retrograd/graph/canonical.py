@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from retrograd.errors import GraphError
 from retrograd.graph.brackets import split
-from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
+from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, Computation, Graph, Instruction
 from retrograd.graph.tokens import tokens
 
 Value: TypeAlias = "int | tuple[Value, ...]"
@@ -109,7 +109,7 @@ class _Folder:
         root = result.values[result.computation.root]
         result.outputs, result.structure = flatten(root), _structure(root)
         result.parameters = [flatten(result.values[p])[0] for p in result.computation.parameters]
-        effects = self.side_effects()
+        effects = [place for place, ins in enumerate(result.computation.instructions) if ins.has_effect]
         result.live = _liveness(
             result.operands, [*result.outputs, *(n for p in effects for n in flatten(result.values[p]))]
         )
@@ -166,10 +166,9 @@ class _Folder:
         result.numbers.append(number)
         return len(result.labels) - 1
 
-    def node(self, place: int, instruction: Instruction, opcode: str = "") -> int:
+    def node(self, place: int, instruction: Instruction) -> int:
         values, attrs = self.result.values, instruction.attrs
-        opcode = opcode or instruction.opcode
-        if opcode == "parameter":
+        if instruction.opcode == "parameter":
             number, _, rest = attrs.partition(", ")
             return self.add(place, ("parameter", instruction.shape, rest), (), int(number))
         operands = tuple([values[o] for o in instruction.operands])
@@ -178,7 +177,7 @@ class _Folder:
                 attrs = f"{attrs} operands={_structure(operands)}"
                 operands = tuple(flatten(operands))
                 break
-        node = self.add(place, (opcode, instruction.shape, attrs), operands)  # type: ignore[arg-type]
+        node = self.add(place, (instruction.opcode, instruction.shape, attrs), operands)  # type: ignore[arg-type]
         if instruction.called:
             self.result.called[node] = instruction.called
         return node
@@ -199,14 +198,10 @@ class _Folder:
         """One node an operand where result k depends on operand k alone; else one node."""
         result, count = self.result, len(start.operands)
         if opcode not in PER_OPERAND or count < 2:
-            node = (
-                self.node(place, start, opcode)
-                if start is instruction
-                else self.renamed(place, start, opcode, instruction)
-            )
+            node = self.renamed(place, start, opcode, instruction)
             result.collectives.append(CollectiveNodes(place, opcode, (node,)))
             return node
-        shapes = _elements(instruction.shape)
+        shapes = elements(instruction.shape)
         nodes: list[int] = []
         for k, operand in enumerate(start.operands):
             shape = shapes[k] if k < len(shapes) else ""
@@ -218,7 +213,7 @@ class _Folder:
 
     def renamed(self, place: int, start: Instruction, opcode: str, done: Instruction) -> int:
         merged = Instruction(start.name, opcode, done.shape, start.operands, start.attrs, start.called)
-        return self.node(place, merged, opcode)
+        return self.node(place, merged)
 
     def asynchronous(self, place: int, instruction: Instruction) -> Value:
         """The start hands its place on (as a value that no node has); the done becomes the operation."""
@@ -259,15 +254,6 @@ class _Folder:
         )
         return kept if token in chain else node
 
-    def side_effects(self) -> list[int]:
-        """Places of instructions that are executed although nobody reads them."""
-        instructions = self.result.computation.instructions
-        return [
-            place
-            for place, ins in enumerate(instructions)
-            if ins.opcode in SIDE_EFFECTS or (ins.opcode == "custom-call" and "has_side_effect=true" in ins.attrs)
-        ]
-
     def count_dead(self, effects: list[int]) -> int:
         instructions = self.result.computation.instructions
         reached = _liveness([i.operands for i in instructions], [self.result.computation.root, *effects])
@@ -282,8 +268,8 @@ def _asynchronous(opcode: str) -> bool:
     return opcode.endswith(("-start", "-done")) or opcode == "async-update"
 
 
-def _elements(shape: str) -> list[str]:
-    """The element shapes of a tuple shape."""
+def elements(shape: str) -> list[str]:
+    """The shapes of what a result consists of; of a tuple its elements."""
     return split(shape[1:-1]) if shape.startswith("(") else [shape]
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from retrograd.graph.ir import PER_OPERAND, SIDE_EFFECTS, Computation, Graph, Instruction
+from retrograd.graph.canonical import elements
+from retrograd.graph.ir import PER_OPERAND, Computation, Graph, Instruction
 from retrograd.graph.ordinals import collective, numbered
 from retrograd.graph.schema import Crossing, FlowStep, Follow, Reached
 from retrograd.graph.tokens import adds_token, tokens
-from retrograd.graph.value_names import ValueRef, elements, find, name_of
+from retrograd.graph.value_names import ValueRef, find, name_of
 
 Path = tuple[int, ...]
 
@@ -24,7 +25,8 @@ Path = tuple[int, ...]
 _MAX_CONTEXTS = 8
 
 _MOVES = frozenset({"bitcast", "copy", "reshape"})
-_CALLS = frozenset({"async-start", "call", "fusion"})
+# Operands of these become parameters of what they call; a reduction's `to_apply` is not meant.
+_CALLS = frozenset({"async-start", "call", "fusion", "while", "conditional"})
 
 
 def follow(graph: Graph, value: str, limit: int | None = 400) -> Follow:
@@ -147,12 +149,9 @@ class _Walk:
         path = (1, *at.path) if ins.opcode == "async-start" else at.path
         self.add_state(context, place, path, parent, -1, "packaging", exact)
         if role == "body":
-            result = self.known[context, place, path]
-            self.iterate(result, place, ins, path)
-
-    def iterate(self, state: int, place: int, ins: Instruction, path: Path) -> None:
-        for role, name in ins.called:
-            self.enter_call(state, place, role, name, 0, path)
+            # Once more around.
+            for again, name in ins.called:
+                self.enter_call(self.known[context, place, path], place, again, name, 0, path)
 
     # States.
 
@@ -212,7 +211,7 @@ class _Walk:
             self.add_state(at.context, user, inner, state, k, "packaging", at.exact)
         elif opcode in _MOVES:
             self.add_state(at.context, user, path, state, k, "moved", at.exact)
-        elif ins.called and _enters(opcode):
+        elif ins.called and opcode in _CALLS:
             self.call(state, user, ins, k)
         elif opcode.endswith(("-start", "-done", "-update")):
             self.asynchronous(state, user, ins, k)
@@ -274,7 +273,7 @@ class _Walk:
             len(_outputs(self.graph)),
             crossings,
             self.named(s for s in self.states if self.is_end(s)),
-            self.named(s for s in self.states if _has_effect(self.instruction(s))),
+            self.named(s for s in self.states if self.instruction(s).has_effect),
             tuple(notes),
         )
 
@@ -288,7 +287,7 @@ class _Walk:
         return tuple(dict.fromkeys(self.id(state) for state in states))  # type: ignore[attr-defined]
 
     def is_end(self, state: _State) -> bool:
-        return not (state.continues or state.outputs or state.flow == "order" or _has_effect(self.instruction(state)))
+        return not (state.continues or state.outputs or state.flow == "order" or self.instruction(state).has_effect)
 
     def step(self, state: _State, ordinals: dict[str, int]) -> FlowStep:
         ins, name = self.instruction(state), self.id(state)
@@ -340,17 +339,12 @@ class _Walk:
         return tuple(c for _, c in sorted(crossings.values(), key=lambda pair: (pair[0], pair[1].operand)))
 
 
-def _enters(opcode: str) -> bool:
-    """Do operands of this instruction become parameters of what it calls? A reduction's `to_apply` is not meant."""
-    return opcode in _CALLS or opcode in ("while", "conditional")
-
-
 def _calls(graph: Graph) -> dict[str, list[tuple[Computation, int, str]]]:
     """Who calls each computation: the caller, the place of the call, and as what."""
     calls: dict[str, list[tuple[Computation, int, str]]] = {}
     for outer in graph:
         for place, ins in enumerate(outer.instructions):
-            if ins.called and _enters(ins.opcode):
+            if ins.called and ins.opcode in _CALLS:
                 for role, name in ins.called:
                     calls.setdefault(name, []).append((outer, place, role))
     return calls
@@ -362,10 +356,6 @@ def _users(computation: Computation) -> list[list[tuple[int, int]]]:
         for k, operand in enumerate(ins.operands):
             users[operand].append((place, k))
     return users
-
-
-def _has_effect(ins: Instruction) -> bool:
-    return ins.opcode in SIDE_EFFECTS or (ins.opcode == "custom-call" and "has_side_effect=true" in ins.attrs)
 
 
 def _start_path(ins: Instruction, base: str, k: int) -> Path:

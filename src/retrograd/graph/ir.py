@@ -49,6 +49,11 @@ class Instruction:
     metadata: str = ""
     line: int = 0
 
+    @property
+    def has_effect(self) -> bool:
+        """Is it executed although nobody reads its result?"""
+        return self.opcode in SIDE_EFFECTS or (self.opcode == "custom-call" and "has_side_effect=true" in self.attrs)
+
     def __repr__(self) -> str:
         attrs = f", {self.attrs}" if self.attrs else ""
         return f"{self.name} = {self.shape} {self.opcode}({', '.join(map(str, self.operands))}){attrs}"

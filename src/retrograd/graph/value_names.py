@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from retrograd.errors import UsageError
-from retrograd.graph.brackets import split
+from retrograd.graph.canonical import elements
 from retrograd.graph.ir import Computation, Graph, Instruction
 
 _PART = re.compile(r"(.+?)\[(\d+(?:\.\d+)*)\]\Z", re.DOTALL)
@@ -44,12 +44,6 @@ def name_of(graph: Graph, computation: Computation, instruction: Instruction) ->
     """`instruction` in the entry, `computation/instruction` elsewhere."""
     name = instruction.name
     return name if computation is graph.main else f"{computation.name}/{name}"
-
-
-def elements(shape: str) -> list[str]:
-    """The shapes of what a result consists of; of a tuple its elements."""
-    parts = split(shape[1:-1]) if shape.startswith("(") else [shape]
-    return [part if part.startswith("(") else part.replace(", ", ",") for part in parts]
 
 
 def find(graph: Graph, value: str) -> ValueRef:

@@ -11,6 +11,7 @@ from retrograd.graph.diffing.matching import Matching
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.source_lines import is_library
+from retrograd.graph.value_names import name_of
 
 Names = tuple[str, ...]
 
@@ -69,9 +70,7 @@ class Half:
 
     def name(self, node: int) -> str:
         """The name of the instruction, with its computation outside the entry."""
-        own = self.form.instruction(node).name
-        computation = self.form.computation.name
-        return own if computation == self.graph.entry else f"{computation}/{own}"
+        return name_of(self.graph, self.form.computation, self.form.instruction(node))
 
     def names(self, nodes: Iterable[int]) -> Names:
         """The instructions of nodes, each once, in order."""
