@@ -28,8 +28,7 @@ import torch
 from retrograd import codegen
 from retrograd.codegen import kernel_facts as machine
 from retrograd.core.schema import decode, plain
-from retrograd.ops.msda.shapes import Levels
-from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec, NeededGrads
 from retrograd.runtime.triton import launch as device
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -38,10 +37,7 @@ DTYPES = {"f32": (F32, F32), "bf16-f32": (BF16, F32), "bf16": (BF16, BF16), "f16
 MODES = {"zeros": (False, False), "aligned": (False, True), "border": (True, False), "border-aligned": (True, True)}
 CHANNELS = (16, 32, 64, 128)
 # One value a point, or a list.
-NARROW = frozenset(
-    {"locations_ptr", "weights_ptr", "shapes_ptr", "order_ptr", "begins_ptr"}
-    | {"references_ptr", "offsets_ptr", "logits_ptr"}
-)
+NARROW = frozenset({"locations_ptr", "weights_ptr", "shapes_ptr", "order_ptr", "begins_ptr", "references_ptr"})
 COVERING = """
 C32-f32-zeros | C64-bf16-border | C16-f16-f32-aligned | C128-f32-border-aligned | C32-f32-zeros-large
 """
@@ -49,7 +45,7 @@ C32-f32-zeros | C64-bf16-border | C16-f16-f32-aligned | C128-f32-border-aligned 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of msda_fwd, two of msda_fwd_fused and several of msda_bwd."""
+    """One call of msda_fwd, two of its fused form and several of msda_bwd."""
 
     channels: int
     dtypes: str
@@ -85,7 +81,7 @@ def sweep() -> list[Case]:
 
 def launch(case: Case) -> None:
     """Call the launchers of the library as the autograd function does."""
-    from retrograd.ops.msda.triton import msda_bwd, msda_fwd, msda_fwd_fused
+    from retrograd.ops.msda.triton import msda_bwd, msda_fwd
 
     dtype, beside = DTYPES[case.dtypes]
     border, aligned = MODES[case.mode]
@@ -100,18 +96,18 @@ def launch(case: Case) -> None:
     value, out = empty(1, pixels, heads, case.channels), empty(1, queries, heads, case.channels)
     p, a = empty(1, queries, heads, 8, 2, kind=beside), empty(1, queries, heads, 8, kind=beside)
     spec = MsdaSpec((4, 4), border, aligned)
-    args = (out, value, levels, p, a)
-    msda_fwd(*args[1:], spec)
+    inputs = MsdaInputs(value, levels, locations=p, weights=a)
+    msda_fwd(inputs, spec)
     for last in (2, 4):
-        msda_fwd_fused(value, levels, empty(1, queries, len(sizes), last, kind=beside), p, a, spec)
-    msda_bwd(*args, spec, need_value=False, need_locations=True, need_weights=True)
+        msda_fwd(inputs._replace(references=empty(1, queries, len(sizes), last, kind=beside)), spec)
+    msda_bwd(out, inputs, spec, NeededGrads(value=False, locations=True, weights=True))
     if case.large:
         return  # zeros for grad_value would be gigabytes
-    msda_bwd(*args, spec, need_value=True, need_locations=True, need_weights=True)
+    msda_bwd(out, inputs, spec, NeededGrads(value=True, locations=True, weights=True))
     # Sorts on the host, where nothing has been computed: small.
-    small = (out[:, :4], value, levels, p[:, :4], a[:, :4])
+    small = MsdaInputs(value, levels, locations=p[:, :4], weights=a[:, :4])
     spec = MsdaSpec((4, 4), border, aligned, deterministic=True)
-    msda_bwd(*small, spec, need_value=True, need_locations=False, need_weights=False)
+    msda_bwd(out[:, :4], small, spec, NeededGrads(value=True, locations=False, weights=False))
 
 
 def record(cases: list[Case], targets: list[str]) -> Iterator[tuple[codegen.Launch, Case]]:

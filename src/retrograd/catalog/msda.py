@@ -19,8 +19,8 @@ import torch
 from retrograd.catalog import msda_names
 from retrograd.check.spec import OpSpec, op
 from retrograd.ops.msda import ms_deform_attn, ms_deform_attn_fused, ms_deform_attn_reference
-from retrograd.ops.msda.fused_autograd import locations_of
-from retrograd.ops.msda.shapes import Levels
+from retrograd.ops.msda.arguments import Levels
+from retrograd.ops.msda.fused import locations_of
 
 _HALVES = ("float16", "bfloat16")
 # Locations in bfloat16 move by up to 0.05 pixels in a level of 23: less than the tenth that is kept free.

@@ -24,6 +24,8 @@ def finished(tensor: Any) -> Any:
 
     Tensor parallelism hands such tensors out: their address is null until somebody waits.
     """
+    if type(tensor) in PLAIN:
+        return tensor
     kind = async_collective_class()
     # In a traced graph the operator waits.
     if kind is None or torch.compiler.is_compiling() or not isinstance(tensor, kind):
@@ -46,8 +48,11 @@ def as_stored(tensors: Tensors) -> Tensors:
 
 def without_memory(*tensors: Any) -> bool:
     """Whether any of the tensors is of a class that implements operators itself, such as FakeTensor."""
-    own = torch.Tensor.__torch_dispatch__
-    return any(getattr(type(t), "__torch_dispatch__", own) is not own for t in tensors)
+    for tensor in tensors:
+        if type(tensor) not in PLAIN:
+            own = torch.Tensor.__torch_dispatch__
+            return any(getattr(type(t), "__torch_dispatch__", own) is not own for t in tensors)
+    return False
 
 
 class _Wait(torch.autograd.Function):

@@ -1,13 +1,14 @@
-"""Types that all ops share: which implementation runs."""
+"""Types that all ops share: which implementations there are, and which of them runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from importlib import import_module
+from types import ModuleType
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 class Impl(Enum):
@@ -19,35 +20,67 @@ class Impl(Enum):
     TORCH = "torch"
 
 
-# Every op has these; CUDA C++ of its own has only who says so.
-_COMMON = (Impl.TRITON, Impl.NATIVE, Impl.TORCH)
+_MODULES = {Impl.TRITON: "triton", Impl.CUDA: "cuda", Impl.NATIVE: "cpu", Impl.TORCH: "torch_impl"}
 
 
-def resolve_impl(
-    impl: str | Impl | None,
-    device: torch.device,
-    *,
-    native: Callable[[], bool] = lambda: False,
-    among: tuple[Impl, ...] = _COMMON,
-) -> Impl:
-    """The implementation to run on `device`; None picks triton on CUDA, native on CPU where it applies, else torch.
+@dataclass(frozen=True)
+class Family:
+    """An op with its implementations, which are imported when they are first asked for.
 
-    Args:
-        impl: None, an `Impl` or the value of one. An explicit choice is returned as it is.
-        device: where the tensors are.
-        native: whether native code applies to this call; asked only where it would be picked.
-        among: implementations that the op has.
-
-    Raises:
-        ValueError: `impl` is something else.
+    Attributes:
+        package: where they are.
+        tensor: the argument whose dtype and device count.
+        impls: those that the op has.
+        doubles: those that compute in float64.
     """
-    if impl is None:
-        if device.type == "cuda":
-            return Impl.TRITON
-        return Impl.NATIVE if device.type == "cpu" and native() else Impl.TORCH
-    for member in among:
-        if impl in (member, member.value):
-            return member
-    names = ", ".join(repr(member.value) for member in among)
-    name = impl.value if isinstance(impl, Impl) else impl
-    raise ValueError(f"`impl` is {name!r}, expected one of {names}, or None to choose by device")
+
+    package: str
+    tensor: str
+    impls: tuple[Impl, ...]
+    doubles: tuple[Impl, ...]
+
+    def module(self, impl: Impl) -> ModuleType:
+        """The package or module of an implementation."""
+        return import_module(f"{self.package}.{_MODULES[impl]}")
+
+    def choose(self, impl: str | Impl | None, dtype: torch.dtype, device: torch.device) -> Impl:
+        """The implementation to run on `device`; None picks triton on CUDA, native on CPU where it can run, else torch.
+
+        Raises:
+            TypeError: the chosen implementation does not compute in the dtype.
+            ValueError: impl is unknown, or does not run on the device.
+            RuntimeError: impl="native" cannot be built here.
+        """
+        double = dtype == torch.float64
+        if impl is None:
+            if device.type == "cuda" and not double:
+                return Impl.TRITON
+            native = device.type == "cpu" and (not double or Impl.NATIVE in self.doubles)
+            return Impl.NATIVE if native and self._why_no_native() is None else Impl.TORCH
+        chosen = next((member for member in self.impls if impl in (member, member.value)), None)
+        if chosen is None:
+            names = ", ".join(repr(member.value) for member in self.impls)
+            name = impl.value if isinstance(impl, Impl) else impl
+            raise ValueError(f"`impl` is {name!r}, expected one of {names}, or None to choose by device")
+        if double and chosen not in self.doubles:
+            raise TypeError(
+                f"`{self.tensor}` has dtype torch.float64, expected float32, float16 or bfloat16 for "
+                f"impl={chosen.value!r} (its kernels compute in float32); use impl='torch'"
+            )
+        needed = {Impl.CUDA: "cuda", Impl.NATIVE: "cpu"}.get(chosen, device.type)
+        if device.type != needed:
+            other = "native" if needed == "cuda" else "triton"
+            raise ValueError(
+                f"`{self.tensor}` is on {device}, expected {needed} for impl={chosen.value!r}; use impl={other!r} or "
+                "'torch'"
+            )
+        if chosen is Impl.NATIVE and (reason := self._why_no_native()) is not None:
+            raise RuntimeError(f"impl='native' cannot run here: {reason}; use impl='torch'")
+        return chosen
+
+    def _why_no_native(self) -> str | None:
+        """Why native code cannot run; open while torch.compile traces: the operator asks when it runs."""
+        if torch.compiler.is_compiling():
+            return None
+        why_not: Callable[[], str | None] = self.module(Impl.NATIVE).why_not
+        return why_not()

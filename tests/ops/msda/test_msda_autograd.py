@@ -32,9 +32,9 @@ def test_only_what_is_needed(frozen: tuple[str, ...], impl: str, device: str, mo
     def spy(ctx: Any, grad_out: torch.Tensor) -> Any:
         backward = ctx.call.functions.backward
 
-        def recorded(*args: Any, **needs: bool) -> Any:
-            asked.append(tuple(needs.values()))
-            return backward(*args, **needs)
+        def recorded(*args: Any) -> Any:
+            asked.append(args[-1][:3])
+            return backward(*args)
 
         ctx.call = ctx.call._replace(functions=ctx.call.functions._replace(backward=recorded))
         return stock(ctx, grad_out)
@@ -244,13 +244,12 @@ def test_wrong_arguments(change: dict[str, Any], error: type[Exception], message
 
 def test_a_tensor_that_promises_too_many_pixels_reads_nothing(impl: str, device: str) -> None:
     """What a GPU would be given unchecked: a level beyond S counts as empty."""
-    from retrograd.ops.msda.dispatch import choose, functions
-    from retrograd.ops.msda.shapes import Levels
-    from retrograd.ops.msda.spec import MsdaSpec
+    from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec, NeededGrads
+    from retrograd.ops.msda.dispatch import FAMILY, functions
 
     value, p, a = torch.ones(1, 12, 1, 4), torch.full((1, 3, 1, 4, 2), 0.5), torch.ones(1, 3, 1, 4)
     value, p, a = value.to(device), p.to(device), a.to(device)
-    chosen = functions(choose(impl, value.dtype, value.device))
+    chosen = functions(FAMILY.choose(impl, value.dtype, value.device))
     for shapes, filled in (
         ([[3, 4], [1, 1]], 1),
         ([[2, 3], [2, 3]], 2),
@@ -258,8 +257,9 @@ def test_a_tensor_that_promises_too_many_pixels_reads_nothing(impl: str, device:
         ([[-2, 2], [2, 2]], 0),
     ):
         levels, spec = Levels(None, torch.tensor(shapes, device=device)), MsdaSpec((2, 2))
-        out = chosen.forward(value, levels, p, a, spec)
+        inputs = MsdaInputs(value, levels, locations=p, weights=a)
+        out = chosen.forward(inputs, spec)
         assert (out == 2 * filled).all(), shapes
-        grads = chosen.backward(out, value, levels, p, a, spec, need_value=True, need_locations=True, need_weights=True)
+        grads = chosen.backward(out, inputs, spec, NeededGrads(value=True, locations=True, weights=True))
         assert float(grads[0].sum()) == pytest.approx(3 * 4 * filled * 2 * float(out[0, 0, 0, 0]))
-        assert all(math.isfinite(float(g.sum())) for g in grads)
+        assert all(math.isfinite(float(g.sum())) for g in grads[:3])

@@ -11,10 +11,10 @@ from msda_cases import INPUTS, LEVELS, arguments, make_inputs, run
 
 from retrograd.ops import ms_deform_attn_fused
 from retrograd.ops.msda import ms_deform_attn_reference
+from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec, NeededGrads
 from retrograd.ops.msda.cpu import launch
 from retrograd.ops.msda.dispatch import functions
-from retrograd.ops.msda.shapes import Levels, flat
-from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.msda.shapes import flat
 from retrograd.ops.types import Impl
 
 Defaults = Callable[[], AbstractContextManager[None]]
@@ -68,12 +68,13 @@ def test_the_functions(impl: str, device: str, other_defaults: Defaults) -> None
     """Without autograd, which leaves a device of `with torch.device(...)` outside of a backward."""
     case = make_inputs(device=device)
     spec = MsdaSpec((3,) * len(LEVELS), deterministic=True)
-    given = (case["value"], Levels(tuple(LEVELS)), *flat(case["sampling_locations"], case["attention_weights"]), spec)
+    levels = Levels(tuple(LEVELS))
+    inputs = flat(MsdaInputs(case["value"], levels, case["sampling_locations"], case["attention_weights"]))
     chosen = functions(Impl(impl))
 
     def both() -> list[torch.Tensor]:
-        needs = dict(need_value=True, need_locations=True, need_weights=True)
-        return [chosen.forward(*given), *chosen.backward(case["grad_out"], *given, **needs)]
+        needed = NeededGrads(value=True, locations=True, weights=True)
+        return [chosen.forward(inputs, spec), *chosen.backward(case["grad_out"], inputs, spec, needed)[:3]]
 
     with other_defaults():
         got = both()

@@ -14,11 +14,10 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from retrograd.ops import ms_deform_attn, ms_deform_attn_fused
-from retrograd.ops.msda import dispatch, fused_autograd
+from retrograd.ops.msda import autograd, dispatch, fused
+from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec
 from retrograd.ops.msda.dispatch import functions
-from retrograd.ops.msda.fused_autograd import locations_of
-from retrograd.ops.msda.shapes import Levels
-from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.msda.fused import locations_of
 from retrograd.ops.types import Impl
 
 NAMES = ("value", "reference_points", "sampling_offsets", "attention_logits")
@@ -67,7 +66,7 @@ def test_as_the_module_of_deformable_detr(
         by_hand(case, **mode, impl=impl),
     ):
         found.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
-    if functions(Impl(impl)).fused_forward is None:
+    if not functions(Impl(impl)).fused:
         assert torch.equal(found[0][0], found[1][0])  # the same operations in the same order
     else:
         assert_close(found[0][0], found[1][0])
@@ -89,7 +88,7 @@ def test_16_bit_inputs_are_computed_in_float32(
         out = ms_deform_attn_fused(leaves[0], LEVELS, *leaves[1:], impl=impl)
         found.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
     for got, want, name in zip(*found, ("out", *NAMES), strict=True):
-        if name == "out" and functions(Impl(impl)).fused_forward is not None:
+        if name == "out" and functions(Impl(impl)).fused:
             continue  # the tile decides in which order a kernel adds up a softmax; see test_within_budget_of_the_definition
         assert got.dtype == case.get(name, case["value"]).dtype
         assert torch.equal(got, want.to(got.dtype)), name
@@ -328,7 +327,7 @@ def test_only_the_inputs_are_saved(dtype: torch.dtype, boxes: bool, impl: str, d
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         ms_deform_attn_fused(leaves[0], SMALL[0], *leaves[1:], points_per_level=SMALL[1], impl=impl)
-    assert [t.data_ptr() for t in saved] == [t.data_ptr() for t in leaves]
+    assert sorted(t.data_ptr() for t in saved) == sorted(t.data_ptr() for t in leaves)
     assert sum(t.nbytes for t in saved) == sum(t.nbytes for t in leaves)
 
 
@@ -343,14 +342,14 @@ def test_without_gradients_nothing_is_kept(impl: str, device: str) -> None:
 
 def test_the_kernel_needs_no_locations(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither with gradients nor without; the choice by sizes takes the kernel too."""
-    triton = pytest.importorskip("retrograd.ops.msda.triton")
+    pytest.importorskip("retrograd.ops.msda.triton")
     case = small(device)
     want = run(case, SMALL[1], impl="triton")["out"]
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("locations were made")
 
-    monkeypatch.setattr(fused_autograd, "sampled", refuse)
+    monkeypatch.setattr(fused, "sampled", refuse)
     value, *rest = (case[name] for name in NAMES)
     for needed in (False, True):
         value = value.detach().requires_grad_(needed)
@@ -358,7 +357,7 @@ def test_the_kernel_needs_no_locations(device: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(out, want)
     with pytest.raises(AssertionError, match="locations were made"):
         ms_deform_attn_fused(value, SMALL[0], *rest, points_per_level=SMALL[1], impl="torch")
-    assert dispatch._by_sizes().fused_forward is triton.msda_fwd_fused
+    assert dispatch._by_sizes().fused
 
 
 def test_strides_and_sizes_in_a_tensor(device: str) -> None:
@@ -366,12 +365,16 @@ def test_strides_and_sizes_in_a_tensor(device: str) -> None:
     triton = pytest.importorskip("retrograd.ops.msda.triton")
     case, spec = small(device, boxes=True), MsdaSpec(tuple(SMALL[1]))
     given = [case[name] for name in NAMES]
-    want = triton.msda_fwd_fused(given[0], Levels(tuple(SMALL[0])), *given[1:], spec)
+
+    def launched(levels: Levels, value: torch.Tensor, references: torch.Tensor, *beside: torch.Tensor) -> torch.Tensor:
+        return triton.msda_fwd(MsdaInputs(value, levels, *beside, references), spec)
+
+    want = launched(Levels(tuple(SMALL[0])), *given)
     in_memory = Levels(None, torch.tensor(SMALL[0], device=device))
     odd = [torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape) for t in given[1:3]]
     turned = [t.transpose(0, -1).contiguous().transpose(0, -1) for t in given]
     for value, *rest in (given, turned, [given[0], *odd, given[3]]):
-        assert torch.equal(triton.msda_fwd_fused(value, in_memory, *rest, spec), want)
+        assert torch.equal(launched(in_memory, value, *rest), want)
 
 
 FROZEN = [c for n in range(4) for c in itertools.combinations(NAMES, n)]
@@ -385,24 +388,24 @@ def test_subsets_of_the_inputs(
     case = small(device, boxes=boxes)
     want = run(case, SMALL[1], impl=impl, **SAME_BITS)
     asked = []
-    stock = fused_autograd.MsdaFusedFunction.backward
+    stock = autograd.MsdaFunction.backward
 
     def spy(ctx: Any, grad_out: torch.Tensor) -> Any:
         backward = ctx.call.functions.backward
 
-        def recorded(*args: Any, **needs: bool) -> Any:
-            asked.append(tuple(needs.values()))
-            return backward(*args, **needs)
+        def recorded(*args: Any) -> Any:
+            asked.append(args[-1][:3])
+            return backward(*args)
 
         ctx.call = ctx.call._replace(functions=ctx.call.functions._replace(backward=recorded))
         grads = stock(ctx, grad_out)
         asked.append(tuple(g is not None for g in grads))
         return grads
 
-    monkeypatch.setattr(fused_autograd.MsdaFusedFunction, "backward", staticmethod(spy))
+    monkeypatch.setattr(autograd.MsdaFunction, "backward", staticmethod(spy))
     got = run(case, SMALL[1], frozen=frozen, impl=impl, **SAME_BITS)
     value, reference, offsets, logits = (name not in frozen for name in NAMES)
-    assert asked == [(value, reference or offsets, logits), (value, reference, offsets, logits, *[False] * 3)]
+    assert asked == [(value, reference or offsets, logits), (value, offsets, logits, reference, *[False] * 3)]
     if device == "cuda":  # what nobody needs is compiled away, and what is left contracts other products
         counted = case | {"attention_weights": case["attention_logits"]}
         assert_within_budget(got, fused_truth(case, SMALL[1]), counted, steps_of_the_fused_form(case))

@@ -20,9 +20,9 @@ from msda_cases import INPUTS, Case, arguments, assert_within_budget, make_input
 from retrograd.errors import NativeBuildError
 from retrograd.ops import ms_deform_attn
 from retrograd.ops.msda import cpu, dispatch, torch_impl
+from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec, NeededGrads
 from retrograd.ops.msda.cpu import launch
-from retrograd.ops.msda.shapes import Levels, flat
-from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.msda.shapes import flat
 from retrograd.ops.types import Impl
 from retrograd.runtime.cpp import build
 
@@ -37,9 +37,9 @@ def both_ways(module: Any, case: Case, spec: MsdaSpec | None = None) -> list[tor
     """Output and gradients by the two functions of an implementation."""
     spec = spec or MsdaSpec((case["attention_weights"].shape[-1],) * len(case["spatial_shapes"]))
     levels = Levels(tuple(case["spatial_shapes"]))
-    inputs = (case["value"], levels, *flat(case["sampling_locations"], case["attention_weights"]), spec)
-    needs = dict(need_value=True, need_locations=True, need_weights=True)
-    return [module.msda_fwd(*inputs), *module.msda_bwd(case["grad_out"], *inputs, **needs)]
+    inputs = flat(MsdaInputs(case["value"], levels, case["sampling_locations"], case["attention_weights"]))
+    needed = NeededGrads(value=True, locations=True, weights=True)
+    return [module.msda_fwd(inputs, spec), *module.msda_bwd(case["grad_out"], inputs, spec, needed)[:3]]
 
 
 def at_the_centre(value: torch.Tensor, weights: torch.Tensor) -> Case:
@@ -214,7 +214,7 @@ def test_denormals_survive_loading_and_running() -> None:
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if nothing could be compiled; what was found out before is forgotten, and afterwards again."""
-    forget = (cpu.why_not, build.load, dispatch.resolve)
+    forget = (build.why_not, build.load, dispatch.resolve)
     monkeypatch.setenv("CXX", "no-such-compiler")
     for function in forget:
         function.cache_clear()
@@ -225,15 +225,15 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_it_is_the_choice_for_the_cpu() -> None:
     for dtype in DTYPES:
-        assert dispatch.choose(None, dtype, CPU) is Impl.NATIVE
+        assert dispatch.FAMILY.choose(None, dtype, CPU) is Impl.NATIVE
     case = make_inputs(device="cpu")
     want, got = run(case, impl="native"), run(case)
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 def test_without_a_compiler_torch_is_the_choice_and_native_says_why(no_compiler: None) -> None:
-    assert not cpu.available()
-    assert dispatch.choose(None, torch.float32, CPU) is Impl.TORCH
+    assert cpu.why_not() is not None
+    assert dispatch.FAMILY.choose(None, torch.float32, CPU) is Impl.TORCH
     case = make_inputs(device="cpu")
     assert torch.equal(ms_deform_attn(*arguments(case)), ms_deform_attn(*arguments(case), impl="torch"))
     with pytest.raises(
@@ -246,7 +246,7 @@ def test_without_a_compiler_torch_is_the_choice_and_native_says_why(no_compiler:
 
 def test_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`value` is on cuda:0, expected cpu for impl='native'"):
-        dispatch.choose("native", torch.float32, torch.device("cuda:0"))
+        dispatch.FAMILY.choose("native", torch.float32, torch.device("cuda:0"))
 
 
 def test_a_dtype_without_a_number_is_refused() -> None:

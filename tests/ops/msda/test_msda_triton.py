@@ -15,8 +15,8 @@ from msda_cases import Case, arguments, assert_within_budget, make_inputs, run, 
 
 from retrograd.ops import ms_deform_attn
 from retrograd.ops.msda import plan as plans
-from retrograd.ops.msda.shapes import Levels, flat
-from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec, NeededGrads
+from retrograd.ops.msda.shapes import flat
 from retrograd.runtime.triton.gpu import Backend, Gpu
 
 pytest.importorskip("triton")
@@ -36,9 +36,9 @@ def backward(case: Case, points: int = 2, **options: Any) -> torch.Tensor:
 
     value, sizes, locations, weights = arguments(case)
     spec = MsdaSpec((points,) * len(sizes), deterministic=True)
-    needs = dict(need_value=True, need_locations=False, need_weights=False)
-    levels = Levels(tuple(sizes))
-    return msda_bwd(case["grad_out"], value, levels, *flat(locations, weights), spec, **needs, **options)[0]
+    inputs = flat(MsdaInputs(value, Levels(tuple(sizes)), locations, weights))
+    needed = NeededGrads(value=True, locations=False, weights=False)
+    return msda_bwd(case["grad_out"], inputs, spec, needed, **options).value
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -94,7 +94,7 @@ def test_images_are_sorted_in_parts(device: str, monkeypatch: pytest.MonkeyPatch
     asked = []
     stock = launch._gather_part
     monkeypatch.setattr(launch, "_gather_part", lambda *a: asked.append(len(a[1])) or stock(*a))
-    monkeypatch.setattr(launch, "SORTED_AT_ONCE", 1)
+    monkeypatch.setattr(plans, "SORTED_AT_ONCE", 1)
     assert torch.equal(backward(case), want)
     assert asked == [1, 1]
 
@@ -155,13 +155,13 @@ def test_float64_is_refused(device: str) -> None:
 
 
 def test_none_takes_triton_on_a_gpu_only() -> None:
-    from retrograd.ops.msda.dispatch import choose
+    from retrograd.ops.msda.dispatch import FAMILY
     from retrograd.ops.types import Impl
 
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert choose(None, torch.bfloat16, gpu) is Impl.TRITON
-    assert choose(None, torch.float64, gpu) is Impl.TORCH
-    assert choose(None, torch.float32, cpu) is not Impl.TRITON
+    assert FAMILY.choose(None, torch.bfloat16, gpu) is Impl.TRITON
+    assert FAMILY.choose(None, torch.float64, gpu) is Impl.TORCH
+    assert FAMILY.choose(None, torch.float32, cpu) is not Impl.TRITON
 
 
 def test_cpu_tensors_need_the_interpreter() -> None:

@@ -1,4 +1,4 @@
-"""The public function: documents and checks arguments and hands them to the autograd node."""
+"""The public functions: documents and checks arguments and hands them to the autograd node."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 from retrograd.compat.torch_autograd import in_forward_mode
 from retrograd.compat.torch_dispatch import is_watched
 from retrograd.ops import tensor_subclasses
-from retrograd.ops.msda import custom_op, validation
-from retrograd.ops.msda.autograd import MsdaFunction
+from retrograd.ops.msda import custom_op, fused, validation
+from retrograd.ops.msda.arguments import MsdaInputs, MsdaSpec
+from retrograd.ops.msda.autograd import MsdaFunction, attend
 from retrograd.ops.msda.dispatch import resolve
-from retrograd.ops.msda.shapes import Levels, flat
-from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.ops.types import Impl
 
 SpatialShapes = torch.Tensor | Sequence[Sequence[int]]
@@ -84,28 +83,81 @@ def ms_deform_attn(
     Source: Zhu et al., Deformable DETR, 2021.
     """
     value, locations, weights = map(tensor_subclasses.finished, (value, sampling_locations, attention_weights))
-    levels = validation.check_levels(spatial_shapes, value)
-    points = validation.check_tensors(value, locations, weights, levels, points_per_level)
-    border = validation.check_padding(padding_mode)
-    spec = MsdaSpec(points, border, bool(align_corners), validation.check_deterministic(deterministic))
-    return run(value, levels, locations, weights, spec, impl)
+    inputs = MsdaInputs(value, validation.check_levels(spatial_shapes, value), locations, weights)
+    points = validation.check_tensors(inputs, points_per_level)
+    return _run(inputs, validation.check_spec(points, padding_mode, align_corners, deterministic), impl)
 
 
-def run(
+def ms_deform_attn_fused(
     value: torch.Tensor,
-    levels: Levels,
-    locations: torch.Tensor,
-    weights: torch.Tensor,
-    spec: MsdaSpec,
-    impl: str | Impl | None,
+    spatial_shapes: SpatialShapes,
+    reference_points: torch.Tensor,
+    sampling_offsets: torch.Tensor,
+    attention_logits: torch.Tensor,
+    *,
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
+    points_per_level: Sequence[int] | None = None,
+    deterministic: bool | None = None,
+    impl: str | Impl | None = None,
 ) -> torch.Tensor:
-    """`ms_deform_attn` of checked arguments."""
-    through_operators = tensor_subclasses.without_memory(value, locations, weights)
-    if through_operators or torch.compiler.is_compiling() or is_watched():
-        return custom_op.attend(value, levels, locations, weights, spec, impl)
-    value, locations, weights = tensor_subclasses.as_stored((value, locations, weights))
+    """`ms_deform_attn` with locations from reference points and offsets, and weights from a softmax.
+
+    attention_weights = softmax(attention_logits) over all points of all levels
+    sampling_locations = reference_xy + offset / (w_l, h_l), or for boxes reference_xy + offset / P_l * box_wh * 0.5
+
+    Args:
+        value: [B, S, H, C], as for `ms_deform_attn`.
+        spatial_shapes: [L, 2] (height, width), as for `ms_deform_attn`.
+        reference_points: [B, Q, L, 2] (x, y), or [B, Q, L, 4] boxes (x, y, width, height), in units of the level.
+            This and the next two are in the dtype of value or float32 (float64 with float64).
+        sampling_offsets: [B, Q, H, L, P, 2] (x, y) in pixels of the level; for boxes P_l is half a side of the box.
+        attention_logits: [B, Q, H, L * P].
+        padding_mode: "zeros" or "border".
+        align_corners: as for `ms_deform_attn`.
+        points_per_level: number of points P_l of each level; then sampling_offsets is [B, Q, H, sum(P_l), 2] and
+            attention_logits [B, Q, H, sum(P_l)].
+        deterministic: as for `ms_deform_attn`.
+        impl: as for `ms_deform_attn`.
+
+    Returns:
+        [B, Q, H, C], contiguous, in the dtype of value.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `ms_deform_attn`.
+
+    Derivative: as `ms_deform_attn`, of which the location is the sum above.
+
+    Numerics: locations and softmax in float32 (float64 for float64), whatever the dtypes, also under autocast, every
+    step of the sum above rounded on its own and from left to right; then as `ms_deform_attn`. Locations, hence cells,
+    have the same bits in every implementation and in traced graphs; weights may differ in their last bits.
+
+    Memory: for the backward value, reference_points, sampling_offsets and attention_logits are saved as they are given
+    and nothing else. The Triton kernels make no location and no weight in memory in the forward; the other
+    implementations do and drop them after it. The backward makes both again, 12 bytes a point (24 for float64), and
+    as many for their gradients, as far as they are needed. Traced graphs (torch.compile, torch.export) decide
+    themselves what they save: they see the operations one by one.
+
+    Source: Zhu et al., Deformable DETR, 2021; points per level: Lv et al., RT-DETRv2, 2024.
+    """
+    tensors = (value, sampling_offsets, attention_logits, reference_points)
+    value, offsets, logits, references = map(tensor_subclasses.finished, tensors)
+    inputs = MsdaInputs(value, validation.check_levels(spatial_shapes, value), offsets, logits, references)
+    points = validation.check_fused_tensors(inputs, points_per_level)
+    return _run(inputs, validation.check_spec(points, padding_mode, align_corners, deterministic), impl)
+
+
+def _run(inputs: MsdaInputs, spec: MsdaSpec, impl: str | Impl | None) -> torch.Tensor:
+    value, levels, locations, weights, references = inputs
+    tensors = value, locations, weights, references
+    if tensor_subclasses.without_memory(*tensors) or torch.compiler.is_compiling() or is_watched():
+        # Who sees operators sees those that make locations and weights, and then the one of `ms_deform_attn`.
+        plain = inputs if references is None else fused.sampled(inputs, spec.points)
+        return custom_op.attend(plain, spec, impl)
     call = resolve(spec, impl, value.dtype, value.device)
+    stored = value, locations, weights, references = tensor_subclasses.as_stored(tensors)
     needed = value.requires_grad or locations.requires_grad or weights.requires_grad
+    needed = needed or (references is not None and references.requires_grad)
     if (needed and torch.is_grad_enabled()) or in_forward_mode():
-        return MsdaFunction.apply(value, locations, weights, levels.shapes, levels.sizes, call)
-    return call.functions.forward(value, levels, *flat(locations, weights), spec)
+        return MsdaFunction.apply(*stored, levels.shapes, levels.sizes, call)
+    return attend(inputs if stored is tensors else MsdaInputs(value, levels, locations, weights, references), call)

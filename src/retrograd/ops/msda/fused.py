@@ -1,145 +1,98 @@
-"""Deformable attention from what a network predicts: reference points, offsets in pixels or boxes, logits.
+"""Torch operations of the fused form: locations and weights of references, offsets and logits, and their gradients."""
 
-It documents and checks arguments and hands them to the autograd node; see `fused_autograd`.
-"""
+# That there are references is what brings anybody here.
+# pyright: reportOptionalMemberAccess=false
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
-from retrograd.compat.torch_autograd import in_forward_mode
-from retrograd.compat.torch_dispatch import is_watched
-from retrograd.ops import tensor_subclasses
-from retrograd.ops.msda import validation
-from retrograd.ops.msda.api import SpatialShapes, run
-from retrograd.ops.msda.dispatch import resolve
-from retrograd.ops.msda.fused_autograd import MsdaFusedFunction, attend_fused, sampled
-from retrograd.ops.msda.shapes import Levels
-from retrograd.ops.msda.spec import MsdaSpec
-from retrograd.ops.types import Impl
+from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, NeededGrads
+from retrograd.ops.msda.dispatch import MsdaCall
+from retrograd.ops.msda.shapes import flat, inner_dtype, level_of, tensor_of
 
 
-def ms_deform_attn_fused(
-    value: torch.Tensor,
-    spatial_shapes: SpatialShapes,
-    reference_points: torch.Tensor,
-    sampling_offsets: torch.Tensor,
-    attention_logits: torch.Tensor,
-    *,
-    padding_mode: str = "zeros",
-    align_corners: bool = False,
-    points_per_level: Sequence[int] | None = None,
-    deterministic: bool | None = None,
-    impl: str | Impl | None = None,
+def sampled(inputs: MsdaInputs, points: tuple[int, ...]) -> MsdaInputs:
+    """Locations [B, Q, H, K, 2] and weights [B, Q, H, K] in the dtype that is computed in."""
+    value, levels, offsets, logits, references = flat(inputs)
+    inner = inner_dtype(value)
+    locations = locations_of(references.to(inner), offsets.to(inner), levels, points)
+    return MsdaInputs(value, levels, locations, torch.softmax(logits.to(inner), dim=-1))
+
+
+def locations_of(
+    reference_points: torch.Tensor, offsets: torch.Tensor, levels: Levels, points: tuple[int, ...]
 ) -> torch.Tensor:
-    """`ms_deform_attn` with locations from reference points and offsets, and weights from a softmax.
-
-    attention_weights = softmax(attention_logits) over all points of all levels
-    sampling_locations = reference_xy + offset / (w_l, h_l), or for boxes reference_xy + offset / P_l * box_wh * 0.5
-
-    Args:
-        value: [B, S, H, C], as for `ms_deform_attn`.
-        spatial_shapes: [L, 2] (height, width), as for `ms_deform_attn`.
-        reference_points: [B, Q, L, 2] (x, y), or [B, Q, L, 4] boxes (x, y, width, height), in units of the level.
-            This and the next two are in the dtype of value or float32 (float64 with float64).
-        sampling_offsets: [B, Q, H, L, P, 2] (x, y) in pixels of the level; for boxes P_l is half a side of the box.
-        attention_logits: [B, Q, H, L * P].
-        padding_mode: "zeros" or "border".
-        align_corners: as for `ms_deform_attn`.
-        points_per_level: number of points P_l of each level; then sampling_offsets is [B, Q, H, sum(P_l), 2] and
-            attention_logits [B, Q, H, sum(P_l)].
-        deterministic: as for `ms_deform_attn`.
-        impl: as for `ms_deform_attn`.
-
-    Returns:
-        [B, Q, H, C], contiguous, in the dtype of value.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: as `ms_deform_attn`.
-
-    Derivative: as `ms_deform_attn`, of which the location is the sum above.
-
-    Numerics: locations and softmax in float32 (float64 for float64), whatever the dtypes, also under autocast, every
-    step of the sum above rounded on its own and from left to right; then as `ms_deform_attn`. Locations, hence cells,
-    have the same bits in every implementation and in traced graphs; weights may differ in their last bits.
-
-    Memory: for the backward value, reference_points, sampling_offsets and attention_logits are saved as they are given
-    and nothing else. The Triton kernels make no location and no weight in memory in the forward; the other
-    implementations do and drop them after it. The backward makes both again, 12 bytes a point (24 for float64), and
-    as many for their gradients, as far as they are needed. Traced graphs (torch.compile, torch.export) decide
-    themselves what they save: they see the operations one by one.
-
-    Source: Zhu et al., Deformable DETR, 2021; points per level: Lv et al., RT-DETRv2, 2024.
-    """
-    tensors = (value, reference_points, sampling_offsets, attention_logits)
-    value, references, offsets, logits = map(tensor_subclasses.finished, tensors)
-    levels = validation.check_levels(spatial_shapes, value)
-    points = _check(value, references, offsets, logits, levels, points_per_level)
-    border = validation.check_padding(padding_mode)
-    spec = MsdaSpec(points, border, bool(align_corners), validation.check_deterministic(deterministic))
-    return _run(value, levels, references, offsets, logits, spec, impl)
+    """[B, Q, H, K, 2] from [B, Q, L, 2 or 4] and [B, Q, H, K, 2], both of the dtype to compute in."""
+    reference, divisor = _of_each_point(reference_points, levels, points, offsets)
+    if reference.shape[-1] == 2:
+        return reference + offsets / divisor
+    return reference[..., :2] + offsets / divisor * reference[..., 2:] * 0.5
 
 
-def _run(
-    value: torch.Tensor,
-    levels: Levels,
-    references: torch.Tensor,
-    offsets: torch.Tensor,
-    logits: torch.Tensor,
-    spec: MsdaSpec,
-    impl: str | Impl | None,
-) -> torch.Tensor:
-    """`ms_deform_attn_fused` of checked arguments."""
-    inputs = (value, references, offsets, logits)
-    if tensor_subclasses.without_memory(*inputs) or torch.compiler.is_compiling() or is_watched():
-        # Who sees operators sees those that make locations and weights, and then the one of `ms_deform_attn`.
-        return run(value, levels, *sampled(inputs, levels, spec.points), spec, impl)
-    call = resolve(spec, impl, value.dtype, value.device)
-    inputs = tensor_subclasses.as_stored(inputs)
-    needed = any(t.requires_grad for t in inputs)
-    if (needed and torch.is_grad_enabled()) or in_forward_mode():
-        return MsdaFusedFunction.apply(*inputs, levels.shapes, levels.sizes, call)
-    return attend_fused(inputs, levels, call)
+def _of_each_point(
+    reference_points: torch.Tensor, levels: Levels, points: tuple[int, ...], offsets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """References [B, Q, 1, K, 2 or 4], and what offsets are divided by: [K, 2] sizes or, for boxes, [K, 1] counts."""
+    device = offsets.device
+    level = level_of(points, device)
+    reference = reference_points.index_select(2, level)[:, :, None]
+    if reference.shape[-1] == 2:
+        # An empty level has no pixel to be away from; dividing by 0 would make a gradient NaN.
+        size = tensor_of(levels, device).flip(1).clamp_min(1).to(offsets.dtype)  # [L, 2] (width, height)
+        return reference, size.index_select(0, level)
+    counts = [[n] for n in points for _ in range(n)]
+    count = torch.tensor(counts, dtype=offsets.dtype, device="cpu").view(-1, 1)
+    return reference, count.to(device, non_blocking=True)
 
 
-def _check(
-    value: torch.Tensor,
-    references: Any,
-    offsets: Any,
-    logits: Any,
-    levels: Levels,
-    points_per_level: Sequence[int] | None,
-) -> tuple[int, ...]:
-    for name, tensor in (
-        ("reference_points", references),
-        ("sampling_offsets", offsets),
-        ("attention_logits", logits),
-    ):
-        validation.check_beside_value(name, tensor, value)
-    batch, _, heads, _ = value.shape
-    count = levels.count()
-    queries = offsets.shape[1] if offsets.dim() > 1 else 0
-    points = validation.check_points(points_per_level, levels)
-    if points is None:
-        each: Any = offsets.shape[4] if offsets.dim() == 6 else "P"  # a letter only where the check below raises
-        validation.check_shape(
-            "sampling_offsets", offsets, (batch, queries, heads, count, each, 2), "[B, Q, H, L, P, 2]"
-        )
-        points = (each,) * count
-    else:
-        wanted = (batch, queries, heads, sum(points), 2)
-        validation.check_shape("sampling_offsets", offsets, wanted, "[B, Q, H, sum(points_per_level), 2]")
-    validation.check_shape(
-        "attention_logits", logits, (batch, queries, heads, sum(points)), "[B, Q, H, points of all L]"
-    )
-    last = references.shape[-1] if references.dim() == 4 and references.shape[-1] in (2, 4) else "2 or 4"
-    validation.check_shape("reference_points", references, (batch, queries, count, last), "[B, Q, L, 2 or 4]")
-    if last == "2 or 4":
-        raise ValueError(
-            f"`reference_points` has shape {tuple(references.shape)}, expected [B, Q, L, 2] for points or "
-            "[B, Q, L, 4] for boxes"
-        )
-    return points
+def gradients(grad_out: torch.Tensor, inputs: MsdaInputs, call: MsdaCall, needed: NeededGrads) -> MsdaGrads:
+    """The gradients that are needed, in closed form from those of locations and weights."""
+    plain, points, logits = sampled(inputs, call.spec.points), call.spec.points, inputs.weights
+    through = NeededGrads(needed.value, needed.locations or needed.references, needed.weights)
+    grad_value, grad_locations, grad_weights, _ = call.functions.backward(grad_out, plain, call.spec, through)
+    weights = plain.weights
+    del plain  # makes room for what follows
+    grad_logits = None
+    if grad_weights is not None:
+        # d softmax: weight * (its gradient - the mean of all of them)
+        mean = (weights * grad_weights).sum(dim=-1, keepdim=True)
+        grad_logits = (weights * (grad_weights - mean)).to(logits.dtype).view(logits.shape)
+    del weights
+    if grad_locations is None:
+        return MsdaGrads(grad_value, None, grad_logits)
+    grad_offsets, grad_references = _through_locations(grad_locations, inputs, points, needed)
+    return MsdaGrads(grad_value, grad_offsets, grad_logits, grad_references)
+
+
+def _through_locations(
+    grad_locations: torch.Tensor, inputs: MsdaInputs, points: tuple[int, ...], needed: NeededGrads
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of offsets and references; see `locations_of`."""
+    inner = grad_locations.dtype
+    offsets = inputs.locations.to(inner).reshape(grad_locations.shape)
+    reference, divisor = _of_each_point(inputs.references.to(inner), inputs.levels, points, offsets)
+    grad_reference = grad_offsets = None
+    boxes = reference.shape[-1] == 4
+    halves = grad_locations * 0.5 if boxes else grad_locations
+    if needed.references:
+        grad_reference = _sums_of_levels(grad_locations, points)
+        if boxes:
+            grad_sides = _sums_of_levels(halves * (offsets / divisor), points)
+            grad_reference = torch.cat([grad_reference, grad_sides], dim=-1)
+        grad_reference = grad_reference.to(inputs.references.dtype)
+    if needed.locations:
+        steps = halves * reference[..., 2:] if boxes else halves
+        grad_offsets = (steps / divisor).to(inputs.locations.dtype).view(inputs.locations.shape)
+    return grad_offsets, grad_reference
+
+
+def _sums_of_levels(terms: torch.Tensor, points: tuple[int, ...]) -> torch.Tensor:
+    """[B, Q, L, 2] from [B, Q, H, K, 2]: over heads and the points of each level, never by atomic additions."""
+    batch, queries = terms.shape[:2]
+    sums = terms.new_empty(batch, queries, len(points), 2)
+    begin = 0
+    for level, count in enumerate(points):
+        sums[:, :, level] = terms[:, :, :, begin : begin + count].sum(dim=(2, 3))
+        begin += count
+    return sums

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from retrograd.ops.msda import validation
-from retrograd.ops.msda.shapes import Levels, PointLevels, flat, inner_dtype, levels_of_points
-from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.msda.arguments import MsdaInputs, MsdaSpec
+from retrograd.ops.msda.shapes import PointLevels, flat, inner_dtype, levels_of_points
 
 
 def ms_deform_attn_reference(
@@ -40,22 +40,16 @@ def ms_deform_attn_reference(
     Numerics: 16-bit inputs are computed in float32, others in their own dtype. All samples exist at once:
     B * Q * H * K * C numbers, several times.
     """
-    arguments = (value, sampling_locations, attention_weights)
     levels = validation.check_levels(spatial_shapes, value)
-    points = validation.check_tensors(*arguments, levels, points_per_level)
+    inputs = MsdaInputs(value, levels, sampling_locations, attention_weights)
+    points = validation.check_tensors(inputs, points_per_level)
     spec = MsdaSpec(points, validation.check_padding(padding_mode), align_corners)
-    return attend(value, levels, *flat(sampling_locations, attention_weights), spec, coordinates_in)
+    return attend(flat(inputs), spec, coordinates_in)
 
 
-def attend(
-    value: torch.Tensor,
-    levels: Levels,
-    locations: torch.Tensor,
-    weights: torch.Tensor,
-    spec: MsdaSpec,
-    coordinates_in: torch.dtype | None = None,
-) -> torch.Tensor:
+def attend(inputs: MsdaInputs, spec: MsdaSpec, coordinates_in: torch.dtype | None = None) -> torch.Tensor:
     """`ms_deform_attn_reference` of checked arguments, locations [B, Q, H, K, 2] and weights [B, Q, H, K]."""
+    value, levels, locations, weights, _ = inputs
     inner = inner_dtype(value)
     where = levels_of_points(levels, spec.points, value.shape[1], value.device)
     low = coordinates_in or inner

@@ -1,4 +1,4 @@
-"""Sizes of the levels as implementations take them, and locations and weights with one dimension of points."""
+"""Sizes of the levels and of each point's level as tensors, and locations and weights with one dimension of points."""
 
 from __future__ import annotations
 
@@ -6,21 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-
-class Levels(NamedTuple):
-    """Heights and widths of the levels, either known to the host or in a tensor.
-
-    Attributes:
-        sizes: (height, width) of each level, checked against S; None if only the device knows them.
-        shapes: [L, 2] int32 or int64 (height, width) on the device of value, unchecked; None if `sizes` has them.
-    """
-
-    sizes: tuple[tuple[int, int], ...] | None
-    shapes: torch.Tensor | None = None
-
-    def count(self) -> int:
-        """L."""
-        return self.shapes.shape[0] if self.shapes is not None else len(self.sizes or ())
+from retrograd.ops.msda.arguments import Levels, MsdaInputs
 
 
 class PointLevels(NamedTuple):
@@ -60,12 +46,14 @@ def levels_of_points(levels: Levels, points: tuple[int, ...], pixels: int, devic
     return PointLevels((sizes.flip(1) * fits[:, None])[level], (end - area)[level])
 
 
-def flat(locations: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Locations as [B, Q, H, K, 2] and weights as [B, Q, H, K], from [B, Q, H, L, P, ...] or as they are."""
-    return (
-        locations.flatten(3, 4) if locations.dim() == 6 else locations,
-        weights.flatten(3) if weights.dim() == 5 else weights,
-    )
+def flat(inputs: MsdaInputs) -> MsdaInputs:
+    """With locations [B, Q, H, K, 2] and weights [B, Q, H, K], from [B, Q, H, L, P, ...] or as they are."""
+    value, levels, locations, weights, references = inputs
+    if locations.dim() == 6:
+        locations = locations.flatten(3, 4)
+    if weights.dim() == 5:
+        weights = weights.flatten(3)
+    return MsdaInputs(value, levels, locations, weights, references)
 
 
 def inner_dtype(value: torch.Tensor) -> torch.dtype:

@@ -8,32 +8,17 @@ from typing import NamedTuple
 import torch
 
 from retrograd.compat.torch_dispatch import is_functorch_wrapped
-from retrograd.ops.msda.shapes import Levels, PointLevels, inner_dtype, levels_of_points
-from retrograd.ops.msda.spec import MsdaSpec
+from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
+from retrograd.ops.msda.shapes import PointLevels, inner_dtype, levels_of_points
 
 # Numbers in one [B, q, H, K, C] temporary of a block of queries: 1 MiB in float32.
 _BLOCK_ELEMENTS = 1 << 18
 _CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))  # (y, x)
 
 
-def msda_fwd(
-    value: torch.Tensor, levels: Levels, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec
-) -> torch.Tensor:
-    """Return out[b, q, h] = sum over k of weights[b, q, h, k] * sample[b, q, h, k].
-
-    Args:
-        value: [B, S, H, C], any strides.
-        levels: sizes of the levels.
-        locations: [B, Q, H, K, 2] (x, y) in [0, 1], any strides; value's dtype or float32.
-        weights: [B, Q, H, K], any strides; value's dtype or float32.
-        spec: how points outside are treated, and which points belong to which level.
-
-    Returns:
-        [B, Q, H, C], contiguous, in the dtype of value. Any size may be 0.
-
-    Numerics: inside float32, float64 for float64. x = fl(fl(p * w) - 0.5), or fl(p * (w - 1)) with align_corners,
-    every step rounded on its own. The K terms are added to 0 in ascending order.
-    """
+def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
+    """The output; see `arguments`. Numerics: inside float32, float64 for float64."""
+    value, levels, locations, weights, _ = inputs
     batch, pixels, heads, channels = value.shape
     out = value.new_zeros(batch, locations.shape[1], heads, channels)
     if not value.numel() or not weights.numel():
@@ -53,40 +38,18 @@ def msda_fwd(
     return out
 
 
-def msda_bwd(
-    grad_out: torch.Tensor,
-    value: torch.Tensor,
-    levels: Levels,
-    locations: torch.Tensor,
-    weights: torch.Tensor,
-    spec: MsdaSpec,
-    *,
-    need_value: bool,
-    need_locations: bool,
-    need_weights: bool,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return (grad_value, grad_locations, grad_weights) in closed form.
+def msda_bwd(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads) -> MsdaGrads:
+    """The gradients; see `arguments`.
 
-    With g = grad_out, corners v00 v01 (upper), v10 v11 (lower) and fractions tx, ty: grad_weights = <g, sample>,
-    grad_x = weight * w * <g, (1 - ty) (v01 - v00) + ty (v11 - v10)> with w - 1 for w under align_corners, grad_y
-    alike, grad_value[corner] += weight * (share of the corner) * g.
-
-    Args:
-        grad_out: [B, Q, H, C], any strides.
-        value: and the next four as for `msda_fwd`.
-        need_value: whether grad_value is computed; likewise need_locations, need_weights.
-
-    Returns:
-        Contiguous gradients in shape and dtype of their tensors; None for what was not asked for.
-
-    Numerics: inside float32, float64 for float64; grad_value is added up in it and rounded once. On CPU it is
-    always added in one order; on CUDA by sorting (index_put) where spec.deterministic, else by atomic additions.
+    Numerics: inside float32, float64 for float64. grad_value is added up in it, on CPU always in one order; on CUDA by
+    sorting (index_put) where spec.deterministic, else by atomic additions.
     """
+    value, levels, locations, weights, _ = inputs
     batch, pixels, heads, channels = value.shape
     inner = inner_dtype(value)
-    sums = torch.zeros(batch * pixels * heads, channels, dtype=inner, device=value.device) if need_value else None
-    grad_locations = locations.new_zeros(locations.shape) if need_locations else None
-    grad_weights = weights.new_zeros(weights.shape) if need_weights else None
+    sums = torch.zeros(batch * pixels * heads, channels, dtype=inner, device=value.device) if needed.value else None
+    grad_locations = locations.new_zeros(locations.shape) if needed.locations else None
+    grad_weights = weights.new_zeros(weights.shape) if needed.weights else None
     if value.numel() and weights.numel():
         rows = value.contiguous().view(-1, channels)
         where = levels_of_points(levels, spec.points, pixels, value.device)
@@ -96,7 +59,7 @@ def msda_bwd(
             a = _dense(weights[:, block], inner)  # [B, q, H, K]
             if sums is not None:
                 _add_to_corners(sums, cells, a, g, spec.deterministic)
-            if not (need_locations or need_weights):
+            if not (needed.locations or needed.weights):
                 continue
             corners = _read_corners(rows, cells, inner)
             if grad_weights is not None:
@@ -105,7 +68,7 @@ def msda_bwd(
                 slope = _slopes(corners, cells.fraction, g) * cells.scale * a[..., None]  # [B, q, H, K, 2]
                 grad_locations[:, block] = slope.masked_fill(~cells.moves, 0.0).to(locations.dtype)
     grad_value = None if sums is None else sums.view(value.shape).to(value.dtype)
-    return grad_value, grad_locations, grad_weights
+    return MsdaGrads(grad_value, grad_locations, grad_weights)
 
 
 class _Cells(NamedTuple):

@@ -1,4 +1,7 @@
-"""Arguments that deformable attention accepts; messages say what was given, what was expected and how to mend it."""
+"""Arguments that deformable attention accepts; messages say what was given, what was expected and how to mend it.
+
+What is no tensor or of a wrong dtype raises TypeError, a shape, device or number that does not fit ValueError.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,15 @@ from typing import Any
 
 import torch
 
-from retrograd.ops.msda.shapes import Levels
+from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec
 from retrograd.ops.tensor_subclasses import without_memory
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _PADDING = ("zeros", "border")
 
 
-def check_value(value: Any) -> None:
-    """Check value on its own.
-
-    Raises:
-        TypeError: no tensor, or a dtype that is not supported.
-        ValueError: not four dimensions.
-    """
+def _check_value(value: Any) -> None:
+    """Check value on its own."""
     _check_tensor("value", value)
     if value.dtype not in _DTYPES:
         raise TypeError(
@@ -36,13 +34,8 @@ def check_value(value: Any) -> None:
 
 
 def check_levels(spatial_shapes: Any, value: Any) -> Levels:
-    """The sizes of the levels; what the host can see is held against S.
-
-    Raises:
-        TypeError: neither a tensor of int64 or int32 nor a sequence of pairs of ints.
-        ValueError: not [L, 2], negative, on a wrong device, or the pixels do not add up to S.
-    """
-    check_value(value)
+    """The sizes of the levels; what the host can see is held against S."""
+    _check_value(value)
     if not isinstance(spatial_shapes, torch.Tensor):
         sizes = _pairs(spatial_shapes)
     else:
@@ -69,42 +62,53 @@ def check_levels(spatial_shapes: Any, value: Any) -> Levels:
     return Levels(sizes)
 
 
-def check_tensors(
-    value: torch.Tensor,
-    sampling_locations: Any,
-    attention_weights: Any,
-    levels: Levels,
-    points_per_level: Sequence[int] | None,
-) -> tuple[int, ...]:
-    """Check locations and weights against value and the levels; the number of points of each level.
-
-    Raises:
-        TypeError: no tensor, or a dtype that does not go with that of value.
-        ValueError: a shape, a device or points_per_level does not fit.
-    """
-    batch, _, heads, _ = value.shape
-    check_beside_value("sampling_locations", sampling_locations, value)
-    check_beside_value("attention_weights", attention_weights, value)
-    queries = sampling_locations.shape[1] if sampling_locations.dim() > 1 else 0
-    points = check_points(points_per_level, levels)
-    if points is None:
-        most = sampling_locations.shape[-2] if sampling_locations.dim() == 6 else "P"
-        shape: tuple[Any, ...] = (batch, queries, heads, levels.count(), most)
-        names = "[B, Q, H, L, P"
-    else:
-        shape, names = (batch, queries, heads, sum(points)), "[B, Q, H, sum(points_per_level)"
-    check_shape("sampling_locations", sampling_locations, (*shape, 2), f"{names}, 2]")
-    check_shape("attention_weights", attention_weights, shape, f"{names}]")
-    return (sampling_locations.shape[-2],) * levels.count() if points is None else points
+def check_tensors(inputs: MsdaInputs, points_per_level: Sequence[int] | None) -> tuple[int, ...]:
+    """Check locations and weights against value and the levels; the number of points of each level."""
+    value, levels, locations, weights, _ = inputs
+    _check_beside_value("sampling_locations", locations, value)
+    _check_beside_value("attention_weights", weights, value)
+    points, shape, names = _points_and_shape(locations, inputs, points_per_level)
+    _check_shape("sampling_locations", locations, (*shape, 2), f"{names}, 2]")
+    _check_shape("attention_weights", weights, shape, f"{names}]")
+    return (locations.shape[-2],) * levels.count() if points is None else points
 
 
-def check_points(points_per_level: Sequence[int] | None, levels: Levels) -> tuple[int, ...] | None:
-    """points_per_level as a tuple.
+def check_fused_tensors(inputs: MsdaInputs, points_per_level: Sequence[int] | None) -> tuple[int, ...]:
+    """Likewise references, offsets and logits."""
+    value, levels, offsets, logits, references = inputs
+    names = ("reference_points", "sampling_offsets", "attention_logits")
+    for name, tensor in zip(names, (references, offsets, logits), strict=True):
+        _check_beside_value(name, tensor, value)
+    assert references is not None
+    points, shape, names = _points_and_shape(offsets, inputs, points_per_level)
+    _check_shape("sampling_offsets", offsets, (*shape, 2), f"{names}, 2]")
+    points = (offsets.shape[-2],) * levels.count() if points is None else points
+    _check_shape("attention_logits", logits, (*shape[:3], sum(points)), "[B, Q, H, points of all L]")
+    last = references.shape[-1] if references.dim() == 4 and references.shape[-1] in (2, 4) else "2 or 4"
+    _check_shape("reference_points", references, (*shape[:2], levels.count(), last), "[B, Q, L, 2 or 4]")
+    if last == "2 or 4":
+        raise ValueError(
+            f"`reference_points` has shape {tuple(references.shape)}, expected [B, Q, L, 2] for points or "
+            "[B, Q, L, 4] for boxes"
+        )
+    return points
 
-    Raises:
-        TypeError: not ints.
-        ValueError: not one number of 0 or more for each level.
-    """
+
+def _points_and_shape(
+    tensor: torch.Tensor, inputs: MsdaInputs, points_per_level: Sequence[int] | None
+) -> tuple[tuple[int, ...] | None, tuple[Any, ...], str]:
+    """(points of each level if they are told, shape of the weights that belong to [..., 2] `tensor`, its name)."""
+    batch, _, heads, _ = inputs.value.shape
+    queries = tensor.shape[1] if tensor.dim() > 1 else 0
+    points = _check_points(points_per_level, inputs.levels)
+    if points is not None:
+        return points, (batch, queries, heads, sum(points)), "[B, Q, H, sum(points_per_level)"
+    each = tensor.shape[-2] if tensor.dim() == 6 else "P"  # a letter only where the check of the shape raises
+    return None, (batch, queries, heads, inputs.levels.count(), each), "[B, Q, H, L, P"
+
+
+def _check_points(points_per_level: Sequence[int] | None, levels: Levels) -> tuple[int, ...] | None:
+    """points_per_level as a tuple."""
     if points_per_level is None:
         return None
     try:
@@ -121,13 +125,8 @@ def check_points(points_per_level: Sequence[int] | None, levels: Levels) -> tupl
     return points
 
 
-def check_beside_value(name: str, tensor: Any, value: torch.Tensor) -> None:
-    """Check dtype and device of a tensor that goes with value.
-
-    Raises:
-        TypeError: no tensor, or neither float32 nor of the dtype of value; float64 goes with float64 only.
-        ValueError: on another device.
-    """
+def _check_beside_value(name: str, tensor: Any, value: torch.Tensor) -> None:
+    """Check dtype and device of a tensor that goes with value."""
     _check_tensor(name, tensor)
     fits = tensor.dtype == value.dtype or (tensor.dtype == torch.float32 and value.dtype != torch.float64)
     if not fits:
@@ -143,12 +142,10 @@ def check_beside_value(name: str, tensor: Any, value: torch.Tensor) -> None:
         )
 
 
-def check_shape(name: str, tensor: torch.Tensor, shape: tuple[Any, ...], names: str) -> None:
-    """Check a shape, in which a word stands for any size.
-
-    Raises:
-        ValueError: it is another.
-    """
+def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[Any, ...], names: str) -> None:
+    """Check a shape, in which a word stands for any size."""
+    if tensor.shape == shape:
+        return
     same = tensor.dim() == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(tensor.shape, shape, strict=True)
     )
@@ -161,22 +158,20 @@ def check_shape(name: str, tensor: torch.Tensor, shape: tuple[Any, ...], names: 
 
 
 def check_padding(padding_mode: Any) -> bool:
-    """Whether the padding is that of the border.
-
-    Raises:
-        ValueError: neither "zeros" nor "border".
-    """
+    """Whether the padding is that of the border."""
     if padding_mode not in _PADDING:
         raise ValueError(f"`padding_mode` is {padding_mode!r}, expected 'zeros' or 'border'")
     return padding_mode == "border"
 
 
-def check_deterministic(deterministic: Any) -> bool:
-    """deterministic with None replaced by what torch.use_deterministic_algorithms says.
+def check_spec(points: tuple[int, ...], padding_mode: Any, align_corners: Any, deterministic: Any) -> MsdaSpec:
+    """The arguments that are no tensors, put together."""
+    border = check_padding(padding_mode)
+    return MsdaSpec(points, border, bool(align_corners), _check_deterministic(deterministic))
 
-    Raises:
-        RuntimeError: False under torch.use_deterministic_algorithms(True).
-    """
+
+def _check_deterministic(deterministic: Any) -> bool:
+    """deterministic with None replaced by what torch.use_deterministic_algorithms says."""
     required = torch.are_deterministic_algorithms_enabled()
     if deterministic is None:
         return required

@@ -20,7 +20,7 @@ from retrograd.ops.norm.arguments import (
     NormTensors,
     WantedGrads,
 )
-from retrograd.ops.norm.dispatch import choose, functions
+from retrograd.ops.norm.dispatch import FAMILY, functions
 from retrograd.ops.norm.shapes import empty_results, has_own_s, two_dimensional
 from retrograd.ops.norm.spec import NormSpec
 
@@ -71,7 +71,7 @@ def norm(
 
 def _run_fwd(*operands: Any) -> tuple[torch.Tensor, ...]:
     tensors, spec, out_dtype, s_dtype, store_stats, store_s, impl = _forward_operands(*operands)
-    forward, _ = functions(choose(impl or None, tensors.x.dtype, tensors.x.device))
+    forward, _ = functions(FAMILY.choose(impl or None, tensors.x.dtype, tensors.x.device))
     results = forward(tensors, spec, out_dtype=out_dtype, s_dtype=s_dtype, store_stats=store_stats, store_s=store_s)
     return _all_tensors(results, tensors.x)
 
@@ -118,7 +118,7 @@ def _call_bwd(impl: str, tensors: BackwardTensors, spec: NormSpec, wanted: Wante
 
 def _run_bwd(*operands: Any) -> tuple[torch.Tensor, ...]:
     tensors, spec, wanted, impl = _backward_operands(*operands)
-    _, backward = functions(choose(impl or None, tensors.s.dtype, tensors.s.device))
+    _, backward = functions(FAMILY.choose(impl or None, tensors.s.dtype, tensors.s.device))
     grads = backward(tensors, spec, wanted)
     residual = grads.residual
     if residual is not None and residual is grads.x:

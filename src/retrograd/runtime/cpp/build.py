@@ -13,10 +13,14 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrograd import config
 from retrograd.errors import NativeBuildError
 from retrograd.runtime import disk_cache
+
+if TYPE_CHECKING:
+    import torch
 
 # None of these lets the compiler reorder additions or flush subnormals; -ffast-math would do both, the second for the
 # whole process that loads the library. -O2: the vectors are written out, -O3 only builds for longer.
@@ -51,6 +55,31 @@ def load(source: Path, flags: tuple[str, ...] = FLAGS) -> ctypes.CDLL:
         raise NativeBuildError(
             f"{library} does not load: {error}; remove it, and a new one is built at the next use"
         ) from error
+
+
+@cache
+def why_not(source: Path) -> str | None:
+    """Why `load` fails, or None if it does not; compiles what this machine has not yet, about 5 s a source."""
+    try:
+        load(source)
+    except NativeBuildError as error:
+        return str(error)
+    return None
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Of the first element, for compiled code.
+
+    Raises:
+        TypeError: the tensor has elements but no memory of its own.
+    """
+    pointer = tensor.data_ptr()
+    if not pointer and tensor.numel():
+        raise TypeError(
+            f"impl='native' got a {type(tensor).__name__} without memory of its own, expected a torch.Tensor with "
+            "storage; use impl='torch'"
+        )
+    return pointer
 
 
 def find_compiler() -> list[str]:

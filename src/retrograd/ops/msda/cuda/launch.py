@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads, zero_grads
 from retrograd.ops.msda.cuda import plan
-from retrograd.ops.msda.shapes import Levels
-from retrograd.ops.msda.spec import MsdaSpec
 from retrograd.runtime.cuda import driver, nvrtc
 
 _FOLDER = Path(__file__).parent
@@ -47,25 +46,28 @@ def _problem_type(levels: int) -> type[_Problem]:
     return type("Problem", (_Problem,), {"_fields_": fields})
 
 
-def why_not(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec) -> str | None:
+def why_not(inputs: MsdaInputs, spec: MsdaSpec) -> str | None:
     """Why the kernels of this module do not compute such a call, or None if they do."""
+    value, _, locations, weights, references = inputs
     if not value.is_cuda:
         return f"value is on {value.device}"
+    if references is not None:
+        return "it has references"
     if (reason := _why_not_on(value.device.index)) is not None:
         return reason
     if others := {value.dtype, locations.dtype, weights.dtype} - _TYPES.keys():
         return f"a tensor is {others.pop()}, expected float32, float16 or bfloat16"
-    return plan.why_not(_sizes(value, locations, spec))
+    return plan.why_not(_sizes(inputs, spec))
 
 
-def forward_pays(value: torch.Tensor, locations: torch.Tensor, spec: MsdaSpec) -> bool:
-    """Whether `msda_fwd` is faster than Triton's for a call that both compute."""
-    return plan.forward_pays(_sizes(value, locations, spec))
+def forward_pays(inputs: MsdaInputs, spec: MsdaSpec) -> bool:
+    """Whether `msda_fwd` computes the call, and faster than Triton."""
+    return why_not(inputs, spec) is None and plan.forward_pays(_sizes(inputs, spec))
 
 
-def backward_pays(value: torch.Tensor, locations: torch.Tensor, spec: MsdaSpec) -> bool:
-    """Whether `msda_bwd` is faster than Triton's for a call that both compute."""
-    return plan.backward_pays(_sizes(value, locations, spec), spec.deterministic)
+def backward_pays(inputs: MsdaInputs, spec: MsdaSpec) -> bool:
+    """Whether `msda_bwd` computes the call, and faster than Triton."""
+    return why_not(inputs, spec) is None and plan.backward_pays(_sizes(inputs, spec), spec.deterministic)
 
 
 @cache
@@ -78,15 +80,13 @@ def _why_not_on(device_index: int) -> str | None:
     return f"the GPU has compute capability {major}.{minor}, expected 9.0 or more and less than 12.0"
 
 
-def _check(value: torch.Tensor, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec) -> None:
-    if (reason := why_not(value, locations, weights, spec)) is not None:
+def _check(inputs: MsdaInputs, spec: MsdaSpec) -> None:
+    if (reason := why_not(inputs, spec)) is not None:
         raise ValueError(f"impl='cuda' cannot compute this call: {reason}; use impl='triton'")
 
 
-def msda_fwd(
-    value: torch.Tensor, levels: Levels, locations: torch.Tensor, weights: torch.Tensor, spec: MsdaSpec
-) -> torch.Tensor:
-    """[B, Q, H, C] as `eager.msda_fwd`, on a GPU.
+def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
+    """The output; see `arguments`.
 
     Raises:
         NativeBuildError: there is no NVRTC.
@@ -96,98 +96,84 @@ def msda_fwd(
     after corner, for each of up to 32 parts of the points, then the parts. Bitwise repeatable; the bits of a query do
     not depend on the other queries.
     """
-    _check(value, locations, weights, spec)
-    sizes, device = _sizes(value, locations, spec), value.device
+    _check(inputs, spec)
+    sizes, device = _sizes(inputs, spec), inputs.value.device
     shape = (sizes.batch, sizes.queries, sizes.heads, sizes.channels)
-    if not value.numel() or not weights.numel():
-        return torch.zeros(shape, dtype=value.dtype, device=device)
-    value, locations, weights = map(_dense, (value, *_alike(locations, weights)))
-    out = torch.empty(shape, dtype=value.dtype, device=device)
+    if not inputs.value.numel() or not inputs.weights.numel():
+        return inputs.value.new_zeros(shape)
+    inputs = _readable(inputs)
+    out = torch.empty(shape, dtype=inputs.value.dtype, device=device)
+    work = _Work(inputs, spec, sizes, dict(out=out))
     with torch.cuda.device(device):
-        launch = plan.plan_forward(sizes, _processors(device.index), *_THREADS["forward"])
-        tensors: dict[str, Any] = dict(value=value, locations=locations, weights=weights, out=out)
-        _walk("forward", launch, tensors, levels, spec, sizes)
+        _walk(work, "forward", plan.plan_forward(sizes, _processors(device.index), *_THREADS["forward"]))
     return out
 
 
-def msda_bwd(
-    grad_out: torch.Tensor,
-    value: torch.Tensor,
-    levels: Levels,
-    locations: torch.Tensor,
-    weights: torch.Tensor,
-    spec: MsdaSpec,
-    *,
-    need_value: bool,
-    need_locations: bool,
-    need_weights: bool,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(grad_value, grad_locations, grad_weights) as `eager.msda_bwd`, on a GPU.
+def msda_bwd(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed: NeededGrads) -> MsdaGrads:
+    """The gradients; see `arguments`.
 
     Raises:
         NativeBuildError: there is no NVRTC.
         ValueError: `why_not` names a reason.
 
-    Numerics: inside float32; grad_value is rounded once. With spec.deterministic it is bitwise repeatable: the samples
-    are sorted by the cell they lie in, stably, and a warp adds up those of a pixel. Otherwise rows are added to it by
-    float32 atomic additions, which flush subnormal sums: all samples of a cell at once after a sort where many touch a
-    pixel, each on its own where few do. grad_locations and grad_weights are bitwise repeatable in each way, the last
+    Numerics: inside float32. With spec.deterministic grad_value is bitwise repeatable: the samples are sorted by the
+    cell they lie in, stably, and a warp adds up those of a pixel. Otherwise rows are added to it by float32 atomic
+    additions, which flush subnormal sums: all samples of a cell at once after a sort where many touch a pixel, each on
+    its own where few do. grad_locations and grad_weights are bitwise repeatable in each way, the last
     bits of the ways differ.
 
     Memory: with S * B * H pixels and Q * B * H * K samples, sorting takes 4 bytes a sample, or 16 if deterministic, and
     4 bytes a pixel and part of the queries (about 8 parts on an H200 where B * H * L is 128); additions take grad_value
     in float32 for 16-bit values.
     """
-    _check(value, locations, weights, spec)
-    sizes, device = _sizes(value, locations, spec), value.device
-    if not value.numel() or not weights.numel():
-        needs = ((value, need_value), (locations, need_locations), (weights, need_weights))
-        grads = (torch.zeros(t.shape, dtype=t.dtype, device=device) if need else None for t, need in needs)
-        return next(grads), next(grads), next(grads)
-    dtypes = locations.dtype, weights.dtype
-    grad_out, value, locations, weights = map(_dense, (grad_out.to(value.dtype), value, *_alike(locations, weights)))
-    grad_locations = torch.empty_like(locations) if need_locations else None
-    grad_weights = torch.empty_like(weights) if need_weights else None
-    way = plan.way(sizes, spec.deterministic) if need_value else None
-    dots = need_locations or need_weights
-    grads = dict(grad_locations=grad_locations, grad_weights=grad_weights)
-    tensors: dict[str, Any] = dict(value=value, locations=locations, weights=weights, grad_out=grad_out) | grads
-    grad_value = None
+    _check(inputs, spec)
+    sizes, device = _sizes(inputs, spec), inputs.value.device
+    if not inputs.value.numel() or not inputs.weights.numel():
+        return zero_grads(inputs, needed)
+    dtypes = [t.dtype for t in inputs.tensors()]
+    inputs = _readable(inputs)
+    value, _, locations, weights, _ = inputs
+    way = plan.way(sizes, spec.deterministic) if needed.value else None
+    dots, adds = needed.locations or needed.weights, way is plan.Way.ADD
     with torch.cuda.device(device):
-        if way is plan.Way.ADD or way is plan.Way.CELLS:
-            grad_value = torch.zeros(value.shape, dtype=torch.float32, device=device)
-        elif way is plan.Way.REDUCE:
-            grad_value = torch.empty_like(value)
-        tensors["grad_value"] = grad_value
-        if way is plan.Way.CELLS:
-            _sort(tensors, levels, spec, sizes, way, dots=dots)
-        elif dots or way is plan.Way.ADD:
-            adds = way is plan.Way.ADD
-            launch = plan.plan_queries(
-                sizes, _processors(device.index), *_THREADS["add" if adds else "backward"], adds=adds
-            )
-            _walk("backward", launch, tensors, levels, spec, sizes, dots=dots, adds=adds)
+        grad_value = None
         if way is plan.Way.REDUCE:
-            _sort(tensors, levels, spec, sizes, way, dots=False)
-    grads_and_dtypes = zip((grad_value, grad_locations, grad_weights), (value.dtype, *dtypes), strict=True)
-    results = (None if grad is None else grad.to(dtype) for grad, dtype in grads_and_dtypes)
-    return next(results), next(results), next(results)
+            grad_value = torch.empty_like(value)
+        elif way is not None:
+            grad_value = torch.zeros(value.shape, dtype=torch.float32, device=device)
+        grad_locations = torch.empty_like(locations) if needed.locations else None
+        grads = (grad_value, grad_locations, torch.empty_like(weights) if needed.weights else None)
+        results = dict(zip(("grad_value", "grad_locations", "grad_weights"), grads, strict=True))
+        work = _Work(inputs, spec, sizes, results | dict(grad_out=_dense(grad_out.to(value.dtype))), dots=dots)
+        if adds or (dots and way is not plan.Way.CELLS):
+            threads = _THREADS["add" if adds else "backward"]
+            _walk(work, "backward", plan.plan_queries(sizes, _processors(device.index), *threads, adds=adds), adds=adds)
+        if way in (plan.Way.CELLS, plan.Way.REDUCE):
+            _sort(work, reduces=way is plan.Way.REDUCE)
+    return MsdaGrads(*(None if g is None else g.to(dtype) for g, dtype in zip(grads, dtypes, strict=True)))
 
 
-def _sort(
-    tensors: dict[str, Any], levels: Levels, spec: MsdaSpec, sizes: plan.Sizes, way: plan.Way, *, dots: bool
-) -> None:
-    """Sort the samples by cell, then add them up for each pixel (REDUCE) or walk over the cells (CELLS)."""
-    device = tensors["value"].device
+class _Work(NamedTuple):
+    """A call: contiguous inputs, other tensors by their names in `_Problem`, whether `dots` of them are wanted."""
+
+    inputs: MsdaInputs
+    spec: MsdaSpec
+    sizes: plan.Sizes
+    tensors: dict[str, torch.Tensor | None]
+    dots: bool = False
+
+
+def _sort(work: _Work, *, reduces: bool) -> None:
+    """Sort the samples by cell, then add them up for each pixel or, unless it `reduces`, walk over the cells."""
+    sizes, device = work.sizes, work.inputs.value.device
     sort = plan.plan_sort(sizes, _processors(device.index))
     image_heads = sizes.batch * sizes.heads
 
     def integers(count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.int32, device=device)
 
-    reduces = way is plan.Way.REDUCE
     samples = integers((4 if reduces else 1) * image_heads * sizes.samples)
-    tensors = tensors | dict(
+    buffers = dict(
         records=samples if reduces else None,
         numbers=None if reduces else samples,
         counts=integers(image_heads * sort.chunks * sizes.pixels),
@@ -195,15 +181,14 @@ def _sort(
         sums=integers(image_heads * sort.chunks * sort.slices),
         ticket=integers(1),
     )
-    problem = _problem(tensors, levels, sizes)
+    problem = _problem(work._replace(tensors=work.tensors | buffers))
     problem.chunks, problem.band = sort.chunks, sort.band
     problem.unit_queries, problem.tiled = plan.SORT_UNIT, int(sizes.queries == sizes.pixels)
 
-    def kernel(
-        name: str, shared_bytes: int = 0, threads: int | None = None, *, dots: bool = False
-    ) -> driver.LoadedKernel:
+    def kernel(name: str, shared_bytes: int = 0, threads: int | None = None) -> driver.LoadedKernel:
         launch = (threads, 1) if threads is not None else _THREADS[name]
-        return _kernel(device.index, name, _macros(name, tensors, spec, sizes, dots=dots), *launch, shared_bytes)
+        macros = _macros(name, work if name == "cells" else work._replace(dots=False))
+        return _kernel(device.index, name, macros, *launch, shared_bytes)
 
     chunks = image_heads * sort.chunks
     kernel("count", 4 * sort.band).launch(chunks, (problem,), rows=sort.bands)
@@ -214,37 +199,30 @@ def _sort(
         reduce.launch(reduce.max_clusters, (problem,))
     else:
         kernel("scatter", 4 * sort.band).launch(chunks, (problem,), rows=sort.bands)
-        cells = kernel("cells", dots=dots)
+        cells = kernel("cells")
         cells.launch(plan.cells_ctas(sizes, cells.threads), (problem,), rows=image_heads)
 
 
-def _walk(
-    name: str,
-    launch: plan.WalkPlan,
-    tensors: dict[str, Any],
-    levels: Levels,
-    spec: MsdaSpec,
-    sizes: plan.Sizes,
-    *,
-    dots: bool = False,
-    adds: bool = False,
-) -> None:
-    problem = _problem(tensors, levels, sizes)
+def _walk(work: _Work, name: str, launch: plan.WalkPlan, *, adds: bool = False) -> None:
+    problem = _problem(work)
     problem.unit_queries, problem.tiled, problem.in_turn = launch.unit_queries, int(launch.tiled), int(launch.in_turn)
-    device_index = tensors["value"].device.index
-    macros = _macros(name, tensors, spec, sizes, dots=dots, adds=adds)
-    kernel = _kernel(device_index, name, macros, launch.threads, launch.blocks, 0)
+    macros = _macros(name, work, adds=adds)
+    kernel = _kernel(work.inputs.value.device.index, name, macros, launch.threads, launch.blocks, 0)
     kernel.launch(launch.ctas, (problem,))
 
 
-def _sizes(value: torch.Tensor, locations: torch.Tensor, spec: MsdaSpec) -> plan.Sizes:
+def _sizes(inputs: MsdaInputs, spec: MsdaSpec) -> plan.Sizes:
+    value = inputs.value
     batch, pixels, heads, channels = value.shape
-    return plan.Sizes(batch, pixels, locations.shape[1], heads, channels, spec.points, value.element_size())
+    return plan.Sizes(batch, pixels, inputs.weights.shape[1], heads, channels, spec.points, value.element_size())
 
 
-def _alike(locations: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in one dtype, float32 if they differ."""
-    return (locations, weights) if locations.dtype == weights.dtype else (locations.float(), weights.float())
+def _readable(inputs: MsdaInputs) -> MsdaInputs:
+    """With dense tensors, locations and weights in one dtype, float32 if they differ."""
+    value, levels, locations, weights, _ = inputs
+    if locations.dtype != weights.dtype:
+        locations, weights = locations.float(), weights.float()
+    return MsdaInputs(_dense(value), levels, _dense(locations), _dense(weights))
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -254,9 +232,10 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _problem(tensors: dict[str, Any], levels: Levels, sizes: plan.Sizes) -> Any:
+def _problem(work: _Work) -> Any:
+    sizes, (value, levels, locations, weights, _) = work.sizes, work.inputs
     problem = _problem_type(len(sizes.points))()
-    for name, tensor in tensors.items():
+    for name, tensor in (work.tensors | dict(value=value, locations=locations, weights=weights)).items():
         setattr(problem, name, 0 if tensor is None else tensor.data_ptr())
     problem.pixels, problem.queries, problem.images = sizes.pixels, sizes.queries, sizes.batch
     if levels.shapes is not None:
@@ -269,20 +248,19 @@ def _problem(tensors: dict[str, Any], levels: Levels, sizes: plan.Sizes) -> Any:
     return problem
 
 
-def _macros(
-    name: str, tensors: dict[str, Any], spec: MsdaSpec, sizes: plan.Sizes, *, dots: bool = False, adds: bool = False
-) -> tuple[tuple[str, Any], ...]:
-    """Of a kernel; `dots`: with gradients of locations and weights, `adds`: with additions to float32 sums."""
+def _macros(name: str, work: _Work, *, adds: bool = False) -> tuple[tuple[str, Any], ...]:
+    """Of a kernel; `adds`: with additions to float32 sums."""
+    spec, sizes = work.spec, work.sizes
     macros = dict(
-        VALUE_TYPE=_TYPES[tensors["value"].dtype],
-        POINT_TYPE=_TYPES[tensors["locations"].dtype],
+        VALUE_TYPE=_TYPES[work.inputs.value.dtype],
+        POINT_TYPE=_TYPES[work.inputs.locations.dtype],
         HEADS=sizes.heads,
         CHANNELS=sizes.channels,
         LEVELS=len(sizes.points),
         POINTS=",".join(map(str, sizes.points)),
         BORDER=int(spec.border),
         ALIGNED=int(spec.align_corners),
-        DOTS=int(dots),
+        DOTS=int(work.dots),
         ADD=int(adds),
         LANE_ELEMENTS=sizes.channels // sizes.lanes(adds or name in plan.SUMMING),
     )

@@ -1,5 +1,5 @@
 """Triton kernels of deformable attention and their launchers; importing this package imports triton."""
 
-from retrograd.ops.msda.triton.launch import msda_bwd, msda_fwd, msda_fwd_fused
+from retrograd.ops.msda.triton.launch import msda_bwd, msda_fwd
 
-__all__ = ["msda_bwd", "msda_fwd", "msda_fwd_fused"]
+__all__ = ["msda_bwd", "msda_fwd"]

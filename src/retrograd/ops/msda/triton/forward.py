@@ -1,4 +1,7 @@
-"""Forward kernel of deformable attention: a program gathers for a block of queries of one head."""
+"""Forward kernel of deformable attention: a program gathers for a block of queries of one head.
+
+In the fused form it makes the locations and weights that it gathers with in registers.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from retrograd.ops.msda.triton.sampling import level_size, load_points, load_row
 def msda_fwd_kernel(
     value_ptr,  # [B, S, H, C]
     shapes_ptr,  # [L, 2] or None
-    locations_ptr,  # [B, Q, H, K, 2]
-    weights_ptr,  # [B, Q, H, K]
+    references_ptr,  # None, in the fused form [B, Q, L, 4] if BOXES, else [B, Q, L, 2]
+    locations_ptr,  # [B, Q, H, K, 2], in the fused form offsets
+    weights_ptr,  # [B, Q, H, K], in the fused form logits
     out_ptr,  # [B, Q, H, C]
     Q,
     S,
@@ -30,12 +34,14 @@ def msda_fwd_kernel(
     POINTS: tl.constexpr,
     LEVELS: tl.constexpr,
     K: tl.constexpr,
+    BOXES: tl.constexpr,
     BORDER: tl.constexpr,
     ALIGNED: tl.constexpr,
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     """Program ((b, t), h) computes rows [t * BLOCK_Q, + BLOCK_Q) of image b and BLOCK_H heads from head h * BLOCK_H."""
@@ -45,6 +51,8 @@ def msda_fwd_kernel(
     samplers = (image * Q + queries) * H + head + lanes  # [BLOCK_Q] int64, rows of out
     column = (lanes * C).to(INDEX)  # [BLOCK_Q]
     cols = tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    if references_ptr is not None:
+        highest, share = softmax_of(weights_ptr, samplers * K, there, K, BLOCK_K)
     total = tl.zeros([BLOCK_Q, BLOCK_C], dtype=tl.float32)
     start = tl.zeros([], dtype=tl.int64)
     k = 0
@@ -53,9 +61,24 @@ def msda_fwd_kernel(
         wide_width, wide_height, end = level_size(shapes_ptr, sizes, start, S, level)
         width, height = wide_width.to(INDEX), wide_height.to(INDEX)
         base = value_ptr + (image * S + start) * (H * C) + head * C
+        if references_ptr is not None:
+            reference = (image * Q + queries) * LEVELS + level  # [BLOCK_Q]
+            if BOXES:
+                rx, ry = load_points(references_ptr, 2 * reference, there)
+                side_x, side_y = load_points(references_ptr, 2 * reference + 1, there)
+                count_x = tl.full([], POINTS[level], dtype=tl.float32)
+                count_y = count_x
+            else:
+                rx, ry = load_points(references_ptr, reference, there)
+                side_x, side_y = rx, ry
+                count_x, count_y = tl.maximum(width, 1).to(tl.float32), tl.maximum(height, 1).to(tl.float32)
         for _ in tl.range(0, unknown + POINTS[level], loop_unroll_factor=UNROLL):
             px, py = load_points(locations_ptr, samplers * K + k, there)
             a = tl.load(weights_ptr + samplers * K + k, mask=there, other=0.0).to(tl.float32)
+            if references_ptr is not None:
+                px = moved(rx, px, count_x, side_x, BOXES)
+                py = moved(ry, py, count_y, side_y, BOXES)
+                a = tl.exp(a - highest) * share
             total = add_sample(total, a, base, column, cols, px, py, width, height, H, C, BORDER, ALIGNED, INDEX)
             k += 1
         start = end
@@ -93,3 +116,38 @@ def add_sample(
     sample = tl.fma(v10, (ty * (1 - tx))[:, None].broadcast_to(v10.shape), sample)
     sample = tl.fma(v11, (ty * tx)[:, None].broadcast_to(v11.shape), sample)
     return tl.fma(sample, a[:, None].broadcast_to(sample.shape), total)
+
+
+@triton.jit
+def moved(reference, offset, count, side, BOXES: tl.constexpr):
+    """reference + offset / count, for boxes reference + offset / count * side * 0.5, every step rounded on its own."""
+    step = tl.div_rn(offset, count)
+    if BOXES:
+        # Plain products would be contracted with the sum, see `sampling.place`.
+        step = tl.fma(tl.fma(step, side, 0.0), 0.5, 0.0)
+    return reference + step
+
+
+@triton.jit
+def softmax_of(logits_ptr, first, there, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """(maximum, 1 / sum of exp(logit - maximum)) of each row's K logits from `first` on, both of [BLOCK_Q].
+
+    The second is NaN where a softmax is: the sum is one with a NaN, or with the difference of two infinities.
+    """
+    highest = tl.full([first.shape[0], BLOCK_K], -float("inf"), dtype=tl.float32)
+    for begin in tl.range(0, K, BLOCK_K):
+        highest = tl.maximum(highest, load_logits(logits_ptr, first, begin, there, K, BLOCK_K))
+    highest = tl.max(highest, axis=1)
+    sums = tl.zeros([first.shape[0], BLOCK_K], dtype=tl.float32)
+    for begin in tl.range(0, K, BLOCK_K):
+        sums += tl.exp(load_logits(logits_ptr, first, begin, there, K, BLOCK_K) - highest[:, None])
+    return highest, tl.div_rn(1.0, tl.sum(sums, axis=1))
+
+
+@triton.jit
+def load_logits(logits_ptr, first, begin, there, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[BLOCK_Q, BLOCK_K] float32 logits from `begin` on, -inf beyond the last; zeros for rows that are not there."""
+    columns = begin + tl.arange(0, BLOCK_K)
+    inside = (columns < K)[None, :]
+    logits = tl.load(logits_ptr + first[:, None] + columns[None, :], mask=there[:, None] & inside, other=0.0)
+    return tl.where(inside, logits.to(tl.float32), -float("inf"))

@@ -1,5 +1,0 @@
-"""RMSNorm and LayerNorm in C++ for the CPU, compiled at first use; importing this package compiles nothing."""
-
-from retrograd.ops.norm.cpu.launch import available, norm_bwd, norm_fwd, why_not
-
-__all__ = ["available", "norm_bwd", "norm_fwd", "why_not"]

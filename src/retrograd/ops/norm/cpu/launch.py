@@ -9,17 +9,15 @@ Structs, types and dtype numbers follow norm.cpp line by line.
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 
-from retrograd.errors import NativeBuildError
 from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
 from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.cpp import build
-from retrograd.runtime.cpp.memory import address
+from retrograd.runtime.cpp.build import address
 
 _SOURCE = Path(__file__).with_name("norm.cpp")
 _NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -60,19 +58,9 @@ class _BackwardCall(ctypes.Structure):
     )
 
 
-def available() -> bool:
-    """Whether the functions of this module can run; compiles them if this machine has not yet (about 5 s)."""
-    return why_not() is None
-
-
-@lru_cache(maxsize=1)
 def why_not() -> str | None:
-    """Why the functions of this module cannot run, or None if they can; asked once in a process."""
-    try:
-        build.load(_SOURCE)
-    except NativeBuildError as error:
-        return str(error)
-    return None
+    """Why the functions of this module cannot run, or None if they can."""
+    return build.why_not(_SOURCE)
 
 
 def norm_fwd(

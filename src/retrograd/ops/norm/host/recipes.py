@@ -17,7 +17,7 @@ from retrograd.compat.triton_relaunch import has_plain_arguments
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import launch_cache
 from retrograd.ops.norm.autograd import ONCE_ONLY, gradients
-from retrograd.ops.norm.dispatch import choose, functions
+from retrograd.ops.norm.dispatch import FAMILY, functions
 from retrograd.ops.norm.launch_cache import BackwardKey, ForwardKey, KeptBackward, KeptForward, Layout
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
@@ -74,7 +74,7 @@ def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:
 
     codes = {dtype: module.dtype_code(dtype) for dtype in _DTYPES}
     fallback = partial(by_python, backward or functions(Impl.TRITON)[1], {code: dtype for dtype, code in codes.items()})
-    default = choose(None, torch.bfloat16, torch.device("cuda", 0)) is Impl.TRITON
+    default = FAMILY.choose(None, torch.bfloat16, torch.device("cuda", 0)) is Impl.TRITON
     module.tell(fallback, knobs.runtime, Impl.TRITON, default, ONCE_ONLY)
 
     def tell(key: Any, launch: Any) -> None:
