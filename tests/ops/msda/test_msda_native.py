@@ -162,7 +162,8 @@ def test_views_that_torch_negates() -> None:
 @pytest.mark.parametrize("size", ["batch", "queries", "heads", "points", "channels"])
 def test_without_elements_results_are_zeros_of_the_right_kind(size: str) -> None:
     case = make_inputs(dtype=torch.bfloat16, beside=torch.float32, device="cpu", **{size: 0})
-    like = (case["grad_out"], case["value"], *flat(case["sampling_locations"], case["attention_weights"]))
+    inputs = MsdaInputs(case["value"], Levels(None), case["sampling_locations"], case["attention_weights"])
+    like = (case["grad_out"], *flat(inputs).tensors())
     for got, tensor in zip(both_ways(cpu, case), like, strict=True):
         assert (got.shape, got.dtype) == (tensor.shape, tensor.dtype)
         assert not got.any()

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from retrograd.ops.norm import arguments, launch_cache
-from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.arguments import (
+    BackwardTensors,
+    NormGrads,
+    NormResults,
+    NormTensors,
+    WantedGrads,
+    WantedResults,
+)
 from retrograd.ops.norm.host import recipes
 from retrograd.ops.norm.launch_cache import BackwardKey, ForwardKey
 from retrograd.ops.norm.spec import NormSpec
@@ -17,7 +24,15 @@ from retrograd.ops.norm.spec import NormSpec
 PACKAGE = Path(arguments.__file__).parent
 FIELDS = {
     cls.__name__: cls._fields
-    for cls in (arguments.NormArguments, NormTensors, NormResults, BackwardTensors, WantedGrads, NormGrads)
+    for cls in (
+        arguments.NormArguments,
+        NormTensors,
+        WantedResults,
+        NormResults,
+        BackwardTensors,
+        WantedGrads,
+        NormGrads,
+    )
 }
 CODES = {torch.float32: 6, torch.float16: 5, torch.bfloat16: 15}
 F32, F16, BF16 = CODES
@@ -61,7 +76,9 @@ def _forward_key() -> ForwardKey:
     x, residual = torch.empty(6, 32, dtype=F16), torch.empty(6, 64)[:, :32]
     tensors = NormTensors(x=x, weight=torch.empty(32), bias=torch.empty(32, dtype=BF16), residual=residual)
     outs = NormResults(y=x, s=residual, mean=None, rstd=None)
-    return ForwardKey(*launch_cache.forward_key(tensors, outs, NormSpec(False, 0.5, 1.0), BF16, F32))
+    return ForwardKey(
+        *launch_cache.forward_key(tensors, outs, NormSpec(False, 0.5, 1.0), WantedResults(out_dtype=BF16, s_dtype=F32))
+    )
 
 
 def _backward_key() -> BackwardKey:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from retrograd import ops
 from retrograd.errors import NativeBuildError, UsageError
 from retrograd.ops.norm import custom_op, dispatch, host, launch_cache, torch_impl
-from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
 from retrograd.ops.norm.host import library, recipes
 from retrograd.ops.norm.launch_cache import Finalizer, KeptBackward, KeptForward
 from retrograd.ops.norm.spec import NormSpec
@@ -99,20 +99,20 @@ class Driver:
         compiled = SimpleNamespace(src=SimpleNamespace(signature=signature), metadata=meta)
         return launch.KernelHandle(None, len(self.kernels), (4, 1, 64), (3, 2, 1), compiled)
 
-    def norm_fwd(self, tensors: NormTensors, spec: NormSpec, **options: Any) -> Any:
+    def norm_fwd(self, tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> Any:
         """torch_impl.norm_fwd, kept as a launch of triton/launch.py is."""
         self.forwards += 1
-        outs = torch_impl.norm_fwd(tensors, spec, **options)
+        outs = torch_impl.norm_fwd(tensors, spec, wanted)
         x, weight, bias, residual = tensors
-        own_s = options["store_s"] and (residual is not None or options["s_dtype"] != x.dtype)
+        own_s = wanted.store_s and (residual is not None or wanted.s_dtype != x.dtype)
         outs = outs._replace(s=outs.s if own_s else None)
         inputs = (x, residual, weight, bias)
-        key = launch_cache.forward_key(tensors, outs, spec, options["out_dtype"], options["s_dtype"])
+        key = launch_cache.forward_key(tensors, outs, spec, wanted)
         like = [_like(t) for t in (*inputs, *outs)]
 
         def kernel(addresses: list[Any]) -> None:
             x, residual, weight, bias, *places = [t and t(a) for t, a in zip(like, addresses, strict=True)]
-            results = torch_impl.norm_fwd(NormTensors(x, weight, bias, residual), spec, **options)
+            results = torch_impl.norm_fwd(NormTensors(x, weight, bias, residual), spec, wanted)
             for place, result in zip(places, results, strict=True):
                 if place is not None:
                     place.copy_(result)

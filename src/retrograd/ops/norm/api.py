@@ -13,7 +13,7 @@ from retrograd.compat.torch_autograd import in_forward_mode
 from retrograd.compat.torch_dispatch import is_watched
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import custom_op, host, validation
-from retrograd.ops.norm.arguments import NormArguments, NormTensors
+from retrograd.ops.norm.arguments import NormArguments, NormTensors, WantedResults
 from retrograd.ops.norm.autograd import NormFunction
 from retrograd.ops.norm.dispatch import resolve
 from retrograd.ops.norm.shapes import two_dimensional
@@ -90,17 +90,9 @@ def rms_norm(
         if done is not NotImplemented:
             return done
     arguments = NormArguments(
-        centered=False,
-        eps=eps,
-        weight_offset=weight_offset,
-        deterministic=deterministic,
-        parts=dw_parts,
-        residual_dtype=residual_dtype,
-        out_dtype=out_dtype,
-        impl=impl,
+        eps, weight_offset, deterministic, dw_parts, residual_dtype, out_dtype, impl, centered=False
     )
-    tensors = NormTensors(x, weight, bias, residual)
-    return _norm(tensors, arguments, prenorm, accumulate_main_grad)
+    return _norm(NormTensors(x, weight, bias, residual), arguments, prenorm, accumulate_main_grad)
 
 
 def layer_norm(
@@ -160,17 +152,9 @@ def layer_norm(
         if done is not NotImplemented:
             return done
     arguments = NormArguments(
-        centered=True,
-        eps=eps,
-        weight_offset=weight_offset,
-        deterministic=deterministic,
-        parts=dw_parts,
-        residual_dtype=residual_dtype,
-        out_dtype=out_dtype,
-        impl=impl,
+        eps, weight_offset, deterministic, dw_parts, residual_dtype, out_dtype, impl, centered=True
     )
-    tensors = NormTensors(x, weight, bias, residual)
-    return _norm(tensors, arguments, prenorm, accumulate_main_grad)
+    return _norm(NormTensors(x, weight, bias, residual), arguments, prenorm, accumulate_main_grad)
 
 
 def _norm(
@@ -225,14 +209,8 @@ def _run(
         return out if isinstance(out, tuple) else (out, None)
     shape = x.shape
     flat = len(shape) == 2
-    y, s, _, _ = call.forward(
-        tensors if flat else two_dimensional(tensors),
-        call.spec,
-        out_dtype=call.out_dtype,
-        s_dtype=s_dtype,
-        store_stats=False,
-        store_s=return_s,
-    )
+    wanted = WantedResults(*call.dtypes, False, return_s)
+    y, s, _, _ = call.forward(tensors if flat else two_dimensional(tensors), call.spec, wanted)
     return (y, s) if flat else (y.view(shape), s.view(shape) if return_s else None)
 
 

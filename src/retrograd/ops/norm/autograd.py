@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from retrograd.ops import tensor_subclasses
-from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.arguments import (
+    BackwardTensors,
+    NormGrads,
+    NormResults,
+    NormTensors,
+    WantedGrads,
+    WantedResults,
+)
 from retrograd.ops.norm.dispatch import NormCall
 from retrograd.ops.norm.shapes import heads_of, in_shape, inner_dtype, rows_of, two_dimensional, vector_of
 from retrograd.ops.norm.spec import NormSpec
@@ -43,14 +50,8 @@ class NormFunction(torch.autograd.Function):
         shape = x.shape
         flat = len(shape) == 2
         tensors = NormTensors(x, weight, bias, residual)
-        results: NormResults = call.forward(
-            tensors if flat else two_dimensional(tensors),
-            call.spec,
-            out_dtype=call.out_dtype,
-            s_dtype=call.s_dtype,
-            store_stats=need_stats,
-            store_s=return_s or need_stats,
-        )
+        wanted = WantedResults(*call.dtypes, need_stats, return_s or need_stats)
+        results: NormResults = call.forward(tensors if flat else two_dimensional(tensors), call.spec, wanted)
         y, s, _, _ = results
         if not flat:
             # Not .view(): a view made in here could not be modified in place by the caller.

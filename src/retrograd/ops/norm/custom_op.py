@@ -19,6 +19,7 @@ from retrograd.ops.norm.arguments import (
     NormResults,
     NormTensors,
     WantedGrads,
+    WantedResults,
 )
 from retrograd.ops.norm.dispatch import FAMILY, functions
 from retrograd.ops.norm.shapes import empty_results, has_own_s, two_dimensional
@@ -50,42 +51,28 @@ def norm(
     x, weight, bias, residual = two_dimensional(tensors)
     need_stats = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, residual))
     impl = _BY_DEVICE if arguments.impl is None else getattr(arguments.impl, "value", arguments.impl)
-    y, s, _, _ = torch.ops.retrograd.norm_fwd(
-        x,
-        weight,
-        bias,
-        residual,
-        arguments.centered,
-        arguments.eps,
-        arguments.weight_offset,
-        arguments.deterministic,
-        arguments.parts,
-        arguments.out_dtype or x.dtype,
-        s_dtype,
-        need_stats,
-        return_s or need_stats,
-        impl,
-    )
+    spec, out_dtype = arguments.spec(), arguments.out_dtype or x.dtype
+    options = (spec.centered, spec.eps, spec.weight_offset, spec.deterministic, spec.parts)
+    stored = (need_stats, return_s or need_stats)
+    y, s, _, _ = torch.ops.retrograd.norm_fwd(x, weight, bias, residual, *options, out_dtype, s_dtype, *stored, impl)
     return y.view(shape), s.view(shape) if return_s else s
 
 
 def _run_fwd(*operands: Any) -> tuple[torch.Tensor, ...]:
-    tensors, spec, out_dtype, s_dtype, store_stats, store_s, impl = _forward_operands(*operands)
+    tensors, spec, wanted, impl = _forward_operands(*operands)
     forward, _ = functions(FAMILY.choose(impl or None, tensors.x.dtype, tensors.x.device))
-    results = forward(tensors, spec, out_dtype=out_dtype, s_dtype=s_dtype, store_stats=store_stats, store_s=store_s)
-    return _all_tensors(results, tensors.x)
+    return _all_tensors(forward(tensors, spec, wanted), tensors.x)
 
 
 def _fake_fwd(*operands: Any) -> tuple[torch.Tensor, ...]:
-    tensors, spec, out_dtype, s_dtype, store_stats, store_s, _ = _forward_operands(*operands)
-    x = tensors.x
-    return _all_tensors(empty_results(x, tensors.residual, spec.centered, out_dtype, s_dtype, store_stats, store_s), x)
+    tensors, spec, wanted, _ = _forward_operands(*operands)
+    return _all_tensors(empty_results(tensors, spec, wanted), tensors.x)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    tensors, spec, _, s_dtype, _, store_s, impl = _forward_operands(*inputs)
+    tensors, spec, wanted, impl = _forward_operands(*inputs)
     y, s, mean, rstd = output
-    own_s = store_s and has_own_s(tensors.x, tensors.residual, s_dtype)
+    own_s = wanted.store_s and has_own_s(tensors.x, tensors.residual, wanted.s_dtype)
     ctx.mark_non_differentiable(mean, rstd, *(() if own_s else (s,)))
     ctx.impl, ctx.parameters, ctx.own_s = impl, None, own_s
     results = NormResults(y=y, s=s if own_s else None, mean=mean if spec.centered else None, rstd=rstd)
@@ -101,17 +88,8 @@ def _call_bwd(impl: str, tensors: BackwardTensors, spec: NormSpec, wanted: Wante
     # An operator may not return one tensor twice, as implementations do for equal dtypes.
     shared = wanted.x is not None and wanted.x == wanted.residual
     dtypes = (wanted.x, None if shared else wanted.residual, wanted.weight, wanted.bias)
-    results = torch.ops.retrograd.norm_bwd(
-        *tensors,
-        spec.centered,
-        spec.eps,
-        spec.weight_offset,
-        spec.deterministic,
-        spec.parts,
-        *dtypes,
-        wanted.heads,
-        impl,
-    )
+    options = (spec.centered, spec.eps, spec.weight_offset, spec.deterministic, spec.parts)
+    results = torch.ops.retrograd.norm_bwd(*tensors, *options, *dtypes, wanted.heads, impl)
     x, residual, weight, bias = (None if dtype is None else grad for grad, dtype in zip(results, dtypes, strict=True))
     return NormGrads(x=x, weight=weight, bias=bias, residual=x if shared else residual)
 
@@ -133,22 +111,17 @@ def _fake_bwd(*operands: Any) -> tuple[torch.Tensor, ...]:
     return _all_tensors((None if dtype is None else s.new_empty(shape, dtype=dtype) for dtype, shape in wanted_each), s)
 
 
-def _forward_operands(x: Any, weight: Any, bias: Any, residual: Any, *rest: Any) -> tuple[Any, ...]:
-    """The operands of norm_fwd in the order of its schema, tensors and spec put together."""
-    tensors = NormTensors(x=x, weight=weight, bias=bias, residual=residual)
-    return tensors, _spec(*rest[:5]), *rest[5:]
+def _forward_operands(*operands: Any) -> tuple[NormTensors, NormSpec, WantedResults, str]:
+    """The operands of norm_fwd in the order of its schema, put together."""
+    *wanted, impl = operands[9:]
+    return NormTensors(*operands[:4]), NormSpec(*operands[4:9]), WantedResults(*wanted), impl
 
 
 def _backward_operands(*operands: Any) -> tuple[BackwardTensors, NormSpec, WantedGrads, str]:
     """The operands of norm_bwd in the order of its schema, put together."""
-    grad_out, s, weight, mean, rstd, grad_s, *spec, x, residual, weight_dtype, bias_dtype, heads, impl = operands
-    tensors = BackwardTensors(grad_out=grad_out, s=s, weight=weight, mean=mean, rstd=rstd, grad_s=grad_s)
-    wanted = WantedGrads(x=x, weight=weight_dtype, bias=bias_dtype, residual=residual, heads=heads)
-    return tensors, _spec(*spec), wanted, impl
-
-
-def _spec(centered: bool, eps: float, weight_offset: float, deterministic: bool, parts: int | None) -> NormSpec:
-    return NormSpec(centered=centered, eps=eps, weight_offset=weight_offset, deterministic=deterministic, parts=parts)
+    x, residual, weight, bias, heads, impl = operands[11:]
+    wanted = WantedGrads(x, weight, bias, residual, heads)
+    return BackwardTensors(*operands[:6]), NormSpec(*operands[6:11]), wanted, impl
 
 
 def _all_tensors(results: Iterable[torch.Tensor | None], like: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -16,11 +16,10 @@ FAMILY = Family("retrograd.ops.norm", "x", (Impl.TRITON, Impl.NATIVE, Impl.TORCH
 
 
 class NormCall(NamedTuple):
-    """A norm ready to run: what is computed, by which functions."""
+    """A norm ready to run: what is computed, the dtypes of y and s, by which functions."""
 
     spec: NormSpec
-    out_dtype: torch.dtype
-    s_dtype: torch.dtype
+    dtypes: tuple[torch.dtype, torch.dtype]
     forward: Callable[..., NormResults]
     backward: Callable[..., NormGrads]
 
@@ -29,7 +28,7 @@ class NormCall(NamedTuple):
 def resolve(arguments: NormArguments, x_dtype: torch.dtype, s_dtype: torch.dtype, device: torch.device) -> NormCall:
     """The call for inputs of these dtypes on this device; cached, since every forward asks. See `Family.choose`."""
     forward, backward = functions(FAMILY.choose(arguments.impl, x_dtype, device))
-    return NormCall(arguments.spec(), arguments.out_dtype or x_dtype, s_dtype, forward, backward)
+    return NormCall(arguments.spec(), (arguments.out_dtype or x_dtype, s_dtype), forward, backward)
 
 
 @cache

@@ -8,7 +8,7 @@ import torch
 
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import validation
-from retrograd.ops.norm.arguments import BackwardTensors, NormArguments, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.arguments import BackwardTensors, NormArguments, NormTensors, WantedGrads, WantedResults
 from retrograd.ops.norm.dispatch import resolve
 from retrograd.ops.norm.shapes import heads_of, in_shape, rows_of, two_dimensional, vector_of
 from retrograd.ops.types import Impl
@@ -40,15 +40,9 @@ def rms_norm_fwd(
         TypeError, ValueError, RuntimeError: as `rms_norm`.
     """
     arguments = NormArguments(
-        centered=False,
-        eps=eps,
-        weight_offset=weight_offset,
-        residual_dtype=residual_dtype,
-        out_dtype=out_dtype,
-        impl=impl,
+        eps, weight_offset, residual_dtype=residual_dtype, out_dtype=out_dtype, impl=impl, centered=False
     )
-    tensors = NormTensors(x, weight, bias, residual)
-    y, s, _, rstd = _forward(tensors, arguments, store_rstd)
+    y, s, _, rstd = _forward(NormTensors(x, weight, bias, residual), arguments, store_rstd)
     return y, s, rstd
 
 
@@ -78,12 +72,7 @@ def layer_norm_fwd(
         TypeError, ValueError, RuntimeError: as `layer_norm`.
     """
     arguments = NormArguments(
-        centered=True,
-        eps=eps,
-        weight_offset=weight_offset,
-        residual_dtype=residual_dtype,
-        out_dtype=out_dtype,
-        impl=impl,
+        eps, weight_offset, residual_dtype=residual_dtype, out_dtype=out_dtype, impl=impl, centered=True
     )
     return _forward(NormTensors(x, weight, bias, residual), arguments, store_stats)
 
@@ -128,15 +117,8 @@ def rms_norm_bwd(
     Raises:
         TypeError, ValueError, RuntimeError: as `rms_norm`.
     """
-    arguments = NormArguments(
-        centered=False,
-        eps=eps,
-        weight_offset=weight_offset,
-        deterministic=deterministic,
-        parts=dw_parts,
-        impl=impl,
-    )
-    tensors = BackwardTensors(grad_out=grad_out, s=s, weight=weight, mean=None, rstd=rstd, grad_s=grad_s)
+    arguments = NormArguments(eps, weight_offset, deterministic, dw_parts, impl=impl, centered=False)
+    tensors = BackwardTensors(grad_out, s, weight, mean=None, rstd=rstd, grad_s=grad_s)
     return _backward(tensors, arguments, need_x, x_dtype, need_weight, bias_dtype)
 
 
@@ -163,14 +145,7 @@ def layer_norm_bwd(
     Args:
         mean: [...] from the forward.
     """
-    arguments = NormArguments(
-        centered=True,
-        eps=eps,
-        weight_offset=weight_offset,
-        deterministic=deterministic,
-        parts=dw_parts,
-        impl=impl,
-    )
+    arguments = NormArguments(eps, weight_offset, deterministic, dw_parts, impl=impl, centered=True)
     tensors = BackwardTensors(grad_out, s, weight, mean, rstd, grad_s)
     return _backward(tensors, arguments, need_x, x_dtype, need_weight, bias_dtype)
 
@@ -184,15 +159,8 @@ def _forward(tensors: NormTensors, arguments: NormArguments, store_stats: bool) 
     s_dtype = arguments.residual_dtype or (x if residual is None else residual).dtype
     call = resolve(arguments, x.dtype, s_dtype, x.device)
     with torch.no_grad():
-        results: NormResults = call.forward(
-            two_dimensional(tensors),
-            call.spec,
-            out_dtype=call.out_dtype,
-            s_dtype=s_dtype,
-            store_stats=store_stats,
-            store_s=True,
-        )
-    y, s, mean, rstd = results
+        wanted = WantedResults(*call.dtypes, store_stats)
+        y, s, mean, rstd = call.forward(two_dimensional(tensors), call.spec, wanted)
     mean, rstd = (None if t is None else t.view(x.shape[:-1]) for t in (mean, rstd))
     return y.view(x.shape), x if s is None else s.view(x.shape), mean, rstd
 

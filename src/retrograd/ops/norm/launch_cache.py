@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from retrograd.ops.norm.arguments import BackwardTensors, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.arguments import BackwardTensors, NormResults, NormTensors, WantedGrads, WantedResults
 from retrograd.ops.norm.spec import NormSpec
 
 _MOST_LAUNCHES = 4096
@@ -80,14 +80,12 @@ BACKWARD: dict[tuple[Any, ...], KeptBackward] = {}
 on_keep: Callable[[Any, Any], None] | None = None
 
 
-def forward_key(
-    tensors: NormTensors, outs: NormResults, spec: NormSpec, out_dtype: torch.dtype, s_dtype: torch.dtype
-) -> tuple[Any, ...]:
+def forward_key(tensors: NormTensors, outs: NormResults, spec: NormSpec, wanted: WantedResults) -> tuple[Any, ...]:
     """The fields of a `ForwardKey`."""
     x, weight, bias, residual = tensors
     return (
         x.device.index, (x.dtype, x.shape, x.stride()), _layout(residual), _layout(weight), _layout(bias),
-        out_dtype, s_dtype, outs.s is not None, outs.rstd is not None, spec,
+        wanted.out_dtype, wanted.s_dtype, outs.s is not None, outs.rstd is not None, spec,
     )  # fmt: skip
 
 

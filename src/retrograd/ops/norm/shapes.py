@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.ops.norm.arguments import NormResults, NormTensors
+from retrograd.ops.norm.arguments import NormResults, NormTensors, WantedResults
+from retrograd.ops.norm.spec import NormSpec
 
 
 def two_dimensional(tensors: NormTensors) -> NormTensors:
@@ -54,23 +55,17 @@ def has_own_s(x: torch.Tensor, residual: torch.Tensor | None, s_dtype: torch.dty
     return residual is not None or s_dtype != x.dtype
 
 
-def empty_results(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    centered: bool,
-    out_dtype: torch.dtype,
-    s_dtype: torch.dtype,
-    store_stats: bool,
-    store_s: bool,
-) -> NormResults:
+def empty_results(tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> NormResults:
     """Results of a forward over x [M, N], to be written."""
+    x, _, _, residual = tensors
+    out_dtype, s_dtype, store_stats, store_s = wanted
     rows, n = x.shape
     own_s = store_s and has_own_s(x, residual, s_dtype)
     # A torch.Size in place of the tuples would cost the host 0.8 us each.
     y = x.new_empty((rows, n), dtype=out_dtype)  # [M, N]
     s = x.new_empty((rows, n), dtype=s_dtype) if own_s else None  # [M, N]
     rstd = x.new_empty(rows, dtype=inner_dtype(x)) if store_stats else None  # [M]
-    mean = torch.empty_like(rstd) if rstd is not None and centered else None  # [M]
+    mean = torch.empty_like(rstd) if rstd is not None and spec.centered else None  # [M]
     return NormResults(y, s, mean, rstd)
 
 

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.arguments import (
+    BackwardTensors,
+    NormGrads,
+    NormResults,
+    NormTensors,
+    WantedGrads,
+    WantedResults,
+)
 from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, inner_dtype
 from retrograd.ops.norm.spec import NormSpec
 
@@ -14,15 +21,7 @@ from retrograd.ops.norm.spec import NormSpec
 _BLOCK_ELEMENTS = 65536
 
 
-def norm_fwd(
-    tensors: NormTensors,
-    spec: NormSpec,
-    *,
-    out_dtype: torch.dtype,
-    s_dtype: torch.dtype,
-    store_stats: bool = True,
-    store_s: bool = True,
-) -> NormResults:
+def norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> NormResults:
     """y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual; see `arguments`.
 
     Numerics: inside float32, float64 for float64. s is rounded to s_dtype before it is normalised. The variance is
@@ -30,8 +29,8 @@ def norm_fwd(
     """
     x, weight, bias, residual = tensors
     rows, columns = x.shape
-    inner, own_s = inner_dtype(x), has_own_s(x, residual, s_dtype)
-    results = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
+    inner, own_s = inner_dtype(x), has_own_s(x, residual, wanted.s_dtype)
+    results = empty_results(tensors, spec, wanted)
     y, s_out, mean_out, rstd_out = results
     scale, shift = _scale(weight, spec, inner), None if bias is None else bias.to(inner)  # [N] or [H, N]
     for block in _row_blocks(rows, columns, heads_of(scale, shift)):
@@ -40,7 +39,7 @@ def norm_fwd(
         if residual is not None:
             s = (s + residual[block].to(inner)).contiguous()
         if own_s:
-            rounded = s.to(s_dtype)
+            rounded = s.to(wanted.s_dtype)
             s = rounded.to(inner)
             if s_out is not None:
                 s_out[block] = rounded
@@ -52,7 +51,7 @@ def norm_fwd(
         rstd = (_row_mean(s * s) + spec.eps).sqrt().reciprocal()  # [R, 1]
         if rstd_out is not None:
             rstd_out[block] = rstd[:, 0]
-        y[block] = _affine(s * rstd, scale, shift).to(out_dtype)
+        y[block] = _affine(s * rstd, scale, shift).to(y.dtype)
     return results
 
 

@@ -145,9 +145,9 @@ def check_arguments(arguments: NormArguments, x_dtype: torch.dtype, has_weight: 
         raise TypeError(f"`weight_offset` is a {type(offset).__name__}, expected a Python float such as 1.0")
     if offset and not has_weight:
         raise ValueError(f"`weight_offset` is {offset} without a weight; pass weight, or leave it out")
-    if arguments.parts is not None and (type(arguments.parts) is not int or arguments.parts < 1):
+    if arguments.dw_parts is not None and (type(arguments.dw_parts) is not int or arguments.dw_parts < 1):
         raise ValueError(
-            f"`dw_parts` is {arguments.parts!r}, expected an int of 1 or more, or None to choose by device"
+            f"`dw_parts` is {arguments.dw_parts!r}, expected an int of 1 or more, or None to choose by device"
         )
     if arguments.residual_dtype is not None:
         check_dtype_beside("residual_dtype", arguments.residual_dtype, x_dtype)

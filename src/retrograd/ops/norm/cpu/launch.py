@@ -13,7 +13,14 @@ from pathlib import Path
 
 import torch
 
-from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.arguments import (
+    BackwardTensors,
+    NormGrads,
+    NormResults,
+    NormTensors,
+    WantedGrads,
+    WantedResults,
+)
 from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.cpp import build
@@ -63,15 +70,7 @@ def why_not() -> str | None:
     return build.why_not(_SOURCE)
 
 
-def norm_fwd(
-    tensors: NormTensors,
-    spec: NormSpec,
-    *,
-    out_dtype: torch.dtype,
-    s_dtype: torch.dtype,
-    store_stats: bool = True,
-    store_s: bool = True,
-) -> NormResults:
+def norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> NormResults:
     """y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual; see `arguments`.
 
     Raises:
@@ -83,8 +82,8 @@ def norm_fwd(
     """
     x, weight, bias, residual = tensors
     m, n = x.shape
-    own_s = has_own_s(x, residual, s_dtype)
-    results = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
+    own_s = has_own_s(x, residual, wanted.s_dtype)
+    results = empty_results(tensors, spec, wanted)
     y, s, mean, rstd = results
     if y.numel() == 0:
         _number(x.dtype)
@@ -92,8 +91,8 @@ def norm_fwd(
     x, residual = _rows(x), _rows(residual)
     heads = heads_of(weight, bias)
     threads = _threads(m * n)
-    dtypes = {x.dtype, s_dtype, out_dtype} | ({residual.dtype} if residual is not None else set())
-    staged = own_s or x.dtype not in (torch.float32, out_dtype)
+    dtypes = {x.dtype, wanted.s_dtype, y.dtype} | ({residual.dtype} if residual is not None else set())
+    staged = own_s or x.dtype not in (torch.float32, y.dtype)
     vectors = {
         "weight": _vector(weight, heads, n, spec.weight_offset),  # [H, N]
         "bias": None if bias is None else _vector(bias, heads, n),  # [H, N]
@@ -101,7 +100,7 @@ def norm_fwd(
         **{"mean": mean, "rstd": rstd},
     }
     call = _ForwardCall(
-        **{"x": _view(x), "residual": _view(residual), "y": _view(y), "s": _view(s, s_dtype)},
+        **{"x": _view(x), "residual": _view(residual), "y": _view(y), "s": _view(s, wanted.s_dtype)},
         **{name: _address(t) for name, t in vectors.items()},
         **{"m": m, "n": n, "heads": heads, "threads": threads},
         **{"centered": spec.centered, "in_double": torch.float32 in dtypes, "eps": spec.eps},

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from retrograd.ops.norm.arguments import NormResults, NormTensors
+from retrograd.ops.norm.arguments import NormResults, NormTensors, WantedResults
 from retrograd.ops.norm.cuda.inputs import NUMBERS, SIZES, aligned_rows, aligned_vector, arch_of, load, require_clusters
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
@@ -101,26 +101,12 @@ class ForwardKind(NamedTuple):
 
 
 def norm_fwd_wide(
-    tensors: NormTensors,
-    spec: NormSpec,
-    *,
-    out_dtype: torch.dtype,
-    s_dtype: torch.dtype,
-    store_stats: bool = True,
-    store_s: bool = True,
-    plan: WidePlan | None = None,
+    tensors: NormTensors, spec: NormSpec, wanted: WantedResults, *, plan: WidePlan | None = None
 ) -> NormResults:
-    """Launch the forward for wide rows; see `arguments`.
+    """Launch the forward for wide rows; see `arguments`. `plan`: launch plan, None asks `plan_wide`.
 
-    Args:
-        tensors: without heads, on a GPU of compute capability 9.0 or more, N a multiple of 8. Rows that do not start
-            at multiples of 16 bytes are copied.
-        spec: which norm.
-        out_dtype: of y; this and the next three as in `arguments`.
-        s_dtype: of s.
-        store_stats: Whether mean and rstd are written.
-        store_s: Whether s is written where it is not x itself.
-        plan: Launch plan; None asks `plan_wide`.
+    Tensors have no heads and are on a GPU of compute capability 9.0 or more, N is a multiple of 8. Rows that do not
+    start at multiples of 16 bytes are copied.
 
     Raises:
         ValueError: N is no multiple of 8, a vector has heads, or a row does not fit into shared memory.
@@ -134,7 +120,7 @@ def norm_fwd_wide(
     rows, n = x.shape
     device = x.device
     require_clusters("norm_fwd_wide", device)
-    outs = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
+    outs = empty_results(tensors, spec, wanted)
     if rows == 0 or n == 0:
         return without_elements(outs, spec.empty_rstd)
     if n % 8:
@@ -148,8 +134,8 @@ def norm_fwd_wide(
         residual=None if residual is None else residual.dtype,
         weight=None if weight is None else weight.dtype,
         bias=None if bias is None else bias.dtype,
-        y=out_dtype,
-        s=s_dtype,
+        y=wanted.out_dtype,
+        s=wanted.s_dtype,
         centered=spec.centered,
         own_s=outs.s is not None,
         offset=spec.weight_offset != 0,

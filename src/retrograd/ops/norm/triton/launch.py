@@ -8,7 +8,14 @@ import torch
 import triton.language as tl
 
 from retrograd.ops.norm import launch_cache
-from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads
+from retrograd.ops.norm.arguments import (
+    BackwardTensors,
+    NormGrads,
+    NormResults,
+    NormTensors,
+    WantedGrads,
+    WantedResults,
+)
 from retrograd.ops.norm.launch_cache import KeptBackward, KeptForward, backward_key, forward_key
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
@@ -33,14 +40,7 @@ _Tensors = TypeVar("_Tensors", NormTensors, BackwardTensors)
 
 
 def norm_fwd(
-    tensors: NormTensors,
-    spec: NormSpec,
-    *,
-    out_dtype: torch.dtype,
-    s_dtype: torch.dtype,
-    store_stats: bool = True,
-    store_s: bool = True,
-    plan: ForwardPlan | None = None,
+    tensors: NormTensors, spec: NormSpec, wanted: WantedResults, *, plan: ForwardPlan | None = None
 ) -> NormResults:
     """Launch the forward; see `arguments`. `plan`: launch plan, None asks `plan_forward`.
 
@@ -56,18 +56,16 @@ def norm_fwd(
     if n > widest and plan is None and clusters.forward_by_clusters(tensors):
         from retrograd.ops.norm.cuda import norm_fwd_wide
 
-        return norm_fwd_wide(
-            tensors, spec, out_dtype=out_dtype, s_dtype=s_dtype, store_stats=store_stats, store_s=store_s
-        )
-    outs = empty_results(x, residual, spec.centered, out_dtype, s_dtype, store_stats, store_s)
+        return norm_fwd_wide(tensors, spec, wanted)
+    outs = empty_results(tensors, spec, wanted)
     key = None
     if plan is None and relaunchable(x, residual, weight, bias):
-        key = forward_key(tensors, outs, spec, out_dtype, s_dtype)
+        key = forward_key(tensors, outs, spec, wanted)
         kept = launch_cache.FORWARD.get(key)
         if kept is not None:
             relaunch(kept.handle, (x, residual, weight, bias, *outs, *kept.rest), key[0])
             return outs
-    _first_forward(tensors, outs, spec, s_dtype, plan, key)
+    _first_forward(tensors, outs, spec, wanted.s_dtype, plan, key)
     return outs
 
 
