@@ -13,7 +13,7 @@ from retrograd import report as reports
 from retrograd.core import document as doc
 from retrograd.errors import UsageError
 from retrograd.graph.watching.schema import Watched, WatchReport
-from retrograd.report import github, html, notebook, text
+from retrograd.report import github, html, text
 from retrograd.report.tensorboard import write_events
 
 
@@ -86,7 +86,7 @@ def test_a_page_escapes_and_leaves_out_what_is_empty() -> None:
 
 
 def test_a_notebook_has_five_cards_and_counts_the_others() -> None:
-    fragment = notebook.to_notebook(DOCUMENT)
+    fragment = html.to_notebook(DOCUMENT)
     assert fragment.count("<h3>") == 5
     assert "2 more causes" in fragment
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _FLAGS_WITH_VALUE = ("-X", "-W")  # of Python
 
+_WARMUP = "New graphs after N steps fail  [default: 2 without --expect]."
+_THRESHOLD = "torch_xla: smaller live tensors are not looked at."
 _NUMBER = click.IntRange(min=0)
 _FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 
@@ -128,17 +130,13 @@ def ls(files: tuple[str, ...], as_json: bool) -> None:
 @program("[-- python SCRIPT ...]")
 @click.option("--from", "recorded", is_flag=True, help="PROGRAM are recorded graphs instead, in the order of steps.")
 @click.option("--expect", type=_NUMBER, metavar="N", help="More graphs than N fail.")
-@click.option(
-    "--warmup", type=_NUMBER, metavar="N", help="New graphs after N steps fail  [default: 2 without --expect]."
-)
+@click.option("--warmup", type=_NUMBER, metavar="N", help=_WARMUP)
 @choice("--backend", of=["auto", "compile", "xla", "jax"])
 @choice("--on-extra", of=["explain", "raise", "warn"])
 @click.option("--save", type=PATH, metavar="DIR", help="Keep the graphs and the report.")
 @click.option("--lock", type=PATH, metavar="FILE", help="Write this lock file, or hold to it.")
 @click.option("--gc-before-cut", is_flag=True, help="torch_xla: collect garbage before each cut.")
-@click.option(
-    "--threshold", type=_NUMBER, default=0, metavar="NODES", help="torch_xla: smaller tensors are not looked at."
-)
+@click.option("--threshold", type=_NUMBER, default=0, metavar="NODES", help=_THRESHOLD)
 @AS_JSON
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Also write the report, JSON.")
 @click.pass_context

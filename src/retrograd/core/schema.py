@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from types import NoneType, UnionType
@@ -124,14 +124,9 @@ def decode(kind: type[T], value: Any) -> T:
     return _read(_shape(kind), value)
 
 
-def older(*, names: Sequence[str] = (), ignored: Sequence[str] = ()) -> dict[str, Any]:
-    """Metadata of a field about files of older versions.
-
-    Args:
-        names: what the field was called in them.
-        ignored: fields beside it that they have and nobody reads any more.
-    """
-    return {"older_names": tuple(names), "ignored": tuple(ignored)}
+def older(*, ignored: Sequence[str]) -> dict[str, Any]:
+    """Metadata of a field: fields beside it that files of older versions have and nobody reads any more."""
+    return {"ignored": ignored}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +244,11 @@ def _at(step: str, shape: _Shape, value: Any) -> Any:
 
 
 @cache
-def _fields(kind: Any) -> tuple[dict[str, tuple[Field[Any], _Shape]], list[str], set[str]]:
-    """Of a dataclass: field and shape by every name a file may use, the names without default, and ignored ones."""
+def _fields(kind: Any) -> tuple[dict[str, _Shape], list[str], set[str]]:
+    """Of a dataclass: shapes by name, the names without default, and those that are ignored."""
     hints = get_type_hints(kind)
     own = [f for f in fields(kind) if f.init]
-    by_name = {name: (f, _shape(hints[f.name])) for f in own for name in (f.name, *f.metadata.get("older_names", ()))}
+    by_name = {f.name: _shape(hints[f.name]) for f in own}
     required = [f.name for f in own if f.default is MISSING and f.default_factory is MISSING]
     return by_name, required, {name for f in own for name in f.metadata.get("ignored", ())}
 
@@ -263,8 +258,7 @@ def _record(kind: type, value: dict[str, Any]) -> Any:
     arguments: dict[str, Any] = {}
     for name, item in value.items():
         if name in known:
-            target, shape = known[name]
-            arguments[target.name] = _at(name, shape, item)
+            arguments[name] = _at(name, known[name], item)
         elif name not in ignored:
             raise DecodeError(f"has an unknown field {name!r}; expected the fields of {kind.__name__}")
     if missing := [name for name in required if name not in arguments]:

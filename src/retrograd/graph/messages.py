@@ -155,10 +155,7 @@ def _unique(unique: Unique) -> doc.Document:
 def _unique_text(unique: Unique) -> Iterator[doc.TextLine]:
     """How many graphs there are at each level."""
     total = len(unique.titles)
-    real = unique.levels[-2 if len(unique.levels) > 1 else -1].unique if unique.levels else 0
-    for level in unique.levels:
-        if level.name == "dead code":
-            real = level.unique
+    real = next((level.unique for level in unique.levels if level.name == "dead code"), 0)
     yield doc.TextLine(f"{count(real, 'different computation')} in {count(total, 'graph')}", "bold")
     for level in unique.levels:
         yield doc.TextLine(f"  {level.unique:>4}  {_LEVELS.get(level.name, level.name)}")

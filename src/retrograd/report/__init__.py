@@ -145,9 +145,9 @@ def to_github(record: AnyRecord) -> str:
 
 def to_notebook(record: Any) -> str:
     """The record as a fragment of HTML; ImportError without jinja2."""
-    from retrograd.report import notebook
+    from retrograd.report import html
 
-    return notebook.to_notebook(document(record))
+    return html.to_notebook(document(record))
 
 
 def to_tensorboard(record: AnyRecord, folder: str | os.PathLike[str], step: int = 0) -> None:

@@ -1,4 +1,7 @@
-"""HTML of a document: one page that needs no network, with charts as inline SVG and the record embedded."""
+"""HTML of a document: one page that needs no network, with charts as inline SVG and the record embedded; and fragments.
+
+A fragment, for notebooks, has neither charts nor a script: it may be read where nothing runs.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from retrograd.core.document import Chart, Document, Embedded
+from retrograd.core.document import Card, Chart, Document, Embedded
 from retrograd.errors import MissingExtraError
 
+_MOST = 5  # cards of a fragment; the page has all of them
 _TEMPLATES = Path(__file__).parent / "templates"
 # Text is drawn in "currentColor", so that an inline picture follows the light or dark scheme of its page.
 _CHART = {
@@ -47,23 +51,34 @@ def to_html(document: Document, record: str) -> str:
 
     scripts = [script for part in _embedded(document.page) if (script := _script(part.template))]
     hashes = ["'sha256-" + b64encode(sha256(script.encode()).digest()).decode() + "'" for script in scripts]
-    return template("page.html.j2").render(
-        document=document,
-        # No text can end the script element or open a comment in it.
-        record=Markup(record.replace("<", "\\u003c")),
-        scripts=[Markup(script) for script in scripts],
-        # The policy of the page runs these scripts and no other, whatever a name in a dump may look like.
-        policy=Markup(f"; script-src {' '.join(hashes)}" if hashes else ""),
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            document=document,
+            # No text can end the script element or open a comment in it.
+            record=Markup(record.replace("<", "\\u003c")),
+            scripts=[Markup(script) for script in scripts],
+            # The policy of the page runs these scripts and no other, whatever a name in a dump may look like.
+            policy=Markup(f"; script-src {' '.join(hashes)}" if hashes else ""),
+        )
     )
 
 
-def template(name: str) -> Any:
-    """A template of this folder, which escapes everything."""
-    return _environment().get_template(name)
+def to_notebook(document: Document) -> str:
+    """The fragment; it needs no network and no other style."""
+    left_out = [part for part in document.brief if isinstance(part, Card)][_MOST:]
+    more = ""
+    if left_out:
+        more = f'{len(left_out)} more {document.more}; all of them are in retrograd.write(record, "record.html")'
+    parts = [part for part in document.brief if not any(part is card for card in left_out)]
+    fragment: str = _templates().get_template("notebook.html.j2").render(parts=parts, more=more)
+    return fragment
 
 
 @cache
-def _environment() -> Any:
+def _templates() -> Any:
+    """The templates of this folder, which escape everything."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment: Any = Environment(

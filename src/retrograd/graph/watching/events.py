@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from retrograd.compat.registry import Part, require
-from retrograd.errors import GraphError, UnsupportedVersionError
+from retrograd.errors import GraphError, UnsupportedVersionError, UsageError
 
 
 @dataclass
@@ -40,34 +41,43 @@ class Executed:
 Event = Compiled | Executed
 
 
-class WatchBackend(Protocol):
-    """A framework that is watched. Made by `enable` functions; never imports what the user has not."""
+class WatchBackend:
+    """A framework that is watched: the module that the user has imported, which no backend does."""
 
     name: str
-    tells: bool  # whether graphs are told before they run; else they are known when the step is over
+    module: str
+    part: Part  # how it behaves as known
+    tells = True  # whether graphs are told before they run; else they are known when the step is over
 
     def start(self, tell: Callable[[Compiled], Any]) -> None:
-        """Hook in; `tell` is called as soon as a graph is known, before it runs where the framework allows that."""
+        """Hook in; `tell` is called as soon as a graph is known, before it runs where the framework allows that.
 
-    def drain(self) -> list[Event]:
-        """What happened since the last call, in order."""
-        ...
-
-    def stop(self) -> None:
-        """Unhook; safe to call twice."""
+        Raises:
+            UsageError: the module is not imported.
+            GraphError: it does not behave as known; says what differs, on which versions it ran, and the alternative.
+        """
+        if self.module not in sys.modules:
+            raise UsageError(
+                f"`backend` is {self.name!r}, but {self.module} is not imported; import it before retrograd.graph.watch"
+            )
+        try:
+            require(self.part)
+        except UnsupportedVersionError as error:
+            raise GraphError(str(error)) from None
+        self._tell = tell
+        self._hook()
 
     def version(self) -> str:
         """The framework's version."""
-        ...
+        return str(sys.modules[self.module].__version__)
 
+    def drain(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        raise NotImplementedError
 
-def require_for_watching(part: Part) -> None:
-    """Refuse where a framework does not behave as known.
+    def stop(self) -> None:
+        """Unhook; safe to call twice."""
+        raise NotImplementedError
 
-    Raises:
-        GraphError: says what differs, on which versions it ran, and the alternative.
-    """
-    try:
-        require(part)
-    except UnsupportedVersionError as error:
-        raise GraphError(str(error)) from None
+    def _hook(self) -> None:
+        raise NotImplementedError

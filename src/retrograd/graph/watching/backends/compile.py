@@ -10,24 +10,22 @@ traced. Wrapping AOTAutograd's compilers instead would see nothing when a cache 
 from __future__ import annotations
 
 import re
-import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from retrograd.compat import torch_trace
-from retrograd.errors import UsageError
 from retrograd.graph.source_lines import short, user_frame
-from retrograd.graph.watching.events import Compiled, Event, require_for_watching
+from retrograd.graph.watching.events import Compiled, Event, WatchBackend
 
 _FRAME = re.compile(r"Line: (\d+), Name: (.*), Filename: (.*)\Z")
 
 
-class Compile:
+class Compile(WatchBackend):
     """Listens to the structured trace while it is started."""
 
     name = "compile"
-    tells = True
+    module = "torch"
+    part = torch_trace.PART
 
     def __init__(self) -> None:
         self._listener = torch_trace.Listener(self._hear)
@@ -36,20 +34,8 @@ class Compile:
         self._open: dict[str, list[Compiled]] = {}  # by compile id, until its seconds are known
         self._traced: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
-        self._tell: Callable[[Compiled], Any] = lambda compiled: None
 
-    def version(self) -> str:
-        """torch's version."""
-        return str(sys.modules["torch"].__version__)
-
-    def start(self, tell: Callable[[Compiled], Any]) -> None:
-        """Listen; UsageError without torch, GraphError if this torch does not send what is listened to."""
-        if "torch" not in sys.modules:
-            raise UsageError(
-                "`backend` is 'compile', but torch is not imported; import it before retrograd.graph.watch"
-            )
-        require_for_watching(torch_trace.PART)
-        self._tell = tell
+    def _hook(self) -> None:
         self._listener.start()
 
     def stop(self) -> None:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.compat import jax as compilations
-from retrograd.errors import UsageError
-from retrograd.graph.watching.events import Compiled, Event, require_for_watching
+from retrograd.graph.watching.events import Compiled, Event, WatchBackend
 
 _SMALL = 12  # lines of a module of one operation
 # The log of jax_explain_cache_misses.
@@ -38,10 +37,11 @@ class _Ear(logging.Handler):
         self._tell(record.getMessage())
 
 
-class Jax:
+class Jax(WatchBackend):
     """Sets JAX's options while it is started, and puts them back."""
 
-    name = "jax"
+    name = module = "jax"
+    part = compilations.PART
     tells = False
 
     def __init__(self) -> None:
@@ -55,18 +55,11 @@ class Jax:
         self._shared: Any = None
         self.small = 0  # modules of single operations
 
-    def version(self) -> str:
-        """JAX's version."""
-        return str(sys.modules["jax"].__version__)
-
-    def start(self, tell: Callable[[Compiled], Any]) -> None:
-        """Set the options; UsageError without JAX, GraphError where it lacks an option."""
-        if "jax" not in sys.modules:
-            raise UsageError("`backend` is 'jax', but jax is not imported; import it before retrograd.graph.watch")
-        require_for_watching(compilations.PART)
+    def _hook(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="retrograd-graphs-")
         self._before = compilations.set_options(self._folder.name)
-        self._listen()
+        self._listening = True
+        compilations.on_compile_time(self._spend)
         logger = logging.getLogger("jax")
         logger.addHandler(self._ear)
         # The explanations are ours to tell, once and beside the graph.
@@ -113,10 +106,6 @@ class Jax:
     def _hear(self, message: str) -> None:
         if miss := read_miss(message):
             self._misses.append(miss)
-
-    def _listen(self) -> None:
-        self._listening = True
-        compilations.on_compile_time(self._spend)
 
     def _spend(self, name: str, seconds: float, last: bool) -> None:
         if not self._listening:

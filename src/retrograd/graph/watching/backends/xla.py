@@ -19,10 +19,10 @@ from typing import Any
 
 from retrograd import config
 from retrograd.compat import torch_xla
-from retrograd.errors import UsageError, VerificationError
+from retrograd.errors import VerificationError
 from retrograd.graph.source_lines import short, user_frame
 from retrograd.graph.watching import live_tensors, xla_save_file
-from retrograd.graph.watching.events import Compiled, Event, Executed, require_for_watching
+from retrograd.graph.watching.events import Compiled, Event, Executed, WatchBackend
 
 _TOO_LATE = (
     "torch_xla saved no graph: it looks for XLA_SAVE_TENSORS_FILE at its first cut; begin to watch before that, or "
@@ -30,7 +30,7 @@ _TOO_LATE = (
 )
 
 
-class Xla:
+class Xla(WatchBackend):
     """Wraps the cuts while it is started.
 
     Args:
@@ -41,7 +41,8 @@ class Xla:
     """
 
     name = "xla"
-    tells = True
+    module = "torch_xla"
+    part = torch_xla.PART
 
     def __init__(self, threshold: int = 0, gc_before_cut: bool = False, model: Any = None, texts: bool = True) -> None:
         self.threshold, self.collect, self.model, self.texts = threshold, gc_before_cut, model, texts
@@ -49,7 +50,6 @@ class Xla:
         self._events: list[Event] = []
         self._alive: dict[str, tuple[int, tuple[live_tensors.Live, ...]]] = {}  # by digest: the cut that saw it first
         self._last: tuple[int, tuple[live_tensors.Live, ...]] | None = None
-        self._tell: Callable[[Compiled], Any] = lambda compiled: None
         self.after: Callable[[], Any] | None = None  # called after each cut
         self._seen: set[str] = set()
         self._cuts = 0
@@ -57,20 +57,12 @@ class Xla:
         self._files: dict[str, xla_save_file.Follower] = {}
         self._following: Path | None = None
 
-    def version(self) -> str:
-        """torch_xla's version."""
-        return str(sys.modules["torch_xla"].__version__)
-
-    def start(self, tell: Callable[[Compiled], Any]) -> None:
-        """Wrap the cuts; UsageError without torch_xla, GraphError where it lacks what is needed."""
-        if "torch_xla" not in sys.modules:
-            raise UsageError(
-                "`backend` is 'xla', but torch_xla is not imported; import it before retrograd.graph.watch"
-            )
-        require_for_watching(torch_xla.PART)
-        self._tell = tell
+    def _hook(self) -> None:
         if self.texts:
-            self._follow()
+            # torch_xla remembers the first name that it reads: a later watch of the same process reads the same file.
+            chosen = config.saved_graphs()
+            self._following = Path(chosen) if chosen else xla_save_file.own()
+            self._follower()
         for module, name in torch_xla.CUTS:
             owner = sys.modules.get(module)
             if owner is not None and hasattr(owner, name):
@@ -90,12 +82,6 @@ class Xla:
         """What the cuts since the last call compiled and ran."""
         events, self._events = self._events, []
         return events
-
-    def _follow(self) -> None:
-        chosen = config.saved_graphs()
-        # torch_xla remembers the first name that it reads: a later watch of the same process reads the same file.
-        self._following = Path(chosen) if chosen else xla_save_file.own()
-        self._follower()
 
     def _follower(self) -> xla_save_file.Follower | None:
         """The file of the device that this thread computes on: torch_xla appends its ordinal to the name."""
