@@ -144,7 +144,7 @@ def sweep() -> list[Case]:
 
 def launch(case: Case) -> None:
     """Call the launchers of the library as their autograd function does."""
-    from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
+    from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
     from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 
     p, n = case.profile, case.n
@@ -163,7 +163,7 @@ def launch(case: Case) -> None:
     weight, bias = vector(p.weight), vector(p.weight if p.bias else None)
     residual = None if p.residual is None else matrix(p.residual)
     tensors = NormTensors(x=matrix(p.x, p.offset), weight=weight, bias=bias, residual=residual)
-    norm_fwd(tensors, spec, WantedResults(out_dtype=p.x, s_dtype=s_dtype, store_stats=p.backward, store_s=p.backward))
+    norm_fwd(tensors, spec, WantedOutput(out_dtype=p.x, s_dtype=s_dtype, store_stats=p.backward, store_s=p.backward))
     if not p.backward:
         return
     rstd = torch.empty(rows, dtype=F32)

@@ -22,7 +22,7 @@ import torch
 import triton
 
 from retrograd.bench.timing import CudaTimer
-from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.plan import Kind, plan_backward, plan_forward
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton import launch as norms
@@ -52,7 +52,7 @@ def norm_of(op: str, way: str, x: list[torch.Tensor], pdl: bool) -> Norm:
         norms.gpu_of = lambda _: gpu
         residual = others[i] if adds else None
         tensors = NormTensors(x=x[i], weight=weight, bias=bias, residual=residual)
-        return norms.norm_fwd(tensors, spec, WantedResults(out_dtype=DTYPE, s_dtype=DTYPE), plan=fwd)
+        return norms.norm_fwd(tensors, spec, WantedOutput(out_dtype=DTYPE, s_dtype=DTYPE), plan=fwd)
 
     def backward(i: int) -> tuple[torch.Tensor | None, ...]:
         norms.gpu_of = lambda _: gpu
@@ -71,7 +71,7 @@ def norm_of(op: str, way: str, x: list[torch.Tensor], pdl: bool) -> Norm:
     grads = [torch.randn_like(t) for t in x] if adds else []
     kept = [
         norms.norm_fwd(
-            NormTensors(x=t, weight=weight, bias=bias), spec, WantedResults(out_dtype=DTYPE, s_dtype=DTYPE), plan=fwd
+            NormTensors(x=t, weight=weight, bias=bias), spec, WantedOutput(out_dtype=DTYPE, s_dtype=DTYPE), plan=fwd
         )
         for t in others
     ]

@@ -29,14 +29,12 @@ from retrograd.ops.norm.cuda.inputs import HEADER
 from retrograd.ops.norm.plan import (
     FORWARD_TRITON_LIMIT,
     Kind,
-    ceil_div,
-    next_power_of_2,
     plan_backward,
     plan_forward,
 )
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.cuda import nvrtc
-from retrograd.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
 
 DTYPE = torch.bfloat16
 COLD_BYTES = 512 * 1024**2
@@ -165,7 +163,7 @@ def backward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
 
 def call(what: str, op: str, n: int, plan: Any, t: dict[str, Any]) -> Any:
     """One forward or backward of `op` with a plan."""
-    from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
+    from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
     from retrograd.ops.norm.cuda import norm_fwd_wide
     from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 
@@ -173,7 +171,7 @@ def call(what: str, op: str, n: int, plan: Any, t: dict[str, Any]) -> Any:
     if what == "fwd":
         tensors = NormTensors(x=t["x"], weight=t["w"], bias=t["b"], residual=t["r"])
         forward = norm_fwd_wide if isinstance(plan, WidePlan) else norm_fwd
-        return forward(tensors, spec, WantedResults(out_dtype=DTYPE, s_dtype=DTYPE), plan=plan)
+        return forward(tensors, spec, WantedOutput(out_dtype=DTYPE, s_dtype=DTYPE), plan=plan)
     saved = BackwardTensors(grad_out=t["g"], s=t["x"], weight=t["w"], mean=t["mean"], rstd=t["rstd"], grad_s=t["r"])
     bias, residual = (None if t[name] is None else DTYPE for name in ("b", "r"))
     return norm_bwd(saved, spec, WantedGrads(x=DTYPE, weight=DTYPE, bias=bias, residual=residual), plan=plan)

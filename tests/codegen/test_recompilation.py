@@ -12,7 +12,7 @@ COUNT = """
 import json, sys, torch
 from retrograd import codegen
 from retrograd.runtime.triton import launch
-from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 
@@ -21,7 +21,7 @@ vector, half = torch.empty(n, dtype=torch.bfloat16), torch.bfloat16
 with launch.dry(132), codegen.recording("sm_90") as launches:
     for rows in [*range(1, 41), *(2**k + 1 for k in range(6, 16))]:
         x = torch.empty(rows, n, dtype=half)
-        y = norm_fwd(NormTensors(x=x, weight=vector, bias=vector), spec, WantedResults(out_dtype=half, s_dtype=half)).y
+        y = norm_fwd(NormTensors(x=x, weight=vector, bias=vector), spec, WantedOutput(out_dtype=half, s_dtype=half)).y
         mean, rstd = torch.empty(rows), torch.empty(rows)
         saved = BackwardTensors(grad_out=y, s=x, weight=vector, mean=mean, rstd=rstd)
         norm_bwd(saved, spec, WantedGrads(x=half, weight=half, bias=half))

@@ -24,17 +24,6 @@ class NormOptions(TypedDict, total=False):
     impl: str | None
 
 
-_DEFAULTS = NormOptions(
-    weight_offset=0.0,
-    deterministic=True,
-    dw_parts=None,
-    accumulate_main_grad=False,
-    residual_dtype=None,
-    out_dtype=None,
-    impl=None,
-)
-
-
 def check_options(options: NormOptions) -> None:
     """Raise TypeError for a keyword that the modules do not have."""
     for name in options:
@@ -95,6 +84,9 @@ class _Options(torch.nn.Module):
         if len(shape) == 1:
             return out
         return tuple(t.reshape(x.shape) for t in out) if prenorm else out.reshape(x.shape)
+
+
+_DEFAULTS: dict[str, Any] = {name: getattr(_Options, name) for name in NormOptions.__annotations__}
 
 
 class RMSNorm(_Options, torch.nn.RMSNorm):

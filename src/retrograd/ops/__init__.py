@@ -15,19 +15,6 @@ if TYPE_CHECKING:
     from retrograd.ops.norm import rms_norm_bwd as rms_norm_bwd
     from retrograd.ops.norm import rms_norm_fwd as rms_norm_fwd
 
-_MSDA = "retrograd.ops.msda"
-_NORM = "retrograd.ops.norm"
-_HOME = {
-    "layer_norm": _NORM,
-    "layer_norm_bwd": _NORM,
-    "layer_norm_fwd": _NORM,
-    "ms_deform_attn": _MSDA,
-    "ms_deform_attn_fused": _MSDA,
-    "rms_norm": _NORM,
-    "rms_norm_bwd": _NORM,
-    "rms_norm_fwd": _NORM,
-}
-
 __all__ = [
     "layer_norm",
     "layer_norm_bwd",
@@ -38,6 +25,7 @@ __all__ = [
     "rms_norm_bwd",
     "rms_norm_fwd",
 ]
+_HOME = {name: f"retrograd.ops.{'msda' if name.startswith('ms_') else 'norm'}" for name in __all__}
 
 
 def __getattr__(name: str) -> Any:

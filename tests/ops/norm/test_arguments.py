@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from retrograd.ops.norm import arguments, launch_cache
-from retrograd.ops.norm.arguments import (
-    BackwardTensors,
-    NormGrads,
-    NormResults,
-    NormTensors,
-    WantedGrads,
-    WantedResults,
-)
+from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.host import recipes
 from retrograd.ops.norm.launch_cache import BackwardKey, ForwardKey
 from retrograd.ops.norm.spec import NormSpec
@@ -27,7 +20,7 @@ FIELDS = {
     for cls in (
         arguments.NormArguments,
         NormTensors,
-        WantedResults,
+        WantedOutput,
         NormResults,
         BackwardTensors,
         WantedGrads,
@@ -77,7 +70,7 @@ def _forward_key() -> ForwardKey:
     tensors = NormTensors(x=x, weight=torch.empty(32), bias=torch.empty(32, dtype=BF16), residual=residual)
     outs = NormResults(y=x, s=residual, mean=None, rstd=None)
     return ForwardKey(
-        *launch_cache.forward_key(tensors, outs, NormSpec(False, 0.5, 1.0), WantedResults(out_dtype=BF16, s_dtype=F32))
+        *launch_cache.forward_key(tensors, outs, NormSpec(False, 0.5, 1.0), WantedOutput(out_dtype=BF16, s_dtype=F32))
     )
 
 

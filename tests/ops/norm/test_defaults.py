@@ -10,7 +10,7 @@ import pytest
 import torch
 from norm_cases import make_inputs, run
 
-from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.dispatch import functions
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
@@ -56,7 +56,7 @@ def test_added_to_gradients_with_gaps(dtype: torch.dtype, impl: str, device: str
 
     def both() -> list[Any]:
         tensors = NormTensors(x=case["x"], weight=case["weight"], bias=case["bias"], residual=case["residual"])
-        y, s, mean, rstd = forward(tensors, spec, WantedResults(out_dtype=dtype, s_dtype=dtype))
+        y, s, mean, rstd = forward(tensors, spec, WantedOutput(out_dtype=dtype, s_dtype=dtype))
         into = [torch.ones(130, dtype=torch.float32, device=device)[::2] for _ in range(2)]
         wanted = WantedGrads(x=dtype, weight=dtype, bias=dtype, residual=dtype, into_weight=into[0], into_bias=into[1])
         saved = BackwardTensors(

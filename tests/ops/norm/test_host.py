@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from retrograd import ops
 from retrograd.errors import NativeBuildError, UsageError
 from retrograd.ops.norm import custom_op, dispatch, host, launch_cache, torch_impl
-from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.host import library, recipes
 from retrograd.ops.norm.launch_cache import Finalizer, KeptBackward, KeptForward
 from retrograd.ops.norm.spec import NormSpec
@@ -99,7 +99,7 @@ class Driver:
         compiled = SimpleNamespace(src=SimpleNamespace(signature=signature), metadata=meta)
         return launch.KernelHandle(None, len(self.kernels), (4, 1, 64), (3, 2, 1), compiled)
 
-    def norm_fwd(self, tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> Any:
+    def norm_fwd(self, tensors: NormTensors, spec: NormSpec, wanted: WantedOutput) -> Any:
         """torch_impl.norm_fwd, kept as a launch of triton/launch.py is."""
         self.forwards += 1
         outs = torch_impl.norm_fwd(tensors, spec, wanted)

@@ -17,7 +17,7 @@ import torch
 
 from retrograd.errors import NativeBuildError
 from retrograd.ops.norm import cpu
-from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.cpu import norm_bwd, norm_fwd
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.cpp import build
@@ -71,7 +71,7 @@ def check(x, weight=None, bias=None, residual=None, *, spec, out=None, stream=No
     out, stream = out or x.dtype, stream or x.dtype
     heads = max(v.shape[0] if v is not None and v.dim() == 2 else 1 for v in (weight, bias))
     y, s, mean, rstd = norm_fwd(
-        NormTensors(x, weight, bias, residual), spec, WantedResults(out_dtype=out, s_dtype=stream)
+        NormTensors(x, weight, bias, residual), spec, WantedOutput(out_dtype=out, s_dtype=stream)
     )
     if residual is not None or stream != x.dtype:
         total = x.float() if residual is None else x.float() + residual.float()
@@ -146,7 +146,7 @@ def backward_of_ones(dtype=torch.float32, m=333, n=1029, **options):
     weight = (1 + 0.1 * normal(n, seed=2)).to(dtype)
     spec = options.pop("spec", NormSpec(True, 1e-6))
     y, _, mean, rstd = norm_fwd(
-        NormTensors(x=x, weight=weight, bias=weight), spec, WantedResults(out_dtype=dtype, s_dtype=dtype)
+        NormTensors(x=x, weight=weight, bias=weight), spec, WantedOutput(out_dtype=dtype, s_dtype=dtype)
     )
     wanted = WantedGrads(**({"x": dtype, "weight": dtype, "bias": dtype} | options))
     saved = BackwardTensors(grad_out=grad, s=x, weight=weight, mean=mean, rstd=rstd)
@@ -183,7 +183,7 @@ def test_a_row_does_not_depend_on_its_batch(dtype):
 
     def run(rows):
         tensors = NormTensors(x=x[rows], weight=weight)
-        y, _, mean, rstd = norm_fwd(tensors, spec, WantedResults(out_dtype=dtype, s_dtype=dtype))
+        y, _, mean, rstd = norm_fwd(tensors, spec, WantedOutput(out_dtype=dtype, s_dtype=dtype))
         saved = BackwardTensors(grad_out=grad[rows], s=x[rows], weight=weight, mean=mean, rstd=rstd)
         return y, norm_bwd(saved, spec, WantedGrads(x=dtype, weight=dtype)).x
 
@@ -224,7 +224,7 @@ def test_strided_and_expanded_rows():
         ):
             found = []
             for a, g in ((x, grad), (x.contiguous(), grad.contiguous())):
-                y, _, mean, rstd = norm_fwd(NormTensors(x=a), spec, WantedResults(out_dtype=a.dtype, s_dtype=a.dtype))
+                y, _, mean, rstd = norm_fwd(NormTensors(x=a), spec, WantedOutput(out_dtype=a.dtype, s_dtype=a.dtype))
                 saved = BackwardTensors(grad_out=g, s=a, weight=None, mean=mean, rstd=rstd)
                 found.append([y, *norm_bwd(saved, spec, wanted)])
             assert same(*found)
@@ -235,7 +235,7 @@ def test_empty(shape):
     x, spec = torch.ones(shape), NormSpec(True, 0.25)
     weight = torch.ones(shape[1])
     tensors = NormTensors(x=x, weight=weight, bias=weight, residual=x)
-    y, s, mean, rstd = norm_fwd(tensors, spec, WantedResults(out_dtype=torch.float16, s_dtype=torch.bfloat16))
+    y, s, mean, rstd = norm_fwd(tensors, spec, WantedOutput(out_dtype=torch.float16, s_dtype=torch.bfloat16))
     assert (y.shape, s.shape, y.dtype, s.dtype) == (shape, shape, torch.float16, torch.bfloat16)
     assert torch.equal(rstd, torch.full((shape[0],), 2.0))
     wanted = WantedGrads(x=torch.float32, weight=torch.float32, residual=torch.bfloat16)
@@ -250,7 +250,7 @@ def test_nan_and_infinity_stay_in_their_row():
     for dtype in DTYPES:
         x = normal(5, 77).to(dtype)
         x[1, 3], x[2, 70] = float("nan"), float("inf")
-        y = norm_fwd(NormTensors(x=x), NormSpec(False, 1e-6), WantedResults(out_dtype=dtype, s_dtype=dtype))[0]
+        y = norm_fwd(NormTensors(x=x), NormSpec(False, 1e-6), WantedOutput(out_dtype=dtype, s_dtype=dtype))[0]
         assert y[1].isnan().all()
         assert y[2, 70].isnan()
         assert y[[0, 3, 4]].isfinite().all()
@@ -270,7 +270,7 @@ def test_conversions_are_those_of_torch(flags, monkeypatch):
         for dtype in DTYPES:
             if dtype == source.dtype:
                 continue
-            s = norm_fwd(NormTensors(x=source), NormSpec(False, 0.0), WantedResults(out_dtype=dtype, s_dtype=dtype))[1]
+            s = norm_fwd(NormTensors(x=source), NormSpec(False, 0.0), WantedOutput(out_dtype=dtype, s_dtype=dtype))[1]
             assert torch.equal(s.nan_to_num(12.5), source.to(dtype).nan_to_num(12.5))
             assert torch.equal(s.isnan(), source.isnan())
 
@@ -278,14 +278,14 @@ def test_conversions_are_those_of_torch(flags, monkeypatch):
 def test_float64_is_refused():
     x = torch.ones(2, 3, dtype=torch.float64)
     with pytest.raises(TypeError, match="float64, expected float32"):
-        norm_fwd(NormTensors(x=x), NormSpec(False, 1e-6), WantedResults(out_dtype=torch.float32, s_dtype=torch.float32))
+        norm_fwd(NormTensors(x=x), NormSpec(False, 1e-6), WantedOutput(out_dtype=torch.float32, s_dtype=torch.float32))
 
 
 def test_denormals_survive_loading_and_running():
     code = (
         "import torch; from retrograd.ops.norm.cpu import *; from retrograd.ops.norm.spec import NormSpec; "
-        "from retrograd.ops.norm.arguments import NormTensors, WantedResults; "
-        "norm_fwd(NormTensors(x=torch.ones(64, 1024)), NormSpec(False, 0.), WantedResults(out_dtype=torch.float32, "
+        "from retrograd.ops.norm.arguments import NormTensors, WantedOutput; "
+        "norm_fwd(NormTensors(x=torch.ones(64, 1024)), NormSpec(False, 0.), WantedOutput(out_dtype=torch.float32, "
         "s_dtype=torch.float32)); print((torch.full((99999,), 1e-40) * 1 > 0).all().item(), 1e-310 * 1 > 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,12 +10,10 @@ from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
     FORWARD_TILE_LIMIT,
     Kind,
-    ceil_div,
-    next_power_of_2,
     plan_backward,
     plan_forward,
 )
-from retrograd.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
 
 H200 = Gpu(Backend.CUDA, 132)
 # A few multiprocessors only (a partition of a GPU), an AMD GPU, the interpreter.

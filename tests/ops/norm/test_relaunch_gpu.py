@@ -15,7 +15,7 @@ import torch
 from norm_cases import Case, make_inputs, run
 
 from retrograd.ops.norm import launch_cache
-from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedResults
+from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton import backward_launch, launch
 
@@ -78,7 +78,7 @@ def results(norm: str, case: Case, statistics: Change | None = None, **options: 
     x, weight, bias, residual = (case.get(name) for name in ("x", *EVERYTHING.split()))
     s_dtype = (x if residual is None else residual).dtype
     tensors = NormTensors(x, weight, bias, residual)
-    y, s, mean, rstd = launch.norm_fwd(tensors, spec, WantedResults(out_dtype=out_dtype, s_dtype=s_dtype))
+    y, s, mean, rstd = launch.norm_fwd(tensors, spec, WantedOutput(out_dtype=out_dtype, s_dtype=s_dtype))
     moved = [t if t is None or statistics is None else statistics(t) for t in (mean, rstd)]
     saved = BackwardTensors(
         grad_out=case["grad_y"], s=x if s is None else s, weight=weight, mean=moved[0], rstd=moved[1],

@@ -11,7 +11,7 @@ import torch
 from norm_cases import Case, check, make_inputs, run
 from wide_cases import SHARED_LIMIT, gpu_test, narrow_loads, needs_nvrtc
 
-from retrograd.ops.norm.arguments import NormTensors, WantedResults
+from retrograd.ops.norm.arguments import NormTensors, WantedOutput
 from retrograd.ops.norm.cuda import backward, fits_wide, inputs, norm_fwd_wide, plan_wide
 from retrograd.ops.norm.cuda import forward as wide
 from retrograd.ops.norm.cuda.inputs import HEADER
@@ -160,7 +160,7 @@ def test_rows_at_a_distance_unaligned_rows_and_repeated_rows() -> None:
 def test_on_a_side_stream_and_in_a_graph() -> None:
     case = make_inputs((65, 65536), BF16, "cuda", given="weight")
     spec = NormSpec(False, 1e-6)
-    wanted = WantedResults(out_dtype=BF16, s_dtype=BF16)
+    wanted = WantedOutput(out_dtype=BF16, s_dtype=BF16)
     want = norm_fwd_wide(NormTensors(x=case["x"], weight=case["weight"]), spec, wanted)[0]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -178,7 +178,7 @@ def test_on_a_side_stream_and_in_a_graph() -> None:
 @gpu_test
 def test_rows_without_elements() -> None:
     x = torch.ones(3, 0, device="cuda")
-    _, _, mean, rstd = norm_fwd_wide(NormTensors(x=x), NormSpec(True, 0.25), WantedResults(out_dtype=F32, s_dtype=F32))
+    _, _, mean, rstd = norm_fwd_wide(NormTensors(x=x), NormSpec(True, 0.25), WantedOutput(out_dtype=F32, s_dtype=F32))
     assert (mean.tolist(), rstd.tolist()) == ([0.0] * 3, [2.0] * 3)
 
 
@@ -186,11 +186,11 @@ def test_rows_without_elements() -> None:
 def test_what_it_cannot_take_is_said() -> None:
     x = torch.zeros(2, 40964, dtype=BF16, device="cuda")
     with pytest.raises(ValueError, match="`x` has 40964 columns, expected a multiple of 8"):
-        norm_fwd_wide(NormTensors(x=x), NormSpec(False, 1e-6), WantedResults(out_dtype=BF16, s_dtype=BF16))
+        norm_fwd_wide(NormTensors(x=x), NormSpec(False, 1e-6), WantedOutput(out_dtype=BF16, s_dtype=BF16))
 
 
 def test_a_cpu_tensor_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"tensor on cpu, expected a GPU of compute capability 9\.0"):
         norm_fwd_wide(
-            NormTensors(x=torch.zeros(2, 40960)), NormSpec(False, 1e-6), WantedResults(out_dtype=F32, s_dtype=F32)
+            NormTensors(x=torch.zeros(2, 40960)), NormSpec(False, 1e-6), WantedOutput(out_dtype=F32, s_dtype=F32)
         )

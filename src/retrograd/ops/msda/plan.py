@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from retrograd.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu, next_power_of_2
 
 Segment = tuple[int, int, int]
 
@@ -111,7 +111,7 @@ def plan_ordered(pixels: int, heads: int, channels: int, itemsize: int, gpu: Gpu
         return OrderedPlan(block_p, block_c, heads, 4, entries, 8192)
     entries = max(1, min(_ENTRIES, _GATHERED // block_c))
     # At least 16 bytes a thread; on a warp of 32, rows of 16 bits are gathered faster for two pixels at once.
-    fill = _lanes(gpu) * 16 // itemsize
+    fill = gpu.lanes * 16 // itemsize
     block_p = max(fill // (block_c * entries), min(4 // itemsize, _GATHERED // (block_c * entries)), 1)
     return OrderedPlan(block_p, block_c, 1, 1, entries, _CELL_BLOCK)
 
@@ -149,30 +149,16 @@ def segments(points: tuple[int, ...], width: int) -> tuple[Segment, ...]:
     return tuple((level, count, stored) for level, count, stored in runs)
 
 
-def ceil_div(a: int, b: int) -> int:
-    """a / b rounded up."""
-    return -(-a // b)
-
-
-def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n, and at least 1."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _samples(tiles: dict[int, _Tile], rows: int, heads: int, channels: int, itemsize: int, gpu: Gpu) -> SamplePlan:
     block_c = next_power_of_2(channels)
     if gpu.backend is Backend.INTERPRETER:
         block_q = min(next_power_of_2(rows * heads), max(1, _INTERPRETER_ELEMENTS // block_c))
         return SamplePlan(block_q, block_c, heads, 4)
     tile = tiles[itemsize]
-    lanes = _lanes(gpu)
+    lanes = gpu.lanes
     # 16 bytes a thread; a row of more than a warp would be added up through shared memory.
     threads = max(1, block_c * itemsize // 16)
     warps = tile.num_warps if threads <= lanes else 1
     # One value a row and fewer rows than threads: what Triton then loads where it is needed, without exchanging it.
     block_q = max(1, min(tile.rows_a_thread * warps * lanes // threads, warps * lanes // 2))
     return SamplePlan(block_q, block_c, 1, warps, tile.unroll)
-
-
-def _lanes(gpu: Gpu) -> int:
-    return 64 if gpu.backend is Backend.HIP else 32

@@ -13,7 +13,7 @@ from retrograd.compat.torch_autograd import in_forward_mode
 from retrograd.compat.torch_dispatch import is_watched
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import custom_op, host, validation
-from retrograd.ops.norm.arguments import NormArguments, NormTensors, WantedResults
+from retrograd.ops.norm.arguments import NormArguments, NormTensors, WantedOutput
 from retrograd.ops.norm.autograd import NormFunction
 from retrograd.ops.norm.dispatch import resolve
 from retrograd.ops.norm.shapes import two_dimensional
@@ -209,7 +209,7 @@ def _run(
         return out if isinstance(out, tuple) else (out, None)
     shape = x.shape
     flat = len(shape) == 2
-    wanted = WantedResults(*call.dtypes, False, return_s)
+    wanted = WantedOutput(*call.dtypes, False, return_s)
     y, s, _, _ = call.forward(tensors if flat else two_dimensional(tensors), call.spec, wanted)
     return (y, s) if flat else (y.view(shape), s.view(shape) if return_s else None)
 

@@ -1,6 +1,6 @@
 """Arguments and results that all implementations of the norms have in common, each described here and nowhere else.
 
-    norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> NormResults
+    norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedOutput) -> NormResults
     norm_bwd(tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> NormGrads
 
 All of them are made by keyword, or from variables of the same names in the same order, which a test sees to. They are
@@ -51,7 +51,7 @@ class NormTensors(NamedTuple):
     residual: torch.Tensor | None = None
 
 
-class WantedResults(NamedTuple):
+class WantedOutput(NamedTuple):
     """What a forward computes.
 
     Attributes:

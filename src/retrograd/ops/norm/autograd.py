@@ -11,14 +11,7 @@ from typing import Any
 import torch
 
 from retrograd.ops import tensor_subclasses
-from retrograd.ops.norm.arguments import (
-    BackwardTensors,
-    NormGrads,
-    NormResults,
-    NormTensors,
-    WantedGrads,
-    WantedResults,
-)
+from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.dispatch import NormCall
 from retrograd.ops.norm.shapes import heads_of, in_shape, inner_dtype, rows_of, two_dimensional, vector_of
 from retrograd.ops.norm.spec import NormSpec
@@ -50,7 +43,7 @@ class NormFunction(torch.autograd.Function):
         shape = x.shape
         flat = len(shape) == 2
         tensors = NormTensors(x, weight, bias, residual)
-        wanted = WantedResults(*call.dtypes, need_stats, return_s or need_stats)
+        wanted = WantedOutput(*call.dtypes, need_stats, return_s or need_stats)
         results: NormResults = call.forward(tensors if flat else two_dimensional(tensors), call.spec, wanted)
         y, s, _, _ = results
         if not flat:

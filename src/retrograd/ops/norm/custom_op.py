@@ -19,7 +19,7 @@ from retrograd.ops.norm.arguments import (
     NormResults,
     NormTensors,
     WantedGrads,
-    WantedResults,
+    WantedOutput,
 )
 from retrograd.ops.norm.dispatch import FAMILY, functions
 from retrograd.ops.norm.shapes import empty_results, has_own_s, two_dimensional
@@ -111,10 +111,10 @@ def _fake_bwd(*operands: Any) -> tuple[torch.Tensor, ...]:
     return _all_tensors((None if dtype is None else s.new_empty(shape, dtype=dtype) for dtype, shape in wanted_each), s)
 
 
-def _forward_operands(*operands: Any) -> tuple[NormTensors, NormSpec, WantedResults, str]:
+def _forward_operands(*operands: Any) -> tuple[NormTensors, NormSpec, WantedOutput, str]:
     """The operands of norm_fwd in the order of its schema, put together."""
     *wanted, impl = operands[9:]
-    return NormTensors(*operands[:4]), NormSpec(*operands[4:9]), WantedResults(*wanted), impl
+    return NormTensors(*operands[:4]), NormSpec(*operands[4:9]), WantedOutput(*wanted), impl
 
 
 def _backward_operands(*operands: Any) -> tuple[BackwardTensors, NormSpec, WantedGrads, str]:

@@ -8,7 +8,7 @@ import torch
 
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import validation
-from retrograd.ops.norm.arguments import BackwardTensors, NormArguments, NormTensors, WantedGrads, WantedResults
+from retrograd.ops.norm.arguments import BackwardTensors, NormArguments, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.dispatch import resolve
 from retrograd.ops.norm.shapes import heads_of, in_shape, rows_of, two_dimensional, vector_of
 from retrograd.ops.types import Impl
@@ -159,7 +159,7 @@ def _forward(tensors: NormTensors, arguments: NormArguments, store_stats: bool) 
     s_dtype = arguments.residual_dtype or (x if residual is None else residual).dtype
     call = resolve(arguments, x.dtype, s_dtype, x.device)
     with torch.no_grad():
-        wanted = WantedResults(*call.dtypes, store_stats)
+        wanted = WantedOutput(*call.dtypes, store_stats)
         y, s, mean, rstd = call.forward(two_dimensional(tensors), call.spec, wanted)
     mean, rstd = (None if t is None else t.view(x.shape[:-1]) for t in (mean, rstd))
     return y.view(x.shape), x if s is None else s.view(x.shape), mean, rstd

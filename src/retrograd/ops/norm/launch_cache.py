@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from retrograd.ops.norm.arguments import BackwardTensors, NormResults, NormTensors, WantedGrads, WantedResults
+from retrograd.ops.norm.arguments import BackwardTensors, NormResults, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.spec import NormSpec
 
 _MOST_LAUNCHES = 4096
@@ -80,7 +80,7 @@ BACKWARD: dict[tuple[Any, ...], KeptBackward] = {}
 on_keep: Callable[[Any, Any], None] | None = None
 
 
-def forward_key(tensors: NormTensors, outs: NormResults, spec: NormSpec, wanted: WantedResults) -> tuple[Any, ...]:
+def forward_key(tensors: NormTensors, outs: NormResults, spec: NormSpec, wanted: WantedOutput) -> tuple[Any, ...]:
     """The fields of a `ForwardKey`."""
     x, weight, bias, residual = tensors
     return (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
-from retrograd.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
 
 
 class Kind(Enum):
@@ -24,18 +24,24 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class ForwardPlan:
-    """`programs` programs (a head) of [block_m, block_n] tiles.
-
-    `early`: TILE asks for weight and bias together with x. `unroll`: steps of a LOOPED walk that are done together.
-    `loads`, `stores`: eviction policy of x and residual and cache modifier of y and s in a TILE, as Triton names them.
-    """
+class _RowsPlan:
+    """`programs` programs (a head) of `num_warps` warps and [block_m, block_n] tiles."""
 
     kind: Kind
     block_m: int
     block_n: int
     num_warps: int
     programs: int
+
+
+@dataclass(frozen=True)
+class ForwardPlan(_RowsPlan):
+    """How a forward is launched.
+
+    `early`: TILE asks for weight and bias together with x. `unroll`: steps of a LOOPED walk that are done together.
+    `loads`, `stores`: eviction policy of x and residual and cache modifier of y and s in a TILE, as Triton names them.
+    """
+
     early: bool = False
     unroll: int = 1
     loads: str = ""
@@ -43,7 +49,7 @@ class ForwardPlan:
 
 
 @dataclass(frozen=True)
-class BackwardPlan:
+class BackwardPlan(_RowsPlan):
     """`programs` programs (a head) compute grad_x and, but for LOOPED, the sums for the vectors.
 
     LOOPED: grad_weight comes from a second grid of (columns / `dw_block_n`, heads, `parts`). `parts` is the number of
@@ -52,11 +58,6 @@ class BackwardPlan:
     and with it `programs`, `parts` and the finalizer's tile.
     """
 
-    kind: Kind
-    block_m: int
-    block_n: int
-    num_warps: int
-    programs: int
     parts: int
     finalize_block_p: int
     finalize_block_n: int
@@ -223,7 +224,7 @@ def plan_forward(
     most = min(limit, _WALK_BYTES[min(streams, 2)] // itemsize)
     # Whole blocks need no mask: 88 % instead of 58 % for LayerNorm at 32768 columns.
     block_n = next((b for b in (most, most // 2, most // 4) if n % b == 0), most)
-    warps = min(1024 // _lanes(gpu), max(1, block_n // (8 * _lanes(gpu))))
+    warps = min(1024 // gpu.lanes, max(1, block_n // (8 * gpu.lanes)))
     return ForwardPlan(Kind.LOOPED, block_m, block_n, warps, ceil_div(rows, block_m), unroll=2 if streams == 1 else 1)
 
 
@@ -240,19 +241,7 @@ def plan_backward(
     parts: int | None = None,
     max_tile_n: int | None = None,
 ) -> BackwardPlan:
-    """Plan the backward; arguments as of `plan_forward`.
-
-    Args:
-        rows: rows a head.
-        n: columns.
-        heads: rows of the weight.
-        itemsize: bytes of the widest element that is read.
-        gpu: what runs the kernels.
-        centered: LayerNorm, which keeps more sums.
-        streams: [rows, n] tensors that are read.
-        parts: fixes the number of partial sums.
-        max_tile_n: lowers the width above which a row is walked in pieces.
-    """
+    """Plan the backward; arguments as of `plan_forward`, and `parts` fixes the number of partial sums."""
     width = next_power_of_2(n)
     limit = BACKWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
     if width <= limit:
@@ -299,16 +288,6 @@ def plan_clusters(n: int, itemsize: int) -> BackwardPlan | None:
     return None
 
 
-def ceil_div(a: int, b: int) -> int:
-    """a / b rounded up."""
-    return -(-a // b)
-
-
-def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n, and at least 1."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile:
     if gpu.backend is Backend.INTERPRETER:
         return _Tile(max(1, min(_INTERPRETER_MAX_ROWS, _INTERPRETER_TILE_ELEMENTS // width)), 4)
@@ -319,13 +298,8 @@ def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile
         block_m = min(64, block_m * narrowest // width)
     block_m = max(1, 2 * block_m // max(itemsize, 2))
     # Fewer than 8 elements a thread are less than 16 bytes of a 16-bit tensor.
-    lanes = _lanes(gpu)
-    warps = max(1, min(tile.num_warps, block_m * width // (8 * lanes), 1024 // lanes))
+    warps = max(1, min(tile.num_warps, block_m * width // (8 * gpu.lanes), 1024 // gpu.lanes))
     return replace(tile, block_m=block_m, num_warps=warps)
-
-
-def _lanes(gpu: Gpu) -> int:
-    return 64 if gpu.backend is Backend.HIP else 32
 
 
 def _registers(tile: _Slice) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.ops.norm.arguments import NormResults, NormTensors, WantedResults
+from retrograd.ops.norm.arguments import NormResults, NormTensors, WantedOutput
 from retrograd.ops.norm.spec import NormSpec
 
 
@@ -55,7 +55,7 @@ def has_own_s(x: torch.Tensor, residual: torch.Tensor | None, s_dtype: torch.dty
     return residual is not None or s_dtype != x.dtype
 
 
-def empty_results(tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> NormResults:
+def empty_results(tensors: NormTensors, spec: NormSpec, wanted: WantedOutput) -> NormResults:
     """Results of a forward over x [M, N], to be written."""
     x, _, _, residual = tensors
     out_dtype, s_dtype, store_stats, store_s = wanted

@@ -6,14 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from retrograd.ops.norm.arguments import (
-    BackwardTensors,
-    NormGrads,
-    NormResults,
-    NormTensors,
-    WantedGrads,
-    WantedResults,
-)
+from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, inner_dtype
 from retrograd.ops.norm.spec import NormSpec
 
@@ -21,7 +14,7 @@ from retrograd.ops.norm.spec import NormSpec
 _BLOCK_ELEMENTS = 65536
 
 
-def norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> NormResults:
+def norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedOutput) -> NormResults:
     """y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual; see `arguments`.
 
     Numerics: inside float32, float64 for float64. s is rounded to s_dtype before it is normalised. The variance is

@@ -1,4 +1,7 @@
-"""Arguments that the norms accept; messages say what was given, what was expected and how to mend it."""
+"""Arguments that the norms accept; messages say what was given, what was expected and how to mend it.
+
+What is no tensor or of a wrong dtype raises TypeError, a shape, device or number that does not fit ValueError.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,7 @@ _NARROW = "float32, float16 or bfloat16"
 
 
 def check_tensors(tensors: NormTensors, name: str = "x") -> None:
-    """Check the tensors of a norm against each other; `name` is what the caller calls x.
-
-    Raises:
-        TypeError: no tensor, or a dtype that is not supported.
-        ValueError: a shape or a device does not fit x.
-    """
+    """Check the tensors of a norm against each other; `name` is what the caller calls x."""
     x, weight, bias, residual = tensors
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"`{name}` is a {type(x).__name__}, expected a torch.Tensor")
@@ -71,12 +69,7 @@ def _check_vector(name: str, vector: Any, x: torch.Tensor) -> None:
 
 
 def check_shape_and_device(name: str, tensor: Any, x: torch.Tensor) -> None:
-    """Check that a tensor lies like x.
-
-    Raises:
-        TypeError: it is no tensor.
-        ValueError: its shape or device is another.
-    """
+    """Check that a tensor lies like x."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"`{name}` is a {type(tensor).__name__}, expected a torch.Tensor or None")
     if tensor.shape != x.shape:
@@ -88,12 +81,7 @@ def check_shape_and_device(name: str, tensor: Any, x: torch.Tensor) -> None:
 
 
 def check_statistic(name: str, statistic: Any, s: torch.Tensor) -> None:
-    """Check that mean or rstd is one the forward of s may have returned.
-
-    Raises:
-        TypeError: it is no tensor, or of another dtype.
-        ValueError: its shape or device is another.
-    """
+    """Check that mean or rstd is one the forward of s may have returned."""
     if not isinstance(statistic, torch.Tensor):
         raise TypeError(f"`{name}` is a {type(statistic).__name__}, expected a torch.Tensor")
     if statistic.shape != s.shape[:-1]:
@@ -111,11 +99,7 @@ def check_statistic(name: str, statistic: Any, s: torch.Tensor) -> None:
 
 
 def check_dtype_beside(name: str, dtype: Any, x_dtype: torch.dtype) -> None:
-    """float64 goes with float64 only; the three narrower dtypes mix freely.
-
-    Raises:
-        TypeError: the dtype does not go with that of x.
-    """
+    """float64 goes with float64 only; the three narrower dtypes mix freely."""
     if dtype not in _DTYPES or (dtype == torch.float64) != (x_dtype == torch.float64):
         wanted = "torch.float64" if x_dtype == torch.float64 else _NARROW
         raise TypeError(
@@ -131,13 +115,7 @@ def _check_device(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def check_arguments(arguments: NormArguments, x_dtype: torch.dtype, has_weight: bool) -> NormArguments:
-    """Check the arguments that are no tensors; numbers come back as floats.
-
-    Raises:
-        TypeError: a number or dtype of the wrong kind.
-        ValueError: eps is negative or not finite, dw_parts is not positive, weight_offset lacks a weight.
-        RuntimeError: deterministic=False under torch.use_deterministic_algorithms(True).
-    """
+    """Check the arguments that are no tensors; numbers come back as floats."""
     if type(arguments.eps) is not float or not 0 <= arguments.eps < math.inf:
         _refuse_eps(arguments.eps)
     offset = arguments.weight_offset
@@ -171,11 +149,7 @@ def _refuse_eps(eps: Any) -> None:
 
 
 def check_main_grad(name: str, parameter: torch.Tensor | None) -> None:
-    """Check that a parameter has the float32 buffer that accumulate_main_grad=True adds to.
-
-    Raises:
-        ValueError: there is none, or its shape, dtype or device is another.
-    """
+    """Check that a parameter has the float32 buffer that accumulate_main_grad=True adds to."""
     if parameter is None or not parameter.requires_grad:
         return
     buffer = getattr(parameter, "main_grad", None)

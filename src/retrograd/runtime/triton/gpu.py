@@ -1,4 +1,4 @@
-"""Facts that a launch plan may know about the device. No torch, no triton."""
+"""Facts that a launch plan may know about the device, and its arithmetic. No torch, no triton."""
 
 from __future__ import annotations
 
@@ -25,3 +25,18 @@ class Gpu:
     num_sms: int
     arch: int = 90
     pdl: bool = False
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a warp."""
+        return 64 if self.backend is Backend.HIP else 32
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 1."""
+    return 1 << max(n - 1, 0).bit_length()

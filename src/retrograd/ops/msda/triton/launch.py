@@ -12,12 +12,13 @@ import triton.language as tl
 
 from retrograd.ops.msda import plan as plans
 from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads, zero_grads
-from retrograd.ops.msda.plan import OrderedPlan, SamplePlan, ceil_div
+from retrograd.ops.msda.plan import OrderedPlan, SamplePlan
 from retrograd.ops.msda.shapes import tensor_of
 from retrograd.ops.msda.triton.backward import msda_bwd_kernel
 from retrograd.ops.msda.triton.backward_ordered import msda_bwd_kernel_cells, msda_bwd_kernel_ordered
 from retrograd.ops.msda.triton.forward import msda_fwd_kernel
 from retrograd.ops.msda.triton.sampling import MAX_SIZES
+from retrograd.runtime.triton.gpu import ceil_div
 from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, on_device_of, relaunch, relaunchable
 
 # Launches that have been compiled, by all that they depend on; forward and backward differ in their number of tensors.

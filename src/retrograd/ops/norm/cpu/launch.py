@@ -13,14 +13,7 @@ from pathlib import Path
 
 import torch
 
-from retrograd.ops.norm.arguments import (
-    BackwardTensors,
-    NormGrads,
-    NormResults,
-    NormTensors,
-    WantedGrads,
-    WantedResults,
-)
+from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.runtime.cpp import build
@@ -70,7 +63,7 @@ def why_not() -> str | None:
     return build.why_not(_SOURCE)
 
 
-def norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedResults) -> NormResults:
+def norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedOutput) -> NormResults:
     """y = (s - mean) * rstd * (weight + offset) + bias with s = x + residual; see `arguments`.
 
     Raises:

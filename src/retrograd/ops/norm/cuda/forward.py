@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from retrograd.ops.norm.arguments import NormResults, NormTensors, WantedResults
+from retrograd.ops.norm.arguments import NormResults, NormTensors, WantedOutput
 from retrograd.ops.norm.cuda.inputs import NUMBERS, SIZES, aligned_rows, aligned_vector, arch_of, load, require_clusters
 from retrograd.ops.norm.shapes import empty_results, heads_of, without_elements
 from retrograd.ops.norm.spec import NormSpec
@@ -101,7 +101,7 @@ class ForwardKind(NamedTuple):
 
 
 def norm_fwd_wide(
-    tensors: NormTensors, spec: NormSpec, wanted: WantedResults, *, plan: WidePlan | None = None
+    tensors: NormTensors, spec: NormSpec, wanted: WantedOutput, *, plan: WidePlan | None = None
 ) -> NormResults:
     """Launch the forward for wide rows; see `arguments`. `plan`: launch plan, None asks `plan_wide`.
 

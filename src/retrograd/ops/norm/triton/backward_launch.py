@@ -9,7 +9,7 @@ import torch
 
 from retrograd.ops.norm.arguments import WantedGrads
 from retrograd.ops.norm.launch_cache import Finalizer
-from retrograd.ops.norm.plan import BackwardPlan, Kind, ceil_div, finalizer_tile, next_power_of_2
+from retrograd.ops.norm.plan import BackwardPlan, Kind, finalizer_tile
 from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel,
     norm_bwd_kernel_dw_columns,
@@ -17,7 +17,7 @@ from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel_finalize,
 )
 from retrograd.ops.norm.triton.backward_sliced import norm_bwd_kernel_slices
-from retrograd.runtime.triton.gpu import Backend, Gpu
+from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
 from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, relaunch
 
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]  # of weight and bias

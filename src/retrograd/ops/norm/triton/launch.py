@@ -8,14 +8,7 @@ import torch
 import triton.language as tl
 
 from retrograd.ops.norm import launch_cache
-from retrograd.ops.norm.arguments import (
-    BackwardTensors,
-    NormGrads,
-    NormResults,
-    NormTensors,
-    WantedGrads,
-    WantedResults,
-)
+from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.launch_cache import KeptBackward, KeptForward, backward_key, forward_key
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
@@ -40,7 +33,7 @@ _Tensors = TypeVar("_Tensors", NormTensors, BackwardTensors)
 
 
 def norm_fwd(
-    tensors: NormTensors, spec: NormSpec, wanted: WantedResults, *, plan: ForwardPlan | None = None
+    tensors: NormTensors, spec: NormSpec, wanted: WantedOutput, *, plan: ForwardPlan | None = None
 ) -> NormResults:
     """Launch the forward; see `arguments`. `plan`: launch plan, None asks `plan_forward`.
 
