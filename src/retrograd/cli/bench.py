@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from retrograd.cli._options import PATH, options, words
-from retrograd.errors import MissingExtraError, UsageError
+from retrograd.core.loading import near, require_torch
+from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
     from retrograd.bench.rows import Row
@@ -109,7 +110,7 @@ def _compare(measured: Sequence[Row], then: Sequence[Row], fail_slower: float | 
 def _measured(ops: tuple[str, ...], chosen: dict[str, Any]) -> list[Row]:
     """Rows of what the options ask for, each written to a file as soon as it is there."""
     names = _narrowed(_resolved(ops), chosen.pop("more"))
-    _need_torch()
+    require_torch("retrograd bench")
     from retrograd.bench import runner
     from retrograd.bench.rows import to_line
     from retrograd.bench.selection import Selection
@@ -136,7 +137,6 @@ def _measured(ops: tuple[str, ...], chosen: dict[str, Any]) -> list[Row]:
 def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the registry; specs of a person's own are added to it."""
     from retrograd.bench import registry
-    from retrograd.core.loading import near
 
     if not ops:
         raise UsageError(f"name an op: {', '.join([*registry.GROUPS, *registry.ops()])}, or file.py:spec; see --list")
@@ -147,7 +147,7 @@ def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
         elif op in registry.ops():
             names.append(op)
         elif ":" in op or op.endswith(".py"):
-            _need_torch()
+            require_torch("retrograd bench")
             from retrograd import catalog
             from retrograd.catalog.timing import offer
 
@@ -193,15 +193,6 @@ def _device() -> str:
         return "cuda"
     click.echo("no CUDA device: times on the CPU (--device cuda insists)", err=True)
     return "cpu"
-
-
-def _need_torch() -> None:
-    try:
-        import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtraError("torch", "torch", "retrograd bench") from None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,8 @@ import click
 from retrograd import config
 from retrograd.cli._options import PATH, choice, words
 from retrograd.cli._output import Progress, live, show
-from retrograd.errors import MissingExtraError, RetrogradError, UsageError
+from retrograd.core.loading import require_torch
+from retrograd.errors import RetrogradError, UsageError
 
 if TYPE_CHECKING:
     from retrograd.check.isolation import ProcessLimits
@@ -225,12 +226,9 @@ def _device(device: str) -> str:
     """
     if device == "cpu":
         _interpreter()
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtraError("torch", "torch", "retrograd verify") from None
+    require_torch("retrograd verify")
+    import torch
+
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto" and not count:
         _interpreter()

@@ -40,6 +40,16 @@ def load(place: str, target: str, expected: str) -> ModuleType:
     return _from_file(Path(place)) if is_path(place) else _from_import(place, target, expected)
 
 
+def require_torch(purpose: str) -> None:
+    """Import torch; MissingExtraError if it is not installed."""
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError("torch", "torch", purpose) from None
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'this'?" with what is spelt alike, or ""."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)

@@ -70,15 +70,12 @@ def _named(graph: Graph, text: str) -> ValueRef | None:
     if number := _PARAMETER.match(text):
         parameters = graph.main.parameters
         if int(number[1]) >= len(parameters):
-            raise UsageError(f"`value` is parameter {number[1]}, but {graph.title} has {_count(len(parameters))}")
+            has = f"parameters 0 to {len(parameters) - 1}" if parameters else "no parameter"
+            raise UsageError(f"`value` is parameter {number[1]}, but {graph.title} has {has}")
         return ValueRef(graph.main, parameters[int(number[1])])
     if number := _OUTPUT.match(text):
         return _output(graph, int(number[1]))
     return None
-
-
-def _count(parameters: int) -> str:
-    return f"parameters 0 to {parameters - 1}" if parameters else "no parameter"
 
 
 def _instruction(graph: Graph, text: str) -> ValueRef | None:

@@ -15,15 +15,9 @@ def neighbourhoods(view: View, causes: Sequence[Cause]) -> tuple[tuple[Node, ...
     """The nodes around the causes, of either side."""
     chosen_a, chosen_b = _nodes_near(view, causes)
     return (
-        tuple(_node(view.a, view.b, n, _status(view, n, view.a.partner[n], "removed")) for n in sorted(chosen_a)),
-        tuple(_node(view.b, view.a, n, _status(view, view.b.partner[n], n, "added")) for n in sorted(chosen_b)),
+        tuple(_node(view, view.a, view.b, n) for n in sorted(chosen_a)),
+        tuple(_node(view, view.b, view.a, n) for n in sorted(chosen_b)),
     )
-
-
-def _status(view: View, a: int, b: int, alone: str) -> str:
-    if a < 0 or b < 0:
-        return alone
-    return "same" if view.matching.alike(a, b) and view.same_operands(a, b) else "changed"
 
 
 def _nodes_near(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]]:
@@ -55,10 +49,13 @@ def _nodes_near(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]
     return chosen
 
 
-def _node(half: Half, other: Half, node: int, status: str) -> Node:
+def _node(view: View, half: Half, other: Half, node: int) -> Node:
     opcode, shape, attrs = half.form.labels[node]
     number = half.form.numbers[node]
     partner = half.partner[node]
+    a, b = (partner, node) if half.added else (node, partner)
+    same = partner >= 0 and view.matching.alike(a, b) and view.same_operands(a, b)
+    alone = "added" if half.added else "removed"
     return Node(
         id=half.name(node),
         opcode=opcode,
@@ -67,6 +64,6 @@ def _node(half: Half, other: Half, node: int, status: str) -> Node:
         where=half.where(node),
         operands=half.names(half.form.operands[node]),
         users=half.names(half.users[node]),
-        status=status,  # type: ignore[arg-type]
+        status="same" if same else "changed" if partner >= 0 else alone,
         twin=other.name(partner) if partner >= 0 else "",
     )

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 
 from retrograd.errors import GraphError
 from retrograd.graph import readers
@@ -36,9 +37,10 @@ def known(text: str, format: str, source: str = "") -> Known:
         return Known(text_key(text), "text", problem=f"compared by its text alone: {error}")
 
 
-def of_file(path: str | PathLike[str]) -> Iterator[tuple[str, Graph]]:
-    """The graphs of a file, each with its text; GraphError if it is none."""
-    return formats.pieces(files.text_of(path, files.MAX_BYTES), str(path))
+def of_file(path: str | PathLike[str]) -> Iterator[tuple[str, str, Graph]]:
+    """The graphs of a file, each with its name (the file's, "#2" for its second graph) and text; GraphError if none."""
+    for text, graph in formats.pieces(files.text_of(path, files.MAX_BYTES), str(path)):
+        yield Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else ""), text, graph
 
 
 def packed(text: str) -> str:

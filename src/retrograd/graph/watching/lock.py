@@ -104,8 +104,7 @@ def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked
     """
     graphs: dict[str, Locked] = {}
     for path in paths:
-        for text, graph in of_file(path):
-            name = Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else "")
+        for name, text, graph in of_file(path):
             if name in graphs:
                 raise UsageError(f"two of the files are called {name!r}, but a lock file tells graphs by this name")
             graphs[name] = of_text(text, graph.format, name, keep)

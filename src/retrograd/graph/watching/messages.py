@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from retrograd.core import document as doc
 from retrograd.core.wording import count, shortened
-from retrograd.graph.watching.schema import Planned, StepRow, Watched, WatchReport
+from retrograd.graph.watching.schema import Planned, Watched, WatchReport
 
 _WIDEST = 96  # of a cause in the table: the whole of it stands below
 _HEAD = ("step", "graph", "part", "key", "instr", "params", "outs", "compile s", "cause")
@@ -58,8 +58,7 @@ def document(report: WatchReport, everything: bool = True) -> doc.Document:
     for title, lines in extra:
         text += [doc.TextLine(), doc.TextLine(title), *(doc.TextLine(f"  {line}") for line in lines)]
     orders = [line for order in report.orders for line in ["", *_order(order)]]
-    ran = [row for row in report.rows if row.ran]
-    spans = ", ".join(f"{_span(first, last)} {_ran(first)}" for first, last in _runs(report, ran)) if ran else ""
+    spans = ", ".join(_spans(report))
     below = [*orders, *(["", f"steps: {spans}"] if spans else []), *(f"note: {note}" for note in report.notes)]
     header = doc.Header("proved" if report else "finding", _summary(report))
     page: list[doc.PagePart] = [header, doc.Section("Graphs", (table,))]
@@ -113,15 +112,10 @@ def _size(graph: Watched) -> str:
     )
 
 
-def _ran(row: StepRow) -> str:
-    return f"graph{'s' if len(row.ran) > 1 else ''} " + "+".join(map(str, row.ran))
-
-
-def _span(first: StepRow, last: int) -> str:
-    return str(first.step) if last == first.step else f"{first.step}-{last}"
-
-
-def _runs(report: WatchReport, rows: Sequence[StepRow]) -> Iterable[tuple[StepRow, int]]:
-    """Rows with the last step that still runs the same graphs: rows stand only where that changes."""
-    ends = [row.step - 1 for row in rows[1:]] + [max(report.steps - 1, rows[-1].step)]
-    return zip(rows, ends, strict=True)
+def _spans(report: WatchReport) -> Iterable[str]:
+    """Which graphs ran in which steps: "0 graph 0", "1-7 graphs 1+2". Rows stand only where that changes."""
+    rows = [row for row in report.rows if row.ran]
+    ends = [*(row.step - 1 for row in rows[1:]), *(max(report.steps - 1, row.step) for row in rows[-1:])]
+    for row, last in zip(rows, ends, strict=True):
+        steps = str(last) if last == row.step else f"{row.step}-{last}"
+        yield f"{steps} graph{'s' if len(row.ran) > 1 else ''} {'+'.join(map(str, row.ran))}"

@@ -33,13 +33,12 @@ def replay(paths: Sequence[str | Path], session: WatchSession) -> WatchReport:
     session.backends = ("files",)
     seen: set[str] = set()
     for path in paths:
-        for text, graph in of_file(path):
+        for name, text, graph in of_file(path):
             key = graph.key or strict_key(graph)
             events: list[Event] = [Executed(key)]
             if key not in seen:
                 seen.add(key)
                 role = role_of(graph)
-                name = Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else "")
                 events.insert(0, Compiled(role, graph.format, text, name, role, key))
             session.step(events)
     return session.report()

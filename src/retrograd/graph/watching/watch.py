@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,16 @@ from retrograd.graph.watching.session import WatchSession
 _active: list[Watch] = []
 
 
+@dataclass(eq=False, repr=False)
 class Watch:
     """Watches while it is entered; made by `watch`."""
 
-    def __init__(
-        self,
-        session: WatchSession,
-        backends: Sequence[WatchBackend],
-        save: str | Path | None,
-        ranks: RankStore | None,
-        ranks_timeout: float,
-        locked: str | Path | None,
-    ) -> None:
-        self.session = session
-        self.backends = tuple(backends)
-        self._save, self._lock = save, locked
-        self._ranks = Comparison(ranks, ranks_timeout) if ranks is not None else None
-        self._running = False
+    session: WatchSession
+    backends: tuple[WatchBackend, ...]
+    _save: str | Path | None
+    _lock: str | Path | None
+    _ranks: Comparison | None
+    _running: bool = False
 
     def __enter__(self) -> Watch:
         if self._running or self.session.now:
@@ -193,8 +187,9 @@ def watch(
     options = {"threshold": threshold, "gc_before_cut": gc_before_cut, "model": model, "texts": texts}
     chosen = backends.names(backend)
     _check_options(options, chosen)
-    opened = [backends.make(name, **options) for name in chosen]
-    return Watch(session, opened, save, store_of(ranks, config.rank()), ranks_timeout, lock)
+    opened = tuple(backends.make(name, **options) for name in chosen)
+    store = store_of(ranks, config.rank())
+    return Watch(session, opened, save, lock, Comparison(store, ranks_timeout) if store is not None else None)
 
 
 def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
