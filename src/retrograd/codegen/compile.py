@@ -59,7 +59,6 @@ class Launch:
 
     @property
     def signature(self) -> KernelSignature:
-        """Types and values of the arguments."""
         return KernelSignature.of_request(self.fn, self.request.specialization)
 
     def compile(self) -> Any:

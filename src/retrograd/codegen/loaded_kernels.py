@@ -51,7 +51,6 @@ class LoadedLaunch:
 
     @property
     def signature(self) -> KernelSignature:
-        """Types and values of the arguments."""
         return KernelSignature.of_compiled(self.compiled)
 
 

@@ -24,7 +24,6 @@ class Target(GpuDescription):
 
     @property
     def nvidia(self) -> bool:
-        """Whether this is a GPU of NVIDIA's."""
         return self.backend == "cuda"
 
 

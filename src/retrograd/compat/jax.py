@@ -29,7 +29,6 @@ def set_options(folder: str) -> dict[str, Any]:
 
 
 def put_back(options: dict[str, Any]) -> None:
-    """Set options."""
     for name, value in options.items():
         sys.modules["jax"].config.update(name, value)
 

@@ -34,17 +34,14 @@ class Listener(logging.Handler):
         self._hear = hear
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One message of the trace."""
         metadata = getattr(record, "metadata", None)
         if isinstance(metadata, dict):
             self._hear(metadata, getattr(record, "payload", None))
 
     def start(self) -> None:
-        """Listen."""
         logging.getLogger(_LOGGER).addHandler(self)
 
     def stop(self) -> None:
-        """Listen no more."""
         logging.getLogger(_LOGGER).removeHandler(self)
 
 

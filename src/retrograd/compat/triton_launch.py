@@ -42,7 +42,6 @@ class KernelLaunch:
 
     @property
     def name(self) -> str:
-        """Name of the kernel function."""
         return getattr(getattr(self.function, "fn", self.function), "__name__", type(self.function).__name__)
 
     @property

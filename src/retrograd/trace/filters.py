@@ -68,9 +68,14 @@ def listing(
     if phase is not None and phase not in PHASES:
         raise UsageError(f"`phase` is {phase!r}, expected one of {', '.join(map(repr, PHASES))}")
 
+    def matches(pattern: str | None, text: str) -> bool:
+        return pattern is None or fnmatchcase(text, pattern if "*" in pattern else f"*{pattern}*")
+
     def fits(o: Op) -> bool:
-        fitting = step in (None, o.step) and phase in (None, o.phase) and _matches(o, op, module)
-        return fitting and (not bad or any(s.bad for s in o.outputs))
+        fitting = step in (None, o.step) and phase in (None, o.phase)
+        return (
+            fitting and matches(op, o.name) and matches(module, o.module) and (not bad or any(s.bad for s in o.outputs))
+        )
 
     matching = sum(map(fits, trace.ops))
     steps = len({o.step for o in trace.ops})
@@ -82,11 +87,4 @@ def listing(
         trace.level,
         trace.rank,
         trace.meta,
-    )
-
-
-def _matches(op: Op, name: str | None, module: str | None) -> bool:
-    return all(
-        pattern is None or fnmatchcase(text, pattern if "*" in pattern else f"*{pattern}*")
-        for pattern, text in ((name, op.name), (module, op.module))
     )

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cache
-from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-import torch
-
-from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches
 
 if TYPE_CHECKING:
     from retrograd.trace.value_ids import Value
@@ -26,21 +20,6 @@ class KernelOperator:
 
 
 kernel_operator: Callable[[str], Any] = cache(KernelOperator)  # the kernel of this name, as an operator
-
-# Name, tensors among the arguments, what launches the kernel, frame of the caller; returns what the launch returns.
-LaunchCallback = Callable[[str, list[torch.Tensor], Callable[[], Any], FrameType], Any]
-
-
-def observe_launches(callback: LaunchCallback) -> AbstractContextManager[None]:
-    """Launches of Triton's kernels go through a callback, also where Triton is imported later."""
-
-    def note(launch: KernelLaunch, proceed: Proceed) -> Any:
-        if launch.warmup:
-            return proceed()
-        tensors = [value for value in (*launch.args, *launch.kwargs.values()) if isinstance(value, torch.Tensor)]
-        return callback(launch.name, tensors, proceed, launch.caller)
-
-    return around_launches(note)
 
 
 def inputs_and_outputs(before: list[Value], after: list[Value]) -> tuple[list[Value], list[Value]]:

@@ -63,7 +63,6 @@ def _provenance(record: Provenance) -> doc.Document:
 
 
 def verdict(record: Provenance) -> str:
-    """The answer in a line."""
     op = record.op
     if op is None:
         if record.level == "names":
@@ -87,7 +86,6 @@ def _bad_value(record: Provenance) -> str:
 
 
 def provenance_facts(record: Provenance) -> list[tuple[str, str]]:
-    """Labels and texts of what is known."""
     if record.op is None:
         return []
     facts = [("why", record.reason or "not plain from the ranges of what it was given"), *op_facts(record.op)]
@@ -98,7 +96,6 @@ def provenance_facts(record: Provenance) -> list[tuple[str, str]]:
 
 
 def op_facts(op: Op) -> list[tuple[str, str]]:
-    """What is known of an operator."""
     line = f"{op.place}  {op.code}" if op.place else ""
     facts = [("line", line), ("inside", op.inside), ("node", op.node), ("kernels", ", ".join(op.kernels))]
     facts.append(("with", op.arguments))

@@ -172,18 +172,17 @@ class _History:
         producer = self.producers.get(source.tensor)
         if producer is not None and producer.index < reader.index:
             return None if nan_reasons.only_allocates(producer) else producer
-        if source.storage < 0:
-            return None
-        before = [op for op in self.writers.get(source.storage, ()) if op.index < reader.index]
-        return next(
-            (op for op in reversed(before) if any(s.bad and s.storage == source.storage for s in op.outputs)), None
-        )
+        writers = reversed(self._writers(source, reader))
+        return next((op for op in writers if any(s.bad and s.storage == source.storage for s in op.outputs)), None)
+
+    def _writers(self, source: Stats, reader: Op) -> list[Op]:
+        """The operators that wrote to the memory of a value before another read it; none where it is not known."""
+        known = self.writers.get(source.storage, ()) if source.storage >= 0 else ()
+        return [op for op in known if op.index < reader.index]
 
     def _unwritten(self, source: Stats, reader: Op) -> Op | None:
         """The operator that made the memory of a value without filling it."""
-        if source.storage < 0:
-            return None
-        before = [op for op in self.writers.get(source.storage, ()) if op.index < reader.index]
+        before = self._writers(source, reader)
         return before[0] if before and nan_reasons.only_allocates(before[0]) else None
 
     def _is_mask(self, stats: Stats) -> bool:

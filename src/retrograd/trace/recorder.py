@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd import config
+from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches
 from retrograd.core import gc_pause
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiled_regions, kernel_launches, store, tape
@@ -106,7 +107,7 @@ class Recorder:
         self._stack.callback(before.remove)
         self._stack.callback(after.remove)
         self._stack.enter_context(self._compiled.stance())
-        self._stack.enter_context(kernel_launches.observe_launches(self.launch))
+        self._stack.enter_context(around_launches(self.launch))
         self._stack.enter_context(_Mode(self) if self._tape is None else self._observer.recording())
         _active.add(self)
         return self
@@ -176,10 +177,12 @@ class Recorder:
             self._stop(pending, out)
         return out
 
-    def launch(self, name: str, tensors: list[torch.Tensor], run: Callable[[], Any], frame: Any) -> Any:
+    def launch(self, launch: KernelLaunch, run: Proceed) -> Any:
         """Run a Triton kernel and record it: as an operator, or as part of the one that launches it."""
-        if self._done or getattr(self._local, "unrecorded", False):
+        if launch.warmup or self._done or getattr(self._local, "unrecorded", False):
             return run()
+        name, arguments = launch.name, (*launch.args, *launch.kwargs.values())
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
         if self._tape is not None:
             return self._observer.launch(name, tensors, run)
         outer = getattr(self._local, "pending", None)
@@ -187,7 +190,7 @@ class Recorder:
             outer.kernels.append(name)
             return self.unrecorded(run)
         pending = PendingOp(kernel_launches.kernel_operator(name), self._step)
-        self._guarded(self._observer.before_launch, pending, tensors, frame)
+        self._guarded(self._observer.before_launch, pending, tensors, launch.caller)
         try:
             out = self.unrecorded(run)
         except Exception as error:

@@ -100,7 +100,6 @@ class Writer:
         self._line({"format": FORMAT, "schema": SCHEMA, "level": level, "rank": rank})
 
     def add(self, op: Op) -> None:
-        """Append an operator."""
         texts = [self._string(getattr(op, name)) for name in _TEXTS]
         inputs, outputs = ([self._tensor(s) for s in side] for side in (op.inputs, op.outputs))
         kernels = [self._string(kernel) for kernel in op.kernels]
@@ -119,7 +118,6 @@ class Writer:
         os.close(nowhere)
 
     def close(self, meta: dict[str, str]) -> None:
-        """Write the end."""
         self._line(["meta", meta])
         self._line(["end", self.count])
         self._zip.close()

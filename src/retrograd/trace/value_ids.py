@@ -55,7 +55,6 @@ class Value:
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
         return math.prod(self.shape)
 
     def stats(self) -> Stats:

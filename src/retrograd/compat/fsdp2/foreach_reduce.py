@@ -155,9 +155,8 @@ def _kind_of(comm: Any) -> Any:
     return getattr(comm, "bucket_key", id(comm))  # anyone's: it may know its module
 
 
-def device_handle(device: torch.device) -> Any:
-    """The module of streams and events: torch.cuda, or torch.cpu, where both do nothing."""
-    return torch.get_device_module(device)
+# The module of streams and events: torch.cuda, or torch.cpu, where both do nothing.
+device_handle: Callable[[torch.device], Any] = torch.get_device_module
 
 
 def wire_dtype(arguments: dict[str, Any]) -> torch.dtype:

@@ -41,7 +41,6 @@ def states_of(model: Any) -> list[Any]:
 
 
 def groups_of(states: Sequence[Any]) -> list[Any]:
-    """The parameter groups of states, in order."""
     return [group for state in states for group in parameter_groups(state)]
 
 
@@ -157,7 +156,6 @@ def forget(state: Any, groups: Sequence[Any]) -> None:
 
 
 def drop_gradients(groups: Sequence[Any]) -> None:
-    """Drop gradients that were not reduced."""
     for group in groups:
         for param in leftovers(group):
             param._unsharded_param.grad = None

@@ -111,7 +111,6 @@ def _of(name: str) -> Version:
 
 
 def module(name: str) -> Any:
-    """A module of FSDP2."""
     return importlib.import_module(f"{HOME}.{name}")
 
 

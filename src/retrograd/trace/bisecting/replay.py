@@ -45,7 +45,6 @@ class Replay:
         return self._step(self.model) if takes else self._step()
 
     def restore(self) -> None:
-        """Put the state back."""
         with torch.no_grad():
             for tensor, held in self._tensors:
                 tensor.copy_(held)

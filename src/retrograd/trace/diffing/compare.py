@@ -11,20 +11,20 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from retrograd.errors import UsageError
 from retrograd.trace.diffing.divergence_reasons import RunConditions, reason
-from retrograd.trace.diffing.formatting import op_summary, side, summaries
 from retrograd.trace.diffing.identity import base_name, unwrapped_module
 from retrograd.trace.diffing.matching import STEP, match
-from retrograd.trace.diffing.schema import DivergenceCause, Kind, PairRow, TraceDiff
+from retrograd.trace.diffing.schema import DivergenceCause, Kind, OpSummary, PairRow, RunSide, Tensor, TraceDiff
 from retrograd.trace.diffing.verdicts import PairJudge, PairVerdict, is_packaging
-from retrograd.trace.schema import BACKWARD, OTHER, Op, Trace
+from retrograd.trace.schema import BACKWARD, OTHER, Op, Stats, Trace
 
 MODES = ("bitwise", "attainable")
 _BEFORE, _AFTER = 6, 10  # rows of the neighbourhood
 _MAX_OTHERS = 12
+_MOST_TENSORS = 8  # of one operator: an optimizer's may have thousands
 _INCIDENTAL = frozenset({"start", "seed", "lost"})  # keys of `Trace.meta` that no two runs need share
 
 
@@ -80,8 +80,8 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
     near = () if first is None else verdicts[max(0, first - _BEFORE) : first + _AFTER + 1]
     counts = Counter(verdict.status for verdict in verdicts)
     return TraceDiff(
-        side(a, titles[0]),
-        side(b, titles[1]),
+        _side(a, titles[0]),
+        _side(b, titles[1]),
         mode,
         tuple(causes),
         tuple(_notes(a, b, mode, collector)),
@@ -89,7 +89,7 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
         counts["within"],
         counts["carried"] + collector.late,
         time.perf_counter() - began,
-        tuple(PairRow(verdict.status, **summaries(verdict)) for verdict in near),
+        tuple(PairRow(verdict.status, **_summaries(verdict)) for verdict in near),
     )
 
 
@@ -140,7 +140,6 @@ class _CauseCollector:
     _diverged: bool = False
 
     def add(self, at: int, verdict: PairVerdict) -> None:
-        """One more pair."""
         op = verdict.pair.either
         if verdict.status in ("inserted", "missing") and not self.bitwise and is_packaging(op):
             self.packed += 1
@@ -167,7 +166,7 @@ class _CauseCollector:
 
     def _divergence(self, at: int, verdict: PairVerdict, op: Op) -> None:
         self._diverged = True
-        cause = replace(reason(verdict, self.conditions), **summaries(verdict))
+        cause = replace(reason(verdict, self.conditions), **_summaries(verdict))
         # A random operator is one cause wherever it is; any other is one where it stands in the source.
         place = () if cause.kind == "random" else (op.place or unwrapped_module(op.module),)
         self._put((cause.kind, op.name, *place), at, cause)
@@ -200,7 +199,7 @@ class _CauseCollector:
             why = "it is the gradient that the new one is added to, from a backward before the recording began"
             advice = "set gradients to None in both runs (zero_grad) before the first backward"
         self._diverged = True
-        self._put(("outside",), at, DivergenceCause("outside", description, why, advice, **summaries(verdict)))
+        self._put(("outside",), at, DivergenceCause("outside", description, why, advice, **_summaries(verdict)))
 
     def _structural(self, at: int, verdict: PairVerdict, op: Op) -> None:
         """An operator without a counterpart; in a backward it belongs to one of the forward where one explains it."""
@@ -208,7 +207,7 @@ class _CauseCollector:
         self._diverged = True
         if verdict.pair.level == STEP:
             description = f"step {op.step} is in {'B' if status == 'inserted' else 'A'} alone"
-            self._put((status, STEP, str(op.step)), at, DivergenceCause(status, description, **summaries(verdict)))
+            self._put((status, STEP, str(op.step)), at, DivergenceCause(status, description, **_summaries(verdict)))
             return
         owner = self._owner(at, status, op)
         if owner is not None:
@@ -225,7 +224,7 @@ class _CauseCollector:
         else:
             near = f"module {op.module}" if op.module else f"the {op.phase}" if op.phase != OTHER else "the step"
             why = f"{'A' if status == 'inserted' else 'B'} has nothing that corresponds to it in {near}"
-            self._put(key, at, DivergenceCause(status, _alone([op.name], status), why, "", **summaries(verdict)))
+            self._put(key, at, DivergenceCause(status, _alone([op.name], status), why, "", **_summaries(verdict)))
             self._names[key] = [op.name]
         self._last = (at, key)
 
@@ -239,7 +238,7 @@ class _CauseCollector:
         if op.name not in names and (op.step, op.module) == (first.step, first.module):
             names.append(op.name)
             known = replace(known, what=_alone(names, status))
-        where = op_summary(op).where
+        where = _op_summary(op).where
         if where not in (first.where, *known.others) and len(known.others) < _MAX_OTHERS:
             known = replace(known, others=(*known.others, where))
         self.causes[key] = (at, known)
@@ -292,3 +291,61 @@ def _alone(names: Sequence[str], status: str) -> str:
 
 def _have(number: int) -> str:
     return "1 operator has" if number == 1 else f"{number} operators have"
+
+
+def _tensor_text(t: Stats) -> str:
+    """ "float32 [8, 16] cpu, rms 0.98, -3.1 to 2.9, 2 NaN"."""
+    parts = [f"{t.dtype} {list(t.shape)} {t.device}"]
+    if t.rms is not None:
+        parts.append(f"rms {t.rms:.7g}")
+    if t.low is not None and t.high is not None:
+        parts.append(f"{t.low:.7g} to {t.high:.7g}")
+    parts += [f"{n} {name}" for n, name in ((t.nan, "NaN"), (t.inf, "Inf")) if n]
+    return ", ".join(parts)
+
+
+def _op_summary(op: Op, inputs: Sequence[bool] = (), outputs: Sequence[bool] = ()) -> OpSummary:
+    """An operator with its first tensors; `inputs` and `outputs` say which of them differ."""
+    return OpSummary(
+        op.index,
+        op.step,
+        op.phase,
+        op.name,
+        op.module,
+        op.place,
+        op.code,
+        op.arguments,
+        _tensors(op.inputs, inputs),
+        _tensors(op.outputs, outputs),
+        op.inside,
+    )
+
+
+def _tensors(tensors: Sequence[Stats], differ: Sequence[bool]) -> tuple[Tensor, ...]:
+    marks = [*differ, *[False] * (len(tensors) - len(differ))]
+    # Tensors that differ take precedence where not all fit.
+    chosen = sorted(range(len(tensors)), key=lambda k: not marks[k])[:_MOST_TENSORS]
+    return tuple(Tensor(_tensor_text(tensors[k]), marks[k], k) for k in sorted(chosen))
+
+
+def _summaries(verdict: PairVerdict) -> dict[str, Any]:
+    """Both operators of a pair by the names of the runs, None where there is none."""
+    a, b = verdict.pair.a, verdict.pair.b
+    return {
+        "a": _op_summary(a, verdict.inputs, verdict.outputs) if a else None,
+        "b": _op_summary(b, verdict.inputs, verdict.outputs) if b else None,
+    }
+
+
+def _side(trace: Trace, title: str) -> RunSide:
+    """Title and size of a run."""
+    devices = sorted({t.device for op in trace.ops for t in op.outputs})
+    return RunSide(
+        title,
+        len(trace.ops),
+        len({op.step for op in trace.ops}),
+        trace.level,
+        trace.rank,
+        tuple(devices),
+        tuple(sorted(trace.meta.items())),
+    )

@@ -72,7 +72,6 @@ def unit(*dtypes: str) -> float:
 
 
 def numel(t: Stats) -> int:
-    """How many elements a tensor has."""
     return math.prod(t.shape)
 
 

@@ -53,43 +53,20 @@ def _shapes(tensors: tuple[Stats, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple([t.shape for t in tensors])
 
 
-def full_key(op: Op) -> Hashable:
-    """Everything that may stay the same between runs of one program."""
-    return (
-        op.name,
-        op.phase,
-        unwrapped_module(op.module),
-        comparable_arguments(op.arguments),
-        _shapes(op.inputs),
-        _shapes(op.outputs),
-    )
-
-
 def key_without_arguments(op: Op) -> Hashable:
     """The same operator of the same module on tensors of these sizes."""
     return op.name, op.phase, unwrapped_module(op.module), _shapes(op.inputs), _shapes(op.outputs)
 
 
-def key_without_sizes(op: Op) -> Hashable:
-    """The same operator of the same module, on tensors of other sizes."""
-    return op.name, op.phase, unwrapped_module(op.module), len(op.outputs)
-
-
-def key_without_module(op: Op) -> Hashable:
-    """The same operator, whatever its overload and its module are called."""
-    return base_name(op.name), op.phase, _shapes(op.outputs)
-
-
-def key_without_name(op: Op) -> Hashable:
-    """Something in the same module with results of the same sizes: the operator has another name."""
-    return op.phase, unwrapped_module(op.module), _shapes(op.outputs)
-
-
 # In this order: each is tried only between operators that the ones before it have paired.
 LEVELS: tuple[tuple[str, Callable[[Op], Hashable]], ...] = (
-    ("same", full_key),
+    # Everything that may stay the same between runs of one program.
+    ("same", lambda op: (key_without_arguments(op), comparable_arguments(op.arguments))),
     ("arguments", key_without_arguments),
-    ("sizes", key_without_sizes),
-    ("module", key_without_module),
-    ("name", key_without_name),
+    # The same operator of the same module, on tensors of other sizes.
+    ("sizes", lambda op: (op.name, op.phase, unwrapped_module(op.module), len(op.outputs))),
+    # The same operator, whatever its overload and its module are called.
+    ("module", lambda op: (base_name(op.name), op.phase, _shapes(op.outputs))),
+    # Something in the same module with results of the same sizes: the operator has another name.
+    ("name", lambda op: (op.phase, unwrapped_module(op.module), _shapes(op.outputs))),
 )

@@ -77,7 +77,6 @@ class PairJudge:
         self._later = False  # after the first step
 
     def judge(self, pair: Pair) -> PairVerdict:
-        """The verdict on one pair."""
         a, b = pair.a, pair.b
         if a is None or b is None:
             return self._unmatched(pair)
