@@ -60,34 +60,25 @@ class KernelSignature:
     @classmethod
     def of_request(cls, function: Any, specialization: str) -> KernelSignature:
         """Of what a JITFunction asks Triton's compiler for, in Triton's JSON."""
-        data, names = json.loads(specialization), function.arg_names
+        data = json.loads(specialization)
         constants = zip(data["constant_keys"], data["constant_vals"], strict=True)
         attributes = zip(data["attrs_keys"], data["attrs_vals"], strict=True)
-        return cls(_without_constexprs(data["signature"]), _by_name(names, constants), _aligned(names, attributes))
+        return cls._of(function.arg_names, data["signature"], constants, attributes)
 
     @classmethod
     def of_compiled(cls, compiled: Any) -> KernelSignature:
         """Of a CompiledKernel."""
         source = compiled.src
-        names = list(source.signature)
+        return cls._of(list(source.signature), source.signature, source.constants.items(), source.attrs.items())
+
+    @classmethod
+    def _of(cls, names: list[str], signature: dict[str, Any], constants: Any, attributes: Any) -> KernelSignature:
+        values = {names[path[0]]: value for path, value in constants if len(path) == 1}
         return cls(
-            _without_constexprs(source.signature),
-            _by_name(names, source.constants.items()),
-            _aligned(names, source.attrs.items()),
+            {name: str(kind) for name, kind in signature.items() if kind != "constexpr"},
+            {n: v["constexpr"] if isinstance(v, dict) and "constexpr" in v else v for n, v in values.items()},
+            tuple(names[path[0]] for path, attrs in attributes if ["tt.divisibility", 16] in attrs),
         )
-
-
-def _without_constexprs(signature: dict[str, Any]) -> dict[str, str]:
-    return {name: str(kind) for name, kind in signature.items() if kind != "constexpr"}
-
-
-def _by_name(names: list[str], constants: Any) -> dict[str, Any]:
-    values = {names[path[0]]: value for path, value in constants if len(path) == 1}
-    return {name: v["constexpr"] if isinstance(v, dict) and "constexpr" in v else v for name, v in values.items()}
-
-
-def _aligned(names: list[str], attributes: Any) -> tuple[str, ...]:
-    return tuple(names[path[0]] for path, attrs in attributes if ["tt.divisibility", 16] in attrs)
 
 
 @dataclass(frozen=True)

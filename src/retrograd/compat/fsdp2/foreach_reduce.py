@@ -123,15 +123,12 @@ class ReduceCall:
         On 2.11 it waits for the events without looking whether there are any, so they must be real.
         """
         told = {
-            "reduce_scatter_input": None,
             "reduce_scatter_event": event,
             "post_reduce_stream": self.arguments["reduce_scatter_stream"],
             "post_reduce_event": event,
-            "all_reduce_input": None,
-            "all_reduce_event": None,
             "partial_reduce_output": self.partial,
         }
-        return tuple(told[name] for name in version().returns)
+        return tuple(map(told.get, version().returns))
 
     def make(self, params: list[Any], grads: list[torch.Tensor]) -> dict[str, Any]:
         """Reduce these gradients now; what FSDP2's function returns, by name. `grads` is emptied."""
