@@ -30,12 +30,7 @@ def special_functions() -> Any:
 
 
 def interval(failures: int, runs: int, level: float = LEVEL) -> tuple[float, float]:
-    """The two-sided Clopper-Pearson interval: holds the true probability at least at this level, for any n.
-
-    Raises:
-        UsageError: the counts or the level make no sense.
-        MissingExtraError: SciPy is not installed.
-    """
+    """The two-sided Clopper-Pearson interval: holds the true probability at least at this level, for any n."""
     confidence = (1 + level) / 2
     _check(failures, runs, confidence)
     low = 0.0 if failures == 0 else float(special_functions().betaincinv(failures, runs - failures + 1, 1 - confidence))
@@ -43,12 +38,7 @@ def interval(failures: int, runs: int, level: float = LEVEL) -> tuple[float, flo
 
 
 def upper(failures: int, runs: int, confidence: float = LEVEL) -> float:
-    """The one-sided upper bound: after no failure in n runs 1 - (1 - confidence)^(1/n), about 3/n at 95 %.
-
-    Raises:
-        UsageError: the counts or the confidence make no sense.
-        MissingExtraError: SciPy is not installed.
-    """
+    """The one-sided upper bound: after no failure in n runs 1 - (1 - confidence)^(1/n), about 3/n at 95 %."""
     _check(failures, runs, confidence)
     return 1.0 if failures == runs else float(special_functions().betaincinv(failures + 1, runs - failures, confidence))
 

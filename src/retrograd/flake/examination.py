@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import random
 import threading
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import count
 
+from retrograd.env import versions
 from retrograd.errors import UsageError
 from retrograd.flake import binomial, classify, messages, processes, rates, reasons
 from retrograd.flake.plan import Batch, FlakeOptions, FlakeTarget, Trial, parse
@@ -74,22 +76,19 @@ class Examination:
 
     def first(self) -> list[str]:
         """The first process, which says what the argument stands for; returns the other tests that it stands for."""
-        batches = self.settings.main(self.target)
-        self.go(batches[:1])
-        if self.target.is_test:
-            self.target = FlakeTarget(self.target.argument, self.items[0])
-        return self.items[1:] if self.target.is_test else []
+        self.go(self.settings.main(self.target)[:1])
+        if self.target.item or not self.target.is_test:
+            return []
+        self.target = FlakeTarget(self.target.argument, self.items[0])
+        return self.items[1:]
 
-    def rest(self, begun: bool) -> None:
+    def rest(self) -> None:
         """The other planned runs, and the closer looks."""
-        batches = self.settings.main(self.target)
-        if not begun:
-            self.go(batches[:1])
-        batches = batches[1:]
+        batches = self.settings.main(self.target)[1:]
         if self._left:
             # Minutes for each more run, if it hangs, and nothing new.
             self._left += sum(len(batch.trials) for batch in batches)
-        elif batches:
+        else:
             self.go(batches)
         main = classify.main_runs(self.runs, classify.focus(self.runs))
         if main and not all(run.failed for run in classify.counted(self.runs)):
@@ -240,38 +239,27 @@ def run(
         raise UsageError("`targets` is empty, expected a node id of pytest or a callable module:function")
     asked = [parse(target) for target in targets]
     binomial.special_functions()
-    for target in asked:
-        processes.require(target)
-    flakes = [flake for target in asked for flake in _examine(target, settings, progress or _silent)]
+    if os.name != "posix":
+        raise UsageError(f"cannot run {asked[0].name!r}: `retrograd flake` needs processes of POSIX (Linux, macOS)")
+    tell: Progress = progress or (lambda target, doing: None)
+    flakes = [flake for target in asked for flake in _examine(target, settings, tell)]
     return FlakeReport(
         tuple(flakes),
         seconds=time.perf_counter() - started,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
-        environment=_environment(),
+        # Versions only: to ask for devices would import torch here, where nothing else needs it.
+        environment={"python": platform.python_version(), "platform": platform.platform()} | versions(),
     )
 
 
-def _silent(*_: object) -> None:
-    """Progress that nobody asked for."""
-
-
 def _examine(target: FlakeTarget, settings: FlakeOptions, tell: Progress) -> Iterable[Flake]:
-    begun = Examination(target, settings, tell)
-    others = begun.first()
-    begun.rest(True)
-    yield describe(begun.target.name, begun.runs, begun.notes, settings, begun.target)
+    examination = Examination(target, settings, tell)
+    others = examination.first()
+    examination.rest()
+    yield describe(examination.target.name, examination.runs, examination.notes, settings, examination.target)
     for name in others:
-        another = Examination(FlakeTarget(target.argument, name), settings, tell)
-        another.rest(False)
-        yield describe(name, another.runs, another.notes, settings, another.target)
-
-
-def _environment() -> dict[str, str]:
-    from retrograd import env
-
-    # Versions only: to ask for devices would import torch here, where nothing else needs it.
-    return {"python": platform.python_version(), "platform": platform.platform()} | env.versions()
+        yield from _examine(FlakeTarget(target.argument, name), settings, tell)
 
 
 def describe(
@@ -296,7 +284,7 @@ def describe(
     kinds = () if broken else kinds
     why = reasons.find(runs, kinds, tail, ignored)
     verdict = "broken" if broken else "flaky" if kinds else "steady"
-    shown = next((run for run in failed), None)
+    shown = failed[0] if failed else None
     return Flake(
         name,
         verdict,

@@ -53,11 +53,7 @@ def revision(folder: Path | None = None) -> str:
 
 
 def record(path: Path, report: FlakeReport, at_revision: str) -> int:
-    """Append the runs of a report; how many there were.
-
-    Raises:
-        UsageError: the file cannot be written, or is no history of this version.
-    """
+    """Append the runs of a report, and count them; UsageError if the file is no history of this version."""
     rows = [
         (flake.target, report.started, at_revision, run.setting, run.seed, run.process, run.outcome, m, run.seconds)
         for flake in report.flakes
@@ -90,14 +86,9 @@ def next_seed(path: Path, target: str) -> int:
 
 
 def periods(path: Path, targets: Sequence[str] = ()) -> list[Period]:
-    """Rates by target, setting, day and commit, then the sum of each target and setting.
+    """Rates by target, setting, day and commit, then the sum of each target and setting; UsageError if there are none.
 
-    Args:
-        path: the file.
-        targets: only these, and tests whose names begin so; () for all.
-
-    Raises:
-        UsageError: there is no such file, or it is no history.
+    Only of tests whose names begin as one of `targets`, if there are any.
     """
     if not path.is_file():
         raise UsageError(f"`--db` is {str(path)!r}: there is no history yet; it is written by retrograd flake NODEID")

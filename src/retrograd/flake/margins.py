@@ -29,8 +29,8 @@ class MarginRecorder:
 
     def __init__(self) -> None:
         self.unrecorded = 0  # comparisons that could not be measured, such as those of fake tensors
-        self._found: dict[tuple[str, str], Margin] = {}
-        self._digests: dict[tuple[str, str], tuple[Any, Any]] = {}
+        # By site and call, with digests of what was compared on both sides.
+        self._margins: dict[tuple[str, str], tuple[Margin, list[Any]]] = {}
         self._installed: set[str] = set()
 
     def install(self) -> None:
@@ -54,19 +54,15 @@ class MarginRecorder:
 
     def take(self) -> tuple[Margin, ...]:
         """The margins of the run so far, by site; forgets them."""
-        margins = []
-        for key, margin in self._found.items():
-            got, want = self._digests[key]
-            margins.append(replace(margin, got_bits=got.hexdigest(), want_bits=want.hexdigest()))
-        self._found.clear()
-        self._digests.clear()
-        return tuple(sorted(margins, key=lambda m: (m.site, m.call)))
+        taken, self._margins = sorted(self._margins.items()), {}
+        return tuple(
+            replace(margin, got_bits=got.hexdigest(), want_bits=want.hexdigest()) for _, (margin, (got, want)) in taken
+        )
 
     def add(self, margin: Margin) -> None:
         """A margin that the test itself states; its bits are its own."""
-        key = margin.site, margin.call
-        self._found[key] = margin
-        self._digests[key] = hashlib.blake2b(margin.got_bits.encode(), digest_size=8), hashlib.blake2b(digest_size=8)
+        digests = [hashlib.blake2b(margin.got_bits.encode(), digest_size=8), hashlib.blake2b(digest_size=8)]
+        self._margins[margin.site, margin.call] = margin, digests
 
     def _torch(self, module: Any) -> dict[int, Any]:
         import torch
@@ -125,15 +121,16 @@ class MarginRecorder:
             return
         margin = replace(margin, site=_site(), call=call, dtype=dtype)
         key = margin.site, call
-        seen = self._found.get(key)
-        digests = self._digests.setdefault(key, (hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)))
-        for digest, value in zip(digests, (got, want), strict=True):
-            digest.update(value.tobytes())
-        if seen is not None:
+        if key in self._margins:
+            seen, digests = self._margins[key]
             worse = margin if margin.worst > seen.worst else seen
             counts = dict(wrong=seen.wrong + margin.wrong, total=seen.total + margin.total, calls=seen.calls + 1)
             margin = replace(worse, rest=max(seen.rest, margin.rest), **counts)
-        self._found[key] = margin
+        else:
+            digests = [hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)]
+        for digest, value in zip(digests, (got, want), strict=True):
+            digest.update(value.tobytes())
+        self._margins[key] = margin, digests
 
 
 def _array(value: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from retrograd.core import document as doc
-from retrograd.core.wording import count, duration
+from retrograd.core.wording import count, duration, some
 from retrograd.flake import classify
 from retrograd.flake.history import Period
 from retrograd.flake.plan import FlakeOptions, FlakeTarget
@@ -72,9 +72,7 @@ def facts(flake: Flake) -> list[doc.Fact]:
         pairs.append(("smallest n", shows_text(flake)))
     if len(flake.settings) > 1:
         pairs += [(name or "as it is", rate_text(rate, flake.counting)) for name, rate in flake.settings]
-    if flake.failing_seeds:
-        more = f" and {len(flake.failing_seeds) - 12} more" if len(flake.failing_seeds) > 12 else ""
-        pairs.append(("seeds", f"{', '.join(map(str, flake.failing_seeds[:12]))}{more}"))
+    pairs.append(("seeds", some([str(seed) for seed in flake.failing_seeds], 12)))
     lines = flake.message.splitlines()
     cut = [*lines[:_LINES], "..."] if len(lines) > _LINES else lines
     pairs.append(("failure", "\n".join(line for line in cut if line.strip())))
@@ -135,14 +133,11 @@ def shows_text(flake: Flake) -> str:
     """How many runs are needed to see it."""
     n, few, many = flake.shows
     if n is not None:
-        most = f"{many}" if many is not None else "more"
-        noun = "process" if flake.counting == "processes" else "run"
-        text = f"1 {noun} fails" if n == 1 else f"{n} {noun}{'es' if noun == 'process' else 's'} fail at least once"
-        return f"{text} with 95 % ({few} to {most} by the interval)"
-    tail = flake.tail
-    if tail is None or tail.shows is None:
-        return ""
-    return f"{tail.shows} runs would fail at least once with 95 %, by the margins"
+        singular, plural = ("process", "processes") if flake.counting == "processes" else ("run", "runs")
+        text = f"1 {singular} fails" if n == 1 else f"{n} {plural} fail at least once"
+        return f"{text} with 95 % ({few} to {'more' if many is None else many} by the interval)"
+    shows = flake.tail and flake.tail.shows
+    return f"{shows} runs would fail at least once with 95 %, by the margins" if shows is not None else ""
 
 
 def margins_chart(margins: Sequence[tuple[str, float]]) -> dict[str, Any] | None:
@@ -189,7 +184,7 @@ def repro(
     variables = [shlex.quote(word) for word in words if not word.startswith("threads=")]
     if any(reason.kind == "hash" for reason in reasons):
         variables.append(f"PYTHONHASHSEED={shown.hash_seed}")
-    name = shlex.quote(_argument(target))
+    name = shlex.quote(_beside(target, target.item) if target.item else target.argument)
     plan = ["--threads", threads] if threads else []
     if "order" in kinds and not shown.before:
         # It is the runs before it that matter: the same seeds up to this one.
@@ -212,12 +207,8 @@ def _set(variables: Sequence[str]) -> list[str]:
     return ["env", *variables] if variables else []
 
 
-def _argument(target: FlakeTarget) -> str:
-    """The test as it is named from here; its node id is relative to pytest's root."""
-    return _beside(target, target.item) if target.item else target.argument
-
-
 def _beside(target: FlakeTarget, item: str) -> str:
+    """A test of the target's file as it is named from here; its node id is relative to pytest's root."""
     file = target.argument.partition("::")[0]
     return f"{file}::{item.partition('::')[2]}" if file.endswith(".py") else item
 

@@ -74,18 +74,19 @@ class Batch:
     hash_seed: int | None = None
 
     def job(self) -> dict[str, Any]:
-        """The batch as the worker reads it."""
-        target = asdict(self.target) | {"is_test": self.target.is_test}
-        return {"target": target, "trials": [asdict(t) for t in self.trials], "threads": self.setting.threads}
+        """The batch as the worker reads it; pytest collects the test, or its whole file where others go before it."""
+        argument = self.target.argument
+        return {
+            "target": asdict(self.target) | {"is_test": self.target.is_test},
+            "trials": [asdict(trial) for trial in self.trials],
+            "threads": self.setting.threads,
+            "collected": argument.partition("::")[0] if any(t.before for t in self.trials) else argument,
+        }
 
 
 @dataclass(frozen=True)
 class FlakeOptions:
-    """What `retrograd.flake.run` was asked for, checked.
-
-    Raises:
-        UsageError: a value makes no sense; names it, what it is and what was expected.
-    """
+    """What `retrograd.flake.run` was asked for; UsageError where a value makes no sense."""
 
     seeds: int = 30
     first: int = 0
@@ -134,11 +135,7 @@ class FlakeOptions:
 
 
 def parse(argument: str) -> FlakeTarget:
-    """The target that an argument of the command line names.
-
-    Raises:
-        UsageError: it is neither a file or node id of pytest nor module:function.
-    """
+    """The target that an argument of the command line names; UsageError if that is neither of its forms."""
     forms = "expected a node id of pytest (tests/test_x.py::test_y) or a callable (package.module:name, file.py:name)"
     target = FlakeTarget(argument)
     place, _, name = argument.rpartition(":")

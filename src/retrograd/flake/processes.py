@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -14,7 +13,6 @@ from typing import Any
 from retrograd import config
 from retrograd.core import subprocesses
 from retrograd.core.schema import decode
-from retrograd.errors import UsageError
 from retrograd.flake.plan import Batch
 from retrograd.flake.schema import Run
 
@@ -102,10 +100,11 @@ class _Process:
             results = Path(folder) / "results"
             results.touch()
             job = self._batch.job() | dict(timeout=self._timeout, pytest_args=self._pytest_args)
-            job["arguments"] = _arguments(self._batch)
             (Path(folder) / "job").write_text(json.dumps(job), encoding="utf-8")
             command = [sys.executable, "-m", "retrograd.flake.worker", str(Path(folder) / "job"), str(results)]
-            with subprocesses.Child(command, self._variables()) as child:
+            hash_seed = self._batch.hash_seed
+            fixed = {} if hash_seed is None else config.hash_seed(hash_seed)
+            with subprocesses.Child(command, fixed | self._batch.setting.variables()) as child:
                 ended = child.follow(
                     results, lambda words: self._hear(words, out), self._patience, stop=self._stop.is_set
                 )
@@ -117,10 +116,6 @@ class _Process:
                 errors = [line for line in self.output.splitlines() if line.startswith("ERROR")]
                 out.problem = "\n".join([out.problem, *errors])
             return ended
-
-    def _variables(self) -> dict[str, str]:
-        variables = self._batch.setting.variables()
-        return variables if self._batch.hash_seed is None else config.hash_seed(self._batch.hash_seed) | variables
 
     def _patience(self) -> float:
         # The child prints where it hangs when its time is up; let it.
@@ -140,17 +135,3 @@ class _Process:
         elif words[0] == "problem":
             out.problem = words[1]
         return words[0] in ("end", "problem")
-
-
-def _arguments(batch: Batch) -> list[str]:
-    """What pytest is to collect: the test, or its whole file where others go before it."""
-    argument = batch.target.argument
-    if any(trial.before for trial in batch.trials):
-        return [argument.partition("::")[0]]
-    return [argument]
-
-
-def require(target: Any) -> None:
-    """UsageError for a target that this system cannot run."""
-    if os.name != "posix":
-        raise UsageError(f"cannot run {target.name!r}: `retrograd flake` needs processes of POSIX (Linux, macOS)")

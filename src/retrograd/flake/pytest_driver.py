@@ -33,16 +33,13 @@ class Driver:
         self.ran = True
         results, job = self.trials.results, self.trials.job
         items = {item.nodeid: item for item in session.items}
-        wanted = job["target"]["item"]
-        if wanted and wanted not in items:
-            gone = f"{wanted!r} is not collected any more"
+        wanted = job["target"]["item"] or next(iter(items), "")
+        if wanted not in items:
+            gone = f"{wanted!r} is not collected any more" if wanted else "no test is collected here"
             results.send("problem", "\n".join(self._errors) or gone)
             return True
-        if not items:
-            results.send("problem", "\n".join(self._errors) or "no test is collected here")
-            return True
         results.send("items", list(items))
-        item = items[wanted or next(iter(items))]
+        item = items[wanted]
         file = inspect.getsourcefile(item.obj) if hasattr(item, "obj") else None  # type: ignore[attr-defined]
         self.trials.prepare(Path(file or item.path).read_text(encoding="utf-8", errors="replace"))
 
@@ -90,7 +87,7 @@ def run_tests(trials: Trials) -> None:
     args = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:terminalreporter"]
     if importlib.util.find_spec("xdist"):
         args.append("-n0")
-    code = pytest.main([*args, *job["pytest_args"], *job["arguments"]], plugins=[driver])
+    code = pytest.main([*args, *job["pytest_args"], job["collected"]], plugins=[driver])
     if not driver.ran:
         errors = "\n".join(driver._errors)
         trials.results.send("problem", errors or f"pytest ends with exit code {int(code)} before any test runs")

@@ -37,10 +37,7 @@ def tail(margins: Sequence[float], level: float = LEVEL) -> Tail:
     heavier than log-linear in the margin; the interval is that of the profile likelihood over shape, scale and the
     share of peaks. First the passing margins are asked, with a likelihood that knows that they passed, whether they
     lead to as many failures as were seen. If not, failures are jumps (a kink, a race), and no tail shows those.
-
-    Args:
-        margins: largest err / tol of each independent run, failing runs included; inf where it is not known.
-        level: of the interval.
+    Margins are the largest err / tol of each independent run, failing ones included; inf where it is not known.
 
     Returns:
         The Tail; where the margins cannot be extrapolated, `supported` is False and `reason` says why.
@@ -56,7 +53,8 @@ def tail(margins: Sequence[float], level: float = LEVEL) -> Tail:
         return Tail(0.0, 0.0, 1.0, level, n, False, lacking)
     failing = n - len(passing)
     if failing and (ranked[-1] == math.inf or not _joined(failing, passing, level)):
-        reason = f"{_runs(failing)} beyond what the errors of the passing runs lead to: a jump, which no tail foretells"
+        lie = "1 failing run lies" if failing == 1 else f"{failing} failing runs lie"
+        reason = f"{lie} beyond what the errors of the passing runs lead to: a jump, which no tail foretells"
         return Tail(0.0, 0.0, 1.0, level, n, False, reason, jumps=True)
     threshold = ranked[n // 2]
     fitted = _fit([m for m in ranked if m > threshold], threshold, level, n)
@@ -64,10 +62,6 @@ def tail(margins: Sequence[float], level: float = LEVEL) -> Tail:
     low = fitted[1] if fitted[1] > floor else 0.0
     known = runs_to_show(fitted[0]) if fitted[0] > floor else None
     return Tail(max(fitted[0], floor), low, max(fitted[2], floor), level, n, True, shows=known)
-
-
-def _runs(count: int) -> str:
-    return f"{count} failing run lies" if count == 1 else f"{count} failing runs lie"
 
 
 def _lacking(ranked: list[float], passing: list[float]) -> str:

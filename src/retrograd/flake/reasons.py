@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
+from retrograd.core.wording import some
 from retrograd.flake.classify import by_seed, focus, main_runs, margin, mixed, pattern, poisoned, replayed
 from retrograd.flake.schema import Kind, Margin, Reason, Run, Tail
 
@@ -79,22 +80,21 @@ def _state(runs: Sequence[Run]) -> Reason | None:
     if odd:
         fewest = min(odd, key=lambda run: len(run.before))
         verb, but = ("fails", "passes") if fewest.failed else ("passes", "fails")
-        names = ", ".join(fewest.before[:3]) + (f" and {len(fewest.before) - 3} more" if len(fewest.before) > 3 else "")
-        return Reason("state", f"it {verb} after {names} and {but} alone: state is left behind in the process")
+        after_these = f"after {some(fewest.before, 3)} and {but} alone"
+        return Reason("state", f"it {verb} {after_these}: state is left behind in the process")
     if replayed(runs):
         again = next(run for run in runs if run.stage == "replay")
         verb = "fails" if again.failed else "passes"
-        text = (
-            f"seed {again.seed} {verb} after the same {again.place} earlier runs in its process, each time, and never"
-        )
-        return Reason("state", f"{text} alone: the test leaves state behind for itself (a module global, a cache)")
-    if pattern(runs) == "later":
-        alone_runs = [run for run in runs if run.stage == "alone"]
+        text = f"seed {again.seed} {verb} after the same {again.place} earlier runs in its process, each time, and "
+        text += "never alone"
+    elif pattern(runs) == "later":
+        first, *others = [run for run in runs if run.stage == "alone"]
         text = "the first run in a process and the later ones differ, in each process alike"
-        if alone_runs and len({run.failed for run in alone_runs}) > 1:
-            text += f" (first: {alone_runs[0].outcome}, second: {alone_runs[1].outcome})"
-        return Reason("state", f"{text}: the test leaves state behind for itself (a module global, a cache)")
-    return None
+        if any(run.failed != first.failed for run in others):
+            text += f" (first: {first.outcome}, second: {others[0].outcome})"
+    else:
+        return None
+    return Reason("state", f"{text}: the test leaves state behind for itself (a module global, a cache)")
 
 
 def _hash(runs: Sequence[Run]) -> Reason | None:

@@ -54,16 +54,10 @@ class Agreement:
     def require(
         self, due: str, content: Any, describe: Callable[[], str], explain: Callable[[str, str], str] | None = None
     ) -> None:
-        """Go on only if all ranks come here with equal content.
+        """Go on only if all ranks come here, where `due` is about to happen, with content of an equal hash.
 
-        Args:
-            due: what is about to happen, for messages.
-            content: compared by its hash.
-            describe: this rank's content in words; asked for when ranks differ.
-            explain: a sentence from (this rank's description, another's); None to show both.
-
-        Raises:
-            RanksDifferError: contents differ, or another rank did not come in time; every rank that came raises it.
+        Else every rank that came raises RanksDifferError, with what `describe` says of the contents, or `explain` makes
+        of the descriptions of two ranks.
         """
         if self._group is None:
             return

@@ -150,27 +150,22 @@ class Buckets:
         if self._agreed and self.plan is not None:
             self._announce(self.plan)
         for state in self._model.states:
-            param_groups.shadow(
-                state, versions.BACKWARD_BEGINS, lambda before, state=state: self._begins(before, state)
-            )
+            param_groups.shadow(state, versions.BACKWARD_BEGINS, self._begins, state)
             param_groups.shadow(state, versions.BACKWARD_ENDS, self._ends)
             param_groups.shadow(state, versions.FORWARD_BEGINS, self._forward)
         if versions.version().resets:
             param_groups.shadow(self._model.states[0], versions.RESET, self._reset)
         if self.plan is None:
             for name, group in self._model.groups.items():
-                param_groups.shadow(group, versions.INPUTS_WATCHED, lambda before, name=name: self._watch(before, name))
+                param_groups.shadow(group, versions.INPUTS_WATCHED, self._watched, name)
 
-    def _watch(self, before: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def watched(args: Any, kwargs: Any) -> Any:
-            answer = before(args, kwargs)
-            # FSDP2 hears of the end of a group's backward through its inputs; without one that needs a gradient, only
-            # when everything is over. It returns the very arguments then.
-            if torch.is_grad_enabled() and answer[0] is args and answer[1] is kwargs:
-                self._model.late.add(name)
-            return answer
-
-        return watched
+    def _watched(self, name: str, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        answer = before(args, kwargs)
+        # FSDP2 hears of the end of a group's backward through its inputs; without one that needs a gradient, only
+        # when everything is over. It returns the very arguments then.
+        if torch.is_grad_enabled() and answer[0] is args and answer[1] is kwargs:
+            self._model.late.add(name)
+        return answer
 
     def _step(self, *_: Any) -> None:
         """A forward begins: the last backward must have ended."""
@@ -179,46 +174,32 @@ class Buckets:
             if self._open is not None or param_groups.failed(self._model.states[0]):
                 self._recover()
 
-    def _forward(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        root = self._model.states[0]
+    def _forward(self, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # Each part calls it in each forward; only where forward is called on a part alone is there anything to do.
+        if self._open is not None or param_groups.failed(self._model.states[0]):
+            self._step()
+        return before(*args, **kwargs)
 
-        def root_pre_forward(*args: Any, **kwargs: Any) -> Any:
-            # Each part calls it in each forward; only where forward is called on a part alone is there anything to do.
-            if self._open is not None or param_groups.failed(root):
-                self._step()
-            return before(*args, **kwargs)
+    def _begins(self, state: Any, before: Callable[..., Any]) -> Any:
+        if not param_groups.begun(state):
+            with torch.no_grad():
+                self._begin()
+        return before()
 
-        return root_pre_forward
-
-    def _begins(self, before: Callable[..., Any], state: Any) -> Callable[..., Any]:
-        def backward_begins() -> Any:
-            if not param_groups.begun(state):
-                with torch.no_grad():
-                    self._begin()
-            return before()
-
-        return backward_begins
-
-    def _ends(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        def backward_ends() -> None:
-            try:
-                param_groups.look_again(self._model.group_list)
-                before()
-                with torch.no_grad():
-                    self._end()
-            except BaseException:
-                self._abandon()
-                raise
-
-        return backward_ends
-
-    def _reset(self, before: Callable[..., Any]) -> Callable[..., Any]:
-        def reset_iter_state() -> None:
-            self._abandon()
+    def _ends(self, before: Callable[..., Any]) -> None:
+        try:
+            param_groups.look_again(self._model.group_list)
             before()
-            param_groups.drop_gradients(self._model.group_list)
+            with torch.no_grad():
+                self._end()
+        except BaseException:
+            self._abandon()
+            raise
 
-        return reset_iter_state
+    def _reset(self, before: Callable[..., Any]) -> None:
+        self._abandon()
+        before()
+        param_groups.drop_gradients(self._model.group_list)
 
     def _begin(self) -> None:
         _refuse_compiled_autograd()

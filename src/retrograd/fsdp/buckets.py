@@ -229,11 +229,7 @@ class Launcher:
         return order[self._reached] if waits else None
 
     def arrive(self, name: str, size: int) -> list[int]:
-        """Take gradients of a group; the buckets that leave now, in order.
-
-        Raises:
-            BucketError: more than `max_pending` bytes would be held; names the group that is waited for.
-        """
+        """Take gradients of a group; the buckets that leave now, in order. BucketError if too much would be held."""
         home = self.plan.homes.get(name)
         if home is None:
             raise BucketError(f"group {name} is not in the plan; make a plan of the model as it is")

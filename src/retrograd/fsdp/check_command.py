@@ -72,15 +72,10 @@ class Checked:
 
 
 def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = None) -> Checked:
-    """Run a job and compare its ranks.
+    """Run a job (torchrun and its arguments, or a script of one process) and compare its ranks.
 
-    Args:
-        command: torchrun and its arguments, or a script of one process.
-        options: "steps", after which the program ends; "timeout", "strict" and "nonfinite" of record_collectives.
-        keep: a folder for the logs, rank-0.json and so on.
-
-    Raises:
-        UsageError: the command cannot be started.
+    Options are "steps", after which the program ends, and those of record_collectives. Logs are kept in the folder
+    `keep` as rank-0.json and so on. UsageError if the command cannot be started.
     """
     if not command:
         raise UsageError("there is no program; expected `retrograd fsdp check [options] -- torchrun ... train.py`")

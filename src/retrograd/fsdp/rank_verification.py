@@ -33,9 +33,8 @@ class RankVerifier:
     def check(self) -> None:
         """Compare what was issued so far with all ranks.
 
-        Raises:
-            RanksDifferError: a rank issued other collectives, or says nothing in time.
-            VerificationError: a rank gave NaN or Inf to a reduction.
+        RanksDifferError if one issued other collectives or says nothing in time; VerificationError if one gave NaN or
+        Inf to a reduction.
         """
         name = f"check/{self.count}"
         mine = {_key(ranks): digest.hex() for ranks, digest in self.journal.groups.items()}
@@ -93,20 +92,12 @@ class RankVerifier:
         return f"step {step}, collective {difference.index - numbers.index(step)}: {words}; {_ADVICE}"
 
     def before(self, collective: Collective) -> None:
-        """Compare one collective with the ranks of its group before it starts.
-
-        Raises:
-            RanksDifferError: a rank is about to issue another one, or none in time.
-        """
+        """RanksDifferError if a rank of the group is about to issue another collective, or none in time."""
         if collective.kind not in POINT_TO_POINT:
             self._agree(collective.ranks, collective)
 
     def end_of_step(self) -> None:
-        """A rank that issues less than the others says so here.
-
-        Raises:
-            RanksDifferError: a rank is about to issue a collective more.
-        """
+        """A rank that issues less than the others says so here: RanksDifferError if one is about to issue one more."""
         for ranks in sorted({tuple(range(self.exchange.size)), *self.journal.groups}):
             self._agree(ranks, None)
 

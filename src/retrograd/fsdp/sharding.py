@@ -22,6 +22,8 @@ _MB = 1_000_000
 _CRUMB = 10  # times smaller than `mb`
 Block = type[nn.Module] | str
 Unit = tuple[str, nn.Module]
+# Units cut where blocks of one parent begin or end: its name, None where units are no blocks, and the units.
+Run = tuple[str | None, list[Unit]]
 
 
 @dataclass(frozen=True)
@@ -213,12 +215,9 @@ def _is_sequence(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-def _runs(model: nn.Module, opened: _Automatic | _Named) -> list[tuple[str | None, list[Unit]]]:
-    """Units in registration order, cut where blocks of one parent begin or end: (name of the parent, units).
-
-    The name is None where units are no blocks. A module that is registered twice counts at its first place.
-    """
-    runs: list[tuple[str | None, list[Unit]]] = []
+def _runs(model: nn.Module, opened: _Automatic | _Named) -> list[Run]:
+    """Units in registration order; a module that is registered twice counts at its first place."""
+    runs: list[Run] = []
     seen = {id(model)}
 
     def walk(parent: nn.Module, prefix: str) -> None:
@@ -238,9 +237,7 @@ def _runs(model: nn.Module, opened: _Automatic | _Named) -> list[tuple[str | Non
     return runs
 
 
-def _free(
-    model: nn.Module, runs: list[tuple[str | None, list[Unit]]], sizes: _Sizes
-) -> list[tuple[str | None, list[Unit]]]:
+def _free(model: nn.Module, runs: list[Run], sizes: _Sizes) -> list[Run]:
     """The runs without units that have no parameters, or share one with what is in no unit: that is the root's."""
     inside = {id(m) for _, run in runs for _, unit in run for m in unit.modules()}
     outside: set[int] = set()
@@ -255,7 +252,7 @@ def _free(
     return [(key, [unit for unit in run if is_free(unit)]) for key, run in runs]
 
 
-def _joined(runs: list[tuple[str | None, list[Unit]]], mb: float, sizes: _Sizes) -> list[list[Unit]]:
+def _joined(runs: list[Run], mb: float, sizes: _Sizes) -> list[list[Unit]]:
     """Runs of blocks that reach `mb`, and what lies between them in one piece each."""
     joined: list[tuple[bool, list[Unit]]] = []
     for key, run in runs:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -75,9 +76,9 @@ def parameter_names(model: Any, groups: Sequence[Any]) -> dict[int, str]:
     }
 
 
-def shadow(thing: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a method in one instance; `make` gets the method as it was."""
-    thing.__dict__[name] = make(getattr(thing, name))
+def shadow(thing: Any, name: str, method: Callable[..., Any], *arguments: Any) -> None:
+    """Replace a method in one instance by another, which gets these arguments, then the method as it was."""
+    thing.__dict__[name] = partial(method, *arguments, getattr(thing, name))
 
 
 def unshadow(thing: Any, name: str) -> None:
