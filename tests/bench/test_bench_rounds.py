@@ -160,7 +160,7 @@ def test_spread_of_pairs_and_of_runs():
     assert str(ratios.paired([2, 4], [1, 2])) == "2.00"
     assert ratios.paired([], [1.0]) is None
     assert ratios.crossed([1, 1, 2, 2], [1, 1, 1, 1]).high == 2.0
-    assert ratios.quartiles([1, 2, 3, 4, 5, 6, 7, 8, 9]) == (3, 7)
+    assert ratios.paired([1, 2, 3, 4, 5, 6, 7, 8, 9], [1] * 9) == ratios.Ratio(5, 3, 7)
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,6 @@ def crossed(upper: Sequence[float], lower: Sequence[float]) -> Ratio | None:
     return _of([a / b for a in upper for b in lower], min(len(upper), len(lower)))
 
 
-def quartiles(numbers: Sequence[float]) -> tuple[float, float] | None:
-    """Lower and upper quartile, None of fewer than `FEWEST` numbers."""
-    if len(numbers) < FEWEST:
-        return None
-    low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
-    return low, high
-
-
 def apart(now: Sequence[float], earlier: Sequence[float]) -> int:
     """1 if times have grown beyond what the rounds scatter, -1 if they have shrunk, 0 if neither or unknown.
 
@@ -60,5 +52,5 @@ def apart(now: Sequence[float], earlier: Sequence[float]) -> int:
 def _of(ratios: list[float], rounds: int) -> Ratio | None:
     if not ratios:
         return None
-    ends = quartiles(ratios) if rounds >= FEWEST else None
-    return Ratio(statistics.median(ratios), *(ends or (None, None)))
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds >= FEWEST else (None, None, None)
+    return Ratio(statistics.median(ratios), low, high)

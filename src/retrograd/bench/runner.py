@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import itertools
 import statistics
@@ -110,8 +111,8 @@ class _Run:
             groups = [[job for job in self._jobs if job.case == case] for case in cases]
         done: list[Row] = []
         with self.timer.scope():
-            copy = None if self.host else self.timer.copy_gb_per_s()
-            for row in itertools.chain.from_iterable(self._group(group, copy) for group in groups):
+            speed = None if self.host else self.timer.copy_gb_per_s()
+            for row in itertools.chain.from_iterable(self._group(group, speed) for group in groups):
                 keep(row)
                 self._tell(_progress(row))
                 done.append(row)
@@ -225,16 +226,8 @@ class _Turn:
 
 def _kept(data: Callable[[], Data]) -> Callable[[], Data]:
     """`data` whose sets are made once, as many as anybody asks for."""
-    sets: list[tuple[Tensors, Tensors]] = []
-    source = data()
-
-    def again() -> Data:
-        for i in itertools.count():
-            if i == len(sets):
-                sets.append(next(source))
-            yield sets[i]
-
-    return again
+    (beginning,) = itertools.tee(data(), 1)
+    return lambda: copy.copy(beginning)
 
 
 def hosted(row: Row, implementation: Implementation, problem: Problem, _: Timer) -> Row:

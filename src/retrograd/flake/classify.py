@@ -45,13 +45,9 @@ def by_seed(runs: Iterable[Run]) -> dict[int, list[Run]]:
     return dict(groups)
 
 
-def mixed(runs: Iterable[Run], aspect: Literal["outcome", "bits"]) -> list[int]:
+def mixed(runs: Iterable[Run], aspect: Literal["failed", "bits"]) -> list[int]:
     """Seeds whose runs differ: in whether they fail, or in anything that was compared."""
-
-    def key(run: Run) -> object:
-        return run.failed if aspect == "outcome" else run.bits
-
-    return [seed for seed, group in by_seed(runs).items() if len({key(run) for run in group}) > 1]
+    return [seed for seed, group in by_seed(runs).items() if len({getattr(run, aspect) for run in group}) > 1]
 
 
 def margin(run: Run, ignored: frozenset[str] = frozenset()) -> float | None:
@@ -69,11 +65,11 @@ def no_checks(runs: Iterable[Run]) -> frozenset[str]:
 
 def pattern(runs: Iterable[Run]) -> Pattern:
     """How the runs of one seed behave alone: the first of a process, the later ones, from process to process."""
-    groups: dict[int, list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.stage == "alone" and run.outcome != "skipped":
-            groups[run.process].append(run)
-    rows = [[run.bits for run in group] for group in groups.values()]
+    processes: dict[int, list[object]] = defaultdict(list)
+    for run in counted(runs):
+        if run.stage == "alone":
+            processes[run.process].append(run.bits)
+    rows = list(processes.values())
     if not rows:
         return "unknown"
     within = [len(set(row)) == 1 for row in rows]
@@ -121,7 +117,7 @@ def _within(main: list[Run], runs: Sequence[Run], ordered: bool) -> list[Kind]:
     failing = {run.seed for run in main if run.failed}
     if not failing:
         return []
-    wavering = mixed([*main, *(run for run in runs if run.stage == "alone")], "outcome")
+    wavering = mixed([*main, *(run for run in runs if run.stage == "alone")], "failed")
     shown: list[Kind] = []
     if wavering and not (ordered and pattern(runs) in ("steady", "later")):
         shown.append("run")
@@ -183,9 +179,9 @@ def environment(runs: Sequence[Run]) -> bool:
     if max(r.low for r in rates) > min(r.high for r in rates):
         return True
     # Steady in each setting, another outcome in another: no interval is needed where every run is repeatable.
-    steady = not any(mixed(group, "outcome") for group in groups.values())
+    steady = not any(mixed(group, "failed") for group in groups.values())
     repeated = all(len(group) > len(by_seed(group)) for group in groups.values())
-    return steady and repeated and bool(mixed(main, "outcome"))
+    return steady and repeated and bool(mixed(main, "failed"))
 
 
 def settings_rates(runs: Sequence[Run], chosen: Sequence[Kind]) -> tuple[tuple[str, Rate], ...]:

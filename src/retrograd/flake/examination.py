@@ -70,10 +70,6 @@ class Examination:
         self._tell(self.target.name, f"{batch.stage}: process {number + 1}, {len(batch.trials)} runs{where}")
         return processes.execute(batch, self.settings.timeout, self.settings.pytest_args, number, stop)
 
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
     def first(self) -> list[str]:
         """The first process, which says what the argument stands for; returns the other tests that it stands for."""
         self.go(self.settings.main(self.target)[:1])
@@ -97,9 +93,9 @@ class Examination:
         if main and not self._left:
             self._orders(main)
         if self._left:
-            self.note(f"{self._left} runs were given up, since three in a row ended their process or hung")
+            self.notes.append(f"{self._left} runs were given up, since three in a row ended their process or hung")
         if self._unrecorded:
-            self.note(f"{self._unrecorded} comparisons could not be measured")
+            self.notes.append(f"{self._unrecorded} comparisons could not be measured")
 
     def _batch(self, stage: str, trials: Iterable[Trial], hash_seed: int = 1) -> Batch:
         looked_at = classify.focus(self.runs)
@@ -110,7 +106,7 @@ class Examination:
     def _closer(self, main: list[Run]) -> None:
         """A seed that wavers, or else one that fails, alone in processes of its own."""
         candidates = [
-            *classify.mixed(main, "outcome"),
+            *classify.mixed(main, "failed"),
             *classify.mixed(main, "bits"),
             *(run.seed for run in main if run.failed),
         ]
@@ -150,7 +146,9 @@ class Examination:
             trials = [Trial(seed, fill=fill) for fill in ("control", "control", "nan", "nan")]
             filled = self.go([self._batch("fill", trials)])
             if any(run.failed for run in filled if run.fill == "control"):
-                self.note("uninitialised memory was not looked for: the test fails in torch's deterministic mode")
+                self.notes.append(
+                    "uninitialised memory was not looked for: the test fails in torch's deterministic mode"
+                )
 
     def _orders(self, main: list[Run]) -> None:
         """Other tests of the file before this one: in the order of the file, then shuffled."""
@@ -160,7 +158,7 @@ class Examination:
         whole = Examination(FlakeTarget(file), self.settings, self._tell)
         others = [name for name in whole.collected() if name != self.target.item]
         if not others:
-            self.note("order: there is no other test in the file")
+            self.notes.append("order: there is no other test in the file")
             return
         seed = next((run.seed for run in main if not run.failed), main[0].seed)
         expected = {run.failed for run in main if run.seed == seed}

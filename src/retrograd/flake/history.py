@@ -55,23 +55,20 @@ def revision(folder: Path | None = None) -> str:
 def record(path: Path, report: FlakeReport, at_revision: str) -> int:
     """Append the runs of a report, and count them; UsageError if the file is no history of this version."""
     rows = [
-        (flake.target, report.started, at_revision, run.setting, run.seed, run.process, run.outcome, m, run.seconds)
+        (flake.target, report.started, at_revision)
+        + (run.setting, run.seed, run.process, run.outcome, classify.margin(run), run.seconds)
         for flake in report.flakes
         for run in flake.runs
         if run.stage == "seeds"
-        for m in [_finite(classify.margin(run))]
     ]
     if path.parent == DEFAULT.parent:
         with _telling(path):
             path.parent.mkdir(exist_ok=True)
             (path.parent / ".gitignore").write_text("*\n", encoding="utf-8")
     with _opened(path) as base, base:
-        base.executemany("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        # SQLite keeps inf, but other readers of the file may not.
+        base.executemany("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, min(?, 1e300), ?)", rows)
     return len(rows)
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None else min(value, 1e300)  # SQLite keeps inf, but other readers of the file may not
 
 
 def next_seed(path: Path, target: str) -> int:

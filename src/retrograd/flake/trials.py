@@ -47,9 +47,9 @@ class Trials:
             faulthandler.dump_traceback_later(self.job["timeout"], file=self._stderr)
             began = time.perf_counter()
             with _filled(trial["fill"]):
-                seed_all(trial["seed"])
-                self._threads()
-                self.recorder.take()
+                if "torch" in sys.modules and self.job["threads"]:
+                    sys.modules["torch"].set_num_threads(self.job["threads"])
+                self.restart(trial["seed"])
                 outcome, message = run(trial)
             seconds = time.perf_counter() - began
             faulthandler.cancel_dump_traceback_later()
@@ -60,14 +60,9 @@ class Trials:
         self.results.send("end")
 
     def restart(self, seed: int) -> None:
-        """Seed again and forget the margins: other tests ran."""
+        """Seed and forget the margins of what ran before."""
         seed_all(seed)
         self.recorder.take()
-
-    def _threads(self) -> None:
-        torch = sys.modules.get("torch")
-        if torch is not None and self.job["threads"]:
-            torch.set_num_threads(self.job["threads"])
 
 
 def shorten(text: str, most: int = LONGEST_MESSAGE) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from retrograd.core.loading import is_path, load
 from retrograd.core.subprocesses import Messages
-from retrograd.errors import RetrogradError
+from retrograd.errors import RetrogradError, UsageError
 from retrograd.flake.callables import call, returned, takes_seed
 from retrograd.flake.seeding import seed_imports
 from retrograd.flake.trials import Trials
@@ -29,14 +29,13 @@ def call_target(trials: Trials, argument: str) -> None:
             sys.path.insert(0, str(Path(place).resolve().parent))  # for what it imports when it is called
         module = load(place, argument, "'package.module:name' or 'path/file.py:name'")
         function = getattr(module, name)
+        if not callable(function):
+            raise UsageError(f"{argument!r} is {type(function).__name__}, expected something to call")
     except RetrogradError as error:
         trials.results.send("problem", str(error).removeprefix(f"unknown target {argument!r}: "))  # who asks names it
         return
     except Exception as error:
         trials.results.send("problem", f"cannot import {argument!r}: {type(error).__name__}: {error}")
-        return
-    if not callable(function):
-        trials.results.send("problem", f"{argument!r} is {type(function).__name__}, expected something to call")
         return
     file = getattr(module, "__file__", None)
     trials.prepare(Path(file).read_text(encoding="utf-8", errors="replace") if file else "")

@@ -54,7 +54,7 @@ class Attribution:
         self.optimizing = False
         self._roles: dict[CodeType, str] = {}
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
-        self._ddp = _DdpBuckets()
+        self.ddp = _DdpBuckets()
 
     def of(self, frame: Any, kind: str, numel: int, group: Any) -> tuple[str, tuple[str, ...], str, str]:
         """By whom, for which modules, in which phase and by which reduction a collective is issued in this frame."""
@@ -76,7 +76,7 @@ class Attribution:
         if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
             return "ddp", ("",), phase, op
         if phase == "backward" and kind == "all-reduce" and not python:
-            names = self._ddp.names(group, numel, task)
+            names = self.ddp.names(group, numel, task)
             if names is not None:
                 return "ddp", names, phase, op or "sum"
         if inner is None:
@@ -90,10 +90,6 @@ class Attribution:
         if names is not None:
             return names
         return tuple(self._name(module, self.model) for module in fsdp2.modules_of(owner))
-
-    def between_steps(self) -> None:
-        """Learn what can only be asked while no backward runs."""
-        self._ddp.refresh()
 
     def _frames(self, frame: Any, backward: bool) -> tuple[Any, Any, Any, str, bool]:
         """FSDP's group, innermost and outermost module, the reduction, whether torch.distributed was called."""
@@ -176,7 +172,7 @@ class _DdpBuckets:
         return (f"DDP bucket {bucket}",)
 
     def refresh(self) -> None:
-        """Ask DDP for its order, between steps."""
+        """Ask DDP for its order, which it tells only while no backward runs."""
         for model, orders in list(self._orders.items()):
             if orders is None or not orders.final:
                 self._orders[model] = bucket_orders(model)

@@ -128,7 +128,6 @@ class CollectiveLog:
             RanksDifferError: ranks issued different collectives.
             VerificationError: gradients were not reduced or not finite; or the step changed and on_change="raise".
         """
-        self._ended = False
         self._manual = True
         self._close()
 
@@ -205,7 +204,6 @@ class CollectiveLog:
         numel = VARYING if varying else sum(t.numel() for t in call.tensors)
         by, modules, phase, op = self._attribution.of(sys._getframe(1), call.kind, numel, call.group)
         if self._ended and phase != "optimizer" and (phase in COMPARED or by == "fsdp"):
-            self._ended = False
             self._close()
         dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
         ranks = tuple(sorted(dist.get_process_group_ranks(call.group)))
@@ -227,9 +225,8 @@ class CollectiveLog:
         if in_backward():
             return  # an optimizer inside backward, one for each parameter: no end of a step
         if self._ended:
-            self._ended = False
             self._close()
-        self._attribution.between_steps()
+        self._attribution.ddp.refresh()
         self._reduced()
         self._compare()
         self._verified = True
@@ -266,6 +263,7 @@ class CollectiveLog:
         verifier.check()
 
     def _close(self) -> None:
+        self._ended = False
         if not self._verified:
             self._compare()
         self._verified = False

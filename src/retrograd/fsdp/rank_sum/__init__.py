@@ -59,11 +59,17 @@ def rank_sum(
         MissingExtraError: impl="triton" without Triton.
     """
     if impl is None:
-        impl = _chosen(received, output)
+        fits = output.is_cuda and received.dtype in _KERNEL_DTYPES and output.dtype in _KERNEL_DTYPES
+        impl = "triton" if fits and _has_triton() else "loop"
     if impl == "loop":
         _loop(received, output, scale, flags)
     elif impl == "triton":
-        _check_kernel(received, output)
+        if not _has_triton():
+            raise MissingExtraError("triton", "triton", "impl='triton'")
+        if torch.float64 in (received.dtype, output.dtype):
+            raise UsageError(
+                "impl='triton' got float64, expected float32, bfloat16 or float16; use impl='loop' or None"
+            )
         from retrograd.fsdp.rank_sum.kernel import rank_sum_triton
 
         rank_sum_triton(received, output, scale.mode, scale.value, flags)
@@ -87,18 +93,6 @@ def _loop(received: torch.Tensor, output: torch.Tensor, scale: Scale, flags: tor
     if flags is not None:
         for rank, row in enumerate(received):
             flags[rank] |= ~torch.isfinite(row).all()
-
-
-def _chosen(received: torch.Tensor, output: torch.Tensor) -> Impl:
-    fits = output.is_cuda and received.dtype in _KERNEL_DTYPES and output.dtype in _KERNEL_DTYPES
-    return "triton" if fits and _has_triton() else "loop"
-
-
-def _check_kernel(received: torch.Tensor, output: torch.Tensor) -> None:
-    if not _has_triton():
-        raise MissingExtraError("triton", "triton", "impl='triton'")
-    if torch.float64 in (received.dtype, output.dtype):
-        raise UsageError("impl='triton' got float64, expected float32, bfloat16 or float16; use impl='loop' or None")
 
 
 @cache
