@@ -4,8 +4,10 @@ the rest. No torch."""
 from __future__ import annotations
 
 import html
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -129,35 +131,30 @@ def _bars(points: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _speeds(rows: Sequence[Row]) -> Iterator[tuple[Row, str, float]]:
+    """Each row with a direction in words and its bandwidth."""
+    for row, (direction, words) in itertools.product(rows, _WORDS.items()):
+        if speed := row.gb_per_s(direction):
+            yield row, words, speed
+
+
 def _bar_points(rows: Sequence[Row]) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
-    firsts: dict[tuple[str, str, str], str] = {}
-    for row in rows:
-        firsts.setdefault(row.case, row.provider)
-        for direction, words in _WORDS.items():
-            if speed := row.gb_per_s(direction):
-                at = {"case": " ".join(row.case), "direction": words, "provider": row.provider}
-                points.append({**at, "gb_per_s": float(f"{speed:.3g}"), "first": firsts[row.case] == row.provider})
+    firsts = {row.case: row.provider for row in reversed(rows)}
+    for row, words, speed in _speeds(rows):
+        at = {"case": " ".join(row.case), "direction": words, "provider": row.provider}
+        points.append({**at, "gb_per_s": float(f"{speed:.3g}"), "first": firsts[row.case] == row.provider})
     return points
 
 
 def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One point a row and direction; of several shapes with one width the one with the most rows is drawn."""
-    tallest: dict[tuple[str, int], int] = {}
-    for row in rows:
-        if row.n & (row.n - 1) == 0:
-            tallest[row.op, row.n] = max(row.m, tallest.get((row.op, row.n), 0))
+    tallest = {(row.op, row.n): row.m for row in sorted(rows, key=attrgetter("m")) if row.n & (row.n - 1) == 0}
     points: list[dict[str, Any]] = []
-    for row in rows:
-        if tallest.get((row.op, row.n)) != row.m:
-            continue
-        for direction, words in _WORDS.items():
-            speed = row.gb_per_s(direction)
-            if speed is None:
-                continue
-            at = {"op": row.op, "direction": words, "n": row.n}
-            points.append({**at, "provider": row.provider, "gb_per_s": float(f"{speed:.4g}")})
-            roof = {**at, "provider": _COPY, "gb_per_s": round(row.copy_gb_per_s or 0.0, 1)}
-            if row.copy_gb_per_s and roof not in points:
-                points.append(roof)
+    for row, words, speed in _speeds([row for row in rows if tallest.get((row.op, row.n)) == row.m]):
+        at = {"op": row.op, "direction": words, "n": row.n}
+        points.append({**at, "provider": row.provider, "gb_per_s": float(f"{speed:.4g}")})
+        roof = {**at, "provider": _COPY, "gb_per_s": round(row.copy_gb_per_s or 0.0, 1)}
+        if row.copy_gb_per_s and roof not in points:
+            points.append(roof)
     return points

@@ -121,7 +121,8 @@ class FixedOrderReduceScatter:
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce input_tensor [W * N] into output_tensor [N]."""
-        return ordered_reduce_scatter(output_tensor, input_tensor, group, op, async_op=async_op, **vars(self))
+        options = {"wire_dtype": self.wire_dtype, "check_finite": self.check_finite, "name": self.name}
+        return ordered_reduce_scatter(output_tensor, input_tensor, group, op, async_op=async_op, **options)
 
 
 class FixedOrder:

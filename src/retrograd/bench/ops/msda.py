@@ -324,27 +324,23 @@ def mmcv(shape: Shape) -> Implementation:
 # Another run, shown beside a measurement and never mixed with it: the fastest library, microseconds of its forward and
 # of the fastest backward; torch 2.11, Triton 3.6, medians of triton.testing.do_bench around eager calls.
 EARLIER = "an earlier run on one NVIDIA H200 (torch 2.11, Triton 3.6, medians of eager calls), not measured here"
-_TRITON, _HALF = "msda-triton", "msda-triton in float16"
-_FLOAT32 = {
-    "enc800": (_TRITON, 950, 3537),
-    "enc800b1": (_TRITON, 232, 895),
-    "bench10k": (_TRITON, 431, 1618),
-    "dec300": (f"{_TRITON} / Deformable-DETR CUDA", 25.5, 119),
-    "dec900b16": (_TRITON, 163, 775),
-}
-# Of the libraries of that run only grid_sample took bfloat16, so float16 stands for both.
-_16_BITS = {
-    "enc800": (_HALF, 812, 2057),
-    "enc800b1": (_HALF, 209, 533),
-    "bench10k": (_HALF, 369, 1037),
-    "dec300": (_HALF, 19, 243),
-    "dec900b16": (_HALF, 140, 439),
+# In float32, and in 16 bits: of the libraries of that run only grid_sample took bfloat16, so float16 stands for both.
+_EARLIER = {
+    "enc800": ((950, 3537), (812, 2057)),
+    "enc800b1": ((232, 895), (209, 533)),
+    "bench10k": ((431, 1618), (369, 1037)),
+    "dec300": ((25.5, 119), (19, 243)),
+    "dec900b16": ((163, 775), (140, 439)),
 }
 
 
 def earlier(shape: str, dtype: str) -> tuple[str, float, float] | None:
     """Library, microseconds forward and backward of the earlier run; None where nothing was timed."""
-    return (_FLOAT32 if dtype == "float32" else _16_BITS).get(shape)
+    if shape not in _EARLIER:
+        return None
+    if dtype != "float32":
+        return "msda-triton in float16", *_EARLIER[shape][1]
+    return f"msda-triton{' / Deformable-DETR CUDA' * (shape == 'dec300')}", *_EARLIER[shape][0]
 
 
 BENCHMARKS = (DeformableAttention(),)
