@@ -1,15 +1,16 @@
-"""The sets of ops that measure the checker: broken ones, those written after it was frozen, healthy ones."""
+"""The sets of ops that measure the checker: broken ones, those written after it was frozen (twice), healthy ones."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from retrograd.check.spec import OpSpec
 
 HERE = Path(__file__).resolve().parent
-SETS = ("mutants", "mutants_second", "healthy")
+SETS = ("mutants", "mutants_second", "mutants_third", "healthy", "healthy_third")
 
 
 def files(name: str, *, kernels: bool = True) -> list[Path]:
@@ -18,19 +19,31 @@ def files(name: str, *, kernels: bool = True) -> list[Path]:
     return [p for p in found if not p.stem.startswith("_") and (kernels or not p.stem.startswith("triton_"))]
 
 
-def load(path: Path) -> dict[str, OpSpec]:
-    """The ops of a file by name, made anew by each call: some keep state, which is what is wrong with them."""
+def load_module(path: Path) -> ModuleType:
+    """A file of a set, run anew by each call: some ops keep state, which is what is wrong with them."""
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))  # the files of a set may share a module whose name begins with _
+    # The files of a set may share a module whose name begins with _, and those of all sets one that stands here.
+    sys.path[:0] = [str(path.parent), str(HERE)]
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(str(path.parent))
-    return module.HEALTHY if path.parent.name == "healthy" else module.MUTANTS
+        del sys.path[:2]
+    return module
+
+
+def load(path: Path) -> dict[str, OpSpec]:
+    """The ops of a file by name, made anew by each call: its `MUTANTS` or `HEALTHY`."""
+    module = load_module(path)
+    return module.MUTANTS if hasattr(module, "MUTANTS") else module.HEALTHY
+
+
+def is_healthy(name: str) -> bool:
+    """Whether a set is one of ops that are right."""
+    return name.startswith("healthy")
 
 
 def corpus(name: str) -> dict[str, OpSpec]:
