@@ -15,6 +15,11 @@ RIGHT = Entries()
 add = RIGHT.healthy
 
 
+def complex_of(pairs: Tensor) -> Tensor:
+    """Pairs as complex numbers, wherever they begin in memory."""
+    return torch.view_as_complex(pairs.clone(memory_format=torch.contiguous_format))
+
+
 def circular(x: Tensor, kernel: Tensor) -> Tensor:
     n = x.shape[-1]
     where = (torch.arange(n)[:, None] - torch.arange(n)) % n
@@ -31,7 +36,7 @@ add("convolution_by_fft", circular_by_fft, circular, dict(x=tensor("C", "B", "N"
 
 def low_pass(x: Tensor, weight: Tensor) -> Tensor:
     modes = torch.fft.rfft(x)[..., : len(weight)]
-    return torch.fft.irfft(modes * torch.view_as_complex(weight.contiguous())[: modes.shape[-1]], n=x.shape[-1])
+    return torch.fft.irfft(modes * complex_of(weight)[: modes.shape[-1]], n=x.shape[-1])
 
 
 def low_pass_by_sums(x: Tensor, weight: Tensor) -> Tensor:
@@ -83,7 +88,7 @@ def phase_guarded(x: Tensor) -> Tensor:
     return torch.where(origin, 0, torch.atan2(torch.where(origin, 1, im) * 1, torch.where(origin, 1, re)))
 
 
-add("phase_with_guard", phase_guarded, lambda x: torch.angle(torch.view_as_complex(x.contiguous())),
+add("phase_with_guard", phase_guarded, lambda x: torch.angle(complex_of(x)),
     dict(x=tensor("M", "N", 2)), sizes=dict(M=(1, 6), N=(1, 12)))  # fmt: skip
 
 MATRIX = tensor("B", "N", "N")

@@ -13,24 +13,26 @@ from retrograd.check.spec import tensor
 BROKEN = Entries()
 add = BROKEN.broken
 
+
+def complex_of(pairs: Tensor) -> Tensor:
+    """Pairs as complex numbers, wherever they begin in memory."""
+    return torch.view_as_complex(pairs.clone(memory_format=torch.contiguous_format))
+
+
 # --- Z33: a spectral convolution --------------------------------------------------------------------
 
 
 def spectral(x: Tensor, weight: Tensor) -> Tensor:
     modes = torch.fft.rfft(x)
     kept = min(weight.shape[-2], modes.shape[-1])
-    modes = torch.cat(
-        [modes[..., :kept] * torch.view_as_complex(weight[:, :kept].contiguous()), modes[..., kept:] * 0], -1
-    )
+    modes = torch.cat([modes[..., :kept] * complex_of(weight[:, :kept]), modes[..., kept:] * 0], -1)
     return torch.fft.irfft(modes, n=x.shape[-1])
 
 
 def spectral_even(x: Tensor, weight: Tensor) -> Tensor:
     modes = torch.fft.rfft(x)
     kept = min(weight.shape[-2], modes.shape[-1])
-    modes = torch.cat(
-        [modes[..., :kept] * torch.view_as_complex(weight[:, :kept].contiguous()), modes[..., kept:] * 0], -1
-    )
+    modes = torch.cat([modes[..., :kept] * complex_of(weight[:, :kept]), modes[..., kept:] * 0], -1)
     y = torch.fft.irfft(modes)  # always an even length
     return torch.cat([y, y[..., :1]], -1)[..., : x.shape[-1]]
 
@@ -62,7 +64,7 @@ def modulated_backward(dy: Tensor, y: Tensor, x: Tensor, weight: Tensor) -> tupl
 def as_pairs(fn: Any) -> Any:
     """A complex input and output as pairs of real numbers, since no spec describes a complex tensor."""
     return lambda x, *rest: torch.view_as_real(
-        fn(torch.view_as_complex(x.contiguous()), *[t.contiguous() for t in rest]).resolve_conj()
+        fn(complex_of(x), *[t.clone(memory_format=torch.contiguous_format) for t in rest]).resolve_conj()
     )
 
 
@@ -74,7 +76,7 @@ add("Z35", "the gradient of a complex weight lacks a conjugate", "every input",
 
 
 def phase(x: Tensor) -> Tensor:
-    return torch.angle(torch.view_as_complex(x.contiguous()))
+    return torch.angle(complex_of(x))
 
 
 def phase_backward(dy: Tensor, y: Tensor, x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def spectral_norm(weight: Tensor, u: Tensor, iterate: bool = True) -> Tensor:
 add("Z56", "without grad mode the power iteration is skipped and the result is another", "calls",
     lambda weight, u: spectral_norm(weight, u, torch.is_grad_enabled()), spectral_norm,
     dict(weight=tensor("M", "N"), u=tensor("M", low=0.1, high=1.0, grad=False)), sizes=dict(M=(2, 8), N=(2, 8)),
-    proof=lambda: not_the_same_without_grad())  # fmt: skip
+    surrogate=True, proof=lambda: not_the_same_without_grad())  # fmt: skip
 
 
 def not_the_same_without_grad() -> bool:
@@ -177,7 +177,7 @@ def distilled(student: Tensor, teacher: Tensor) -> Tensor:
 
 add("Z60", "the teacher's branch gets a gradient: a detach is missing", "every input",
     lambda s, t: 2 - 2 * F.cosine_similarity(s, t, eps=1e-6), distilled,
-    dict(student=tensor("M", "N"), teacher=tensor("M", "N")), sizes=dict(N=(2, 16)))  # fmt: skip
+    dict(student=tensor("M", "N"), teacher=tensor("M", "N")), sizes=dict(N=(2, 16)), surrogate=True)  # fmt: skip
 
 # --- Not sayable -------------------------------------------------------------------------------------------
 

@@ -228,7 +228,7 @@ def changed_table() -> bool:
 
 add("Z30", "rows above the largest norm are shortened in the caller's table", "special values",
     bounded_in_place, bounded_rows, dict(table=tensor("V", "N"), index=tensor("M", dtype="int64", low=0, high="V")),
-    sizes=dict(V=(1, 16), N=(1, 4), M=(1, 16)), proof=changed_table)  # fmt: skip
+    sizes=dict(V=(1, 16), N=(1, 4), M=(1, 16)), surrogate=True, proof=changed_table)  # fmt: skip
 
 # --- Z31, Z32: products with sparse matrices, softmax over edges -----------------------------------------------
 
