@@ -84,6 +84,7 @@ def windowed_by_unfold(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.einsum("blw,bldw->bld", torch.softmax(s.masked_fill(missing, float("-inf")), -1), v)
 
 
+# The reference spreads NaN by products with masked zeros, the views do not.
 add("window_by_unfold", windowed_by_unfold, windowed, QKV, sizes=SIZES)
 
 

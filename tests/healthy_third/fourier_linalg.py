@@ -99,8 +99,10 @@ def definite(x: Tensor) -> Tensor:
     return x @ x.mT + x.shape[-1] * torch.eye(x.shape[-1], dtype=x.dtype)
 
 
+# NaN raises, which linalg.solve does not: promised for finite values alone.
 add("solve_by_cholesky", lambda x, b: torch.cholesky_solve(b, torch.linalg.cholesky(definite(x))),
-    lambda x, b: torch.linalg.solve(definite(x), b), dict(x=MATRIX, b=tensor("B", "N", 2)), sizes=LINALG)  # fmt: skip
+    lambda x, b: torch.linalg.solve(definite(x), b), dict(x=MATRIX, b=tensor("B", "N", 2)), extremes=(),
+    sizes=LINALG)  # fmt: skip
 
 add("eigenvalues_by_singular_values", lambda x: torch.linalg.svdvals(x).flip(-1).square() + x.shape[-1],
     lambda x: torch.linalg.eigvalsh(definite(x)), dict(x=MATRIX), sizes=LINALG)  # fmt: skip

@@ -146,7 +146,7 @@ def cardinal_sine(x: Tensor, near: float, terms: int) -> Tensor:
     return torch.where(close, series, torch.sin(safe) / safe)
 
 
-add("sinc_with_guard", lambda x: cardinal_sine(x, 0.03, 4), lambda x: cardinal_sine(x, 0.5, 10),
+add("sinc_with_guard", lambda x: cardinal_sine(x, 0.4, 6), lambda x: cardinal_sine(x, 0.5, 10),
     dict(x=tensor("M", "N")), proof=Call(order=2, bound=1e-4, change=lambda t: dict(x=t["x"] * 0.01)))  # fmt: skip
 
 HEALTHY = RIGHT.ops
