@@ -102,8 +102,10 @@ def segment_max(x: Tensor, segment: Tensor) -> Tensor:
 
 
 def segment_max_scattered(x: Tensor, segment: Tensor) -> Tensor:
+    """From -inf: PyTorch counts an equal value that was there before as a tie even with include_self=False."""
     index = segment[:, None].expand_as(x)
-    return x.new_zeros(6, x.shape[1]).scatter_reduce(0, index, x, "amax", include_self=False)
+    y = x.new_full((6, x.shape[1]), float("-inf")).scatter_reduce(0, index, x, "amax")
+    return torch.where((torch.bincount(segment, minlength=6) == 0)[:, None], 0, y)
 
 
 def first_of_ties(dy: Tensor, y: Tensor, x: Tensor, segment: Tensor) -> tuple[Tensor, None]:
