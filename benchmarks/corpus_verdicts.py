@@ -1,7 +1,7 @@
 """Verdicts on the third corpus, one process an op with a time limit, by the `retrograd` that PYTHONPATH names.
 
     PYTHONPATH=CHECKOUT/src python benchmarks/corpus_verdicts.py --commit COMMIT --keep verdicts.jsonl \
-        --out benchmarks/results/third-corpus-frozen
+        --remarks benchmarks/results/third-corpus-remarks.json --out benchmarks/results/third-corpus-frozen
 
 The corpus is that of this checkout, the checker may be another's: a commit that was frozen before the corpus was
 written. Each op is made anew for each verification. One that is stopped by the limit counts as found or accused if a
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+import retrograd
 from retrograd.check.runner import verify
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -121,7 +122,7 @@ def table(rows: list[Row], remarks: dict[str, str], args: argparse.Namespace) ->
         f"Checker: commit {args.commit}. Level quick and full, seed {args.seed}, one process an op, at most "
         f"{args.limit} s; torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}.", "",
         "    PYTHONPATH=CHECKOUT/src python benchmarks/corpus_verdicts.py --commit COMMIT --keep verdicts.jsonl \\",
-        "        --remarks remarks.json --out benchmarks/results/third-corpus-frozen", "",
+        "        --remarks benchmarks/results/third-corpus-remarks.json --out benchmarks/results/third-corpus-frozen", "",
     ]  # fmt: skip
 
     def remark(name: str, level: str) -> str:
@@ -137,6 +138,7 @@ def table(rows: list[Row], remarks: dict[str, str], args: argparse.Namespace) ->
             return "accused" if is_healthy(kind) else "found"
         return row["verdict"]
 
+    lines += [remarks[""], ""] if "" in remarks else []
     told = {kind: [n for e in groups for n in e.ops] for kind, groups in sets.items()}
     lines += ["| set | level | ops | outcomes |", "|---|---|---|---|"]
     for kind, names in told.items():
@@ -158,8 +160,12 @@ def table(rows: list[Row], remarks: dict[str, str], args: argparse.Namespace) ->
             for name in group.ops:
                 cells = [name, *([group.bugs[name], group.rarity[name]] if kind == SETS[0] else [])]
                 cells += [outcome(kind, name, level) for level in LEVELS]
-                last = next((by[kind, name, v] for v in reversed(LEVELS) if (kind, name, v) in by), None)
-                cells += [sentence(last)[:400] if last else "", remark(name, "full")]
+                last: Row = next(
+                    (by[kind, name, v] for v in reversed(LEVELS) if (kind, name, v) in by), {"verdict": ""}
+                )
+                odd = [v for v in LEVELS if kind == SETS[0] or by.get((kind, name, v), last)["verdict"] != "proved"]
+                notes = [remark(name, v) for v in odd]
+                cells += [sentence(last)[:400], "; ".join(dict.fromkeys(n for n in notes if n))]
                 lines.append("| " + " | ".join(" ".join(c.replace("|", "\\|").split()) for c in cells) + " |")
     lines += ["", "## Not sayable", "", "| op | bug | rarity | why no spec describes it |", "|---|---|---|---|"]
     for group in sets["mutants_third"]:
@@ -196,6 +202,8 @@ def main() -> None:
                     print(level, name, row["verdict"], row["wall"], sentence(row)[:150], flush=True)
     if args.out:
         remarks = json.loads(args.remarks.read_text()) if args.remarks else {}
+        source = f"{Path(retrograd.__file__).resolve().parents[1]}/"
+        rows = json.loads(json.dumps(rows).replace(source, ""))
         args.out.with_suffix(".md").write_text(table(rows, remarks, args))
         kept = [r | {"remark": remarks.get(f"{r['name']} {r['level']}", remarks.get(r["name"], ""))} for r in rows]
         args.out.with_suffix(".json").write_text("[\n" + ",\n".join(json.dumps(r) for r in kept) + "\n]\n")
