@@ -6,7 +6,7 @@
 The corpus is that of this checkout, the checker may be another's: a commit that was frozen before the corpus was
 written. Each op is made anew for each verification. One that is stopped by the limit counts as found or accused if a
 finding was told before. `--keep` has a line for each verification and is continued where it ends; `--out` gets .md and
-.json. `--remarks` is a JSON object with a sentence for ops by "NAME" or "NAME LEVEL", written by a person who read the
+.json. `--remarks` is a JSON object with a sentence for ops by "NAME" or "NAME LEVEL", written after reading the
 findings: one that begins with "other:" says that what was told is not what is wrong, which then counts as missed.
 """
 
@@ -122,7 +122,8 @@ def table(rows: list[Row], remarks: dict[str, str], args: argparse.Namespace) ->
         f"Checker: commit {args.commit}. Level quick and full, seed {args.seed}, one process an op, at most "
         f"{args.limit} s; torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}.", "",
         "    PYTHONPATH=CHECKOUT/src python benchmarks/corpus_verdicts.py --commit COMMIT --keep verdicts.jsonl \\",
-        "        --remarks benchmarks/results/third-corpus-remarks.json --out benchmarks/results/third-corpus-frozen", "",
+        "        --remarks benchmarks/results/third-corpus-remarks.json --out benchmarks/results/third-corpus-frozen",
+        "",
     ]  # fmt: skip
 
     def remark(name: str, level: str) -> str:
