@@ -144,8 +144,9 @@ class Bands(TorchDispatchMode):
             flat[first : first + extent].fill_(fills[2])
             covered = torch.zeros(len(flat), dtype=torch.bool, device=t.device)
             covered.as_strided(t.shape, t.stride(), first).fill_(True)
-        # Not a view: autograd must not know that there is a larger tensor.
-        tensor = torch.empty(0, dtype=t.dtype, device=t.device).set_(flat.untyped_storage(), first, t.shape, t.stride())
+        # Not a view: autograd must not know that there is a larger tensor. Its storage begins at its first element, as
+        # an op finds it elsewhere: gradients of views (CopySlices, as_strided) compute with offsets into the storage.
+        tensor = torch.from_dlpack(flat.as_strided(t.shape, t.stride(), first))
         source, target = t, tensor
         for dim, stride in enumerate(t.stride()):
             if stride == 0:  # expanded: written once

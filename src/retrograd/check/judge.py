@@ -14,6 +14,7 @@ from retrograd.check.op_runner import OpRun, OpRunner, same_bits
 from retrograd.check.oracle import Oracle, Truth
 from retrograd.check.reference import DerivativeOrder, Results, first_order
 from retrograd.check.schema import Case, Finding
+from retrograd.errors import UndecidedError
 
 
 @dataclass
@@ -50,12 +51,18 @@ class Judge:
         findings, profiles = list[Finding](), list[LazyProfile]()
         for name, got in run.tensors.items():
             want = truth.want.get(name)
+            least = truth.floor.get(name)
+            if want is None and got is not None and least is not None and bool((got.detach().abs() <= least).all()):
+                continue  # no gradient is one of zeros, and what is left of terms that cancel
             if got is None or want is None or got.shape != want.shape:
                 findings += _missing_or_misshapen(stage, case, name, got, want)
                 continue
-            if excused and name in excused:
-                got = torch.where(excused[name], want.to(got.dtype), got.detach())
-                want = torch.where(excused[name], got.double(), want)
+            mask = None if excused is None else excused.get(name)
+            if not case.values and bool(want.isnan().any()):
+                mask = self._undefined(case, name, got, want)
+            if mask is not None:
+                got = torch.where(mask, want.to(got.dtype), got.detach())
+                want = torch.where(mask, got.double(), want)
             comparison, used = compare(got, want, truth.floor[name]), truth
             if comparison.wrong:
                 comparison = compare(got, want, truth.tol[name])
@@ -97,6 +104,23 @@ class Judge:
             f"{comparison.wrong} of {got.numel()} elements of {name} are at {places} of the forward, such as "
             f"{list(comparison.index)} at {case.text() or 'the given inputs'}; there {sides} are accepted"
         )
+
+    def _undefined(self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+        """Where the reference makes NaN of ordinary values and the op does not: nobody can say what is right there.
+
+        Raises:
+            UndecidedError: most of the tensor is such, at the ordinary case.
+        """
+        at = case.text() or "the given inputs"
+        if case == self.runner.base and 2 * int(want.isnan().sum()) > want.numel():
+            raise UndecidedError(
+                f"the reference of {self.runner.spec.name} makes NaN in {name} at {at}; "
+                "narrow the inputs (low=, high=, sizes=) or mend the reference"
+            )
+        mask = want.isnan() & ~got.detach().isnan()
+        if count := int(mask.sum()):
+            self.remarks.append(f"{count} elements of {name} not judged at {at}: the reference is NaN there")
+        return mask
 
     def noisy(self, case: Case) -> bool:
         """Whether the op differs from itself run to run on this case, once per verify; so it does if it says so."""

@@ -54,11 +54,18 @@ def reach(reference: Reference, name: str, value: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class KinkInterval:
-    """Lowest and highest result near a case, by label; `at` says which elements are at a kink, or a jump."""
+    """Lowest and highest result near a case, by label.
+
+    Attributes:
+        low, high: of results at points around the case.
+        at: which elements are at a kink, or a jump.
+        drift: how much either side changes by itself over a few times the distance to those points.
+    """
 
     low: dict[str, torch.Tensor]
     high: dict[str, torch.Tensor]
     at: dict[str, torch.Tensor]
+    drift: dict[str, torch.Tensor]
 
     def outside(self, label: str, got: torch.Tensor) -> torch.Tensor:
         """How far each element is outside of its interval; 0 inside."""
@@ -171,19 +178,24 @@ def interval(reference: Reference) -> KinkInterval:
         (low, high), (far_low, far_high) = _around_case(reference, 1.0), _around_case(reference, tolerance.KINK_WIDER)
     except Exception:
         if not flips(reference):
-            return KinkInterval({}, {}, {})
+            return KinkInterval({}, {}, {}, {})
         near, far = _rounded_at_case(reference, 1.0), _rounded_at_case(reference, tolerance.KINK_WIDER)
         (low, high), (far_low, far_high) = near, far
-    at = {}
+    at, drift = {}, {}
     for label, lowest in low.items():
-        at[label] = tolerance.jumps(lowest, high[label], far_high[label] - far_low[label])
+        # At a pole there is no interval: results beside it are as far apart as one likes.
+        bounded = lowest.isfinite() & high[label].isfinite()
+        at[label] = bounded & tolerance.jumps(lowest, high[label], far_high[label] - far_low[label])
+        moved = torch.maximum((lowest - far_low[label]).abs(), (far_high[label] - high[label]).abs())
+        moved = moved.nan_to_num(0.0, 0.0, 0.0)
+        drift[label] = tolerance.drifts(moved)
         if lowest.ndim and lowest.numel():
             # A tie of many: too few directions to let each of them win, so the row has one interval.
             crowded = at[label].sum(-1, keepdim=True) > _DIRECTIONS
             low[label] = torch.where(crowded, lowest.amin(-1, keepdim=True), lowest)
             high[label] = torch.where(crowded, high[label].amax(-1, keepdim=True), high[label])
             at[label] = at[label] | crowded
-    return KinkInterval(low, high, at)
+    return KinkInterval(low, high, at, drift)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,11 @@ def _gapped(t: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def lay_out(t: torch.Tensor, layout: str) -> torch.Tensor:
-    """A tensor equal to `t` with the named layout; `t` must already repeat for a repeating one."""
-    if layout == "contiguous" or not t.ndim or not t.numel():
+    """A tensor equal to `t` with the named layout; `t` must already repeat for a repeating one.
+
+    Contiguous where a tensor of its rank has no such layout, as one of several outputs may have.
+    """
+    if layout not in applicable(t.ndim) or not t.numel():
         return t.contiguous()
     if layout in REPEATING:
         for dim in range(t.ndim) if layout == "scalar" else range(1):

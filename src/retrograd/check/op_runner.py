@@ -139,9 +139,10 @@ class OpRunner:
     def _draw_grad_out(self, case: Case, number: int, out: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(derive(self.seed, "grad_out", number, case.draw))
         wide = out.detach().to("cpu", torch.float64)
+        wide = wide.nan_to_num(0.0, 0.0, 0.0)
         size = wide.square().mean().sqrt().clamp_min(1e-30) if wide.numel() else 1.0
         g = torch.randn(out.shape, generator=generator, dtype=torch.float64) + 0.5 * (wide / size)
-        g = g.nan_to_num(0.0, 0.0, 0.0).to(make.torch_dtype(self.dtype)).to(out.device)
+        g = g.to(make.torch_dtype(self.dtype)).to(out.device)
         return repeat_values(g, case.layout("grad_out"))
 
     def call(self, case: Case, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:

@@ -13,11 +13,11 @@ from retrograd.check import inputs as make
 from retrograd.check import kinks, tolerance
 from retrograd.check.layouts import without_strides
 from retrograd.check.op_runner import OpRunner
-from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order
+from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order, out_names
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
-from retrograd.errors import SpecError, UndecidedError
+from retrograd.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Truth:
     def tol(self) -> dict[str, torch.Tensor]:
         """The attainable errors."""
         spread = self.spread(self.runs)
-        return {name: tolerance.tolerance(least, spread[name]) for name, least in self.floor.items()}
+        return {n: tolerance.tolerance(least, spread[n]) if n in spread else least for n, least in self.floor.items()}
 
     @cached_property
     def power(self) -> float:
@@ -55,7 +55,8 @@ class Truth:
         worst = 0.0
         for name, want in self.want.items():
             if want is not None and bool((want != 0).any()):
-                worst = max(worst, float((self.tol[name] / want.abs())[want != 0].min()))
+                shares = (self.tol[name] / want.abs())[(want != 0) & want.isfinite()]
+                worst = max(worst, float(shares.min()) if shares.numel() else 0.0)
         return worst
 
 
@@ -64,7 +65,6 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
 
     Raises:
         NotApplicable: the reference refuses the case.
-        UndecidedError: it makes NaN of ordinary values.
     """
     case = reference.case
     try:
@@ -76,22 +76,56 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
         raise
     except Exception as error:
         raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
-    if bad := [k for k, t in exact.items() if t is not None and not case.values and bool(t.isnan().any())]:
-        raise UndecidedError(
-            f"the reference of {reference.spec.name} makes NaN in {bad[0]} at {case.text() or 'the given inputs'}; "
-            "narrow the inputs (low=, high=, sizes=) or mend the reference"
-        )
     eager = _eager(reference, order)
     floor: dict[str, torch.Tensor] = {}
+    unit, _ = tolerance.units(case.dtype, reference.spec.compute)
+    stored, terms = _stored(reference, exact), _terms(reference)
     for name, want in exact.items():
         if want is not None:
             own = eager.get(name)
-            floor[name] = tolerance.floor(want, None if own is None else (own - want).abs(), case.dtype)
+            least = tolerance.floor(want, None if own is None else (own - want).abs(), stored.get(name, case.dtype))
+            floor[name] = least + tolerance.cancelled(want, unit, terms.get(name))
+        elif name in terms:  # no gradient is one of zeros
+            floor[name] = tolerance.cancelled(torch.zeros_like(terms[name]), unit, terms[name])
 
     def spread(count: int) -> dict[str, torch.Tensor]:
         return _spread(reference, order, exact, count)
 
     return Truth(exact, floor, eager, plain.peak, frozenset(plain.switches), spread, runs)
+
+
+def _stored(reference: Reference, exact: Results) -> dict[str, str]:
+    """The dtypes that results are stored in, by name, where they are not the case's."""
+    inputs, outs = reference.inputs(), reference.output_dtypes()
+    dtypes = {f"grad {name}": value.dtype for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    dtypes |= {f"second {name.removeprefix('grad ')}": dtype for name, dtype in dtypes.items()}
+    dtypes |= dict(zip(out_names(len(outs)), outs, strict=True))
+    return {name: str(dtypes[name]).removeprefix("torch.") for name in exact if name in dtypes}
+
+
+def _terms(reference: Reference) -> dict[str, torch.Tensor]:
+    """The size of what adds up to each gradient, that of grad_out * out / x: by element where x has out's shape."""
+    inputs, gs = reference.inputs(), reference.grad_outs()
+    with torch.no_grad():
+        outs = reference.outputs()
+    products = [g.double() * out for g, out in zip(gs, outs, strict=True)]
+    sizes = {}
+    for name in make.differentiable(reference.spec, inputs):
+        x = inputs[name].double().abs()
+        alike = [p.abs() if p.shape == x.shape else _size(p) for p in products]
+        each = sum(alike, torch.zeros_like(x)) / x
+        sizes[f"grad {name}"] = torch.maximum(each, sum(map(_size, products)) / _size(x)).nan_to_num(0.0, 0.0, 0.0)
+        sizes[f"second {name}"] = (4 * sizes[f"grad {name}"] / x).nan_to_num(0.0, 0.0, 0.0)  # 4 sigma of its random u
+        for i, out in enumerate(outs):
+            per_x = out.abs() / x if out.shape == x.shape else _size(out) / _size(x).expand_as(out)
+            label = f"second grad_out {i}"
+            sizes[label] = sizes.get(label, 0.0) + 4 * per_x.nan_to_num(0.0, 0.0, 0.0)
+    return sizes
+
+
+def _size(t: torch.Tensor) -> torch.Tensor:
+    """Root of the mean square of what is finite."""
+    return t.nan_to_num(0.0, 0.0, 0.0).square().sum().div(max(t.numel(), 1)).sqrt()
 
 
 def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: int) -> dict[str, torch.Tensor]:

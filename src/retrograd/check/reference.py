@@ -120,6 +120,14 @@ class Reference:
         except Exception as error:
             raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
 
+    def output_dtypes(self) -> list[torch.dtype]:
+        """The dtypes of the floating outputs where inputs have their own; empty where PyTorch has no kernel for them."""
+        try:
+            with torch.no_grad():
+                return [out.dtype for out in self.call(self.inputs())]
+        except Exception:  # "not implemented for 'Half'"
+            return []
+
     def run(
         self,
         dtype: torch.dtype,
@@ -132,12 +140,13 @@ class Reference:
         names = make.differentiable(self.spec, inputs)
         for name, value in inputs.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
-                value = value.contiguous().to(dtype)
+                # What is wider by its spec stays so in the op's own precision.
+                value = value.contiguous().to(torch.promote_types(value.dtype, dtype))
                 value = value + shift[name] if shift is not None and name in shift else value
                 if mode is not None and mode.unit and mode.inputs:
                     value = value * (1 + mode.unit * mode.noise(value))
                 inputs[name] = value.detach().requires_grad_(name in names)
-        gs = [g.to(dtype).contiguous() for g in self.grad_outs()]
+        gs = [g.to(torch.promote_types(g.dtype, dtype)).contiguous() for g in self.grad_outs()]
         if mode is not None and mode.grad_outs:
             gs = [g * (1 + mode.unit * mode.noise(g)) for g in gs]
         # Fused attention hides its softmax from the mode, the composite form does not. The run in the op's own

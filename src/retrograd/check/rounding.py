@@ -82,6 +82,8 @@ def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> t
     n roundings of partial sums S_k: sqrt(sum S_k^2), whose expectation over orders is
     sqrt(n S^2 / 3 + n sum(t^2) / 6) (Higham & Mary 2019 give the same sqrt(n) growth).
     """
+    if not x.ndim:  # PyTorch lets a number be added up along dimension 0
+        return torch.zeros_like(out)
     dims = list(range(x.ndim)) if dim is None or dim == [] else ([dim] if isinstance(dim, int) else list(dim))
     n = math.prod(x.shape[d] for d in dims) if dims else 1
     squares = x.square().sum(dims, keepdim) if dims else x.square()
@@ -175,7 +177,8 @@ class Float64(TorchDispatchMode):
             self._note_peak(func, name, args, kwargs, out)
         if self.record:
             self._note_decision(name, args, out)
-        if not self.unit or name in _EXACT or returns_alias:
+        adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
+        if not self.unit or (name in _EXACT and not adds_up) or returns_alias:
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
         # Sums of whole numbers (offsets, counts) are exact.
         if isinstance(out, torch.Tensor):

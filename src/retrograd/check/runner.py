@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -142,9 +142,11 @@ class Verification:
             (o for o in outcomes if cases), key=lambda o: o.power or 0.0, default=CaseOutcome([], [], [], None, "")
         )
         text = ", ".join(o.power_text for o in outcomes if o.power)
+        undecided = list(dict.fromkeys(reason for o in outcomes for reason in o.undecided))
+        status = "failed" if findings else "undecided" if undecided else "passed" if cases else "skipped"
         return replace(
-            result, status="failed" if findings else "passed" if cases else "skipped", cases=cases, findings=findings,
-            reason="; ".join(reasons) or ("" if cases else "no case applies"),
+            result, status=status, cases=cases, findings=findings,
+            reason="; ".join(reasons + undecided) or ("" if cases else "no case applies"),
             runs=self.calls() - calls, seconds=round(time.perf_counter() - start, 3),
             power=weakest.power, power_text=f"relative error {text}" if weakest.power else weakest.power_text,
             notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)),
@@ -155,6 +157,7 @@ class Verification:
         merged = CaseOutcome(power=0.0, power_text="")
         tried: dict[Case, bool] = {}
         powers: list[float] = []
+        undecided: list[str] = []
         context.judge.worst.clear()
         try:
             every = [context.case] if context.case else stage.cases(context)
@@ -166,7 +169,11 @@ class Verification:
             if self.watch:
                 self.watch("case", case)
             context.judge.remarks.clear()
-            outcome = self._try(stage, context, case)
+            try:
+                outcome = self._try(stage, context, case)
+            except UndecidedError as error:
+                undecided.append(str(error))
+                continue
             if outcome is None:
                 if case == context.base:
                     return self._no_base(stage, context, NotApplicable("the reference raises on the ordinary case"))
@@ -192,7 +199,8 @@ class Verification:
             merged.power_text = f"{context.runner.dtype} {merged.power:.1e}"
         if merged.findings:
             shrinks = stage.shrinks and context.case is None
-            merged.findings = explain(context, merged.findings, tried, lambda c: self._try(stage, context, c), shrinks)
+            merged.findings = explain(context, merged.findings, tried, partial(self._again, stage, context), shrinks)
+        merged.undecided = list(dict.fromkeys(undecided))
         return len(tried), merged
 
     def _no_base(self, stage: Stage, context: StageContext, error: Exception) -> tuple[int, CaseOutcome]:
@@ -205,6 +213,13 @@ class Verification:
             f"{self.target}: {error} at {at} in {context.runner.dtype}; "
             "mend the reference, or say which sizes and dtypes it takes (`sizes=`, `dtypes=`)"
         )
+
+    def _again(self, stage: Stage, context: StageContext, case: Case) -> CaseOutcome | None:
+        """As `_try`; None too if nobody can decide the case."""
+        try:
+            return self._try(stage, context, case)
+        except UndecidedError:
+            return None
 
     def _try(self, stage: Stage, context: StageContext, case: Case) -> CaseOutcome | None:
         """The outcome of one case; None if the case means nothing for the op."""

@@ -23,6 +23,11 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16
 _SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 
+def unit(dtype: torch.dtype) -> float:
+    """Unit roundoff of a dtype that results are stored in."""
+    return torch.finfo(dtype).eps / 2
+
+
 def units(dtype: str, compute: str | None) -> tuple[float, float]:
     """Unit roundoff of each operator and of accumulators: 16-bit ops add in float32 as PyTorch does."""
     accumulate = min(UNIT[dtype], UNIT["float32"])
@@ -47,6 +52,11 @@ def jumps(low: torch.Tensor, high: torch.Tensor, wider: torch.Tensor) -> torch.T
     """Where results between `low` and `high` show a jump: `wider` is how far apart they are KINK_WIDER times as far."""
     apart = high - low
     return (apart > wider / 8) & (apart > JUMP * torch.maximum(high.abs(), low.abs()))
+
+
+def drifts(moved: torch.Tensor) -> torch.Tensor:
+    """What one side of a kink changes over eight times the distance to it, where over KINK_WIDER times it is `moved`."""
+    return moved / (KINK_WIDER / 8)
 
 
 # What the oracle must be able to refuse: the same formula in the next lower precision (for bfloat16 the three digits of
@@ -82,10 +92,30 @@ def _local(t: torch.Tensor, pool: str) -> torch.Tensor:
     return best
 
 
+# Of the terms' size: what float64 itself leaves of them, after some 50 operations, is no digit of the truth.
+_ZERO = 50 * UNIT["float64"]
+# Units of rounding that terms may leave where they cancel exactly in float64: a product and a sum of each of two.
+_CANCELLED = 4.0
+
+
+def cancelled(want: torch.Tensor, unit: float, terms: torch.Tensor | None) -> torch.Tensor:
+    """What is allowed where the truth is 0, as far as float64 knows: roundings of the terms that cancel there, which leave no trace in it.
+
+    Their size is that of the row; where all of it is 0 that of the tensor, and `terms`, if they are known.
+    """
+    if not want.numel():
+        return torch.zeros_like(want)
+    size = want.abs().nan_to_num(0.0, 0.0, 0.0)
+    rows = size.amax(-1, keepdim=True).expand_as(size) if want.ndim else size
+    largest = size.max()
+    rows = torch.where(rows > 0, rows, largest if terms is None else torch.maximum(terms, largest))
+    return torch.where(size <= _ZERO * rows, _CANCELLED * unit * rows, 0.0)
+
+
 def floor(want: torch.Tensor, eager_error: torch.Tensor | None, dtype: str) -> torch.Tensor:
     """What `tolerance` allows before any spread: storing the result, and the formula's error in the op's own precision.
 
-    float64, the shape of `want`; `eager_error` is |eager - want|.
+    float64, the shape of `want`; `eager_error` is |eager - want|, `dtype` the one that the result is stored in.
     """
     tol = 1.01 * UNIT[dtype] * want.abs() + 4 * _SMALLEST[dtype]
     return tol if eager_error is None else tol + OWN_ERRORS * _local(eager_error.nan_to_num(0.0, 0.0, 0.0), "max")

@@ -61,13 +61,17 @@ class StageContext:
 
 @dataclass
 class CaseOutcome:
-    """What the check of one case says. `power` is the smallest relative error it would have caught; 0 is exact."""
+    """What the check of one case says. `power` is the smallest relative error it would have caught; 0 is exact.
+
+    `undecided` are the reasons of cases that nobody can decide, beside which others were.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     profiles: list[LazyProfile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     power: float | None = 0.0
     power_text: str = "exact: any bit"
+    undecided: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 
 from retrograd.check import finite_differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
-from retrograd.check.op_runner import OpRunner
+from retrograd.check.op_runner import ForwardPass, OpRunner
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
@@ -62,9 +62,13 @@ class Line:
         """The function, and the realised move times the gradient: how much of the function that explains."""
         inputs = self.inputs(step)
         forward = self.runner.forward(self.case, inputs=inputs)
+        return sum(float(t.sum()) for t in self.terms(forward)), self.claimed(inputs)
+
+    @staticmethod
+    def terms(forward: ForwardPass) -> list[torch.Tensor]:
+        """What the function adds up, of the outputs that have a gradient: others may be marked not differentiable."""
         pairs = zip(forward.grad_outs, forward.outs, strict=True)
-        total = sum(float((g.double() * o.detach().double()).sum()) for g, o in pairs)
-        return total, self.claimed(inputs)
+        return [g.double() * o.detach().double() for g, o in pairs if o.requires_grad]
 
     def unexplained(self, step: float) -> float:
         """Central difference of the function less what the gradient says, per unit of the direction."""
@@ -84,18 +88,21 @@ class Line:
         if self.known is not None:
             return self.known
         spacing = _CLOSE * tolerance.UNIT[self.case.dtype]
-        values, slopes = [], []
+        values, slopes, stored = [], [], 0.0
         for k in range(finite_differences.POINTS):
             inputs = self.inputs((k - finite_differences.POINTS // 2) * spacing)
             forward = self.runner.forward(self.case, inputs=inputs)
-            gs = [g.clone() for g in forward.grad_outs]  # the backward may overwrite them
+            terms = self.terms(forward)
+            values.append(sum(float(t.sum()) for t in terms) - self.claimed(inputs))
+            units = [tolerance.unit(o.dtype) for o in forward.outs if o.requires_grad]
+            sizes = [u * float(torch.linalg.vector_norm(t)) for u, t in zip(units, terms, strict=True)]
+            stored = max(stored, math.hypot(*sizes))
             run = forward.backward()
-            pairs = zip(gs, run.outs.values(), strict=True)
-            total = sum(float((g.double() * o.double()).sum()) for g, o in pairs)
-            values.append(total - self.claimed(inputs))
             moving = ((run.grads[f"grad {line.name}"], line.direction) for line in (self, *self.others))
             slopes.append(sum(float((g.detach().double() * d).sum()) for g, d in moving if g is not None))
-        self.known = finite_differences.noise(values), finite_differences.noise(slopes)
+        # Points so close may all give the same numbers (one element, a function that rounds), whose last digit is still
+        # half a unit off: its standard deviation is a third of one.
+        self.known = max(finite_differences.noise(values), stored / 3), finite_differences.noise(slopes)
         return self.known
 
     def judge(self) -> tuple[float, float]:
