@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from retrograd import nn as nn
     from retrograd import ops as ops
     from retrograd import patch as patch
+    from retrograd import testing as testing
     from retrograd import trace as trace
     from retrograd.check.asserts import assert_backward as assert_backward
     from retrograd.check.runner import verify as verify
@@ -39,7 +40,7 @@ _HOMES = {
     "write": "retrograd.report",
 }
 
-_ROOMS = ("flake", "fsdp", "graph", "nn", "ops", "patch", "trace")
+_ROOMS = ("flake", "fsdp", "graph", "nn", "ops", "patch", "testing", "trace")
 
 __all__ = [
     "Report",
@@ -54,6 +55,7 @@ __all__ = [
     "ops",
     "patch",
     "tensor",
+    "testing",
     "trace",
     "verify",
     "write",

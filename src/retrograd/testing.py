@@ -1,0 +1,311 @@
+"""Specs of OpInfos: each sample input of PyTorch's op database, or of a list like it, as an op for `verify`.
+
+An OpInfo is whatever has `name`, `op`, `dtypes` and `sample_inputs(device, dtype, requires_grad=...)`; what else it
+says (`variant_test_name`, `supports_autograd`, `backward_dtypes`, `supports_gradgrad`, `gradcheck_nondet_tol`,
+`inplace_variant`, `supports_inplace_autograd`) is used where it is there. The reference of an op is the op itself,
+run by the checker in float64: what is proved is that its backward belongs to its forward in the dtype under test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from retrograd.check.spec import OpSpec, dtype_name, op
+from retrograd.compat.torch_dispatch import tree_flatten, tree_leaves, tree_unflatten
+from retrograd.errors import UsageError
+
+__all__ = ["SampleSpec", "SplitSample", "full_name", "sample_specs", "specs", "split", "unsupported"]
+
+# A draw that differs replaces elements; rounding to the coarsest dtype, bfloat16, moves them by 2**-8.
+_SAME_DRAW = 2.0**-4
+_COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+@dataclass(frozen=True)
+class SplitSample:
+    """A sample input taken apart: the tensors that `verify` gets as inputs, and how to call a function with them.
+
+    Attributes:
+        inputs: the tensors that require a gradient, by name: "input", "arg0", "weight"; "input_0" in a list. One that
+            stands in several places is one input.
+        call: `call(fn, *tensors)` puts tensors into the places of the inputs and everything else where it was, and
+            calls `fn` so. Other tensors are fresh copies at each call, as `fn` may write to them, and those in the
+            dtype of the sample follow the dtype of the inputs.
+        unsupported: why `verify` cannot take them; "" if it can.
+    """
+
+    inputs: Mapping[str, torch.Tensor]
+    call: Callable[..., Any]
+    unsupported: str = ""
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """One sample input: its number in the order of `sample_inputs`, and its spec or why there is none."""
+
+    number: int
+    spec: OpSpec | None
+    reason: str = ""
+
+
+def full_name(opinfo: Any) -> str:
+    """The name of an OpInfo with its variant, if it has one: "nn.functional.pad.circular"."""
+    variant = getattr(opinfo, "variant_test_name", "")
+    return f"{opinfo.name}.{variant}" if variant else opinfo.name
+
+
+def unsupported(opinfo: Any, dtype: Any = "float32", *, inplace: bool = False) -> str:
+    """Why no sample of this OpInfo can be verified in this dtype; "" if they can.
+
+    Args:
+        opinfo: an OpInfo, or something like it.
+        dtype: a torch dtype or its name.
+        inplace: ask of the variant that works in place.
+    """
+    kind, label = _torch_dtype(dtype), str(dtype).removeprefix("torch.")
+    if not getattr(opinfo, "supports_autograd", True):
+        return "it has no autograd"
+    if kind not in opinfo.dtypes:
+        return f"it does not take {label}"
+    backward = getattr(opinfo, "backward_dtypes", None)
+    if backward is not None and kind not in backward:
+        return f"its backward does not take {label}"
+    if inplace and getattr(opinfo, "inplace_variant", None) is None:
+        return "it has no variant that works in place"
+    if inplace and getattr(opinfo, "supports_inplace_autograd", None) is False:
+        return "its variant that works in place has no autograd"
+    return ""
+
+
+def split(sample: Any, dtype: Any = "float32") -> SplitSample:
+    """Decide which tensors of a sample input are inputs for `verify`, and which are part of the call.
+
+    Args:
+        sample: has `input`, `args` and `kwargs`, with tensors anywhere in tuples, lists and dicts.
+        dtype: of the sample.
+
+    Returns:
+        The tensors that are floating or complex and require a gradient as inputs; all else is closed over.
+    """
+    kind = _torch_dtype(dtype)
+    parts = {"input": sample.input, **{f"arg{i}": value for i, value in enumerate(sample.args)}, **sample.kwargs}
+    inputs: dict[str, torch.Tensor] = {}
+    names: list[str | None] = []  # of each leaf: the input that stands there
+    leaves, tree = tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
+    for label, leaf in zip(_labels(parts), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            names.append(None)
+            continue
+        known = next((name for name, tensor in inputs.items() if tensor is leaf), label)
+        inputs[known] = leaf
+        names.append(known)
+    inputs = {name: tensor.detach() for name, tensor in inputs.items()}
+    order = {name: place for place, name in enumerate(inputs)}
+
+    def call(fn: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        wide = tensors[0].dtype if tensors and tensors[0].dtype != kind else None
+        values = []
+        for name, leaf in zip(names, leaves, strict=True):
+            if name is not None:
+                tensor = tensors[order[name]]
+                values.append(tensor if wide or tensor.dtype == leaf.dtype else tensor.to(leaf.dtype))
+            else:
+                values.append(_constant(leaf, kind, wide))
+        args, kwargs = tree_unflatten(values, tree)
+        return fn(*args, **kwargs)
+
+    return SplitSample(inputs, call, _refusal(leaves, inputs))
+
+
+def _labels(parts: Mapping[str, Any]) -> Iterator[str]:
+    """A name for each leaf: the argument's own, with a number behind it if it is a collection."""
+    for name, value in parts.items():
+        leaves, _ = tree_flatten(value)
+        alone = len(leaves) == 1 and leaves[0] is value
+        yield from [name] if alone else (f"{name}_{i}" for i in range(len(leaves)))
+
+
+def _refusal(leaves: Sequence[Any], inputs: Mapping[str, torch.Tensor]) -> str:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if any(tensor.layout != torch.strided for tensor in tensors):
+        return "sparse tensors"
+    if any(tensor.is_nested for tensor in tensors):
+        return "nested tensors"
+    return "" if inputs else "no tensor of the sample requires a gradient"
+
+
+def _constant(leaf: Any, kind: torch.dtype, wide: torch.dtype | None) -> Any:
+    """A leaf that is no input: tensors copied, and those in the sample's dtype in the dtype that the inputs have."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    leaf = leaf.detach()
+    if wide is not None and leaf.dtype == kind:
+        return leaf.to(wide)
+    if wide in _COMPLEX and leaf.dtype == _COMPLEX.get(kind):
+        return leaf.to(_COMPLEX[wide])
+    return leaf.clone()
+
+
+def sample_specs(
+    opinfo: Any, dtype: Any = "float32", samples: int | Sequence[int] | str = "all", *,
+    seed: int = 0, device: str = "cpu", inplace: bool = False,
+) -> Iterator[SampleSpec]:  # fmt: skip
+    """Every chosen sample of an OpInfo with its spec, or with the reason why there is none; arguments as in `specs`."""
+    if unsupported(opinfo, dtype, inplace=inplace):
+        return
+    for number, sample in _drawn(opinfo, _torch_dtype(dtype), _numbers(samples), seed, device):
+        spec, reason = _spec(opinfo, sample, number, dtype, device, inplace)
+        yield SampleSpec(number, spec, reason)
+
+
+def specs(
+    opinfo: Any, dtype: Any = "float32", samples: int | Sequence[int] | str = "all",
+    *, seed: int = 0, device: str = "cpu", inplace: bool = False,
+) -> Iterator[OpSpec]:  # fmt: skip
+    """The samples of an OpInfo as ops for `verify`.
+
+    An op that draws from torch's global generator gets it seeded before each call, and put back afterwards, so that
+    all calls draw the same. Where its draws depend on the dtype, float64 says nothing of float32, and there is no spec.
+
+    Args:
+        opinfo: an OpInfo, or something like it.
+        dtype: of the samples, a torch dtype or its name.
+        samples: "all", how many of the first, or their numbers.
+        seed: of torch's and Python's generators when samples are drawn, both of which are put back.
+        device: where the samples are made.
+        inplace: instead of `opinfo.op` check `opinfo.inplace_variant`, on a copy of the first input, with `opinfo.op`
+            as the reference. Samples that `broadcasts_input` are left out.
+
+    Yields:
+        A spec for each sample, named "add#3"; none for what `unsupported` tells, and for samples without a tensor that
+        requires a gradient. `sample_specs` has the reasons.
+
+    Raises:
+        UsageError: `dtype` is none that `verify` checks, or `samples` is malformed.
+    """
+    every = sample_specs(opinfo, dtype, samples, seed=seed, device=device, inplace=inplace)
+    return (each.spec for each in every if each.spec is not None)
+
+
+def _numbers(samples: int | Sequence[int] | str) -> Callable[[int], bool | None]:
+    """Whether the sample of a number is wanted; None if it and all later ones are not."""
+    if samples == "all":
+        return lambda number: True
+    if isinstance(samples, str) or (isinstance(samples, int) and samples < 0):
+        raise UsageError(f"`samples` is {samples!r}, expected 'all', how many of the first, or a list of numbers")
+    wanted = frozenset(range(samples) if isinstance(samples, int) else samples)
+    most = max(wanted, default=-1)
+    return lambda number: None if number > most else number in wanted
+
+
+def _drawn(
+    opinfo: Any, dtype: torch.dtype, wanted: Callable[[int], bool | None], seed: int, device: str
+) -> list[tuple[int, Any]]:
+    state = random.getstate()
+    with _forked(device):
+        random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            every = enumerate(opinfo.sample_inputs(device, dtype, requires_grad=True))
+            chosen = itertools.takewhile(lambda pair: wanted(pair[0]) is not None, every)
+            return [(number, sample) for number, sample in chosen if wanted(number)]
+        finally:
+            random.setstate(state)
+
+
+def _forked(device: str) -> contextlib.AbstractContextManager[Any]:
+    place = torch.device(device)
+    return torch.random.fork_rng([] if place.type == "cpu" else [place.index or 0])
+
+
+def _spec(opinfo: Any, sample: Any, number: int, dtype: Any, device: str, inplace: bool) -> tuple[OpSpec | None, str]:
+    if inplace and getattr(sample, "broadcasts_input", False):
+        return None, "its input is broadcast, which cannot be done in place"
+    parts = split(sample, dtype)
+    if parts.unsupported:
+        return None, parts.unsupported
+    process = getattr(sample, "output_process_fn_grad", None)
+
+    def outputs(result: Any) -> Any:
+        result = result if process is None else process(result)
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+    def functional(*tensors: torch.Tensor) -> Any:
+        return outputs(parts.call(opinfo.op, *tensors))
+
+    def in_place(*tensors: torch.Tensor) -> Any:
+        return outputs(
+            parts.call(lambda first, *args, **kwargs: opinfo.inplace_variant(first.clone(), *args, **kwargs), *tensors)
+        )
+
+    draws = _draws(functional, parts.inputs, device)
+    if draws == "by dtype":
+        return None, f"random: not comparable across dtypes, its draws in {dtype} are others than in float64"
+    fn, reference = in_place if inplace else functional, functional
+    if draws:
+        fn, reference = _seeded(fn, device), _seeded(reference, device)
+    right = getattr(opinfo, "supports_gradgrad", None) is True
+    spec = op(
+        fn, reference, dict(parts.inputs), dtypes=[dtype_name(dtype)], name=f"{full_name(opinfo)}#{number}",
+        deterministic=False if getattr(opinfo, "gradcheck_nondet_tol", 0.0) else None,
+        double_backward="right" if right else None,
+    )  # fmt: skip
+    return spec, ""
+
+
+def _seeded(fn: Callable[..., Any], device: str, seed: int = 0) -> Callable[..., Any]:
+    """The function with torch's global generator seeded before each call and put back after it."""
+
+    def seeded(*tensors: torch.Tensor) -> Any:
+        with _forked(device):
+            torch.manual_seed(seed)
+            return fn(*tensors)
+
+    return seeded
+
+
+def _draws(fn: Callable[..., Any], inputs: Mapping[str, torch.Tensor], device: str) -> str:
+    """ "" if a call leaves torch's global generator as it was, else "alike" or "by dtype": as float64 draws, or not."""
+    try:
+        with torch.no_grad(), _forked(device):
+            before = _state(device)
+            fn(*(tensor.clone() for tensor in inputs.values()))
+            if torch.equal(before, _state(device)):
+                return ""
+        with torch.no_grad():
+            plain = _seeded(fn, device)(*(tensor.clone() for tensor in inputs.values()))
+            wide = _seeded(fn, device)(*(_widened(tensor) for tensor in inputs.values()))
+    except Exception:
+        return ""  # what it raises is for `verify` to tell
+    return "alike" if all(map(_alike, tree_leaves(plain), tree_leaves(wide))) else "by dtype"
+
+
+def _state(device: str) -> torch.Tensor:
+    return torch.get_rng_state() if torch.device(device).type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _alike(plain: torch.Tensor, wide: torch.Tensor) -> bool:
+    if plain.shape != wide.shape:
+        return False
+    difference = (_widened(plain) - _widened(wide)).nan_to_num(0.0, 0.0, 0.0)
+    size = torch.linalg.vector_norm(_widened(wide).nan_to_num(0.0, 0.0, 0.0))
+    return bool(torch.linalg.vector_norm(difference) <= _SAME_DRAW * size)
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
+    if not isinstance(kind, torch.dtype):
+        raise UsageError(f"`dtype` is {dtype!r}, expected a torch dtype or its name")
+    return kind
