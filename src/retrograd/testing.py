@@ -172,7 +172,8 @@ def specs(
     """The samples of an OpInfo as ops for `verify`.
 
     An op that draws from torch's global generator gets it seeded before each call, and put back afterwards, so that
-    all calls draw the same. Where its draws depend on the dtype, float64 says nothing of float32, and there is no spec.
+    all calls draw the same; its inputs are made contiguous, since draws go in the order of memory. Where its draws
+    depend on the dtype, float64 says nothing of float32, and there is no spec.
 
     Args:
         opinfo: an OpInfo, or something like it.
@@ -262,12 +263,15 @@ def _spec(opinfo: Any, sample: Any, number: int, dtype: Any, device: str, inplac
 
 
 def _seeded(fn: Callable[..., Any], device: str, seed: int = 0) -> Callable[..., Any]:
-    """The function with torch's global generator seeded before each call and put back after it."""
+    """The function with torch's global generator seeded before each call and put back after it.
+
+    Its inputs are made contiguous: draws go in the order of memory, so that another layout draws another op.
+    """
 
     def seeded(*tensors: torch.Tensor) -> Any:
         with _forked(device):
             torch.manual_seed(seed)
-            return fn(*tensors)
+            return fn(*(tensor.contiguous() for tensor in tensors))
 
     return seeded
 

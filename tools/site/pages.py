@@ -29,6 +29,7 @@ PUBLIC = (
     "retrograd.trace",
     "retrograd.fsdp",
     "retrograd.report",
+    "retrograd.testing",
 )
 # Modules that have no `__all__` and are public as a whole.
 WHOLE = ("retrograd.ops.msda.adapters", "retrograd.fsdp.xla", "retrograd.check.schema", "retrograd.errors")
