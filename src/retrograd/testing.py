@@ -2,13 +2,14 @@
 
 An OpInfo is whatever has `name`, `op`, `dtypes` and `sample_inputs(device, dtype, requires_grad=...)`; what else it
 says (`variant_test_name`, `supports_autograd`, `backward_dtypes`, `supports_gradgrad`, `gradcheck_nondet_tol`,
-`inplace_variant`, `supports_inplace_autograd`) is used where it is there. The reference of an op is the op itself,
+`gradcheck_wrapper`, `inplace_variant`, `supports_inplace_autograd`) is used where it is there. The reference of an op is the op itself,
 run by the checker in float64: what is proved is that its backward belongs to its forward in the dtype under test.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,8 +37,8 @@ class SplitSample:
         inputs: the tensors that require a gradient, by name: "input", "arg0", "weight"; "input_0" in a list. One that
             stands in several places is one input.
         call: `call(fn, *tensors)` puts tensors into the places of the inputs and everything else where it was, and
-            calls `fn` so. Other tensors are fresh copies at each call, as `fn` may write to them, and those in the
-            dtype of the sample follow the dtype of the inputs.
+            calls `fn` so. Other tensors are fresh copies at each call, as `fn` may write to them; those in the dtype of
+            the sample follow the dtype of the inputs, as does that dtype where it is an argument.
         unsupported: why `verify` cannot take them; "" if it can.
     """
 
@@ -142,9 +143,9 @@ def _refusal(leaves: Sequence[Any], inputs: Mapping[str, torch.Tensor]) -> str:
 
 
 def _constant(leaf: Any, kind: torch.dtype, wide: torch.dtype | None) -> Any:
-    """A leaf that is no input: tensors copied, and those in the sample's dtype in the dtype that the inputs have."""
+    """A leaf that is no input: tensors as copies; what is in the sample's dtype, or is that dtype, as the inputs are."""
     if not isinstance(leaf, torch.Tensor):
-        return leaf
+        return wide if wide is not None and leaf == kind else leaf
     leaf = leaf.detach()
     if wide is not None and leaf.dtype == kind:
         return leaf.to(wide)
@@ -233,19 +234,21 @@ def _spec(opinfo: Any, sample: Any, number: int, dtype: Any, device: str, inplac
     if parts.unsupported:
         return None, parts.unsupported
     process = getattr(sample, "output_process_fn_grad", None)
+    wrapper = getattr(opinfo, "gradcheck_wrapper", None)
 
     def outputs(result: Any) -> Any:
         result = result if process is None else process(result)
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
-    def functional(*tensors: torch.Tensor) -> Any:
-        return outputs(parts.call(opinfo.op, *tensors))
+    def copying(first: Any, *args: Any, **kwargs: Any) -> Any:
+        return opinfo.inplace_variant(first.clone(), *args, **kwargs)
 
-    def in_place(*tensors: torch.Tensor) -> Any:
-        return outputs(
-            parts.call(lambda first, *args, **kwargs: opinfo.inplace_variant(first.clone(), *args, **kwargs), *tensors)
-        )
+    def calling(fn: Callable[..., Any]) -> Callable[..., Any]:
+        wrapped = fn if wrapper is None else functools.partial(wrapper, fn)
+        return lambda *tensors: outputs(parts.call(wrapped, *tensors))
+
+    functional, in_place = calling(opinfo.op), calling(copying)
 
     draws = _draws(functional, parts.inputs, device)
     if draws == "by dtype":

@@ -74,6 +74,12 @@ def test_an_op_that_writes_to_what_is_closed_over_gets_a_fresh_copy():
     assert verdicts(Info(running, lambda leaf: Sample(leaf(3, 4), torch.zeros(4)))) == ["proved"]
 
 
+def test_the_dtype_as_an_argument_follows():
+    parts = testing.split(Sample(torch.randn(2, requires_grad=True), torch.float32, out_dtype=torch.float16))
+    called = parts.call(lambda x, kind, *, out_dtype: (kind, out_dtype), torch.randn(2, dtype=torch.float64))
+    assert called == (torch.float64, torch.float16)
+
+
 def test_complex_constants_follow_too():
     x, const = torch.randn(2, requires_grad=True), torch.randn(2, dtype=torch.complex64)
     parts = testing.split(Sample(x, const))
@@ -133,6 +139,17 @@ def test_results_are_processed():
     (spec,) = testing.specs(Info(lambda x: (x.sin(), x.cos()), lambda leaf: sample))
     x = torch.randn(3, 4)
     assert torch.equal(spec.fn(x), x.sin())
+
+
+def test_an_op_on_special_matrices_has_them_from_its_wrapper():
+    def positive(leaf):
+        return Sample((lambda a: (a @ a.mT + torch.eye(4)).detach().requires_grad_())(leaf(4, 4)))
+
+    def symmetrised(op, a, *args, **kwargs):
+        return op((a + a.mT) / 2, *args, **kwargs)
+
+    assert verdicts(Info(torch.linalg.cholesky, positive)) == ["finding"]
+    assert verdicts(Info(torch.linalg.cholesky, positive, gradcheck_wrapper=symmetrised), samples=1) != ["finding"]
 
 
 def test_promises_are_taken_over():
