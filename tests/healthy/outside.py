@@ -133,9 +133,13 @@ HEALTHY: dict[str, OpSpec] = {
         sizes={"N": (1, 4096)},
     ),
     # 0 * inf in the reference where grad_out is zero.
-    "entropy": op(torch.special.entr, torch.special.entr, POSITIVE_AND_ZERO := {"x": tensor("M", "N", low=0.0, high=1.0)}),
+    "entropy": op(
+        torch.special.entr, torch.special.entr, POSITIVE_AND_ZERO := {"x": tensor("M", "N", low=0.0, high=1.0)}
+    ),
     "power pool": op(
-        lambda x: F.lp_pool1d(x, 2.0, 2), lambda x: F.lp_pool1d(x, 2.0, 2), {"x": tensor("B", "C", "N")},
+        lambda x: F.lp_pool1d(x, 2.0, 2),
+        lambda x: F.lp_pool1d(x, 2.0, 2),
+        {"x": tensor("B", "C", "N")},
         sizes={"B": (1, 8), "C": (1, 8), "N": (2, 4096)},
     ),
     "base to a power": op(lambda x: 2.0**x, lambda x: (x * 0.6931471805599453).exp(), MN),
@@ -143,7 +147,9 @@ HEALTHY: dict[str, OpSpec] = {
     "relu as a maximum": op(lambda x: x.clamp_min(0.0), torch.relu, MN),
     "relu of a comparison": op(lambda x: torch.where(x > 0, x, 0.0), torch.relu, MN),
     # Rows that are added up in any order.
-    "rows added by number": op(gathered, gathered, {"x": tensor("M", "N"), "index": tensor("M", dtype="int64", high="M")}),
+    "rows added by number": op(
+        gathered, gathered, {"x": tensor("M", "N"), "index": tensor("M", dtype="int64", high="M")}
+    ),
     # An edge that is not near 0 or 1.
     "logit with an edge": op(
         lambda x: torch.logit(x, 1e-3),
@@ -158,3 +164,4 @@ HEALTHY: dict[str, OpSpec] = {
         {"x": tensor("M", "N"), "m": tensor("M", "N", dtype="bool")},
     ),
 }
+HEALTHY = {f"outside: {name}": spec for name, spec in HEALTHY.items()}

@@ -10,6 +10,7 @@ import torch
 from retrograd.check import tolerance
 from retrograd.check.compare import LazyProfile, TensorComparison, compare, profile
 from retrograd.check.levels import repeats_for_noise
+from retrograd.check.layouts import REPEATING
 from retrograd.check.op_runner import OpRun, OpRunner, same_bits
 from retrograd.check.oracle import Oracle, Truth
 from retrograd.check.reference import DerivativeOrder, Results, first_order
@@ -58,7 +59,7 @@ class Judge:
                 findings += _missing_or_misshapen(stage, case, name, got, want)
                 continue
             mask = None if excused is None else excused.get(name)
-            if not case.values and bool(want.isnan().any()):
+            if not case.values and not bool(want.isfinite().all()):
                 mask = self._undefined(case, name, got, want)
             if mask is not None:
                 got = torch.where(mask, want.to(got.dtype), got.detach())
@@ -106,7 +107,7 @@ class Judge:
         )
 
     def _undefined(self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-        """Where the reference makes NaN of ordinary values and the op does not: nobody can say what is right there.
+        """Where the reference makes NaN of ordinary values and the op something else: nobody can say what is right.
 
         Raises:
             UndecidedError: most of the tensor is such, at the ordinary case.
@@ -117,9 +118,10 @@ class Judge:
                 f"the reference of {self.runner.spec.name} makes NaN in {name} at {at}; "
                 "narrow the inputs (low=, high=, sizes=) or mend the reference"
             )
-        mask = want.isnan() & ~got.detach().isnan()
+        repeats = any(layout in REPEATING for _, layout in case.layouts)  # equal rows make a matrix singular
+        mask = (~want.isfinite() if repeats else want.isnan()) & (got.detach() != want) & ~(got.isnan() & want.isnan())
         if count := int(mask.sum()):
-            self.remarks.append(f"{count} elements of {name} not judged at {at}: the reference is NaN there")
+            self.remarks.append(f"{count} elements of {name} not judged at {at}: the reference is not finite there")
         return mask
 
     def noisy(self, case: Case) -> bool:

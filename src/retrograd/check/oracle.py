@@ -83,10 +83,11 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     for name, want in exact.items():
         if want is not None:
             own = eager.get(name)
-            least = tolerance.floor(want, None if own is None else (own - want).abs(), stored.get(name, case.dtype))
-            floor[name] = least + tolerance.cancelled(want, unit, terms.get(name))
+            error = None if own is None else (own - want).abs()
+            least = tolerance.floor(want, error, stored.get(name, case.dtype))
+            floor[name] = least + tolerance.cancelled(want, error, unit, terms.get(name))
         elif name in terms:  # no gradient is one of zeros
-            floor[name] = tolerance.cancelled(torch.zeros_like(terms[name]), unit, terms[name])
+            floor[name] = tolerance.cancelled(torch.zeros_like(terms[name]), None, unit, terms[name])
 
     def spread(count: int) -> dict[str, torch.Tensor]:
         return _spread(reference, order, exact, count)

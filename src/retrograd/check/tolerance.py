@@ -98,18 +98,24 @@ _ZERO = 50 * UNIT["float64"]
 _CANCELLED = 4.0
 
 
-def cancelled(want: torch.Tensor, unit: float, terms: torch.Tensor | None) -> torch.Tensor:
-    """What is allowed where the truth is 0, as far as float64 knows: roundings of the terms that cancel there, which leave no trace in it.
+def cancelled(
+    want: torch.Tensor, eager_error: torch.Tensor | None, unit: float, terms: torch.Tensor | None
+) -> torch.Tensor:
+    """What is allowed where the truth is 0, as far as float64 knows: the terms that cancel there leave no trace in it.
 
-    Their size is that of the row; where all of it is 0 that of the tensor, and `terms`, if they are known.
+    Their size is that of the row, or `terms` where that is larger; what the reference in the op's own precision leaves
+    of them anywhere in the tensor counts too.
     """
     if not want.numel():
         return torch.zeros_like(want)
     size = want.abs().nan_to_num(0.0, 0.0, 0.0)
-    rows = size.amax(-1, keepdim=True).expand_as(size) if want.ndim else size
-    largest = size.max()
-    rows = torch.where(rows > 0, rows, largest if terms is None else torch.maximum(terms, largest))
-    return torch.where(size <= _ZERO * rows, _CANCELLED * unit * rows, 0.0)
+    scale = size.amax(-1, keepdim=True).expand_as(size) if want.ndim else size
+    scale = scale if terms is None else torch.maximum(scale, terms)
+    zero = size <= _ZERO * scale
+    if not bool(zero.any()):
+        return torch.zeros_like(want)
+    left = 0.0 if eager_error is None else OWN_ERRORS * float(eager_error[zero].nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.where(zero, (_CANCELLED * unit * scale).clamp_min(left), 0.0)
 
 
 def floor(want: torch.Tensor, eager_error: torch.Tensor | None, dtype: str) -> torch.Tensor:

@@ -52,12 +52,12 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
             continue
         value = got.detach().double()
         off, tol = (value - want).abs(), truth.tol[key]
-        off = torch.where((value == want) | (value.isnan() & want.isnan()), 0.0, off)  # at a pole, inf - inf
         if key in interval.at:  # there the truth's own spread holds both sides of the kink, so allows too much
             beside = tolerance.BESIDE * tolerance.UNIT[case.dtype]
             beside = beside * torch.maximum(interval.low[key].abs(), interval.high[key].abs())
             tol = torch.where(interval.at[key], before.tol[key] + beside + interval.drift[key], tol)
             off = torch.where(interval.at[key], interval.outside(key, got), off)
+        off = torch.where((value == want) | (value.isnan() & want.isnan()), 0.0, off)  # at a pole, inf - inf
         ratio = (off / tol).nan_to_num(math.inf)
         if bool((ratio > 1).any()):
             out.findings.append(_finding(case, key, got, want, interval, ratio))
