@@ -12,7 +12,7 @@ from retrograd.check.compare import compare
 from retrograd.check.inputs import differentiable
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import truth_of
-from retrograd.check.reference import out_names
+from retrograd.check.outputs import as_real, inexact
 from retrograd.check.spec import op
 from retrograd.check.tolerance import CONFIRM_RUNS
 from retrograd.errors import UsageError, VerificationError
@@ -55,24 +55,26 @@ def assert_backward(
     """
     if unknown := set(grads) - set(inputs):
         raise UsageError(f"`grads` names {sorted(unknown)}, the inputs are {list(inputs)}")
-    floats = [t for t in inputs.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    floats = [t for t in inputs.values() if inexact(t)]
     if not floats:
         raise UsageError("`inputs` has no floating tensor; there is nothing to differentiate")
     spec = op(reference, reference, dict(inputs), params={k: [v] for k, v in params.items()},
               dtypes=(floats[0].dtype,), compute=compute)  # fmt: skip
     runner = OpRunner(spec, spec.dtypes[0], 0, str(floats[0].device))
     exact = runner.reference(runner.base)
-    shapes = [tuple(out.shape) for out in exact.outputs()]
+    outs = exact.outputs().inexact
+    shapes = [tuple(t.shape) for t in outs.values()]
     grad_outs = _listed(grad_out, "grad_out", len(shapes))
     if [tuple(g.shape) for g in grad_outs] != shapes:
         raise UsageError(f"`grad_out` has shapes {[tuple(g.shape) for g in grad_outs]}, the outputs {shapes}")
     truth = truth_of(replace(exact, grad_outs=lambda: [g.detach().clone() for g in grad_outs]), CONFIRM_RUNS)
     got = {f"grad {n}": grads[n] for n in differentiable(spec, inputs) if n in grads}
     if out is not None:
-        got |= dict(zip(out_names(len(shapes)), _listed(out, "out", len(shapes)), strict=True))
+        got |= dict(zip(outs, _listed(out, "out", len(shapes)), strict=True))
     lines = []
     for name, value in got.items():
         want = truth.want[name]
+        value = value if value is None else as_real(value)
         if value is None or want is None or value.shape != want.shape:
             shape = None if value is None else tuple(value.shape)
             lines.append(f"{name} has shape {shape}, expected {None if want is None else tuple(want.shape)}")

@@ -13,7 +13,7 @@ from retrograd.check import extreme_values
 from retrograd.check.layouts import lay_out, repeat_values
 from retrograd.check.schema import Case, Size
 from retrograd.check.seeds import derive
-from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.spec import COMPLEX, OpSpec, TensorSpec
 from retrograd.errors import SpecError, UsageError
 
 # Base sizes by order of the names: no two equal, none a power of two, so that swapped or padded sizes show.
@@ -21,7 +21,7 @@ _BASE = (7, 48, 5, 12, 3, 9)
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch.bfloat16 for "bfloat16"."""
+    """torch.bfloat16 for "bfloat16"; what "complex" stands for depends on the case."""
     return getattr(torch, name)
 
 
@@ -110,22 +110,26 @@ def _shape(spec: TensorSpec, case: Case) -> tuple[int, ...]:
 def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     shape = _shape(spec, case)
     gen = torch.Generator().manual_seed(seed)
-    dtype = torch_dtype(spec.dtype or case.dtype)
+    dtype = torch_dtype(case.dtype if spec.dtype is None else spec.dtype)
+    if spec.dtype == COMPLEX:
+        dtype = torch_dtype(case.dtype).to_complex()
     extreme = dict(case.values).get(name)
     if dtype == torch.bool:
         drawn = torch.rand(shape, generator=gen) < 0.5
         return torch.full_like(drawn, extreme == "highest") if extreme in extreme_values.ENDS else drawn
     high = case.size(spec.high) if isinstance(spec.high, str) else spec.high
-    if not dtype.is_floating_point:
+    if not dtype.is_floating_point and not dtype.is_complex:
         low, top = int(spec.low or 0), math.prod(high) if isinstance(high, tuple) else int(high or 0)
         if extreme in extreme_values.ENDS:
             return torch.full(shape, low if extreme == "lowest" else max(top, 1) - 1, dtype=dtype)
         return torch.randint(low, max(top, 1), shape, generator=gen).to(dtype)
+    wide = torch.promote_types(dtype, torch.float64)
     if high is not None:
         low = float(spec.low or 0.0)
-        numbers = torch.rand(shape, generator=gen, dtype=torch.float64) * (float(high) - low) + low  # type: ignore[arg-type]
+        numbers = torch.rand(shape, generator=gen, dtype=wide) * (float(high) - low)  # type: ignore[arg-type]
+        numbers = numbers + (complex(low, low) if dtype.is_complex else low)
     else:
-        numbers = torch.randn(shape, generator=gen, dtype=torch.float64)
+        numbers = torch.randn(shape, generator=gen, dtype=wide)
     if isinstance(spec.scale, tuple):
         low, top = map(math.log, spec.scale)
         rows = (*shape[:-1], 1) if shape else ()
@@ -151,9 +155,11 @@ def _supplied(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
     named = supplied.items() if isinstance(supplied, Mapping) else ((f"input{i}", v) for i, v in enumerate(supplied))  # type: ignore[arg-type]
     out = {}
     for name, value in named:
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        recast = floating and not callable(spec.inputs)
-        out[name] = value.detach().to(torch_dtype(case.dtype)) if recast else value
+        wanted = torch_dtype(case.dtype)
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            wanted = wanted.to_complex()
+        recast = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+        out[name] = value.detach().to(wanted) if recast and not callable(spec.inputs) else value
     return out
 
 
@@ -189,7 +195,7 @@ def differentiable(spec: OpSpec, inputs: Mapping[str, Any]) -> list[str]:
     described = spec.tensor_specs or {}
     names = []
     for name, value in inputs.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
             rule = described.get(name)
             if not isinstance(rule, TensorSpec) or rule.differentiable:
                 names.append(name)

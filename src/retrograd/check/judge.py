@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from retrograd.check import tolerance
-from retrograd.check.compare import LazyProfile, TensorComparison, compare, profile
-from retrograd.check.levels import repeats_for_noise
+from retrograd.check.compare import LazyProfile, TensorComparison, compare, first_index, profile
 from retrograd.check.layouts import REPEATING
+from retrograd.check.levels import repeats_for_noise
 from retrograd.check.op_runner import OpRun, OpRunner, same_bits
 from retrograd.check.oracle import Oracle, Truth
 from retrograd.check.reference import DerivativeOrder, Results, first_order
@@ -50,7 +50,7 @@ class Judge:
         """
         truth = self.oracle.truth(case, noise_runs, order)
         findings, profiles = list[Finding](), list[LazyProfile]()
-        for name, got in run.tensors.items():
+        for name, got in {**run.outs, **run.grads}.items():
             want = truth.want.get(name)
             least = truth.floor.get(name)
             if want is None and got is not None and least is not None and bool((got.detach().abs() <= least).all()):
@@ -81,7 +81,31 @@ class Judge:
                 self.remarks.append(remark)
             else:
                 findings.append(_wrong_value(stage, case, name, got, comparison, used))
-        return findings, profiles
+        return findings + self._exact(stage, case, run), profiles
+
+    def _exact(self, stage: str, case: Case, run: OpRun) -> list[Finding]:
+        """Findings for whole numbers and truth values, which are right or wrong; not where rounding decides them."""
+        findings = list[Finding]()
+        if not run.exact or case.values:
+            return findings
+        reference = self.runner.reference(case)
+        exact = reference.outputs().exact
+        for name, got in run.exact.items():
+            want = exact.get(name)
+            if want is None or want.shape != got.shape:
+                findings += _missing_or_misshapen(stage, case, name, got, want)
+                continue
+            off = got != want.to(got.device)
+            if bool(off.any()):
+                for other in reference.rounded_exactly(name):
+                    off &= (other == want).to(off.device)
+            if bool(off.any()):
+                index = first_index(off)
+                a, b, count = float(got[index]), float(want[index]), int(off.sum())
+                message = f"{name}{list(index)} is {a:g}, expected {b:g} ({count} of {off.numel()} elements are out)"
+                findings.append(Finding(stage, "wrong-value", message, case, tensor=name, index=index, got=a, want=b,
+                                        wrong=count, total=off.numel()))  # fmt: skip
+        return findings
 
     def _at_kinks(
         self, case: Case, name: str, got: torch.Tensor, tol: torch.Tensor, comparison: TensorComparison

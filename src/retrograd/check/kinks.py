@@ -18,6 +18,7 @@ import torch
 
 from retrograd.check import tolerance
 from retrograd.check.inputs import differentiable
+from retrograd.check.outputs import as_real
 from retrograd.check.reference import Reference, Results
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
@@ -33,7 +34,7 @@ _MOST = 8  # elements put at kinks at once: more of them in one sum would need m
 
 def around(value: torch.Tensor) -> torch.Tensor:
     """The size of the values around each element, float64: of its row where there are rows."""
-    value = value.double()
+    value = as_real(value).double()
     overall = value.square().mean().sqrt()
     rows = value.square().mean(-1, keepdim=True).sqrt() if value.ndim > 1 else overall
     size = torch.maximum(rows, 1e-3 * overall).expand_as(value)  # a row of zeros has a thousandth of the tensor's
@@ -47,7 +48,7 @@ def reach(reference: Reference, name: str, value: torch.Tensor) -> torch.Tensor:
     """
     rule = (reference.spec.tensor_specs or {}).get(name)
     unbounded_rows = isinstance(rule, TensorSpec) and rule.high is None and value.ndim > 1
-    size = value.double().abs()
+    size = as_real(value).double().abs()
     largest = size.amax(-1, keepdim=True).expand_as(size) if unbounded_rows else size.amax().expand_as(size)
     return tolerance.KINK * tolerance.UNIT[reference.case.dtype] * torch.where(largest > 0, largest, 1.0)
 
@@ -94,10 +95,12 @@ def _around_case(reference: Reference, times: float) -> Bounds:
         generator = torch.Generator().manual_seed(derive(reference.seed, "hull", pair))
         shift = {}
         for name in names:
-            value = inputs[name]
+            value = as_real(inputs[name])
             signs = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.device) - 0.5
             step = torch.maximum(reach(reference, name, value), 2 * _declared(reference, inputs, name)) * times
             shift[name] = (signs + 0.5 * signs.sign()) * step
+            if inputs[name].is_complex():
+                shift[name] = torch.view_as_complex(shift[name].contiguous())
         for sign in (1.0, -1.0):
             moved = {k: sign * v for k, v in shift.items()}
             _widen(bounds, reference.run(torch.float64, Float64(), shift=moved))
@@ -184,7 +187,10 @@ def interval(reference: Reference) -> KinkInterval:
     at, drift = {}, {}
     for label, lowest in low.items():
         # At a pole there is no interval: results beside it are as far apart as one likes.
-        bounded = lowest.isfinite() & high[label].isfinite()
+        near, far = (
+            torch.maximum(a.abs(), b.abs()) for a, b in ((lowest, high[label]), (far_low[label], far_high[label]))
+        )
+        bounded = near.isfinite() & (near <= tolerance.POLE * far)
         at[label] = bounded & tolerance.jumps(lowest, high[label], far_high[label] - far_low[label])
         moved = torch.maximum((lowest - far_low[label]).abs(), (far_high[label] - high[label]).abs())
         moved = moved.nan_to_num(0.0, 0.0, 0.0)

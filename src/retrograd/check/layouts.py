@@ -27,7 +27,7 @@ def repeat_values(t: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _gapped(t: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    gap = float("nan") if t.is_floating_point() else 0
+    gap = float("nan") if t.is_floating_point() or t.is_complex() else 0
     return torch.full(shape, gap, dtype=t.dtype, device=t.device)
 
 

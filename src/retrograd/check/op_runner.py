@@ -12,7 +12,8 @@ import torch
 from retrograd.check import extreme_values, kinks
 from retrograd.check import inputs as make
 from retrograd.check.layouts import lay_out, repeat_values, without_strides
-from retrograd.check.reference import OpRaised, Reference, as_tuple, floating, grads_of, out_names
+from retrograd.check.outputs import Outputs, as_real, real_dtype
+from retrograd.check.reference import OpRaised, Reference, grads_of
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
@@ -30,23 +31,28 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 @dataclass
 class OpRun:
-    """One forward and backward: results by name ("out" or "out0".., "grad x"), and what went in."""
+    """One forward and backward: results by name ("out" or "out0".., "grad x"), and what went in.
+
+    Complex results are there as real numbers; `exact` are the outputs that have no gradient.
+    """
 
     outs: dict[str, torch.Tensor]
     grads: dict[str, torch.Tensor | None]
     inputs: dict[str, Any]
     grad_outs: list[torch.Tensor]
+    exact: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor | None]:
         """Outputs and gradients together."""
-        return {**self.outs, **self.grads}
+        return {**self.outs, **self.exact, **self.grads}
 
     def copy(self) -> OpRun:
         """The same results in memory of their own; inputs and grad_outs are shared."""
         outs = {k: t.clone() for k, t in self.outs.items()}
         grads = {k: None if t is None else t.clone() for k, t in self.grads.items()}
-        return OpRun(outs, grads, self.inputs, self.grad_outs)
+        exact = {k: t.clone() for k, t in self.exact.items()}
+        return OpRun(outs, grads, self.inputs, self.grad_outs, exact)
 
     def first_difference(self, other: OpRun) -> str:
         """Name of the first tensor whose bits differ from the other run's; "" if none."""
@@ -57,10 +63,15 @@ class OpRun:
 class ForwardPass:
     """A forward that waits for its backward, which may run more than once."""
 
-    outs: list[torch.Tensor]
+    results: Outputs
     inputs: dict[str, Any]
     names: list[str]
     grad_outs: list[torch.Tensor]
+
+    @property
+    def outs(self) -> list[torch.Tensor]:
+        """The outputs that may have a gradient."""
+        return list(self.results.inexact.values())
 
     def backward(self, root: int | None = None) -> OpRun:
         """The backward from all outputs, or from the one with index `root`; OpRaised if it raises."""
@@ -72,11 +83,17 @@ class ForwardPass:
         except Exception as error:
             raise OpRaised.at("backward", error) from error
         return OpRun(
-            {k: v.detach() for k, v in zip(out_names(len(self.outs)), self.outs, strict=True)},
-            {f"grad {n}": g for n, g in zip(self.names, grads, strict=True)},
+            {k: as_real(v.detach()) for k, v in self.results.inexact.items()},
+            {f"grad {n}": None if g is None else as_real(_dense(g)) for n, g in zip(self.names, grads, strict=True)},
             self.inputs,
             self.grad_outs,
+            dict(self.results.exact),
         )
+
+
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    """A gradient as embeddings may give it for their rows alone, with all rows."""
+    return grad if grad.layout == torch.strided else grad.to_dense()
 
 
 @dataclass
@@ -131,21 +148,23 @@ class OpRunner:
         key = without_strides(case).but(values=())  # a huge or lost value asks the same of the backward
         if key not in self._grad_outs:
             # Without a reference the op itself says which outputs there are.
-            outs = self.reference(key).outputs() if self.spec.reference else floating(self.call(key, self.inputs(key)))
-            self._grad_outs[key] = [self._draw_grad_out(key, i, out) for i, out in enumerate(outs)]
+            outs = self.reference(key).outputs() if self.spec.reference else self.call(key, self.inputs(key))
+            self._grad_outs[key] = [self._draw_grad_out(key, i, out) for i, out in enumerate(outs.inexact.values())]
         layout = case.layout("grad_out")
         return [lay_out(g.clone(), layout) for g in self._grad_outs[key]]
 
     def _draw_grad_out(self, case: Case, number: int, out: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(derive(self.seed, "grad_out", number, case.draw))
-        wide = out.detach().to("cpu", torch.float64)
-        wide = wide.nan_to_num(0.0, 0.0, 0.0)
-        size = wide.square().mean().sqrt().clamp_min(1e-30) if wide.numel() else 1.0
-        g = torch.randn(out.shape, generator=generator, dtype=torch.float64) + 0.5 * (wide / size)
-        g = g.to(make.torch_dtype(self.dtype)).to(out.device)
+        out = out.detach()
+        wide = out.to("cpu", torch.promote_types(out.dtype, torch.float64))
+        wide = torch.where(wide.isfinite(), wide, 0.0)
+        size = wide.abs().square().mean().sqrt().clamp_min(1e-30) if wide.numel() else 1.0
+        g = torch.randn(out.shape, generator=generator, dtype=wide.dtype) + 0.5 * (wide / size)
+        dtype = make.torch_dtype(self.dtype)
+        g = g.to(dtype.to_complex() if wide.is_complex() else real_dtype(dtype)).to(out.device)
         return repeat_values(g, case.layout("grad_out"))
 
-    def call(self, case: Case, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    def call(self, case: Case, inputs: dict[str, Any]) -> Outputs:
         """All outputs of the op; OpRaised if it raises."""
         self.calls += 1
         try:
@@ -154,7 +173,7 @@ class OpRunner:
             raise
         except Exception as error:
             raise OpRaised.at("forward", error) from error
-        return as_tuple(result, self.spec, "fn")
+        return Outputs.of(result, self.spec, "fn")
 
     def forward(
         self, case: Case, *, inputs: dict[str, Any] | None = None, grad_outs: list[torch.Tensor] | None = None,
@@ -173,12 +192,13 @@ class OpRunner:
         names = [n for n in make.differentiable(self.spec, inputs) if only is None or n in only]
         for name in names:
             inputs[name].requires_grad_()
-        outs = floating(self.call(case, inputs))
+        results = self.call(case, inputs)
+        outs = results.inexact.values()
         got, want = [tuple(o.shape) for o in outs], [tuple(g.shape) for g in gs]
         if got != want:
             raise OpRaised(f"outputs have shapes {got}, the reference gives {want}")
         gs = [g.to(o.dtype) if o.dtype != g.dtype else g for o, g in zip(outs, gs, strict=True)]
-        return ForwardPass(outs, inputs, names, gs)
+        return ForwardPass(results, inputs, names, gs)
 
     def run(
         self,

@@ -13,7 +13,8 @@ from retrograd.check import inputs as make
 from retrograd.check import kinks, tolerance
 from retrograd.check.layouts import without_strides
 from retrograd.check.op_runner import OpRunner
-from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order, out_names
+from retrograd.check.outputs import as_real
+from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
@@ -97,22 +98,21 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
 
 def _stored(reference: Reference, exact: Results) -> dict[str, str]:
     """The dtypes that results are stored in, by name, where they are not the case's."""
-    inputs, outs = reference.inputs(), reference.output_dtypes()
+    inputs, own = reference.inputs(), reference.own_outputs()
     dtypes = {f"grad {name}": value.dtype for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     dtypes |= {f"second {name.removeprefix('grad ')}": dtype for name, dtype in dtypes.items()}
-    dtypes |= dict(zip(out_names(len(outs)), outs, strict=True))
+    dtypes |= {name: out.dtype for name, out in own.inexact.items()} if own else {}
     return {name: str(dtypes[name]).removeprefix("torch.") for name in exact if name in dtypes}
 
 
 def _terms(reference: Reference) -> dict[str, torch.Tensor]:
     """The size of what adds up to each gradient, that of grad_out * out / x: by element where x has out's shape."""
     inputs, gs = reference.inputs(), reference.grad_outs()
-    with torch.no_grad():
-        outs = reference.outputs()
-    products = [g.double() * out for g, out in zip(gs, outs, strict=True)]
+    outs = [as_real(out) for out in reference.outputs().inexact.values()]
+    products = [as_real(g).double() * out for g, out in zip(gs, outs, strict=True)]
     sizes = {}
     for name in make.differentiable(reference.spec, inputs):
-        x = inputs[name].double().abs()
+        x = as_real(inputs[name]).double().abs()
         alike = [p.abs() if p.shape == x.shape else _size(p) for p in products]
         each = sum(alike, torch.zeros_like(x)) / x
         sizes[f"grad {name}"] = torch.maximum(each, sum(map(_size, products)) / _size(x)).nan_to_num(0.0, 0.0, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +12,21 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
+from retrograd.check import tolerance
+from retrograd.check.outputs import Outputs, as_real, inexact
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
+from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
-from retrograd.errors import SpecError
+from retrograd.errors import SpecError, UndecidedError
 
+_ROUNDED = 8  # randomly rounded runs that show which whole numbers hang on rounding
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Results = dict[str, torch.Tensor | None]
-# What is computed from the outputs on: called with the case, the seed, floating outputs, differentiable inputs by name
+# What is computed from the outputs on: called with the case, the seed, outputs by name, differentiable inputs by name
 # and a gradient for each output; gives results by name, of the op or of its reference.
-DerivativeOrder = Callable[[Case, int, list[torch.Tensor], dict[str, torch.Tensor], list[torch.Tensor]], Results]
+DerivativeOrder = Callable[[Case, int, dict[str, torch.Tensor], dict[str, torch.Tensor], list[torch.Tensor]], Results]
 
 
 class OpRaised(Exception):
@@ -38,25 +42,6 @@ class NotApplicable(Exception):
     """The case means nothing for this op: the reference itself refuses it."""
 
 
-def out_names(n: int) -> list[str]:
-    """ "out" for a single output, else "out0", "out1"..."""
-    return ["out"] if n == 1 else [f"out{i}" for i in range(n)]
-
-
-def as_tuple(result: Any, spec: OpSpec, argument: str) -> tuple[torch.Tensor, ...]:
-    """The tensors that `fn` or `reference` returned; SpecError if it returned something else."""
-    outs = result if isinstance(result, (tuple, list)) else (result,)
-    if not outs or not all(isinstance(t, torch.Tensor) for t in outs):
-        kinds = [type(t).__name__ for t in outs]
-        raise SpecError(f"`{argument}` of {spec.name} returned {kinds}; expected a tensor or a tuple of tensors")
-    return tuple(outs)
-
-
-def floating(outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs that have a gradient at all."""
-    return [out for out in outs if out.is_floating_point()]
-
-
 def grads_of(
     outs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], gs: Sequence[torch.Tensor], create_graph: bool = False
 ) -> list[torch.Tensor | None]:
@@ -70,14 +55,12 @@ def grads_of(
 
 
 def first_order(
-    case: Case, seed: int, outs: list[torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
+    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
 ) -> Results:
     """Outputs and gradients: what a truth holds unless something else is asked for."""
     del case, seed
-    grads = grads_of(outs, list(leaves.values()), gs)
-    return dict(zip(out_names(len(outs)), outs, strict=True)) | {
-        f"grad {n}": g for n, g in zip(leaves, grads, strict=True)
-    }
+    grads = grads_of(list(outs.values()), list(leaves.values()), gs)
+    return {**outs, **{f"grad {n}": g for n, g in zip(leaves, grads, strict=True)}}
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,7 @@ class Reference:
         case: whose layouts matter only where they repeat values.
         seed, device: of the random rounding.
         inputs: makes fresh inputs by name, as a reference may change them.
-        grad_outs: makes a fresh gradient for each floating output.
+        grad_outs: makes a fresh gradient for each floating or complex output.
     """
 
     spec: OpSpec
@@ -99,34 +82,45 @@ class Reference:
     inputs: Callable[[], dict[str, Any]]
     grad_outs: Callable[[], list[torch.Tensor]]
 
-    def call(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
-        """Floating outputs for these inputs."""
+    def call(self, inputs: dict[str, Any]) -> Outputs:
+        """What it returns for these inputs."""
         assert self.spec.reference is not None
-        return floating(
-            as_tuple(self.spec.reference(*inputs.values(), **dict(self.case.params)), self.spec, "reference")
-        )
+        return Outputs.of(self.spec.reference(*inputs.values(), **dict(self.case.params)), self.spec, "reference")
 
-    def outputs(self) -> list[torch.Tensor]:
-        """Floating outputs in float64; NotApplicable if the reference refuses the case."""
+    def outputs(self, mode: Float64 | None = None) -> Outputs:
+        """Outputs in float64; NotApplicable if the reference refuses the case."""
         inputs = self.inputs()
         for name, value in inputs.items():
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                inputs[name] = value.double()
+            if inexact(value):
+                inputs[name] = value.to(torch.promote_types(value.dtype, torch.float64))
         try:
-            with torch.no_grad(), Float64():
+            with torch.no_grad(), mode or Float64():
                 return self.call(inputs)
-        except SpecError:
+        except (SpecError, UndecidedError):
             raise
         except Exception as error:
             raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
 
-    def output_dtypes(self) -> list[torch.dtype]:
-        """The dtypes of the floating outputs where inputs have their own; empty where PyTorch has no kernel for them."""
+    def own_outputs(self) -> Outputs | None:
+        """Outputs where inputs have their own dtypes; None where PyTorch has no kernel for them."""
+        inputs = self.inputs()
+        for name in make.differentiable(self.spec, inputs):
+            inputs[name].requires_grad_()
         try:
-            with torch.no_grad():
-                return [out.dtype for out in self.call(self.inputs())]
+            return self.call(inputs)
         except Exception:  # "not implemented for 'Half'"
-            return []
+            return None
+
+    def rounded_exactly(self, name: str) -> Iterator[torch.Tensor]:
+        """An output of whole numbers in the op's own precision and in randomly rounded runs: what rounding decides."""
+        own = self.own_outputs()
+        if own is not None and name in own.exact:
+            yield own.exact[name]
+        unit, accumulate = tolerance.units(self.case.dtype, self.spec.compute)
+        for k in range(_ROUNDED):
+            unit_k, accumulate_k = tolerance.KINK * unit, tolerance.KINK * accumulate
+            mode = Float64(unit_k, accumulate_k, derive(self.seed, "exact", k), self.device)
+            yield self.outputs(mode).exact[name]
 
     def run(
         self,
@@ -139,7 +133,7 @@ class Reference:
         inputs = self.inputs()
         names = make.differentiable(self.spec, inputs)
         for name, value in inputs.items():
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
+            if inexact(value):
                 # What is wider by its spec stays so in the op's own precision.
                 value = value.contiguous().to(torch.promote_types(value.dtype, dtype))
                 value = value + shift[name] if shift is not None and name in shift else value
@@ -153,7 +147,9 @@ class Reference:
         # precision keeps what PyTorch would choose: the fused form cancels differently (one key: dq is not quite 0).
         backend = contextlib.nullcontext() if mode is None else sdpa_kernel(SDPBackend.MATH)
         with backend, mode or contextlib.nullcontext():
-            return order(self.case, self.seed, self.call(inputs), {n: inputs[n] for n in names}, gs)
+            outs = self.call(inputs).inexact
+            results = order(self.case, self.seed, outs, {n: inputs[n] for n in names}, gs)
+        return {name: None if t is None else as_real(t) for name, t in results.items()}
 
     def rounded(
         self, unit: float, accumulate: float, seed: int, order: DerivativeOrder = first_order,

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd.compat.torch_dispatch import decompositions, schema, tree_map_only
 from retrograd.compat.torch_tensors import is_zeros_without_memory
 
-_LOW = (torch.float32, torch.float16, torch.bfloat16)
+_LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+_LIFTED |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 _ATEN = torch.ops.aten
 
 
@@ -89,8 +90,12 @@ def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> t
         return torch.zeros_like(out)
     dims = list(range(x.ndim)) if dim is None or dim == [] else ([dim] if isinstance(dim, int) else list(dim))
     n = math.prod(x.shape[d] for d in dims) if dims else 1
-    squares = x.square().sum(dims, keepdim) if dims else x.square()
-    return (max(n - 1, 0) * (out.square() / 3 + squares / 6)).sqrt()
+    squares = _square(x).sum(dims, keepdim) if dims else _square(x)
+    return (max(n - 1, 0) * (_square(out) / 3 + squares / 6)).sqrt()
+
+
+def _square(t: torch.Tensor) -> torch.Tensor:
+    return t.abs().square()
 
 
 def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -104,11 +109,13 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
         return error / max(n, 1) if name == "mean" else error
     if name in ("mm", "bmm"):
         n = args[0].shape[-1]
-        squares = getattr(_ATEN, name)(args[0].square(), args[1].square())
-        return (max(n - 1, 0) * (out.square() / 3 + squares / 6)).sqrt()
+        squares = getattr(_ATEN, name)(_square(args[0]), _square(args[1]))
+        return (max(n - 1, 0) * (_square(out) / 3 + squares / 6)).sqrt()
+    if name.startswith("_fft_"):  # errors of a transform are of the size of all of it, and grow with its depth
+        return math.sqrt(math.log2(max(out.numel(), 2))) * _square(out).mean().sqrt().expand(out.shape)
     if name in ("cumsum", "addmm", "baddbmm", "convolution", "index_add", "scatter_add", "embedding_dense_backward"):
         widest = max((a.shape[-1] for a in args if isinstance(a, torch.Tensor) and a.ndim), default=1)
-        return math.sqrt(widest / 3) * (out.abs() + out.square().mean().sqrt())
+        return math.sqrt(widest / 3) * (out.abs() + _square(out).mean().sqrt())
     return None
 
 
@@ -152,19 +159,21 @@ class Float64(TorchDispatchMode):
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()
 
     def noise(self, t: torch.Tensor) -> torch.Tensor:
-        """Uniform in [-1, 1), the shape of `t`."""
+        """Uniform in [-1, 1), the shape of `t`; both parts of complex numbers."""
         # A reference may make a tensor on the CPU while the op is on a GPU, and a generator has one device.
         if t.device not in self.generators:
             self.generators[t.device] = torch.Generator(device=t.device).manual_seed(self.seed)
-        return torch.empty_like(t).uniform_(-1.0, 1.0, generator=self.generators[t.device])
+        drawn = torch.empty_like(torch.view_as_real(t) if t.is_complex() else t)
+        drawn.uniform_(-1.0, 1.0, generator=self.generators[t.device])
+        return torch.view_as_complex(drawn.contiguous()) if t.is_complex() else drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name, returns_alias = _about(func)
         if not self._inside and name not in _SMOOTH:
             self.switches.add(name)
-        if kwargs.get("dtype") in _LOW:
-            kwargs["dtype"] = torch.float64
+        if kwargs.get("dtype") in _LIFTED:
+            kwargs["dtype"] = _LIFTED[kwargs["dtype"]]
         if func in _DECOMPOSE:
             self._inside += 1
             try:
@@ -185,7 +194,8 @@ class Float64(TorchDispatchMode):
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
         # Sums of whole numbers (offsets, counts) are exact.
         if isinstance(out, torch.Tensor):
-            extra = _reduction_error(name, out, args, kwargs) if out.is_floating_point() else None
+            counted = out.is_floating_point() or out.is_complex()
+            extra = _reduction_error(name, out, args, kwargs) if counted and out.numel() else None
             return self._perturb(out, extra)
         if name in _EXACT_RESULTS:
             return tuple(t if i in _EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
@@ -216,12 +226,12 @@ class Float64(TorchDispatchMode):
             self.decisions += [(name, t) for t in results if isinstance(t, torch.Tensor) and t.dtype == torch.int64]
 
     def _in_place(self, out: Any) -> Any:
-        if isinstance(out, torch.Tensor) and out.dtype == torch.float64:
+        if isinstance(out, torch.Tensor) and out.dtype in (torch.float64, torch.complex128):
             out.mul_(1 + self.unit * self.noise(out))
         return out
 
     def _perturb(self, t: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
-        if t.dtype != torch.float64 or t.device.type == "meta":
+        if t.dtype not in (torch.float64, torch.complex128) or t.device.type == "meta":
             return t
         # In place, since this runs for every operator of every noise run: t (1 + unit noise) + accumulate extra noise.
         out = self.noise(t).mul_(self.unit).add_(1.0).mul_(t)

@@ -13,7 +13,9 @@ from typing import Any
 from retrograd.errors import SpecError, UsageError
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-DTYPES = (*FLOATS, "int64", "int32", "int16", "int8", "uint8", "bool")
+COMPLEXES = ("complex128", "complex64")
+COMPLEX = "complex"  # of a tensor: the complex dtype of the precision under test
+DTYPES = (*FLOATS, *COMPLEXES, COMPLEX, "int64", "int32", "int16", "int8", "uint8", "bool")
 
 TRANSFORMS = ("compile", "inductor", "vjp", "vmap")
 
@@ -49,7 +51,7 @@ class TensorSpec:
     @property
     def differentiable(self) -> bool:
         """Whether a gradient is asked for: floating and not declared `grad=False`."""
-        floating = self.dtype is None or self.dtype in FLOATS
+        floating = self.dtype is None or self.dtype in (*FLOATS, *COMPLEXES, COMPLEX)
         return floating if self.grad is None else self.grad
 
 
@@ -66,8 +68,8 @@ def tensor(
     Args:
         *dims: names ("M"), integers, or a name with dots ("M...", first place only) for any number of
             leading dimensions. One name means one size in all tensors of the op. "M N" is "M", "N".
-        dtype: None for the dtype under test; a name or torch dtype for a fixed one. Integer and bool
-            tensors get no gradient.
+        dtype: None for the dtype under test; a name or torch dtype for a fixed one; "complex" for complex numbers
+            in the precision under test. Integer and bool tensors get no gradient.
         low, high: values are uniform in [low, high), for integers low <= v < high; `high` may name a
             dimension (an index tensor). None: standard normal (integers need `high`).
         scale: a factor, or (smallest, largest): then each row gets a factor drawn log-uniformly.
@@ -85,7 +87,7 @@ def tensor(
                 "or in the first place a name with dots such as 'M...'"
             )
     kind = None if dtype is None else dtype_name(dtype)
-    integer = kind is not None and kind not in FLOATS and kind != "bool"
+    integer = kind is not None and kind not in (*FLOATS, *COMPLEXES, COMPLEX, "bool")
     if (low is None) != (high is None) and not integer:
         raise SpecError(f"`low` is {low!r} and `high` is {high!r}; give both for a uniform range, or neither")
     if integer and high is None:
@@ -154,7 +156,7 @@ def op(
     """Describe a differentiable op, so that `verify` can prove its backward pass.
 
     Args:
-        fn: the op: called `fn(*inputs, **params)`, returns a tensor or a tuple of tensors.
+        fn: the op: called `fn(*inputs, **params)`, returns a tensor, or tensors in tuples, lists, dicts or dataclasses.
         reference: the same function in plain PyTorch, as slow and readable as you like; run in float64 by
             the tool, whatever casts it makes. Without one, the stages that need none still run.
         inputs: what to call it with, in the order of `fn`'s arguments. A dict of `tensor(...)` specs
@@ -163,7 +165,7 @@ def op(
         params: keyword arguments for `fn` and `reference`; a list gives values to sweep: `eps=[1e-6, 1e-2]`.
         sizes: per named dimension a fixed size, a range `(lowest, highest)` or a list of allowed sizes.
             Dimensions not named here are free: 0 and 1 included.
-        dtypes: floating dtypes to check, the first being the one for stages that need only one.
+        dtypes: floating or complex dtypes to check, the first being the one for stages that need only one.
         compute: "float32" promises that 16-bit inputs are computed in float32 and rounded once at the end,
             which makes the 16-bit checks sharper. None promises nothing.
         deterministic: True: any bit that differs between two runs is a finding. False: differences within
@@ -196,9 +198,10 @@ def op(
     if empty := [k for k, v in swept.items() if not v]:
         raise SpecError(f"`params` has no value for {empty}; give at least one")
     names = tuple(dtype_name(d, "dtypes") for d in dtypes)
-    unknown = [d for d in names if d not in FLOATS]
+    unknown = [d for d in names if d not in (*FLOATS, *COMPLEXES)]
     if unknown or not names:
-        raise UsageError(f"`dtypes` has {unknown or 'nothing'}; expected floating dtypes: {', '.join(FLOATS)}")
+        expected = ", ".join((*FLOATS, *COMPLEXES))
+        raise UsageError(f"`dtypes` has {unknown or 'nothing'}; expected floating or complex dtypes: {expected}")
     _check_promises(transforms, kinks, double_backward)
     for key, rule in (sizes or {}).items():
         _check_size_rule(key, rule)

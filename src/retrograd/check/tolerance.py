@@ -21,6 +21,9 @@ BEYOND_NOISE = 1e4
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+# Of a complex number either part is as exact as the product of two whole ones leaves it: sqrt(5) units (Brent 2007).
+UNIT |= {"complex128": 2.25 * UNIT["float64"], "complex64": 2.25 * UNIT["float32"]}
+_SMALLEST |= {"complex128": _SMALLEST["float64"], "complex64": _SMALLEST["float32"]}
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -43,6 +46,9 @@ JUMP = 2.0**-7
 # How many times as far away a second look is taken. A smooth change grows with the distance, a jump does not: what has
 # grown less than eightfold of the 64 is one.
 KINK_WIDER = 64.0
+# How many times as large results beside a pole may be as KINK_WIDER times as far away: at a jump they are no larger, at
+# a pole of first order 64 times, at a logarithm's more than by any number a few times over.
+POLE = 4.0
 # Units of the larger one-sided derivative that are allowed at a kink beyond what a place without one has: those
 # derivatives are taken KINK units away and change on the way by a few times their size per size of the input.
 BESIDE = 8 * KINK
@@ -62,6 +68,7 @@ def drifts(moved: torch.Tensor) -> torch.Tensor:
 # What the oracle must be able to refuse: the same formula in the next lower precision (for bfloat16 the three digits of
 # float8 e4m3).
 _LOWER = {"float64": "float32", "float32": "float16", "float16": "bfloat16", "bfloat16": "float8"}
+_LOWER |= {"complex128": "float32", "complex64": "float16"}
 _FLOAT8 = 2.0**-4
 
 

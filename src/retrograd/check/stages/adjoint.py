@@ -16,6 +16,7 @@ import torch
 from retrograd.check import finite_differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import ForwardPass, OpRunner
+from retrograd.check.outputs import as_real, like
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec, TensorSpec
@@ -46,15 +47,16 @@ class Line:
         """The inputs of the case with one moved along the direction, and those of `others` along theirs."""
         inputs = self.runner.inputs(self.case)
         for line in (self, *self.others):
-            moved = inputs[line.name].double() + step * line.direction
-            inputs[line.name] = moved.to(inputs[line.name].dtype)
+            still = inputs[line.name]
+            inputs[line.name] = like(as_real(still).double() + step * line.direction, still)
         return inputs
 
     def claimed(self, inputs: dict[str, Any]) -> float:
         """The moves that rounding left, times the gradients."""
         still = self.runner.inputs(self.case)
         moves = (
-            (line, inputs[line.name].detach().double() - still[line.name].double()) for line in (self, *self.others)
+            (line, as_real(inputs[line.name].detach()).double() - as_real(still[line.name]).double())
+            for line in (self, *self.others)
         )
         return sum(float((moved * line.grad.double()).sum().detach()) for line, moved in moves)
 
@@ -68,7 +70,7 @@ class Line:
     def terms(forward: ForwardPass) -> list[torch.Tensor]:
         """What the function adds up, of the outputs that have a gradient: others may be marked not differentiable."""
         pairs = zip(forward.grad_outs, forward.outs, strict=True)
-        return [g.double() * o.detach().double() for g, o in pairs if o.requires_grad]
+        return [as_real(g).double() * as_real(o.detach()).double() for g, o in pairs if o.requires_grad]
 
     def unexplained(self, step: float) -> float:
         """Central difference of the function less what the gradient says, per unit of the direction."""
@@ -116,7 +118,7 @@ class Line:
 
 def _direction(context: StageContext, case: Case, name: str, number: int) -> torch.Tensor:
     """Random signs times the size of the values around: per row where there are rows. Zero at the edge of a range."""
-    value = context.runner.inputs(case)[name].double()
+    value = as_real(context.runner.inputs(case)[name]).double()
     size = kinks.around(value)
     generator = torch.Generator().manual_seed(derive(context.runner.seed, "direction", name, number))
     signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1

@@ -28,11 +28,7 @@ _REPEATS = 20  # to see whether an op differs from itself, as everywhere
 def cases(context: StageContext) -> list[Case]:
     """The ordinary case, with gaps between the rows of everything that has rows, and at level full some shapes."""
     base = context.base
-    rows = [
-        n
-        for n, v in context.runner.inputs(base).items()
-        if isinstance(v, torch.Tensor) and v.is_floating_point() and v.ndim > 1
-    ]
+    rows = [n for n, v in context.runner.inputs(base).items() if isinstance(v, torch.Tensor) and v.ndim > 1]
     rows += ["grad_out"] if any(g.ndim > 1 for g in context.runner.grad_outs(base)) else []
     gaps = [base.but(layouts=dict.fromkeys(rows, "rows"))] if rows else []
     return [base, *gaps, *shapes.cases(context)[: context.budget.bounds_shapes]]

@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check.op_runner import OpRun
-from retrograd.check.reference import OpRaised, floating
+from retrograd.check.outputs import Outputs, as_real
+from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.compat.torch_dispatch import tree_leaves, tree_map
@@ -144,7 +145,7 @@ def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str
 
     def call(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = spec.fn(*{**inputs, **dict(zip(names, leaves, strict=True))}.values(), **dict(case.params))
-        return tuple(floating(result if isinstance(result, (tuple, list)) else (result,)))
+        return tuple(Outputs.of(result, spec, "fn").inexact.values())
 
     try:
         outs, grads = (_vmap if transform == "vmap" else _vjp)(call, leaves, gs)
@@ -153,7 +154,9 @@ def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str
         out.findings.append(Finding(_ID, "raises", message, case))
         return
     named = {f"grad {name}": grad for name, grad in zip(names, grads, strict=True)}
-    run = OpRun(dict(zip(eager.outs, outs, strict=True)), named, eager.inputs, eager.grad_outs)
+    named = {name: None if grad is None else as_real(grad) for name, grad in named.items()}
+    outs = [as_real(out) for out in outs]
+    run = OpRun(dict(zip(eager.outs, outs, strict=True)), named, eager.inputs, eager.grad_outs, eager.exact)
     _compare(context, case, run, eager, how, out)
 
 

@@ -9,6 +9,7 @@ import torch
 from retrograd.check import tolerance
 from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import OpRun, same_bits
+from retrograd.check.outputs import as_real
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -24,7 +25,7 @@ def _subsets(names: list[str]) -> list[tuple[str, ...]]:
 
 def _forms(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> None:
     for name, grad in run.grads.items():
-        like = run.inputs[name.removeprefix("grad ")]
+        like = as_real(run.inputs[name.removeprefix("grad ")])
         if grad is None:
             known = context.spec.reference is not None
             if known and context.oracle.truth(case).want[name] is None:

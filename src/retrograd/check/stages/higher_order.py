@@ -10,6 +10,7 @@ import torch
 
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import OpRun
+from retrograd.check.outputs import as_real, like, real_dtype
 from retrograd.check.reference import NotApplicable, Results, grads_of
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
@@ -21,11 +22,11 @@ _RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with mo
 
 
 def second_order(
-    case: Case, seed: int, outs: list[torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
+    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
 ) -> Results:
     """Gradients of `sum_i <u_i, grad_i>` for fixed random u, with respect to the inputs and to each grad_out."""
     gs = [g.detach().requires_grad_() for g in gs]
-    first = grads_of(outs, list(leaves.values()), gs, create_graph=True)
+    first = grads_of(list(outs.values()), list(leaves.values()), gs, create_graph=True)
     names = [*(f"second {n}" for n in leaves), *(f"second grad_out {i}" for i in range(len(gs)))]
     used = [(name, g) for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad]
     if not used:
@@ -34,8 +35,8 @@ def second_order(
     with without_modes():  # the same numbers for the op and for its reference, which float64 would not round
         for name, grad in used:
             generator = torch.Generator().manual_seed(derive(seed, "second", name))
-            drawn = torch.randn(grad.shape, generator=generator, dtype=torch.float64)
-            us.append(drawn.to(torch_dtype(case.dtype)).to(grad))
+            drawn = torch.randn(as_real(grad).shape, generator=generator, dtype=torch.float64)
+            us.append(like(drawn.to(real_dtype(torch_dtype(case.dtype))), grad).to(grad.device))
     # Not torch.autograd.grad(..., allow_unused=True): it walks only the paths that lead to its inputs, so passes by the
     # node with which once_differentiable raises, and answers None.
     for leaf in leaves.values():
@@ -60,7 +61,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     forward = context.runner.forward(case)
     leaves = {n: forward.inputs[n] for n in forward.names}
     try:
-        got = second_order(case, context.runner.seed, forward.outs, leaves, forward.grad_outs)
+        got = second_order(case, context.runner.seed, forward.results.inexact, leaves, forward.grad_outs)
+        got = {name: None if t is None else as_real(t) for name, t in got.items()}
     except Exception as error:
         if promise == "right":
             message = f"gradients of gradients are promised, but raise {type(error).__name__}: {error}"

@@ -26,7 +26,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run with elements at kinks; of those the gradient must lie in the interval, all others must be right."""
     out = CaseOutcome(power=None, power_text="")
     plain = case.but(values=())
-    names = [name for name, _ in case.values] or context.runner.differentiable(plain)
+    names = [name for name, _ in case.values] or _names(context, plain)
     if not context.oracle.truth(plain).switches:
         return out
     for name in names:
@@ -58,7 +58,7 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
             tol = torch.where(interval.at[key], before.tol[key] + beside + interval.drift[key], tol)
             off = torch.where(interval.at[key], interval.outside(key, got), off)
         off = torch.where((value == want) | (value.isnan() & want.isnan()), 0.0, off)  # at a pole, inf - inf
-        ratio = (off / tol).nan_to_num(math.inf)
+        ratio = torch.where(off == 0, 0.0, (off / tol).nan_to_num(math.inf))
         if bool((ratio > 1).any()):
             out.findings.append(_finding(case, key, got, want, interval, ratio))
     out.power_text = f"any value outside of the one-sided derivatives, at {int(mask.sum())} places"
@@ -145,11 +145,17 @@ def _width(runner: OpRunner, case: Case, name: str, mask: torch.Tensor) -> float
     return total / float(kinks.around(value).mean())
 
 
+def _names(context: StageContext, case: Case) -> list[str]:
+    """Names of the inputs whose elements can be put to a kink: real ones."""
+    inputs = context.runner.inputs(case)
+    return [name for name in context.runner.differentiable(case) if not inputs[name].is_complex()]
+
+
 def cases(context: StageContext) -> list[Case]:
     """Each differentiable input in turn, in the first dtype: kinks are of the formula."""
     if context.runner.dtype != context.spec.dtypes[0]:
         return []
-    names = context.runner.differentiable(context.base)
+    names = _names(context, context.base)
     return [context.base.but(values=((name, extreme_values.KINK),)) for name in names]
 
 

@@ -18,7 +18,7 @@ def cases(context: StageContext) -> list[Case]:
     rank = max((g.ndim for g in context.runner.grad_outs(base)), default=0)
     out = [base.but(layouts={"grad_out": layout}) for layout in applicable(rank)]
     for name, value in context.runner.inputs(base).items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+        if isinstance(value, torch.Tensor):
             choices = [c for c in applicable(value.ndim) if c != "scalar"]
             out += [base.but(layouts={name: c}) for c in choices]
     return out

@@ -13,6 +13,7 @@ import torch
 from retrograd.check import inputs as make
 from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import ForwardPass, OpRun
+from retrograd.check.outputs import inexact
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -123,7 +124,7 @@ def _late(context: StageContext, case: Case, where: torch.device, stream: torch.
     ready = {k: v.to(where) for k, v in sources if isinstance(v, torch.Tensor)}
     late: dict[Any, Any] = dict(sources)
     for name, t in ready.items():
-        late[name] = torch.full_like(t, float("nan")) if t.is_floating_point() else torch.zeros_like(t)
+        late[name] = torch.full_like(t, float("nan")) if inexact(t) else torch.zeros_like(t)
     torch.cuda.synchronize(where)
     with torch.cuda.stream(stream):
         keep_busy(_CYCLES)
@@ -161,7 +162,8 @@ def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
     torch.cuda.synchronize(here)
     near = {k: None if t is None else t.to(context.runner.device) for k, t in far.tensors.items()}
     outs = {k: near[k] for k in far.outs}
-    moved = OpRun(outs, {k: near[k] for k in far.grads}, alone.inputs, alone.grad_outs)  # type: ignore[arg-type]
+    exact = {k: near[k] for k in far.exact}
+    moved = OpRun(outs, {k: near[k] for k in far.grads}, alone.inputs, alone.grad_outs, exact)  # type: ignore[arg-type]
     runs = {f"is another on {there}": moved, f"is another after a call on {there}": context.runner.run(case)}
     for problem, run in runs.items():
         if name := context.judge.changed(_ID, case, run, alone):
