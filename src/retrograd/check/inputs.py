@@ -61,10 +61,38 @@ def base_case(spec: OpSpec, dtype: str) -> Case:
     return Case(dtype).but(sizes=sizes, params={k: v[0] for k, v in spec.params.items()})
 
 
+def combinations(spec: OpSpec) -> int:
+    """How many combinations of parameter values there are."""
+    return math.prod(map(len, spec.params.values()))
+
+
 def param_cases(spec: OpSpec, case: Case, most: int = 6) -> list[Case]:
-    """The case with every combination of parameter values, at most `most`."""
-    combos = itertools.product(*spec.params.values())
-    return [case.but(params=dict(zip(spec.params, c, strict=True))) for c in itertools.islice(combos, most)]
+    """The case with every combination of parameter values; beyond `most` with those that cover every pair of them."""
+    values = list(spec.params.values())
+    if combinations(spec) <= most:
+        chosen = list(itertools.product(*values))
+    else:
+        chosen = [tuple(v[i] for v, i in zip(values, row, strict=True)) for row in _pairwise([len(v) for v in values])]
+    return [case.but(params=dict(zip(spec.params, row, strict=True))) for row in chosen]
+
+
+def _pairwise(counts: list[int]) -> list[tuple[int, ...]]:
+    """Rows of places, the first of each first, in which each two places of any two parameters stand together."""
+    columns = list(itertools.combinations(range(len(counts)), 2))
+    missing = {(a, i, b, j) for a, b in columns for i in range(counts[a]) for j in range(counts[b])}
+    rows = [(0,) * len(counts)]
+    while missing := missing - {(a, rows[-1][a], b, rows[-1][b]) for a, b in columns}:
+        a, i, b, j = min(missing)
+        row: dict[int, int] = {a: i, b: j}
+        for c in (c for c in range(len(counts)) if c not in row):
+            # The value that brings most of the missing pairs with those that are chosen.
+            row[c] = max(range(counts[c]), key=lambda k: sum(_pair(c, k, d, m) in missing for d, m in row.items()))
+        rows.append(tuple(row[c] for c in range(len(counts))))
+    return rows
+
+
+def _pair(a: int, i: int, b: int, j: int) -> tuple[int, int, int, int]:
+    return (a, i, b, j) if a < b else (b, j, a, i)
 
 
 def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:

@@ -17,6 +17,8 @@ class Budget:
         bounds_shapes: of these in the bounds stage, beside the ordinary case.
         directions: along which the adjoint stage differentiates the forward, for each input.
         extremes: of `extreme_values.NAMES`, which are in the order of how much each finds.
+        combinations: of parameters, beyond which those that cover every pair of values stand for all.
+        elements: that all operators of the reference may make together in a case of the shapes stage.
     """
 
     noise_runs: int
@@ -26,11 +28,33 @@ class Budget:
     bounds_shapes: int
     directions: int
     extremes: int
+    combinations: int
+    elements: int
 
 
 BUDGETS = {
-    "quick": Budget(noise_runs=6, repeats=20, draws=1, shapes=9, bounds_shapes=0, directions=1, extremes=5),
-    "full": Budget(noise_runs=8, repeats=60, draws=3, shapes=40, bounds_shapes=6, directions=3, extremes=11),
+    "quick": Budget(
+        noise_runs=6,
+        repeats=20,
+        draws=1,
+        shapes=9,
+        bounds_shapes=0,
+        directions=1,
+        extremes=5,
+        combinations=12,
+        elements=1 << 21,
+    ),
+    "full": Budget(
+        noise_runs=8,
+        repeats=60,
+        draws=3,
+        shapes=40,
+        bounds_shapes=6,
+        directions=3,
+        extremes=11,
+        combinations=64,
+        elements=1 << 25,
+    ),
 }
 
 

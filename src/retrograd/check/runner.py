@@ -93,6 +93,11 @@ class Verification:
     def report(self, results: Sequence[StageResult], seconds: float) -> Report:
         """The report of these results."""
         notes = ("no reference: values were not compared with a truth",) if self.spec.reference is None else ()
+        left_out = {k: v for context in self.contexts.values() for k, v in context.left_out.items()}
+        if left_out:
+            parts = ", ".join(f"{count} of {of} {label}" for label, (count, of) in left_out.items())
+            more = "; level full runs more" if self.level != "full" else ""
+            notes += (f"level {self.level} ran {parts}{more}",)
         return Report(
             target=self.target, verdict=verdict_of(results), level=self.level, seed=self.seed,
             dtypes=tuple(self.contexts), device=_describe(self.device), stages=tuple(results),

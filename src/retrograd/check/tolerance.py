@@ -61,7 +61,7 @@ def jumps(low: torch.Tensor, high: torch.Tensor, wider: torch.Tensor) -> torch.T
 
 
 def drifts(moved: torch.Tensor) -> torch.Tensor:
-    """What one side of a kink changes over eight times the distance to it, where over KINK_WIDER times it is `moved`."""
+    """What one side of a kink changes over 8 times the distance to it, where over KINK_WIDER times it is `moved`."""
     return moved / (KINK_WIDER / 8)
 
 

@@ -27,6 +27,7 @@ class StageContext:
         dtypes: all that are verified.
         interpreted: says whether the op has launched kernels in Triton's interpreter, where one run takes tens of
             milliseconds.
+        left_out: by kind, how many of how many things are run where a level or a limit leaves some out.
     """
 
     runner: OpRunner
@@ -37,6 +38,12 @@ class StageContext:
     case: Case | None = None
     dtypes: tuple[str, ...] = ()
     interpreted: Callable[[], bool] = lambda: False
+    left_out: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def ran(self, label: str, count: int, of: int) -> None:
+        """Note that `count` of so many things are run, where a level or a limit leaves some out."""
+        if count < of:
+            self.left_out[label] = (count, of)
 
     @classmethod
     def of(

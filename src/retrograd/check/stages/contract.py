@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import reduce
 
 import torch
 
 from retrograd.check import tolerance
 from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import OpRun, same_bits
-from retrograd.check.outputs import as_real
+from retrograd.check.outputs import as_real, inexact
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -40,6 +41,33 @@ def _forms(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> N
                 out.findings.append(Finding(_ID, aspect, message, case, tensor=name))
 
 
+def _outputs(context: StageContext, case: Case, out: CaseOutcome) -> None:
+    """Dtype, device and requires_grad of each output, beside the reference's where inputs have their own dtypes."""
+    if context.spec.reference is None:
+        return
+    forward = context.runner.forward(case)
+    own = context.runner.reference(case).own_outputs()
+    floats = [t for t in forward.inputs.values() if inexact(t)]
+    # A reference may be careless with dtypes, as it runs in float64: the dtype that inputs come to will do too.
+    ordinary = reduce(torch.promote_types, (t.dtype for t in floats)) if floats else None
+    for name, t in {**forward.results.inexact, **forward.results.exact}.items():
+        if floats and t.device != floats[0].device:
+            message = f"{name} is on {t.device}, the inputs on {floats[0].device}"
+            out.findings.append(Finding(_ID, "device", message, case, tensor=name))
+        want = None if own is None else {**own.inexact, **own.exact}.get(name)
+        if want is None:
+            continue
+        if t.dtype not in (want.dtype, ordinary):
+            message = f"{name} has dtype {t.dtype}, the reference gives {want.dtype}"
+            if inexact(t):
+                out.findings.append(Finding(_ID, "dtype", message, case, tensor=name))
+            else:
+                out.notes.append(message)
+        if want.requires_grad and not t.requires_grad and inexact(t):
+            message = f"{name} does not require a gradient, the reference's does: nothing flows back through it"
+            out.findings.append(Finding(_ID, "requires-grad", message, case, tensor=name))
+
+
 def _agree(got: torch.Tensor | None, want: torch.Tensor | None) -> bool:
     if same_bits(got, want) or got is None or want is None or got.shape != want.shape:
         return same_bits(got, want)
@@ -52,6 +80,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     out = CaseOutcome()
     full = context.runner.run(case)
     _forms(context, case, full, out)
+    _outputs(context, case, out)
     if out.findings:
         return out
     subsets, note = shard(context, _subsets(context.runner.differentiable(case)), "subsets of the inputs")

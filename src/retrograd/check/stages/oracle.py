@@ -5,7 +5,8 @@ from __future__ import annotations
 from retrograd.check import tolerance
 from retrograd.check.case_sharding import shard
 from retrograd.check.compare import compare
-from retrograd.check.inputs import param_cases, torch_dtype
+from retrograd.check.inputs import combinations, param_cases, torch_dtype
+from retrograd.check.levels import BUDGETS
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -55,7 +56,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 def _combinations(context: StageContext) -> tuple[list[Case], str]:
     """The first combination of parameters, and those of the others that this dtype is to run; a note on the rest."""
-    first, *others = param_cases(context.spec, context.base)
+    first, *others = param_cases(context.spec, context.base, context.budget.combinations)
+    context.ran("combinations of parameters", 1 + len(others), combinations(context.spec))
     mine, note = shard(context, others, "combinations of parameters but the first", least=1)
     return [first, *mine], note
 
@@ -64,6 +66,7 @@ def cases(context: StageContext) -> list[Case]:
     """Every combination of parameters, there and back again (the first once more), then further draws."""
     combos, _ = _combinations(context)
     again = combos[:1] if len(combos) > 1 else []
+    context.ran("draws of the ordinary case", context.budget.draws, BUDGETS["full"].draws)
     return [*combos, *again, *(context.base.but(draw=d) for d in range(1, context.budget.draws))]
 
 

@@ -1,0 +1,174 @@
+"""calls: the ways in which an op is called besides the ordinary one, which must come to the same.
+
+Without gradients, in inference mode, from another thread, with one tensor in two places, with its result changed in
+place before the backward, under autocast. An op may refuse any of them aloud.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from retrograd.check.case_sharding import shard
+from retrograd.check.op_runner import OpRun
+from retrograd.check.outputs import Outputs, as_real
+from retrograd.check.reference import NotApplicable, OpRaised
+from retrograd.check.schema import Case, Finding
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+
+_ID = "calls"
+_FACTOR = 1.5  # what a result is multiplied by in place
+
+
+def _finding(case: Case, kind: str, name: str, what: str) -> Finding:
+    return Finding(_ID, kind, f"{name} {what}", case, tensor=name)
+
+
+def _values(outputs: Outputs) -> dict[str, torch.Tensor]:
+    return {name: as_real(t.detach()) for name, t in {**outputs.inexact, **outputs.exact}.items()}
+
+
+def _without_grad(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
+    """The forward where nobody wants a gradient: another path of the op, often."""
+    modes: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "under torch.no_grad": torch.no_grad,
+        "under torch.inference_mode": torch.inference_mode,
+    }
+    for label, mode in modes.items():
+        try:
+            with mode():
+                results = _values(context.runner.call(case, context.runner.inputs(case)))
+        except OpRaised as error:
+            out.findings.append(Finding(_ID, "raises", f"{label} {error}", case))
+            continue
+        outs = {name: t.clone() for name, t in results.items() if name in alone.outs}
+        run = OpRun(outs, {}, alone.inputs, [], {n: t.clone() for n, t in results.items() if n in alone.exact})
+        if name := context.judge.changed(_ID, case, run, OpRun(alone.outs, {}, alone.inputs, [], alone.exact)):
+            out.findings.append(
+                _finding(case, "without-grad", name, f"is another {label} than where gradients are wanted")
+            )
+        if out.findings:
+            return
+
+
+def _in_thread(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
+    """Forward and backward in a thread of their own, as data loaders and pipelines call."""
+    runs: list[OpRun] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            runs.append(context.runner.run(case))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if errors:
+        out.findings.append(Finding(_ID, "thread", f"in a thread that is not the main one {errors[0]}", case))
+    elif name := context.judge.changed(_ID, case, runs[0], alone):
+        out.findings.append(_finding(case, "thread", name, "is another in a thread that is not the main one"))
+
+
+def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
+    """Two inputs of one shape and dtype are one tensor: its gradient is the sum of both."""
+    names = list(alone.inputs)
+    tensors = {n: t for n, t in alone.inputs.items() if f"grad {n}" in alone.grads}
+    pairs = ((a, b) for a in tensors for b in tensors if names.index(a) < names.index(b))
+    alike = [(a, b) for a, b in pairs if tensors[a].shape == tensors[b].shape and tensors[a].dtype == tensors[b].dtype]
+    for first, second in alike[:1]:
+        apart, together = context.runner.inputs(case), context.runner.inputs(case)
+        apart[second] = apart[first].clone()
+        together[second] = together[first]
+        try:
+            want = context.runner.forward(case, inputs=apart).backward()
+            got = context.runner.forward(case, inputs=together).backward()
+        except OpRaised:
+            return  # it refuses them, or values that are alike
+        a, b = want.grads[f"grad {first}"], want.grads[f"grad {second}"]
+        total = b if a is None else a if b is None else a + b
+        gradient = got.grads[f"grad {first}"]
+        if name := context.judge.clearly_changed({"out": gradient, **got.outs}, {"out": total, **want.outs}):
+            label = f"grad {first}" if name == "out" and gradient is not None else name
+            problem = f"is another when `{first}` and `{second}` are one tensor than when they are equal ones"
+            out.findings.append(_finding(case, "one-tensor", label, problem))
+
+
+def _result_changed(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
+    """A result that is changed in place before the backward: autograd refuses, or the gradient follows."""
+    forward = context.runner.forward(case)
+    if any(isinstance(t, torch.Tensor) and t is o for t in forward.inputs.values() for o in forward.outs):
+        return
+    gs = [g.clone() for g in forward.grad_outs]
+    try:
+        changed = {n: t.mul_(_FACTOR) if t.requires_grad else t for n, t in forward.results.inexact.items()}
+        forward.results = Outputs(changed, forward.results.exact, forward.results.other)
+        got = forward.backward()
+    except (OpRaised, RuntimeError):
+        return  # what the version counter of autograd is for
+    want = context.runner.run(case, grad_outs=[g * _FACTOR for g in gs])
+    if name := context.judge.clearly_changed(got.grads, want.grads):
+        problem = (
+            "is silently wrong when the result is changed in place before the backward, which uses it: "
+            "save it with ctx.save_for_backward so that autograd raises"
+        )
+        out.findings.append(_finding(case, "result-changed", name, problem))
+
+
+def _under_autocast(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
+    """Under autocast operators inside may take bfloat16, no more: gradients keep their dtype and half of its digits."""
+    kind = torch.device(context.runner.device).type
+    if case.dtype != "float32":
+        return
+    try:
+        with torch.autocast(kind, torch.bfloat16):
+            forward = context.runner.forward(case)
+        got = forward.backward()
+    except OpRaised as error:
+        try:  # what the reference refuses there as well is no fault of the op
+            with torch.autocast(kind, torch.bfloat16):
+                context.runner.reference(case).call(context.runner.inputs(case))
+        except Exception:
+            return
+        out.findings.append(Finding(_ID, "autocast", f"under torch.autocast({kind!r}, torch.bfloat16) {error}", case))
+        return
+    for name, grad in got.grads.items():
+        want = alone.grads[name]
+        if grad is None or want is None:
+            continue
+        if grad.dtype != want.dtype:
+            problem = f"has dtype {grad.dtype} under torch.autocast, {want.dtype} without"
+            out.findings.append(_finding(case, "autocast", name, problem))
+        elif bool((want.isfinite() & ~grad.isfinite()).any()):
+            out.findings.append(_finding(case, "autocast", name, "is not finite under torch.autocast"))
+
+
+def check(context: StageContext, case: Case) -> CaseOutcome:
+    """Some eight runs, each beside the ordinary one."""
+    out = CaseOutcome(power_text="exact where bits are promised, else what the truth shows")
+    alone = context.runner.run(case)
+    parts: list[Callable[[StageContext, Case, OpRun, CaseOutcome], None]] = [
+        _without_grad, _one_tensor_twice, _result_changed, _in_thread, _under_autocast,
+    ]  # fmt: skip
+    parts, note = shard(context, parts, "ways of calling")
+    out.notes += [note] * bool(note)
+    for part in parts:
+        try:
+            part(context, case, alone, out)
+        except NotApplicable:
+            continue
+    return out
+
+
+def _cases(context: StageContext) -> list[Case]:
+    return [context.base]
+
+
+STAGE = Stage(
+    _ID, "without grad, in threads, in place: the same", 22, _cases, check, after=("contract",), shrinks=False,
+)  # fmt: skip
