@@ -2,7 +2,7 @@
 
 An OpInfo is whatever has `name`, `op`, `dtypes` and `sample_inputs(device, dtype, requires_grad=...)`; what else it
 says (`variant_test_name`, `supports_autograd`, `backward_dtypes`, `supports_gradgrad`, `gradcheck_nondet_tol`,
-`gradcheck_wrapper`, `inplace_variant`, `supports_inplace_autograd`) is used where it is there. The reference of an op is the op itself,
+`gradcheck_wrapper`, `inplace_variant`, `supports_inplace_autograd`) is used where it is there. The reference is the op,
 run by the checker in float64: what is proved is that its backward belongs to its forward in the dtype under test.
 """
 

@@ -29,6 +29,7 @@ class Truth:
         want: the values.
         floor: the attainable errors without the spread of random rounding, so never larger than `tol`. What is within
             it is within `tol`, and most of what is right is: the runs behind `tol` are made for what is not.
+        stored: the dtypes of results by name, where they are known.
         eager: the reference run in the op's own precision, as float64.
         peak: the largest number met on the way (of cases with values other than ordinary ones).
         switches: the operators in it that may have a kink.
@@ -38,6 +39,7 @@ class Truth:
 
     want: Results
     floor: dict[str, torch.Tensor]
+    stored: dict[str, str]
     eager: Results
     peak: float
     switches: frozenset[str]
@@ -93,7 +95,7 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     def spread(count: int) -> dict[str, torch.Tensor]:
         return _spread(reference, order, exact, count)
 
-    return Truth(exact, floor, eager, plain.peak, frozenset(plain.switches), spread, runs)
+    return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), spread, runs)
 
 
 def _stored(reference: Reference, exact: Results) -> dict[str, str]:

@@ -125,6 +125,11 @@ def cancelled(
     return torch.where(zero, (_CANCELLED * unit * scale).clamp_min(left), 0.0)
 
 
+def stored_coarser(want: torch.Tensor, dtype: torch.dtype, wanted: str) -> torch.Tensor:
+    """What storing a result in a dtype may change where that is less than the wanted one; else 0."""
+    return (1.01 * unit(dtype) if unit(dtype) > UNIT[wanted] else 0.0) * want.abs()
+
+
 def floor(want: torch.Tensor, eager_error: torch.Tensor | None, dtype: str) -> torch.Tensor:
     """What `tolerance` allows before any spread: storing the result, and the formula's error in the op's own precision.
 

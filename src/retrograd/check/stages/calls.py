@@ -92,11 +92,10 @@ def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: Case
             return  # it refuses them, or values that are alike
         a, b = want.grads[f"grad {first}"], want.grads[f"grad {second}"]
         total = b if a is None else a if b is None else a + b
-        gradient = got.grads[f"grad {first}"]
-        if name := context.judge.clearly_changed({"out": gradient, **got.outs}, {"out": total, **want.outs}):
-            label = f"grad {first}" if name == "out" and gradient is not None else name
+        label = f"grad {first}"
+        if name := context.judge.clearly_changed({**got.outs, label: got.grads[label]}, {**want.outs, label: total}):
             problem = f"is another when `{first}` and `{second}` are one tensor than when they are equal ones"
-            out.findings.append(_finding(case, "one-tensor", label, problem))
+            out.findings.append(_finding(case, "one-tensor", name, problem))
 
 
 def _result_changed(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:

@@ -1,12 +1,11 @@
-"""shapes: 0, 1, block edges, primes, more than two dimensions, tall and wide."""
+"""shapes: 0, 1, block edges, primes, more than two dimensions, tall and wide, and the ends of every range."""
 
 from __future__ import annotations
 
-import math
-
+from retrograd.check.cost import elements
 from retrograd.check.inputs import allows, free_rank
 from retrograd.check.schema import Case, Size
-from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.spec import TensorSpec
 from retrograd.check.stages._base import Stage, StageContext
 from retrograd.check.stages.oracle import judged
 
@@ -14,33 +13,43 @@ _ID = "shapes"
 # In order of how often each finds something: level quick takes the first ones.
 _SIZES = (1, 0, 129, 64, 2, 33, 128, 37, 16, 17, 256, 4, 257, 1000, 8)
 _LEADS: tuple[tuple[int, ...], ...] = ((1,), (0,), (2, 3, 5), (33,), (), (64,), (129,), (1, 1, 4))
-_LONG = (1000, 257)
-_MOST_ELEMENTS = 1 << 16
+_LONG = (1025, 2049, 4097)  # one more than the blocks that rows are cut into, or kept in whole
+_SMALL = (3, 1)  # what the other sizes become where a long one would take too long beside them
 
 
-def _sweep(context: StageContext) -> list[Case]:
+def _sweep(context: StageContext) -> tuple[list[Case], list[Case]]:
+    """The cases that are always run: ends of ranges, all sizes alike, long rows; and those in turn for each size."""
     base, spec = context.base, context.spec
     rank_free = free_rank(spec)
-    by_name: list[list[Case]] = []
+    by_name, always = list[list[Case]](), list[Case]()
     for name, size in base.sizes:
         options: tuple[Size, ...] = _LEADS if name in rank_free else _SIZES
         rule = spec.sizes.get(name)
-        extra = list(rule) if isinstance(rule, (list, tuple)) else []
-        tried = [o for o in dict.fromkeys((*options, *extra)) if o != size and allows(spec, name, o)]
+        ends = [(n,) if name in rank_free else n for n in (rule if isinstance(rule, (list, tuple)) else ())]
+        always += [_fitting(context, base, name, end) for end in reversed(ends) if end != size]
+        tried = [o for o in dict.fromkeys((*options, *ends)) if o != size and allows(spec, name, o)]
         by_name.append([base.with_size(name, o) for o in tried])
     turns = max(map(len, by_name), default=0)
-    out = [column[i] for i in range(turns) for column in by_name if i < len(column)]
     corners = [all_sizes(base, rank_free, n) for n in (1, 2, 33)]
-    corners = [c for c in corners if all(allows(spec, k, v) for k, v in c.sizes)]
-    return [*out[: context.budget.shapes], *corners, *_long_rows(base, spec)]
-
-
-def _long_rows(base: Case, spec: OpSpec) -> list[Case]:
-    """The case with long rows: more than one block or warp takes, and in all more elements than 12 bits count."""
+    always += [c for c in corners if all(allows(spec, k, v) for k, v in c.sizes)]
     last = next((t.dims[-1] for t in (spec.tensor_specs or {}).values() if isinstance(t, TensorSpec) and t.dims), None)
-    if not isinstance(last, str) or last.endswith("..."):
-        return []
-    return [base.with_size(last, n) for n in _LONG if allows(spec, last, n)][:1]
+    if isinstance(last, str) and not last.endswith("..."):
+        always += [_fitting(context, base, last, n) for n in _LONG if allows(spec, last, n)]
+    return always, [column[i] for i in range(turns) for column in by_name if i < len(column)]
+
+
+def _fitting(context: StageContext, base: Case, name: str, size: Size) -> Case:
+    """The case with one size; the others are lowered where it would cost too much beside them."""
+    case = base.with_size(name, size)
+    rank_free = free_rank(context.spec)
+    for small in _SMALL:
+        if elements(context.runner, case) <= context.budget.elements:
+            return case
+        for other, usual in base.sizes:
+            lower: Size = (small,) if other in rank_free else small
+            if other != name and usual != lower and allows(context.spec, other, lower):
+                case = case.with_size(other, lower)
+    return case
 
 
 def all_sizes(base: Case, rank_free: frozenset[str], n: int) -> Case:
@@ -49,13 +58,13 @@ def all_sizes(base: Case, rank_free: frozenset[str], n: int) -> Case:
 
 
 def cases(context: StageContext) -> list[Case]:
-    """The sweep, without shapes too large for a sweep."""
-
-    def most_elements(case: Case) -> int:
-        # Of a tensor with every dimension; a size of 0 must not hide the others.
-        return math.prod(max(n, 1) for _, size in case.sizes for n in (size if isinstance(size, tuple) else (size,)))
-
-    return [c for c in dict.fromkeys(_sweep(context)) if most_elements(c) <= _MOST_ELEMENTS]
+    """The sweep, without what costs too much."""
+    always, in_turn = _sweep(context)
+    every = list(dict.fromkeys([*always, *in_turn]))
+    chosen = dict.fromkeys([*in_turn[: context.budget.shapes], *always])
+    cheap = [case for case in chosen if elements(context.runner, case) <= context.budget.elements]
+    context.ran("sizes", len(cheap), len(every))
+    return cheap
 
 
 STAGE = Stage(

@@ -1,0 +1,43 @@
+"""Cost of a case: how many elements the operators of a reference make in it, without making them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd.check.op_runner import OpRunner
+from retrograd.check.schema import Case
+from retrograd.compat.torch_dispatch import tree_leaves
+
+
+class _Count(TorchDispatchMode):
+    """Adds up the elements of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.elements += sum(t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor))
+        return out
+
+
+def elements(runner: OpRunner, case: Case) -> int:
+    """The elements that all operators of the reference make; of all dimensions together where it looks at values.
+
+    The reference runs on meta tensors, which have shapes alone.
+    """
+    if runner.spec.reference is not None:
+        try:
+            inputs = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in runner.inputs(case).items()}
+            with torch.no_grad(), _Count() as count:
+                runner.spec.reference(*inputs.values(), **dict(case.params))
+            return count.elements
+        except Exception:  # it asks for values, which a meta tensor has not
+            pass
+    # A size of 0 must not hide the others.
+    return math.prod(max(n, 1) for _, size in case.sizes for n in (size if isinstance(size, tuple) else (size,)))
