@@ -143,7 +143,7 @@ def _refusal(leaves: Sequence[Any], inputs: Mapping[str, torch.Tensor]) -> str:
 
 
 def _constant(leaf: Any, kind: torch.dtype, wide: torch.dtype | None) -> Any:
-    """A leaf that is no input: tensors as copies; what is in the sample's dtype, or is that dtype, as the inputs are."""
+    """A leaf that is no input: tensors as copies; what is in the sample's dtype, or is that dtype, as inputs are."""
     if not isinstance(leaf, torch.Tensor):
         return wide if wide is not None and leaf == kind else leaf
     leaf = leaf.detach()

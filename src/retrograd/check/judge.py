@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,12 +26,14 @@ class Judge:
     Attributes:
         runner, oracle: of the op in one dtype.
         remarks: what was let pass in the present case, in words.
+        doubts: what nobody can tell there, in words.
         worst: by tensor, of what the present stage has judged.
     """
 
     runner: OpRunner
     oracle: Oracle
     remarks: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)
     _noisy: bool | None = None
 
@@ -77,13 +80,34 @@ class Judge:
                 draw = partial(profile, name, got, want, comparison, case)
                 profiles.append(LazyProfile(name, comparison.worst, draw))
             if not comparison.wrong:
+                if order is first_order and not case.values:
+                    findings += self._scale(stage, case, name, got, want, truth)
                 continue
             tol = truth.tol[name]
+            stated = self.runner.spec.algorithm_error
             if order is first_order and (remark := self._at_kinks(case, name, got, tol, comparison)):
                 self.remarks.append(remark)
+            elif comparison.worst <= (tolerance.ALGORITHM if stated is None else stated):
+                if stated is None:
+                    self.doubts.append(_doubt(case, name, comparison))
             else:
                 findings.append(_wrong_value(stage, case, name, got, comparison, used))
         return findings + self._exact(stage, case, run), profiles
+
+    def _scale(
+        self, stage: str, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth
+    ) -> list[Finding]:
+        """The finding for a tensor whose elements are all off by one factor, each within its own rounding."""
+        factor = tolerance.scale(got, want)
+        least = truth.scale_tolerance(name, case.dtype, self.runner.spec.compute) if abs(factor - 1) > 2**-12 else 1.0
+        if not abs(factor - 1) > least:
+            return []
+        message = (
+            f"{name} is {factor:.4g} times what it should be, over all of its {got.numel()} elements: rounding leaves "
+            f"{least:.1e} of that, though each element is within its own rounding"
+        )
+        excess = abs(factor - 1) / least
+        return [Finding(stage, "wrong-scale", message, case, tensor=name, got=factor, want=1.0, excess=excess)]
 
     def _exact(self, stage: str, case: Case, run: OpRun) -> list[Finding]:
         """Findings for whole numbers and truth values, which are right or wrong; not where rounding decides them."""
@@ -205,6 +229,14 @@ def _missing_or_misshapen(
         return []
     message = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
     return [Finding(stage, "missing-gradient", message, case, tensor=name)]
+
+
+def _doubt(case: Case, name: str, comparison: TensorComparison) -> str:
+    return (
+        f"{name} is {comparison.worst:.2g} times the attainable error off at {case.text() or 'the given inputs'} in "
+        f"{case.dtype}: a small mistake, or another algorithm than the reference's; if it is one, state its constant, "
+        f"algorithm_error={math.ceil(comparison.worst)}, else mend it"
+    )
 
 
 def _wrong_value(

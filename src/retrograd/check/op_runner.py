@@ -33,7 +33,7 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 class OpRun:
     """One forward and backward: results by name ("out" or "out0".., "grad x"), and what went in.
 
-    Complex results are there as real numbers; `exact` are the outputs that have no gradient.
+    The results named by `complex` are there as real numbers; `exact` are the outputs that have no gradient.
     """
 
     outs: dict[str, torch.Tensor]
@@ -41,6 +41,7 @@ class OpRun:
     inputs: dict[str, Any]
     grad_outs: list[torch.Tensor]
     exact: dict[str, torch.Tensor] = field(default_factory=dict)
+    complex: frozenset[str] = frozenset()
 
     @property
     def tensors(self) -> dict[str, torch.Tensor | None]:
@@ -88,6 +89,10 @@ class ForwardPass:
             self.inputs,
             self.grad_outs,
             dict(self.results.exact),
+            frozenset(
+                [n for n, t in self.results.inexact.items() if t.is_complex()]
+                + [f"grad {n}" for n in self.names if self.inputs[n].is_complex()]
+            ),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,14 @@ from retrograd.errors import SpecError
 
 
 @dataclass(frozen=True)
+class Spread:
+    """What random rounding changes, by name: `sigma` of each element, `scales` of whole tensors (from 1)."""
+
+    sigma: dict[str, torch.Tensor]
+    scales: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Truth:
     """float64 values and attainable errors by tensor name; None for a gradient the reference has not.
 
@@ -33,7 +42,7 @@ class Truth:
         eager: the reference run in the op's own precision, as float64.
         peak: the largest number met on the way (of cases with values other than ordinary ones).
         switches: the operators in it that may have a kink.
-        spread: sigma by name from as many runs as asked for.
+        spread: from as many runs as asked for.
         runs: how many `tol` rests on.
     """
 
@@ -43,14 +52,25 @@ class Truth:
     eager: Results
     peak: float
     switches: frozenset[str]
-    spread: Callable[[int], dict[str, torch.Tensor]]
+    spread: Callable[[int], Spread]
     runs: int
 
     @cached_property
     def tol(self) -> dict[str, torch.Tensor]:
         """The attainable errors."""
-        spread = self.spread(self.runs)
-        return {n: tolerance.tolerance(least, spread[n]) if n in spread else least for n, least in self.floor.items()}
+        sigma = self._spread.sigma
+        return {n: tolerance.tolerance(least, sigma[n]) if n in sigma else least for n, least in self.floor.items()}
+
+    @cached_property
+    def _spread(self) -> Spread:
+        return self.spread(self.runs)
+
+    def scale_tolerance(self, name: str, dtype: str, compute: str | None) -> float:
+        """How far from 1 the scale of a whole tensor may be."""
+        want, eager = self.want[name], self.eager.get(name)
+        assert want is not None
+        own = tolerance.scale(eager, want) if eager is not None else math.nan
+        return tolerance.scale_tolerance(self._spread.scales.get(name, 0.0), own, dtype, compute)
 
     @cached_property
     def power(self) -> float:
@@ -92,7 +112,7 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
         elif name in terms:  # no gradient is one of zeros
             floor[name] = tolerance.cancelled(torch.zeros_like(terms[name]), None, unit, terms[name])
 
-    def spread(count: int) -> dict[str, torch.Tensor]:
+    def spread(count: int) -> Spread:
         return _spread(reference, order, exact, count)
 
     return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), spread, runs)
@@ -131,17 +151,23 @@ def _size(t: torch.Tensor) -> torch.Tensor:
     return t.nan_to_num(0.0, 0.0, 0.0).square().sum().div(max(t.numel(), 1)).sqrt()
 
 
-def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: int) -> dict[str, torch.Tensor]:
-    """Root of the mean square of what random rounding changes, by name."""
+def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: int) -> Spread:
+    """Root of the mean square of what random rounding changes."""
     unit, accumulate = tolerance.units(reference.case.dtype, reference.spec.compute)
     squares = {name: torch.zeros_like(t) for name, t in exact.items() if t is not None}
+    scales = dict.fromkeys(squares, 0.0)
     for k in range(runs):
         results = reference.rounded(unit, accumulate, derive(reference.seed, "noise", k, runs), order)
         for name, t in results.items():
             want = exact[name]
             if t is not None and want is not None:
                 squares[name] += (t.detach() - want).square().nan_to_num(0.0)
-    return {name: (total / max(runs, 1)).sqrt() for name, total in squares.items()}
+                off = tolerance.scale(t, want) - 1
+                scales[name] += 0.0 if math.isnan(off) else off**2
+    return Spread(
+        {name: (total / max(runs, 1)).sqrt() for name, total in squares.items()},
+        {name: math.sqrt(total / max(runs, 1)) for name, total in scales.items()},
+    )
 
 
 def _eager(reference: Reference, order: DerivativeOrder) -> Results:

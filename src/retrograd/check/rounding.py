@@ -202,8 +202,10 @@ class Float64(TorchDispatchMode):
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, None), out)
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
-        if name in _ADDING:
-            out = func(*[_size(a) for a in args], **{k: _size(v) for k, v in kwargs.items()})
+        # What is not added up overflows in the op's own precision as well, or is not chosen.
+        if name not in _ADDING:
+            return
+        out = func(*[_size(a) for a in args], **{k: _size(v) for k, v in kwargs.items()})
         for t in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(t, torch.Tensor) and t.dtype == torch.float64 and t.numel() and t.device.type != "meta":
                 most = float(torch.linalg.vector_norm(t.detach(), math.inf))

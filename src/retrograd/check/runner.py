@@ -19,7 +19,6 @@ from retrograd.check import inputs as make
 from retrograd.check import stages
 from retrograd.check.case_sharding import shard_cases
 from retrograd.check.finding_summary import explain, progress_line
-from retrograd.check.layouts import REPEATING
 from retrograd.check.levels import BUDGETS
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
@@ -175,6 +174,7 @@ class Verification:
             if self.watch:
                 self.watch("case", case)
             context.judge.remarks.clear()
+            context.judge.doubts.clear()
             try:
                 outcome = self._try(stage, context, case)
             except UndecidedError as error:
@@ -188,6 +188,7 @@ class Verification:
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, False) or bool(outcome.findings)
+            undecided += context.judge.doubts[:1]
             merged.findings += outcome.findings
             merged.notes += [*outcome.notes, *context.judge.remarks]
             powers += [] if outcome.power is None else [outcome.power]
@@ -249,9 +250,7 @@ class Verification:
 
 
 def _refused_alike(context: StageContext, case: Case) -> bool:
-    """Whether the reference in the op's own precision refuses values that repeat: equal rows make a matrix singular."""
-    if not any(layout in REPEATING for _, layout in case.layouts):
-        return False
+    """Whether the reference in the op's own precision refuses the case: a matrix is singular, and not in float64."""
     try:
         context.runner.reference(case).run(make.torch_dtype(case.dtype))
     except Exception:

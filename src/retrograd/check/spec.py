@@ -119,6 +119,7 @@ class OpSpec:
     double_backward: str | None = None
     kinks: Callable[..., Mapping[str, Any]] | None = None
     transforms: tuple[str, ...] = ()
+    algorithm_error: float | None = None
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
@@ -151,6 +152,7 @@ def op(
     double_backward: str | None = None,
     kinks: Callable[..., Mapping[str, Any]] | None = None,
     transforms: Sequence[str] = (),
+    algorithm_error: float | None = None,
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
@@ -180,6 +182,9 @@ def op(
             it hides, such as a coordinate computed otherwise than in `fn`.
         transforms: what the op promises to work under: "compile" (torch.compile with one graph, checked with the
             backend aot_eager), "inductor" (the same with code generation, slow), "vjp", "vmap" (torch.func).
+        algorithm_error: how many times the attainable error of the reference's formula the op's own algorithm may be
+            off, where it is another one: sums by blocks, a transform, a function by another. None: it is the same;
+            up to 4 times are undecided then, and more a finding.
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
@@ -203,13 +208,15 @@ def op(
         expected = ", ".join((*FLOATS, *COMPLEXES))
         raise UsageError(f"`dtypes` has {unknown or 'nothing'}; expected floating or complex dtypes: {expected}")
     _check_promises(transforms, kinks, double_backward)
+    if algorithm_error is not None and not algorithm_error >= 1:
+        raise SpecError(f"`algorithm_error` is {algorithm_error!r}, expected a factor of at least 1 or None")
     for key, rule in (sizes or {}).items():
         _check_size_rule(key, rule)
     spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
     width = None if compute is None else dtype_name(compute, "compute")
     any_value = None if extremes is None else _names(extremes, inputs)
     spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic,
-                  surrogate, any_value, double_backward, kinks, tuple(transforms))  # fmt: skip
+                  surrogate, any_value, double_backward, kinks, tuple(transforms), algorithm_error)  # fmt: skip
     if callable(inputs) or spec.tensor_specs:
         return spec
     if sizes:

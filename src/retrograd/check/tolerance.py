@@ -14,6 +14,9 @@ import torch
 SIGMAS = 12.0
 # Errors of the reference in the op's own precision: another order of the same operations is off by a few of them.
 OWN_ERRORS = 3.0
+# Times the attainable error up to which it may be another algorithm's constant (sums by blocks, transforms, a function
+# by another): nobody can tell such from a mistake, unless the op states it (`algorithm_error=`).
+ALGORITHM = 4.0
 # Randomly rounded runs with which an alarm is confirmed before it is believed.
 CONFIRM_RUNS = 48
 # Times the attainable error from which on an alarm needs no more runs: no luck of the draws makes sigma so small.
@@ -159,6 +162,26 @@ def no_digit_left(tol: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether most elements of a tensor, those that are 0 apart, may be off by more than their own size."""
     counted = want != 0
     return 2 * int(((tol > want.abs()) & counted).sum()) > int(counted.sum())
+
+
+# Elements from which on a tensor has a scale of its own beside its rounding errors.
+_SCALED = 32
+# Units of rounding that the scale of a whole tensor may be off: as many of its factors may be one rounded number.
+_FACTORS = 4.0
+
+
+def scale(t: torch.Tensor, want: torch.Tensor) -> float:
+    """The factor between two tensors that fits best; NaN where there is none to speak of."""
+    if want.numel() < _SCALED or not bool(want.isfinite().all()) or not bool(t.isfinite().all()):
+        return float("nan")
+    size = float(want.square().sum())
+    return float((t.detach().double() * want).sum()) / size if size else float("nan")
+
+
+def scale_tolerance(spread: float, eager: float, dtype: str, compute: str | None) -> float:
+    """How far from 1 a scale may be: `spread` is that of rounded runs, `eager` that of the op's own precision."""
+    own = OWN_ERRORS * abs(eager - 1) if eager == eager else 0.0
+    return SIGMAS * spread + own + _FACTORS * units(dtype, compute)[0]
 
 
 # Finite differences: standard deviations of noise that an error estimate holds. 4 leaves 6e-5 to chance, and the noise

@@ -17,6 +17,7 @@ from retrograd.check.case_sharding import shard
 from retrograd.check.compare import compare, first_index
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
+from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import FLOATS, OpSpec, TensorSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -78,10 +79,8 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
             continue
         reach = Reach(got.detach().double(), want, want if eager is None else eager, before)
         gone, new = reach.for_nan() if extreme == "nan" else reach.for_inf()
-        if extreme == "nan" and _is_cell(gone, at):
-            # What relu or a comparison makes of a NaN at its own element is a convention.
-            out.notes.append(f"nan in {name}{at} does not reach {label}{at} itself, where float64 has it: a convention")
-            gone = torch.zeros_like(gone)
+        if extreme == "nan":
+            gone, new = _told(context, case, name, label, reach, gone, new, out)
         for mask, kind, verb in ((gone, "vanished", "vanishes from"), (new, "spread", "spreads to")):
             if not bool(mask.any()):
                 continue
@@ -97,9 +96,44 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
             )  # fmt: skip
 
 
+def _told(
+    context: StageContext, case: Case, name: str, label: str, reach: Reach, gone: torch.Tensor, new: torch.Tensor,
+    out: CaseOutcome,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Where a NaN vanished and appeared, without what is a convention, which is a note."""
+    at = list(extreme_values.cell(context.runner.inputs(case)[name].shape))
+    if label in context.runner.run(case).complex:  # one number has two places
+        gone = gone & ~reach.got.isnan().any(-1, keepdim=True)
+        new = new & ~reach.want.isnan().any(-1, keepdim=True)
+    if bool(gone.any()):
+        gone = gone & _depends(context, case, name, label, reach)
+    if _is_cell(gone, at):
+        # What relu or a comparison makes of a NaN at its own element is a convention.
+        out.notes.append(f"nan in {name}{at} does not reach {label}{at} itself, where float64 has it: a convention")
+        gone = torch.zeros_like(gone)
+    if new.ndim > 1 and bool(new.any()) and not bool((new.any(-1) & ~reach.want.isnan().any(-1)).any()):
+        # Formulas by blocks multiply by zeros what they do not want of a block.
+        out.notes.append(f"nan in {name}{at} reaches more of the rows of {label} that have it in float64")
+        new = torch.zeros_like(new)
+    return gone, new
+
+
+def _depends(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
+    """Where a tensor depends on the cell at all, not by 0 * NaN alone: where another number there changes it."""
+    plain = case.but(values=())
+    value = context.runner.inputs(plain)[name]
+    shift = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float64))
+    shift[extreme_values.cell(value.shape)] = 1.0 + value[extreme_values.cell(value.shape)].abs().item()
+    try:
+        moved = context.runner.reference(plain).run(torch.float64, Float64(), shift={name: shift}).get(label)
+    except Exception:  # the reference refuses that number
+        moved = None
+    return torch.ones_like(reach.want, dtype=torch.bool) if moved is None else moved.detach() != reach.plain
+
+
 def _is_cell(mask: torch.Tensor, at: list[int]) -> bool:
     """Whether a mask is true at one place, which is `at`."""
-    return mask.ndim == len(at) and int(mask.sum()) == 1 and bool(mask[tuple(at)])
+    return bool(int(mask.sum()) == 1 and mask.nonzero()[0].tolist() == at)
 
 
 def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> dict[str, torch.Tensor]:
