@@ -330,7 +330,7 @@ def rotated(names: Sequence[str], day: int, parts: int) -> list[str]:
 # ----- the baseline and the report
 
 
-def read_baseline(path: Path) -> list[dict[str, str]]:
+def read_baseline(path: Path) -> list[dict[str, Any]]:
     """Entries of the baseline; SystemExit where one is malformed."""
     entries = tomllib.loads(path.read_text(encoding="utf-8")).get("case", [])
     for entry in entries:
@@ -339,8 +339,16 @@ def read_baseline(path: Path) -> list[dict[str, str]]:
     return entries
 
 
-def entry_of(entries: Sequence[dict[str, str]], variant: str, dtype: str) -> dict[str, str] | None:
-    return next((e for e in entries if e["name"] == variant and e["dtype"] in ("*", dtype)), None)
+def entries_of(entries: Sequence[dict[str, Any]], record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the baseline says of the variant and dtype of a record."""
+    return [e for e in entries if e["name"] == record["variant"] and e["dtype"] in ("*", record["dtype"])]
+
+
+def uncovered(entries: Sequence[dict[str, Any]], record: dict[str, Any]) -> list[Any]:
+    """Findings and reasons of a record, by stage, that no entry has: those of an entry are in its `stages`, or all."""
+    stages = [e.get("stages") for e in entries_of(entries, record)]
+    told = record.get("told") or [(record.get("stage") or record["verdict"], "", record.get("sentence", ""))]
+    return [] if None in stages else [t for t in told if not any(t[0] in known for known in stages)]
 
 
 def sentence(record: dict[str, Any]) -> str:
@@ -362,10 +370,9 @@ def repro(record: dict[str, Any]) -> str:
     )
 
 
-def compared(records: Sequence[dict[str, Any]], entries: Sequence[dict[str, str]]) -> tuple[list[Any], list[str]]:
-    """Records that are not proved and not in the baseline; names in the baseline whose cases are all proved."""
-    bad = [r for r in records if r["verdict"] not in PASSING]
-    new = [r for r in bad if entry_of(entries, r["variant"], r["dtype"]) is None]
+def compared(records: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]) -> tuple[list[Any], list[str]]:
+    """Records that the baseline does not cover; names in the baseline whose cases are all proved."""
+    new = [r for r in records if r["verdict"] not in PASSING and uncovered(entries, r)]
     mended = []
     for entry in entries:
         rows = [r for r in records if r["variant"] == entry["name"] and entry["dtype"] in ("*", r["dtype"])]
@@ -379,13 +386,13 @@ def versions() -> str:
     return ", ".join((*words, f"{platform.system()} {platform.machine()}, one thread a case"))
 
 
-def report(records: Sequence[dict[str, Any]], entries: Sequence[dict[str, str]], args: argparse.Namespace) -> str:
+def report(records: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], args: argparse.Namespace) -> str:
     """Markdown: how many of each verdict, what is not proved, and what it cost."""
     return "\n".join(_report(records, entries, args)) + "\n"
 
 
 def _report(
-    records: Sequence[dict[str, Any]], entries: Sequence[dict[str, str]], args: argparse.Namespace
+    records: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], args: argparse.Namespace
 ) -> Iterator[str]:
     yield f"level {args.level}, seed {args.seed}, samples {args.samples}, shard {args.shard}; {versions()}"
     dtypes = [d for d in args.dtypes.split(",") if any(r["dtype"] == d for r in records)]
@@ -407,8 +414,8 @@ def _report(
     yield from ("", "| variant | dtype | sample | verdict | stage | first sentence | adjudicated |", "|---" * 7 + "|")
     for r in records:
         if r["verdict"] not in PASSING:
-            entry = entry_of(entries, r["variant"], r["dtype"])
-            known = f"{entry['class']}: {entry['reason']}" if entry else "**new**"
+            known = "; ".join(f"{e['class']}: {e['reason']}" for e in entries_of(entries, r))
+            known = f"**new** {known}".strip() if uncovered(entries, r) else known
             cells = (r["variant"], r["dtype"], r["sample"], r["verdict"], r.get("stage", ""), sentence(r), known)
             yield "| " + " | ".join(map(str, cells)) + " |"
 
@@ -457,7 +464,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"in the baseline and proved now: {label}")
     for record in new:
         print(f"\n{record['variant']} {record['dtype']} sample {record['sample']}: {record['verdict']}")
-        print(f"  {record.get('stage', '')}: {sentence(record)}\n{repro(record)}")
+        for stage, _, text in uncovered(entries, record):
+            print(f"  {stage}: {sentence({'sentence': text})}")
+        print(repro(record))
     return 1 if new else 0
 
 

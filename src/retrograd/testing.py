@@ -2,8 +2,9 @@
 
 An OpInfo is whatever has `name`, `op`, `dtypes` and `sample_inputs(device, dtype, requires_grad=...)`; what else it
 says (`variant_test_name`, `supports_autograd`, `backward_dtypes`, `supports_gradgrad`, `gradcheck_nondet_tol`,
-`gradcheck_wrapper`, `inplace_variant`, `supports_inplace_autograd`) is used where it is there. The reference is the op,
-run by the checker in float64: what is proved is that its backward belongs to its forward in the dtype under test.
+`gradcheck_wrapper`, `inplace_variant`, `supports_inplace_autograd`) is used where it is there. The reference of an op
+is the op itself, which the checker runs in float64: what is proved is that its backward belongs to its forward in the
+dtype under test.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _refusal(leaves: Sequence[Any], inputs: Mapping[str, torch.Tensor]) -> str:
 
 
 def _constant(leaf: Any, kind: torch.dtype, wide: torch.dtype | None) -> Any:
-    """A leaf that is no input: tensors as copies; what is in the sample's dtype, or is that dtype, as inputs are."""
+    """A leaf that is no input: tensors as copies; what has the dtype of the sample, or is it, in that of the inputs."""
     if not isinstance(leaf, torch.Tensor):
         return wide if wide is not None and leaf == kind else leaf
     leaf = leaf.detach()
@@ -256,13 +257,18 @@ def _spec(opinfo: Any, sample: Any, number: int, dtype: Any, device: str, inplac
     fn, reference = in_place if inplace else functional, functional
     if draws:
         fn, reference = _seeded(fn, device), _seeded(reference, device)
-    right = getattr(opinfo, "supports_gradgrad", None) is True
     spec = op(
         fn, reference, dict(parts.inputs), dtypes=[dtype_name(dtype)], name=f"{full_name(opinfo)}#{number}",
         deterministic=False if getattr(opinfo, "gradcheck_nondet_tol", 0.0) else None,
-        double_backward="right" if right else None,
+        double_backward="right" if _twice(opinfo) else None,
     )  # fmt: skip
     return spec, ""
+
+
+def _twice(opinfo: Any) -> bool:
+    """Whether second derivatives are promised: PyTorch's tests, which say where they are not, skip nothing of them."""
+    skipped = {getattr(decorator, "test_name", "") for decorator in getattr(opinfo, "decorators", ())}
+    return getattr(opinfo, "supports_gradgrad", None) is True and "test_fn_gradgrad" not in skipped
 
 
 def _seeded(fn: Callable[..., Any], device: str, seed: int = 0) -> Callable[..., Any]:

@@ -155,6 +155,9 @@ def test_an_op_on_special_matrices_has_them_from_its_wrapper():
 def test_promises_are_taken_over():
     (spec,) = testing.specs(Info(torch.sin, matrix, gradcheck_nondet_tol=1e-12, supports_gradgrad=True))
     assert (spec.deterministic, spec.double_backward) == (False, "right")
+    excused = type("Decorator", (), {"test_name": "test_fn_gradgrad"})
+    (spec,) = testing.specs(Info(torch.sin, matrix, supports_gradgrad=True, decorators=(excused,)))
+    assert spec.double_backward is None
     (spec,) = testing.specs(Info(torch.sin, matrix))
     assert (spec.deterministic, spec.double_backward) == (None, None)
 
