@@ -123,28 +123,34 @@ def work(pipe: Connection, infos: dict[str, Any], level: str, seed: int) -> None
     rg.verify(torch.sin, reference=torch.sin, inputs=dict(x=torch.rand(3)), level="quick")
     while (task := pipe.recv()) is not None:
         variant, dtype, samples, done, deadline = task
-        last = -1
+        number = -1
         try:
-            for each in testing.sample_specs(infos[variant], dtype, samples, seed=seed):
-                if each.number in done:
-                    continue
+            numbers = [n for n in range(count(infos[variant], dtype, samples)) if n not in done]
+            every = testing.sample_specs(infos[variant], dtype, numbers, seed=seed)
+            for number in numbers:
                 if time.time() > deadline:
                     break
-                pipe.send(("begin", each.number, {}))
+                pipe.send(("begin", number, {}))  # before the op is called for the first time
+                if (each := next(every, None)) is None:
+                    deadline = math.inf  # there are no more, which is not late
+                    break
                 reason = each.reason or (not_checked(each.spec) if each.spec else "")
                 if each.spec is None or reason:
                     record: dict[str, Any] = {"verdict": "not checked", "sentence": reason}
                 else:
                     record = verdict_of(each.spec, level, seed)
-                pipe.send(("case", each.number, record))
-                last = each.number
-            else:
-                pipe.send(("end", last, {}))
-                continue
-            pipe.send(("late", last, {}))
+                pipe.send(("case", number, record))
+            pipe.send(("late" if time.time() > deadline else "end", number, {}))
         except Exception as error:
-            pipe.send(("case", last + 1, {"verdict": "error", "sentence": f"{type(error).__name__}: {error}"}))
-            pipe.send(("end", last, {}))
+            pipe.send(("case", max(number, 0), {"verdict": "error", "sentence": f"{type(error).__name__}: {error}"}))
+            pipe.send(("end", number, {}))
+
+
+def count(info: Any, dtype: str, samples: int | str) -> int:
+    """How many samples are wanted; of all there are as many as are drawn, which calls no op."""
+    if isinstance(samples, int):
+        return samples
+    return sum(1 for _ in info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True))
 
 
 # ----- results

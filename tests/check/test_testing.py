@@ -155,6 +155,8 @@ def test_an_op_on_special_matrices_has_them_from_its_wrapper():
 def test_promises_are_taken_over():
     (spec,) = testing.specs(Info(torch.sin, matrix, gradcheck_nondet_tol=1e-12, supports_gradgrad=True))
     assert (spec.deterministic, spec.double_backward) == (False, "right")
+    (spec,) = testing.specs(Info(torch.sin, matrix, supports_gradgrad=True), dtype="bfloat16")
+    assert spec.double_backward is None
     excused = type("Decorator", (), {"test_name": "test_fn_gradgrad"})
     (spec,) = testing.specs(Info(torch.sin, matrix, supports_gradgrad=True, decorators=(excused,)))
     assert spec.double_backward is None
