@@ -266,7 +266,7 @@ def _spec(opinfo: Any, sample: Any, number: int, dtype: Any, device: str, inplac
 
 
 def _twice(opinfo: Any, dtype: torch.dtype) -> bool:
-    """Whether second derivatives are promised: where PyTorch tests them, and skips nothing; 16 bits it does not test."""
+    """Whether second derivatives are promised: where PyTorch tests them, so not in 16 bits, and skips nothing."""
     if dtype in (torch.float16, torch.bfloat16):
         return False
     skipped = {getattr(decorator, "test_name", "") for decorator in getattr(opinfo, "decorators", ())}
