@@ -179,9 +179,9 @@ class Results:
             file.write(json.dumps(record) + "\n")
 
     def of(self, tasks: Iterable[Task], level: str, seed: int) -> list[dict[str, Any]]:
-        """Records of cases of these tasks, in their order."""
-        chosen = {(task.variant, task.dtype) for task in tasks}
-        rows = [r for k, r in self.records.items() if k[2] >= 0 and (k[0], k[1]) in chosen and k[3:] == (level, seed)]
+        """Records of the cases that these tasks want, sorted; the file may have others."""
+        most = {(t.variant, t.dtype): t.samples if isinstance(t.samples, int) else math.inf for t in tasks}
+        rows = [r for k, r in self.records.items() if 0 <= k[2] < most.get(k[:2], 0) and k[3:] == (level, seed)]
         return sorted(rows, key=lambda r: (r["variant"], r["dtype"], r["sample"]))
 
 
