@@ -97,25 +97,26 @@ def split(sample: Any, dtype: Any = "float32") -> SplitSample:
         The tensors that are floating or complex and require a gradient as inputs; all else is closed over.
     """
     kind = _torch_dtype(dtype)
-    parts = {"input": sample.input, **{f"arg{i}": value for i, value in enumerate(sample.args)}, **sample.kwargs}
+    positional = [("input", sample.input), *((f"arg{i}", value) for i, value in enumerate(sample.args))]
     inputs: dict[str, torch.Tensor] = {}
-    names: list[str | None] = []  # of each leaf: the input that stands there
+    names: list[str] = []  # of each leaf: the input that stands there, if any
     leaves, tree = tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
-    for label, leaf in zip(_labels(parts), leaves, strict=True):
+    for label, leaf in zip(_labels([*positional, *sample.kwargs.items()]), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
-            names.append(None)
+            names.append("")
             continue
-        known = next((name for name, tensor in inputs.items() if tensor is leaf), label)
-        inputs[known] = leaf
-        names.append(known)
+        known = next((name for name, tensor in inputs.items() if tensor is leaf), "")
+        names.append(known or (f"{label}_" if label in inputs else label))
+        inputs.setdefault(names[-1], leaf)
     inputs = {name: tensor.detach() for name, tensor in inputs.items()}
     order = {name: place for place, name in enumerate(inputs)}
 
     def call(fn: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        wide = tensors[0].dtype if tensors and tensors[0].dtype != kind else None
+        arriving = (tensors[0].dtype if tensors else kind).to_real()
+        wide = None if arriving == kind.to_real() else arriving
         values = []
         for name, leaf in zip(names, leaves, strict=True):
-            if name is not None:
+            if name:
                 tensor = tensors[order[name]]
                 values.append(tensor if wide or tensor.dtype == leaf.dtype else tensor.to(leaf.dtype))
             else:
@@ -126,9 +127,9 @@ def split(sample: Any, dtype: Any = "float32") -> SplitSample:
     return SplitSample(inputs, call, _refusal(leaves, inputs))
 
 
-def _labels(parts: Mapping[str, Any]) -> Iterator[str]:
+def _labels(parts: Sequence[tuple[str, Any]]) -> Iterator[str]:
     """A name for each leaf: the argument's own, with a number behind it if it is a collection."""
-    for name, value in parts.items():
+    for name, value in parts:
         leaves, _ = tree_flatten(value)
         alone = len(leaves) == 1 and leaves[0] is value
         yield from [name] if alone else (f"{name}_{i}" for i in range(len(leaves)))
@@ -145,14 +146,11 @@ def _refusal(leaves: Sequence[Any], inputs: Mapping[str, torch.Tensor]) -> str:
 
 def _constant(leaf: Any, kind: torch.dtype, wide: torch.dtype | None) -> Any:
     """A leaf that is no input: tensors as copies; what has the dtype of the sample, or is it, in that of the inputs."""
+    narrow = kind.to_real()
+    widened = {} if wide is None else {narrow: wide, _COMPLEX.get(narrow): _COMPLEX.get(wide)}
     if not isinstance(leaf, torch.Tensor):
-        return wide if wide is not None and leaf == kind else leaf
-    leaf = leaf.detach()
-    if wide is not None and leaf.dtype == kind:
-        return leaf.to(wide)
-    if wide in _COMPLEX and leaf.dtype == _COMPLEX.get(kind):
-        return leaf.to(_COMPLEX[wide])
-    return leaf.clone()
+        return widened[kind] if widened and leaf is kind else leaf
+    return leaf.detach().to(widened.get(leaf.dtype) or leaf.dtype, copy=True)
 
 
 def sample_specs(

@@ -86,6 +86,19 @@ def test_complex_constants_follow_too():
     assert parts.call(lambda x, c: c.dtype, x.detach().double()) is torch.complex128
 
 
+def test_a_complex_sample_follows_in_both_parts():
+    x, real = torch.randn(2, dtype=torch.complex64, requires_grad=True), torch.randn(2)
+    parts = testing.split(Sample(x, real, torch.complex64), "complex64")
+    called = parts.call(lambda x, real, kind: (real.dtype, kind), x.detach().to(torch.complex128))
+    assert called == (torch.float64, torch.complex128)
+
+
+def test_names_that_meet_stay_apart():
+    x, y = torch.randn(2, requires_grad=True), torch.randn(2, requires_grad=True)
+    parts = testing.split(Sample(torch.ones(2), x, arg0=y))
+    assert list(parts.inputs) == ["arg0", "arg0_"]
+
+
 def test_a_tensor_in_two_places_is_one_input():
     x = torch.randn(2, requires_grad=True)
     parts = testing.split(Sample(x, x))
