@@ -37,7 +37,9 @@ DTYPES = {"f32": (F32, F32), "bf16-f32": (BF16, F32), "bf16": (BF16, BF16), "f16
 MODES = {"zeros": (False, False), "aligned": (False, True), "border": (True, False), "border-aligned": (True, True)}
 CHANNELS = (16, 32, 64, 128)
 # One value a point, or a list.
-NARROW = frozenset({"locations_ptr", "weights_ptr", "shapes_ptr", "order_ptr", "begins_ptr", "references_ptr"})
+NARROW = frozenset(
+    {"locations_ptr", "weights_ptr", "logits_ptr", "shapes_ptr", "order_ptr", "begins_ptr", "references_ptr"}
+)
 COVERING = """
 C32-f32-zeros | C64-bf16-border | C16-f16-f32-aligned | C128-f32-border-aligned | C32-f32-zeros-large
 """

@@ -42,6 +42,16 @@ class GpuDescription:
     shared_limit_bytes: int
     registers: int
 
+    @property
+    def properties(self) -> dict[str, int]:
+        """As Triton's drivers give them."""
+        return {
+            "max_shared_mem": self.shared_limit_bytes,
+            "max_num_regs": self.registers,
+            "multiprocessor_count": self.num_sms,
+            "warpSize": self.warp_size,
+        }
+
 
 @dataclass(frozen=True)
 class KernelSignature:
@@ -161,18 +171,11 @@ def _driver(gpu: GpuDescription, device: str) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
 
-    properties = {
-        "max_shared_mem": gpu.shared_limit_bytes,
-        "max_num_regs": gpu.registers,
-        "multiprocessor_count": gpu.num_sms,
-        "warpSize": gpu.warp_size,
-    }
-
     class DryDriver(DriverBase):
         """Answers which GPU it is and can do nothing else."""
 
         launcher_cls = None
-        utils = SimpleNamespace(get_device_properties=lambda device=None: properties)
+        utils = SimpleNamespace(get_device_properties=lambda device=None: gpu.properties)
 
         @classmethod
         def is_active(cls) -> bool:
