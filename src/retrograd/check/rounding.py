@@ -233,7 +233,8 @@ class Float64(TorchDispatchMode):
         return out
 
     def _perturb(self, t: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor:
-        if t.dtype not in (torch.float64, torch.complex128) or t.device.type == "meta":
+        wide = t.dtype in (torch.float64, torch.complex128)
+        if not wide or t.device.type == "meta" or t.layout != torch.strided:
             return t
         # In place, since this runs for every operator of every noise run: t (1 + unit noise) + accumulate extra noise.
         out = self.noise(t).mul_(self.unit).add_(1.0).mul_(t)

@@ -162,7 +162,6 @@ class Verification:
         merged = CaseOutcome(power=0.0, power_text="")
         tried: dict[Case, bool] = {}
         powers: list[float] = []
-        undecided: list[str] = []
         context.judge.worst.clear()
         try:
             every = [context.case] if context.case else stage.cases(context)
@@ -178,7 +177,7 @@ class Verification:
             try:
                 outcome = self._try(stage, context, case)
             except UndecidedError as error:
-                undecided.append(str(error))
+                merged.undecided.append(str(error))
                 continue
             if outcome is None:
                 if case == context.base:
@@ -188,11 +187,10 @@ class Verification:
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, False) or bool(outcome.findings)
-            undecided += context.judge.doubts[:1]
-            merged.findings += outcome.findings
-            merged.notes += [*outcome.notes, *context.judge.remarks]
+            outcome.undecided += context.judge.doubts[:1]
+            outcome.notes += context.judge.remarks
+            merged.add(outcome)
             powers += [] if outcome.power is None else [outcome.power]
-            merged.power_text = merged.power_text or outcome.power_text
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
             if outcome.findings and lost(self.device):
                 # Whatever runs now raises the same, and would be told of cases that are right.
@@ -207,7 +205,6 @@ class Verification:
         if merged.findings:
             shrinks = stage.shrinks and context.case is None
             merged.findings = explain(context, merged.findings, tried, partial(self._again, stage, context), shrinks)
-        merged.undecided = list(dict.fromkeys(undecided))
         return len(tried), merged
 
     def _no_base(self, stage: Stage, context: StageContext, error: Exception) -> tuple[int, CaseOutcome]:

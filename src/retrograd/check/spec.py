@@ -202,14 +202,8 @@ def op(
     swept = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in (params or {}).items()}
     if empty := [k for k, v in swept.items() if not v]:
         raise SpecError(f"`params` has no value for {empty}; give at least one")
-    names = tuple(dtype_name(d, "dtypes") for d in dtypes)
-    unknown = [d for d in names if d not in (*FLOATS, *COMPLEXES)]
-    if unknown or not names:
-        expected = ", ".join((*FLOATS, *COMPLEXES))
-        raise UsageError(f"`dtypes` has {unknown or 'nothing'}; expected floating or complex dtypes: {expected}")
-    _check_promises(transforms, kinks, double_backward)
-    if algorithm_error is not None and not algorithm_error >= 1:
-        raise SpecError(f"`algorithm_error` is {algorithm_error!r}, expected a factor of at least 1 or None")
+    names = _dtypes(dtypes)
+    _check_promises(transforms, kinks, double_backward, algorithm_error)
     for key, rule in (sizes or {}).items():
         _check_size_rule(key, rule)
     spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
@@ -224,7 +218,18 @@ def op(
     return spec
 
 
-def _check_promises(transforms: Any, kinks: Any, double_backward: Any) -> None:
+def _dtypes(dtypes: Sequence[Any]) -> tuple[str, ...]:
+    names = tuple(dtype_name(d, "dtypes") for d in dtypes)
+    unknown = [d for d in names if d not in (*FLOATS, *COMPLEXES)]
+    if unknown or not names:
+        expected = ", ".join((*FLOATS, *COMPLEXES))
+        raise UsageError(f"`dtypes` has {unknown or 'nothing'}; expected floating or complex dtypes: {expected}")
+    return names
+
+
+def _check_promises(transforms: Any, kinks: Any, double_backward: Any, algorithm_error: Any) -> None:
+    if algorithm_error is not None and not algorithm_error >= 1:
+        raise SpecError(f"`algorithm_error` is {algorithm_error!r}, expected a factor of at least 1 or None")
     unknown = [transforms] if isinstance(transforms, str) else sorted(set(transforms) - set(TRANSFORMS))
     if unknown:
         raise SpecError(f"`transforms` has {unknown}, expected a sequence of some of {', '.join(TRANSFORMS)}")

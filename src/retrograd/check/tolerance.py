@@ -25,8 +25,9 @@ BEYOND_NOISE = 1e4
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 # Of a complex number either part is as exact as the product of two whole ones leaves it: sqrt(5) units (Brent 2007).
-UNIT |= {"complex128": 2.25 * UNIT["float64"], "complex64": 2.25 * UNIT["float32"]}
-_SMALLEST |= {"complex128": _SMALLEST["float64"], "complex64": _SMALLEST["float32"]}
+_PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
+UNIT |= {name: 2.25 * UNIT[part] for name, part in _PARTS.items()}
+_SMALLEST |= {name: _SMALLEST[part] for name, part in _PARTS.items()}
 
 
 def unit(dtype: torch.dtype) -> float:

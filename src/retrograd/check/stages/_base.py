@@ -80,6 +80,13 @@ class CaseOutcome:
     power_text: str = "exact: any bit"
     undecided: list[str] = field(default_factory=list)
 
+    def add(self, other: CaseOutcome) -> None:
+        """Take over what the check of another case says, but for its power and profiles."""
+        self.findings += other.findings
+        self.notes += other.notes
+        self.undecided += other.undecided
+        self.power_text = self.power_text or other.power_text
+
 
 @dataclass(frozen=True)
 class Stage:

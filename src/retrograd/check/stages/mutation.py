@@ -36,7 +36,12 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     fresh = context.runner.inputs(case)
     gs = context.runner.grad_outs(case)
     kept = [g.clone() for g in gs]
-    run = context.runner.run(case, grad_outs=gs)
+    try:
+        run = context.runner.run(case, grad_outs=gs)
+    except OpRaised:
+        if not case.layouts:
+            raise
+        return out  # it refuses these strides, which the layouts stage tells
     for name, value in fresh.items():
         if isinstance(value, torch.Tensor) and not same_bits(run.inputs[name].detach(), value):
             message = f"input `{name}` was overwritten"
@@ -45,7 +50,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         if not same_bits(g, copy):
             message = f"grad_out of output {i} was overwritten by the backward"
             out.findings.append(Finding(_ID, "grad_out", message, case, tensor="grad_out"))
-    if not out.findings:
+    # In place on what is laid out otherwise, a view, autograd takes apart what hangs on it.
+    if not out.findings and not case.layouts:
         for name in context.runner.differentiable(case):
             if fresh[name].numel():
                 _stale(context, case, name, out)
