@@ -110,11 +110,13 @@ class Bands(TorchDispatchMode):
     Args:
         fill: what the bands hold: NAN, HUGE or PLAIN.
         only: owner and sides that hold it, PLAIN being elsewhere; None for all.
+        whole: whether the bands are part of each tensor's storage. Without them it begins at its first element, as an
+            op finds it elsewhere: gradients of views (CopySlices, as_strided) compute with offsets into the storage.
     """
 
-    def __init__(self, fill: str, only: tuple[str, Sequence[str]] | None = None) -> None:
+    def __init__(self, fill: str, only: tuple[str, Sequence[str]] | None = None, *, whole: bool = False) -> None:
         super().__init__()
-        self.fill, self.only = fill, only
+        self.fill, self.only, self.whole = fill, only, whole
         self.guards: list[Guard] = []
         self.broken: Exception | None = None  # a fault of ours, which must not be taken for one of the op
 
@@ -144,9 +146,12 @@ class Bands(TorchDispatchMode):
             flat[first : first + extent].fill_(fills[2])
             covered = torch.zeros(len(flat), dtype=torch.bool, device=t.device)
             covered.as_strided(t.shape, t.stride(), first).fill_(True)
-        # Not a view: autograd must not know that there is a larger tensor. Its storage begins at its first element, as
-        # an op finds it elsewhere: gradients of views (CopySlices, as_strided) compute with offsets into the storage.
-        tensor = torch.from_dlpack(flat.as_strided(t.shape, t.stride(), first))
+        # Not a view: autograd must not know that there is a larger tensor.
+        if self.whole:
+            tensor = torch.empty(0, dtype=t.dtype, device=t.device)
+            tensor.set_(flat.untyped_storage(), first, t.shape, t.stride())
+        else:
+            tensor = torch.from_dlpack(flat.as_strided(t.shape, t.stride(), first))
         source, target = t, tensor
         for dim, stride in enumerate(t.stride()):
             if stride == 0:  # expanded: written once

@@ -116,15 +116,18 @@ class AccessWatch:
         guards: tensors inside bands; of others all of the storage counts.
         missing: why addresses were not checked although kernels are interpreted; "" if they were.
         accesses: those outside, by where they are in the source and what they miss.
+        launched: whether there was a launch.
     """
 
     guards: Sequence[Guard]
     missing: str = ""
     accesses: dict[Any, OutsideAccess] = field(default_factory=dict)
     launch: _Launch | None = None
+    launched: bool = False
 
     def begin(self, kernel: str, arguments: Sequence[tuple[str, Any, Any]]) -> None:
         """A launch starts, with names of arguments, these, and their copies in the interpreter's memory."""
+        self.launched = True
         guarded = {g.flat.untyped_storage().data_ptr(): g for g in self.guards}
         spans: list[tuple[int, int, str]] = []
         named: dict[str, None] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from retrograd import config
 from retrograd.check import memory_accesses
 from retrograd.check.guard_bands import HUGE, NAN, PLAIN, SIDES, Bands, Guard
 from retrograd.check.op_runner import OpRun
@@ -42,6 +43,31 @@ class _Guarded:
     error: OpRaised | None = None
     written: list[tuple[str, Guard, list[int]]] = field(default_factory=list)
     watches: list[memory_accesses.AccessWatch] = field(default_factory=list)
+
+
+@dataclass
+class _Trial:
+    """A case inside bands.
+
+    Attributes:
+        whole: whether the bands are part of the storages, as Triton's interpreter copies those of arguments.
+        launched: whether a kernel was interpreted.
+    """
+
+    context: StageContext
+    case: Case
+    whole: bool
+    launched: bool = False
+
+    def bands(self, fill: str, only: tuple[str, tuple[str, ...]] | None = None) -> Bands:
+        """Bands that hold `fill`, `only` on some sides of one tensor."""
+        return Bands(fill, only, whole=self.whole)
+
+    def run(self, bands: Bands) -> _Guarded:
+        """One forward and backward inside them."""
+        done = _run(self.context, self.case, bands)
+        self.launched = self.launched or any(watch.launched for watch in done.watches)
+        return done
 
 
 def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
@@ -105,10 +131,10 @@ def _outside(case: Case, done: _Guarded) -> Iterator[Finding]:
 Noisy = Callable[[], bool]
 
 
-def _noisy(context: StageContext, case: Case) -> bool:
+def _noisy(trial: _Trial) -> bool:
     """Whether the op differs from itself inside the same bands; without any, what it reads outside may be noise."""
-    first = _run(context, case, Bands(PLAIN)).run
-    again = (_run(context, case, Bands(PLAIN)).run for _ in range(_REPEATS))
+    first = trial.run(trial.bands(PLAIN)).run
+    again = (trial.run(trial.bands(PLAIN)).run for _ in range(_REPEATS))
     return first is not None and any(t is not None and t.first_difference(first) for t in again)
 
 
@@ -124,40 +150,41 @@ def _differs(first: OpRun, second: OpRun, noisy: Noisy) -> str:
     return name if lost or not noisy() else ""
 
 
-def _reads(context: StageContext, case: Case, runs: dict[str, _Guarded]) -> Iterator[Finding]:
+def _reads(trial: _Trial, runs: dict[str, _Guarded]) -> Iterator[Finding]:
     """A finding if results depend on what the bands hold."""
+    case = trial.case
     first, second = runs[NAN].run, runs[HUGE].run
     if first is None or second is None:
         fill, error = next((fill, done.error) for fill, done in runs.items() if done.error)
         message = f"with {fill} around the tensors that it is given {error}; with other values it does not"
         yield Finding(_ID, "read", message, case)
         return
-    noisy = cache(lambda: _noisy(context, case))
+    noisy = cache(lambda: _noisy(trial))
     name, fill = _differs(first, second, noisy), f"{NAN}, then {HUGE}"
     if not name and any(t is not None and bool(t.isnan().any()) for t in first.tensors.values()):
         # Huge values can end as NaN too (inf - inf), and then both runs are alike.
-        second = _run(context, case, Bands(PLAIN)).run or second
+        second = trial.run(trial.bands(PLAIN)).run or second
         name, fill = _differs(first, second, noisy), f"{NAN}, then {PLAIN}"
     if not name:
         return
     a, b = first.tensors[name], second.tensors[name]
     differing = int((~((a == b) | (a.isnan() & b.isnan()))).sum()) if a is not None and b is not None else 0
-    where = _culprit(context, case, noisy)
+    where = _culprit(trial, noisy)
     if not where:
         return  # it does not come again: an op that is seldom off
     message = f"{name} depends on memory outside {where}: {fill} there change {_count(differing)}"
     yield Finding(_ID, "read", message, case, tensor=name, wrong=differing)
 
 
-def _culprit(context: StageContext, case: Case, noisy: Noisy) -> str:
+def _culprit(trial: _Trial, noisy: Noisy) -> str:
     """Around which tensor, and on which side, the memory lies that is read; "" if no one's makes a difference."""
-    plain = Bands(PLAIN)
-    want = _run(context, case, plain).run
+    plain = trial.bands(PLAIN)
+    want = trial.run(plain).run
     owners = {guard.owner: guard.name for guard in plain.guards if guard.owner} | {"": "a tensor that the op makes"}
 
     def read(owner: str, sides: tuple[str, ...]) -> bool:
         for fill in (NAN, HUGE):
-            got = _run(context, case, Bands(fill, (owner, sides))).run
+            got = trial.run(trial.bands(fill, (owner, sides))).run
             if got is None or (want is not None and _differs(got, want, noisy)):
                 return True
         return False
@@ -182,10 +209,20 @@ def _refusal(context: StageContext, case: Case, out: CaseOutcome, error: OpRaise
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """Two runs inside guard bands, with NaN and with huge values; more to say where, once there is a finding."""
+    trial = _Trial(context, case, whole=config.interpreting())
+    out = _judged(trial)
+    if trial.whole and not trial.launched and out.findings:
+        # No kernel that is interpreted: then storages begin at their tensors, as an op finds them elsewhere.
+        out = _judged(_Trial(context, case, whole=False))
+    return out
+
+
+def _judged(trial: _Trial) -> CaseOutcome:
+    context, case = trial.context, trial.case
     out = CaseOutcome(
         power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * memory_accesses.watches_memory()}"
     )
-    runs = {fill: _run(context, case, Bands(fill)) for fill in (NAN, HUGE)}
+    runs = {fill: trial.run(trial.bands(fill)) for fill in (NAN, HUGE)}
     findings: dict[Any, Finding] = {}
     for done in runs.values():
         for finding in (*_outside(case, done), *_writes(case, done)):
@@ -195,7 +232,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     if all(errors):
         _refusal(context, case, out, errors[0])
     else:
-        findings |= {(f.kind, f.tensor, f.what): f for f in _reads(context, case, runs)}
+        findings |= {(f.kind, f.tensor, f.what): f for f in _reads(trial, runs)}
     out.findings += findings.values()
     return out
 
