@@ -63,6 +63,13 @@ def test_mutant_is_found_and_named(name):
 
 
 @interpreted
+def test_tensors_without_a_storage_elsewhere_in_the_process_do_no_harm():
+    sparse = torch.eye(3).to_sparse()
+    assert bounds(_load("triton_bounds").OB05).findings
+    assert sparse.is_sparse
+
+
+@interpreted
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_kernel_is_found_and_named(name):
     (finding,) = bounds(getattr(_load("triton_bounds"), name)).findings

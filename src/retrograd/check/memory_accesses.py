@@ -169,7 +169,8 @@ class AccessWatch:
         banded = {g.flat.untyped_storage().data_ptr() for g in self.guards}
         spans = []
         for thing in gc_pause.objects():
-            if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
+            plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
+            if plain and thing.device.type == "cpu":
                 storage = thing.untyped_storage()
                 if storage.nbytes() and storage.data_ptr() not in banded:
                     spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), ""))
