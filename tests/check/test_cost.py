@@ -50,8 +50,9 @@ def test_what_is_right_needs_no_noise_runs_in_a_sweep():
     report = rg.verify(_spec(_norm, reference), level="quick", only=["layouts", "shapes"])
     assert report
     cases = sum(s.cases for s in report.stages)
-    # Forward for grad_out, float64, own precision; the ordinary case has the runs that give the power.
-    assert reference.runs <= 3 * cases + BUDGETS["quick"].noise_runs
+    # Forward for grad_out, float64, own precision, shapes alone for the cost of a size, of which the longest are tried with
+    # the others lowered; the ordinary case has the runs that give the power.
+    assert reference.runs <= 4 * cases + BUDGETS["quick"].noise_runs
 
 
 def test_noise_runs_decide_between_rounding_and_a_fault():

@@ -60,7 +60,8 @@ def test_power_is_real():
     def scaled(by):
         return rg.verify(_spec(square(2 * (1 + by))), level="quick", only=["oracle"])
 
-    assert scaled(4 * power).verdict == "finding"
+    assert scaled(4 * power).verdict == "undecided"  # it might be another algorithm's constant, which it may state
+    assert scaled(16 * power).verdict == "finding"
     assert scaled(power / 1000).verdict == "proved"
 
 

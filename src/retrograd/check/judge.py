@@ -115,7 +115,8 @@ class Judge:
     ) -> list[Finding]:
         """The finding for a tensor whose elements are all off by one factor, each within its own rounding."""
         factor = tolerance.scale(got, want)
-        least = truth.scale_tolerance(name, case.dtype, self.runner.spec.compute) if abs(factor - 1) > 2**-12 else 1.0
+        inside, _ = tolerance.units(case.dtype, self.runner.spec.compute)
+        least = truth.scale_tolerance(name, got.dtype, inside) if abs(factor - 1) > 2**-12 else 1.0
         if not abs(factor - 1) > least:
             return []
         message = (

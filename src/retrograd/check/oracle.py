@@ -65,12 +65,12 @@ class Truth:
     def _spread(self) -> Spread:
         return self.spread(self.runs)
 
-    def scale_tolerance(self, name: str, dtype: str, compute: str | None) -> float:
-        """How far from 1 the scale of a whole tensor may be."""
+    def scale_tolerance(self, name: str, dtype: torch.dtype, unit_inside: float) -> float:
+        """How far from 1 the scale of a whole tensor may be that is stored in a dtype."""
         want, eager = self.want[name], self.eager.get(name)
         assert want is not None
         own = tolerance.scale(eager, want) if eager is not None else math.nan
-        return tolerance.scale_tolerance(self._spread.scales.get(name, 0.0), own, dtype, compute)
+        return tolerance.scale_tolerance(self._spread.scales.get(name, 0.0), own, want, dtype, unit_inside)
 
     @cached_property
     def power(self) -> float:
@@ -99,10 +99,11 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
         raise
     except Exception as error:
         raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
-    eager = _eager(reference, order)
+    eager, stored = _eager(reference, order)
     floor: dict[str, torch.Tensor] = {}
     unit, _ = tolerance.units(case.dtype, reference.spec.compute)
-    stored, terms = _stored(reference, exact), _terms(reference)
+    stored |= _stored_inputs(reference)
+    terms = _terms(reference, exact if order is first_order else None)
     for name, want in exact.items():
         if want is not None:
             own = eager.get(name)
@@ -118,19 +119,21 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), spread, runs)
 
 
-def _stored(reference: Reference, exact: Results) -> dict[str, str]:
-    """The dtypes that results are stored in, by name, where they are not the case's."""
-    inputs, own = reference.inputs(), reference.own_outputs()
-    dtypes = {f"grad {name}": value.dtype for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    dtypes |= {f"second {name.removeprefix('grad ')}": dtype for name, dtype in dtypes.items()}
-    dtypes |= {name: out.dtype for name, out in own.inexact.items()} if own else {}
-    return {name: str(dtypes[name]).removeprefix("torch.") for name in exact if name in dtypes}
+def _stored_inputs(reference: Reference) -> dict[str, str]:
+    """The dtypes that gradients are stored in, by name: those of their inputs."""
+    tensors = {name: value for name, value in reference.inputs().items() if isinstance(value, torch.Tensor)}
+    return {
+        f"{order} {name}": str(value.dtype).removeprefix("torch.")
+        for name, value in tensors.items()
+        for order in ("grad", "second")
+    }
 
 
-def _terms(reference: Reference) -> dict[str, torch.Tensor]:
+def _terms(reference: Reference, exact: Results | None) -> dict[str, torch.Tensor]:
     """The size of what adds up to each gradient, that of grad_out * out / x: by element where x has out's shape."""
     inputs, gs = reference.inputs(), reference.grad_outs()
-    outs = [as_real(out) for out in reference.outputs().inexact.values()]
+    known = [t for name, t in (exact or {}).items() if t is not None and not name.startswith("grad ")]
+    outs = known if len(known) == len(gs) else [as_real(out) for out in reference.outputs().inexact.values()]
     products = [as_real(g).double() * out for g, out in zip(gs, outs, strict=True)]
     sizes = {}
     for name in make.differentiable(reference.spec, inputs):
@@ -170,16 +173,20 @@ def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: 
     )
 
 
-def _eager(reference: Reference, order: DerivativeOrder) -> Results:
-    """The reference in the op's own precision, as float64; empty where PyTorch has no kernel for it."""
+def _eager(reference: Reference, order: DerivativeOrder) -> tuple[Results, dict[str, str]]:
+    """The reference in the op's own precision, as float64, and the dtypes that it gave; empty without a kernel."""
     dtype, compute = reference.case.dtype, reference.spec.compute
+    wider = bool(compute) and dtype in ("float16", "bfloat16")
     try:
-        results = reference.run(
-            make.torch_dtype(compute if compute and dtype in ("float16", "bfloat16") else dtype), None, order
-        )
+        results = reference.run(make.torch_dtype(compute if compute and wider else dtype), None, order)
     except Exception:  # "not implemented for 'Half'": the spread alone must do
-        return {}
-    return {name: None if t is None else t.detach().double() for name, t in results.items()}
+        return {}, {}
+    dtypes = {name: t.dtype for name, t in results.items() if t is not None}
+    if wider:  # what it computes in is not what it stores
+        own = reference.own_outputs()
+        dtypes = {name: out.dtype for name, out in own.inexact.items()} if own else {}
+    names = {name: str(kind).removeprefix("torch.") for name, kind in dtypes.items()}
+    return {name: None if t is None else t.detach().double() for name, t in results.items()}, names
 
 
 @dataclass

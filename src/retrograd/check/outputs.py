@@ -63,7 +63,7 @@ class Outputs:
         if not tensors:
             kinds = [type(leaf).__name__ for leaf in leaves.values()] or [type(result).__name__]
             raise SpecError(
-                f"`{argument}` of {spec.name} returned {kinds}; expected a tensor or tensors in a structure"
+                f"`{argument}` of {spec.name} returned {kinds}; expected a tensor or a tuple, list or dict of tensors"
             )
         for name, t in tensors.items():
             if t.layout != torch.strided:

@@ -192,13 +192,8 @@ class Verification:
             merged.add(outcome)
             powers += [] if outcome.power is None else [outcome.power]
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
-            if outcome.findings and lost(self.device):
-                # Whatever runs now raises the same, and would be told of cases that are right.
-                last = outcome.findings[-1]
-                message = f"{last.what}\nafterwards the GPU answers no call: {lost(self.device)}"
-                return len(tried), CaseOutcome(
-                    [replace(last, kind="crash", what=message, where="the first case that does it")]
-                )
+            if outcome.findings and (reason := lost(self.device)):
+                return len(tried), _crashed(outcome.findings[-1], reason)
         merged.power = max(powers, default=None)
         if merged.power:
             merged.power_text = f"{context.runner.dtype} {merged.power:.1e}"
@@ -253,6 +248,12 @@ def _refused_alike(context: StageContext, case: Case) -> bool:
     except Exception:
         return True
     return False
+
+
+def _crashed(last: Finding, reason: str) -> CaseOutcome:
+    """The outcome where the GPU is lost: what runs now raises the same, and would be told of cases that are right."""
+    message = f"{last.what}\nafterwards the GPU answers no call: {reason}"
+    return CaseOutcome([replace(last, kind="crash", what=message, where="the first case that does it")])
 
 
 def _worst_profiles(profiles: list[Any]) -> list[Any]:

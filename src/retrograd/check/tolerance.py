@@ -179,10 +179,20 @@ def scale(t: torch.Tensor, want: torch.Tensor) -> float:
     return float((t.detach().double() * want).sum()) / size if size else float("nan")
 
 
-def scale_tolerance(spread: float, eager: float, dtype: str, compute: str | None) -> float:
-    """How far from 1 a scale may be: `spread` is that of rounded runs, `eager` that of the op's own precision."""
+def scale_tolerance(spread: float, eager: float, want: torch.Tensor, dtype: torch.dtype, unit_inside: float) -> float:
+    """How far from 1 a scale may be.
+
+    Args:
+        spread: of the scales of randomly rounded runs.
+        eager: the scale of the reference in the op's own precision; NaN if unknown.
+        want: the tensor in float64; storing it in `dtype` rounds each element by itself.
+        dtype: see there.
+        unit_inside: unit roundoff of the operators.
+    """
     own = OWN_ERRORS * abs(eager - 1) if eager == eager else 0.0
-    return SIGMAS * spread + own + _FACTORS * units(dtype, compute)[0]
+    squares = want.square()
+    storing = unit(dtype) * float(squares.square().sum().sqrt() / squares.sum())
+    return SIGMAS * (spread + storing) + own + _FACTORS * unit_inside
 
 
 # Finite differences: standard deviations of noise that an error estimate holds. 4 leaves 6e-5 to chance, and the noise

@@ -107,7 +107,7 @@ def _told(
         new = new & ~reach.want.isnan().any(-1, keepdim=True)
     if bool(gone.any()):
         gone = gone & _depends(context, case, name, label, reach)
-    if _is_cell(gone, at):
+    if _is_cell(gone, at) and context.oracle.truth(case.but(values=())).switches:
         # What relu or a comparison makes of a NaN at its own element is a convention.
         out.notes.append(f"nan in {name}{at} does not reach {label}{at} itself, where float64 has it: a convention")
         gone = torch.zeros_like(gone)
