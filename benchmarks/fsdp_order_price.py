@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retrograd.fsdp.buckets import BucketPlan, Group, Launcher
+from retrograd.fsdp.bucket_plan import BucketPlan, Group, Launcher
 
 GROUPS, CAP, STEPS = 34, 4, 200
 COMPUTE, LATENCY, TRANSFER = 1.0, 0.3, 0.6  # ms: a group's backward; a reduction's start; a group on the link

@@ -28,8 +28,8 @@ NOT_A_NOUN = frozenset(
     {"What", "Which", "Whether", "How", "Where", "Who", "Why", "Being", "From", "Are", "Do", "Does", "Is"}
 )
 # Both may only fall; what is aimed at stands behind them.
-LINES = 54_200  # 48,000
-EQUAL = 39  # pairs of places with six equal lines: 15, parameter lists of kernels
+LINES = 53_200  # 48,000
+EQUAL = 14  # pairs of places with six equal lines, parameter lists and public signatures
 WINDOW = 6
 
 

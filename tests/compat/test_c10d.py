@@ -15,7 +15,7 @@ from retrograd.fsdp import record_collectives
 if not torch.distributed.is_available():
     pytest.skip("torch is built without distributed", allow_module_level=True)
 
-from retrograd.compat import c10d
+from retrograd.compat import c10d_collectives as c10d
 
 pytestmark = pytest.mark.usefixtures("untested_parts")
 
@@ -58,7 +58,7 @@ import sys
 from retrograd.core.import_hook import AfterImport
 
 def ask(name):
-    from retrograd.compat import c10d, registry
+    from retrograd.compat import c10d_collectives as c10d, registry
     print(registry.status(c10d.PART).state, flush=True)
 
 sys.meta_path.insert(0, AfterImport(("torch",), ask))

@@ -46,7 +46,7 @@ def test_another_fsdp2_is_noticed(monkeypatch, broken, difference):
 
 @needs_distributed
 def test_a_store_that_moved_leaves_folders(alone, monkeypatch):
-    from retrograd.compat import c10d
+    from retrograd.compat import c10d_collectives as c10d
 
     assert registry.status(c10d.STORE).difference == ""
     registry._statuses.clear()

@@ -21,7 +21,7 @@ from retrograd.core.notebook import Shown
 from retrograd.core.schema import DecodeError, Record, decode, older, parsed, plain
 from retrograd.errors import UsageError
 from retrograd.flake.schema import FlakeReport
-from retrograd.fsdp.buckets import BucketPlan
+from retrograd.fsdp.bucket_plan import BucketPlan
 from retrograd.fsdp.schema import Log
 from retrograd.graph.schema import Diff, Follow, Unique
 from retrograd.graph.watching.lock import Check

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from retrograd.errors import BucketError, UsageError
-from retrograd.fsdp.buckets import BucketPlan, Group, Launcher, digest, first_difference
+from retrograd.fsdp.bucket_plan import BucketPlan, Group, Launcher, digest, first_difference
 
 
 def some(count, seed=0, keys=1, late=0):
@@ -178,6 +178,6 @@ def test_the_first_difference_of_plans(other, said):
 
 
 def test_a_hash_is_the_same_in_every_process():
-    code = "from retrograd.fsdp.buckets import digest; import sys; print(digest('plan'), 'torch' in sys.modules)"
+    code = "from retrograd.fsdp.bucket_plan import digest; import sys; print(digest('plan'), 'torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert told == [digest("plan"), "False"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ranks import Ranks
 
-from retrograd.fsdp.buckets import Bucket, BucketPlan
+from retrograd.fsdp.bucket_plan import Bucket, BucketPlan
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without distributed")
 

@@ -322,7 +322,7 @@ def test_one_recording_at_a_time():
 @needs_distributed
 @pytest.mark.parametrize("change", ["new operator", "other arguments"])
 def test_an_operator_that_is_not_known_is_named_when_it_runs(mesh, monkeypatch, change):
-    from retrograd.compat import c10d
+    from retrograd.compat import c10d_collectives as c10d
 
     known = {name: value for name, value in c10d.OPERATORS.items() if name != "reduce_"}
     monkeypatch.setattr(

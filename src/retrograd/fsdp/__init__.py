@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from retrograd.fsdp.attribution import naming as naming
+    from retrograd.fsdp.bucket_plan import BucketPlan as BucketPlan
     from retrograd.fsdp.bucketing import Buckets as Buckets
     from retrograd.fsdp.bucketing import bucket_gradients as bucket_gradients
-    from retrograd.fsdp.buckets import BucketPlan as BucketPlan
     from retrograd.fsdp.check_command import assert_same_order as assert_same_order
     from retrograd.fsdp.log_diff import diff as diff
     from retrograd.fsdp.ordered_reduce import FixedOrder as FixedOrder

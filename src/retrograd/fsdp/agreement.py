@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from retrograd.compat.c10d import rank_store, unrecorded
+from retrograd.compat.c10d_collectives import rank_store, unrecorded
 from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError
-from retrograd.fsdp.buckets import digest
+from retrograd.fsdp.bucket_plan import digest
 
 # Groups are made once and kept: a second one of the same ranks, made after the first was destroyed, finds the first
 # one's entries in the store and hangs (gloo, PyTorch 2.13).

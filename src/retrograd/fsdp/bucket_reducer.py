@@ -15,7 +15,7 @@ from retrograd.compat.fsdp2.foreach_reduce import ReduceCall
 from retrograd.errors import BucketError
 from retrograd.fsdp.agreement import Agreement
 from retrograd.fsdp.attribution import naming
-from retrograd.fsdp.buckets import Launcher
+from retrograd.fsdp.bucket_plan import Launcher
 from retrograd.fsdp.in_flight import InFlight
 from retrograd.fsdp.model_plan import Model, word
 

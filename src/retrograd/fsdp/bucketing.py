@@ -23,8 +23,8 @@ from retrograd.compat.torch_dynamo import compiles_backward
 from retrograd.core.order_registry import Order, announce, withdraw
 from retrograd.errors import BucketError, UsageError
 from retrograd.fsdp.agreement import Agreement
+from retrograd.fsdp.bucket_plan import MIB, BucketPlan, Launcher, digest
 from retrograd.fsdp.bucket_reducer import Backward, Reduction
-from retrograd.fsdp.buckets import MIB, BucketPlan, Launcher, digest
 from retrograd.fsdp.model_plan import Model, plans_differ
 from retrograd.fsdp.ordered_reduce import FixedOrderReduceScatter
 

@@ -9,7 +9,7 @@ import torch
 from retrograd.compat.fsdp2 import foreach_reduce, param_groups
 from retrograd.compat.fsdp2.foreach_reduce import ReduceCall
 from retrograd.errors import UsageError
-from retrograd.fsdp.buckets import BucketPlan, Group, first_difference
+from retrograd.fsdp.bucket_plan import BucketPlan, Group, first_difference
 
 
 class Model:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from retrograd.compat import c10d
+from retrograd.compat import c10d_collectives as c10d
 from retrograd.compat.torch_autograd import in_backward
 from retrograd.compat.versions import UntestedVersionWarning, tested
 from retrograd.errors import RanksDifferError, UsageError, VerificationError

@@ -24,8 +24,8 @@ _ID = "calls"
 _FACTOR = 1.5  # what a result is multiplied by in place
 
 
-def _finding(case: Case, kind: str, name: str, what: str) -> Finding:
-    return Finding(_ID, kind, f"{name} {what}", case, tensor=name)
+def _finding(case: Case, kind: str, name: str, problem: str) -> Finding:
+    return Finding(_ID, kind, f"{name} {problem}", case, tensor=name)
 
 
 def _values(outputs: Outputs) -> dict[str, torch.Tensor]:

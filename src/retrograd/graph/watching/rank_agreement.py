@@ -139,7 +139,7 @@ def _default_store() -> RankStore:
             "`ranks` is 'compare', but torch.distributed has no process group; initialise it before "
             "retrograd.graph.watch, or give a folder that all ranks see"
         )
-    from retrograd.compat.c10d import rank_store
+    from retrograd.compat.c10d_collectives import rank_store
 
     # A job of one rank has nobody to ask, and waits for nobody.
     return rank_store("graphs") or RankStore(None, 0, 1)
