@@ -95,7 +95,8 @@ def test_power_is_real():
 
     power = scaled(0).stage("adjoint").power
     assert power < 1e-3
-    assert scaled(10 * power).verdict == "finding"
+    # The power is that of one direction in the middle; a finding is one that two more of three show too.
+    assert scaled(30 * power).verdict == "finding"
     assert scaled(power / 100).verdict == "proved"
 
 

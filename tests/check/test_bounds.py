@@ -218,6 +218,7 @@ def test_noise_from_run_to_run_is_no_read():
     assert bounds(square(lambda dy, x: 2 * x * dy * (1 + torch.rand(()) * 1e-7)))
 
 
+@interpreted
 def test_an_op_that_refuses_a_larger_allocation_is_not_accused():
     def whole(x):
         if x.untyped_storage().nbytes() != x.numel() * x.element_size():

@@ -96,12 +96,16 @@ def command_line() -> Iterator[Made]:
     """A page a command, from click's own description of it."""
     from retrograd.cli import main
 
-    names = list(main.modules)
+    context = main.make_context("retrograd", [], resilient_parsing=True)
+    names = main.list_commands(context)
     intro = "Exit codes: 0 proved, same or steady; 1 finding; 2 wrong usage; 3 cannot decide."
     listing = "\n".join(f"- [`retrograd {name}`]({name}.md)" for name in names)
     yield Made("cli/index.md", f"# retrograd\n\n{intro}\n\n{listing}\n")
     for name in names:
-        shown = f"::: mkdocs-click\n    :module: {main.modules[name]}\n    :command: {name}\n"
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.callback is not None
+        shown = f"::: mkdocs-click\n    :module: {command.callback.__module__}\n    :command: {name}\n"
         shown += f"    :prog_name: retrograd {name}\n    :style: table\n"
         yield Made(f"cli/{name}.md", f"---\ntitle: retrograd {name}\n---\n\n{shown}")
 
