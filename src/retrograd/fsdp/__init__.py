@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from retrograd.fsdp.sharding import shard_by_size as shard_by_size
 
 _HOMES = {
-    "BucketPlan": "buckets",
+    "BucketPlan": "bucket_plan",
     "Buckets": "bucketing",
     "Collective": "schema",
     "CollectiveLog": "recorder",
