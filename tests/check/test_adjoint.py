@@ -95,8 +95,8 @@ def test_power_is_real():
 
     power = scaled(0).stage("adjoint").power
     assert power < 1e-3
-    # The power is that of one direction in the middle; a finding is one that two more of three show too.
-    assert scaled(30 * power).verdict == "finding"
+    # A random direction sees less than a hundredth of an error along it with a chance of 0.8 %.
+    assert scaled(100 * power).verdict == "finding"
     assert scaled(power / 100).verdict == "proved"
 
 

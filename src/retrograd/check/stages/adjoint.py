@@ -104,7 +104,7 @@ class Line:
             slopes.append(sum(float((g.detach().double() * d).sum()) for g, d in moving if g is not None))
         # Points so close may all give the same numbers (one element, a function that rounds), whose last digit is still
         # half a unit off: its standard deviation is a third of one.
-        self.known = max(finite_differences.noise(values), stored / 3), finite_differences.noise(slopes)
+        self.known = finite_differences.noise(values) or stored / 3, finite_differences.noise(slopes)
         return self.known
 
     def judge(self) -> tuple[float, float]:
