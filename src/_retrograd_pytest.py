@@ -37,13 +37,18 @@ import pytest
 
 _VERIFIERS = pytest.StashKey[dict]()
 _WATCH = pytest.StashKey[Any]()
+_RESULTS = pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--retrograd-level, --retrograd-seed and --retrograd-flake-seed."""
+    """--retrograd-level, --retrograd-seed, --retrograd-baseline, --retrograd-write-baseline, --retrograd-flake-seed."""
     group = parser.getgroup("retrograd", "verification of backward passes")
     group.addoption("--retrograd-level", choices=["quick", "full"], help="level of every retrograd mark")
     group.addoption("--retrograd-seed", type=int, help="seed of every retrograd mark (default 0)")
+    text = "accepted findings (default: retrograd-baseline.toml of the rootdir, if it is there)"
+    group.addoption("--retrograd-baseline", metavar="FILE", help=text)
+    text = "accept what every retrograd mark finds: write it to the baseline"
+    group.addoption("--retrograd-write-baseline", action="store_true", help=text)
     text = "seed random, NumPy and torch before each test, as retrograd flake does"
     group.addoption("--retrograd-flake-seed", type=int, help=text)
 
@@ -54,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", text)
     text = "retrograd_graphs(max, **options): the test may compile `max` graphs; options as of retrograd.graph.watch"
     config.addinivalue_line("markers", text)
-    config.stash[_VERIFIERS] = {}
+    config.stash[_VERIFIERS], config.stash[_RESULTS] = {}, {}
     seed = config.getoption("--retrograd-flake-seed")
     if seed is not None:
         config.pluginmanager.register(_Seeded(seed), "retrograd-seeded")
@@ -164,22 +169,44 @@ class StageCheck:
     where and repro, and skips the test with the reason if the stage does not apply.
     """
 
-    def __init__(self, verifier: Any, stage: Any) -> None:
-        self.verifier, self.stage = verifier, stage
+    def __init__(self, verifier: Any, stage: Any, node: pytest.Item) -> None:
+        self.verifier, self.stage, self.node = verifier, stage, node
 
     def run(self) -> Any:
         """Run the stage; UndecidedError if nothing can be concluded."""
-        return self.verifier.run_stage(self.stage)
+        from retrograd.check.acceptance import settled
+
+        return settled(self.verifier.run_stage(self.stage), self.verifier.acceptances)
 
     def assert_passes(self) -> None:
-        """Fail with the findings, skip with the reason."""
+        """Fail with the findings, skip with the reason; what is accepted stands in the test's report."""
         from retrograd.errors import VerificationError
 
         result = self.run()
-        if result.findings:
+        config = self.node.config
+        config.stash[_RESULTS].setdefault(self.verifier, []).append(result)
+        for finding in result.accepted:
+            self.node.user_properties.append(("retrograd accepted", f"{finding.accepted} | {finding.text()}"))
+        if result.findings and not config.getoption("--retrograd-write-baseline"):
             raise VerificationError("\n".join(f.text() for f in result.findings))
         if result.status == "skipped":
             pytest.skip(result.reason)
+
+
+def _baseline(config: pytest.Config) -> Path:
+    from retrograd.check.acceptance import FILE
+
+    return Path(config.getoption("--retrograd-baseline") or config.rootpath / FILE)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the baseline, if that is asked for."""
+    config = session.config
+    if config.getoption("--retrograd-write-baseline") and config.stash[_RESULTS]:
+        from retrograd.check.acceptance import write_baseline
+
+        results = config.stash[_RESULTS].items()
+        write_baseline(_baseline(config), [verifier.report(stages, 0.0) for verifier, stages in results])
 
 
 def _mark(node: Any) -> pytest.Mark:
@@ -225,5 +252,10 @@ def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     known = config.stash[_VERIFIERS]
     key = request.node.nodeid.split("[")[0]
     if key not in known:
+        baseline = _baseline(config)
+        if baseline.exists():
+            options.setdefault("baseline", baseline)
+        elif config.getoption("--retrograd-baseline") and not config.getoption("--retrograd-write-baseline"):
+            raise pytest.UsageError(f"--retrograd-baseline is {str(baseline)!r}, which is not there")
         known[key] = Verification(mark.args[0], **options)
-    return StageCheck(known[key], request.param)
+    return StageCheck(known[key], request.param, request.node)

@@ -31,12 +31,7 @@ def explain(
         attempt: runs a case; None if it means nothing for the op.
         shrinks: whether smaller cases are to be tried.
     """
-    worst: dict[tuple[str, ...], Finding] = {}
-    for f in findings:
-        key = _fault(f)
-        if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
-            worst[key] = f
-    kept = list(worst.values())[:4]
+    kept = worst_faults(findings)[:4]
     small, often = kept[0].case, ""
     if shrinks and len(context.spec.size_names):
         first = kept[0]
@@ -66,6 +61,16 @@ def explain(
     shown = [replace(f, where=text) for f in (first, *same)]
     known = [(f, diagnosed.get(_fault(f))) for f in shown]
     return [replace(f, elements=d.elements, looks_like=d.looks_like) if d else f for f, d in known]
+
+
+def worst_faults(findings: list[Finding]) -> list[Finding]:
+    """The worst finding of each fault."""
+    worst: dict[tuple[str, ...], Finding] = {}
+    for f in findings:
+        key = _fault(f)
+        if key not in worst or (f.excess or 0) > (worst[key].excess or 0):
+            worst[key] = f
+    return list(worst.values())
 
 
 def _fault(finding: Finding) -> tuple[str, ...]:

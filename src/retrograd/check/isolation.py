@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from retrograd.check.acceptance import settle
 from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
 from retrograd.core import subprocesses
 from retrograd.errors import RetrogradError, UsageError
@@ -53,7 +54,7 @@ class VerifyCommand:
 
     Attributes:
         always: target, level, seed and device: what a repro line repeats.
-        chosen: --only, --dtype and --case, if given.
+        chosen: --only, --dtype, --case and --baseline, if given.
         skip: stages to leave out.
         share: (i, n): every n-th dtype from number i on.
     """
@@ -102,7 +103,7 @@ def verify_isolated(
     shares = [replace(command, share=(i, jobs)) for i in range(jobs)]
     with ThreadPoolExecutor(jobs) as pool:
         parts = list(pool.map(lambda share: _verify_share(share, limits, progress), shares))
-    return replace(_merged(parts), seconds=round(time.perf_counter() - start, 3))
+    return replace(settle(_merged(parts)), seconds=round(time.perf_counter() - start, 3))
 
 
 def _merged(parts: Sequence[Report]) -> Report:
@@ -139,6 +140,7 @@ def _joined(results: Sequence[StageResult]) -> StageResult:
         power_text=f"relative error {text}" if any(r.power for r in results) else text,
         notes=tuple(dict.fromkeys(note for r in results for note in r.notes)),
         findings=tuple(f for r in results for f in r.findings),
+        accepted=tuple(f for r in results for f in r.accepted),
         profiles=tuple(p for r in results for p in r.profiles),
     )
 

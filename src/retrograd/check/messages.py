@@ -36,6 +36,8 @@ def document(report: Report, everything: bool = True) -> doc.Document:
         doc.Header(report.verdict, report.target, (*head, *filter(None, [report.started])), verdict)
     ]
     page += [doc.Section("Findings", cards)] * bool(cards)
+    if standing := tuple(map(_card, report.accepted)):
+        page.append(doc.Section("Accepted findings", standing))
     page.append(doc.Section("Stages", (stages,)))
     page += _profiles(report)
     page += [doc.Section("Notes", (doc.Paragraphs(tuple(notes), "points"),))] * bool(notes)
@@ -65,12 +67,21 @@ def _text(report: Report, notes: list[str]) -> Iterator[doc.TextLine | doc.Table
         facts = (fact._replace(label=fact.label.removeprefix("looks ")) for fact in _facts(finding))
         yield from doc.labelled([above, *facts], width=7)
         yield doc.TextLine()
+    for finding in report.accepted:
+        yield from doc.labelled([doc.Fact("accepted", _accepted(finding))], width=9)
     yield from (doc.TextLine(f"note: {note}") for note in notes)
-    if notes:
+    if notes or report.accepted:
         yield doc.TextLine()
-    parts = [count(len(report.findings), "finding")] * bool(report.findings) + [_progress(report)]
+    parts = [count(len(report.findings), "finding")] * bool(report.findings)
+    parts += [f"{len(report.accepted)} accepted"] * bool(report.accepted) + [_progress(report)]
     text = f"{VERDICTS[report.verdict]} in {duration(report.seconds)} ({', '.join(parts)})"
     yield doc.TextLine(text, _VERDICT_STYLE[report.verdict])
+
+
+def _accepted(finding: Finding) -> str:
+    """An accepted finding in a line: its class, the reason, what it is."""
+    name = "/".join(filter(None, (finding.stage, finding.kind, finding.tensor)))
+    return f"{name}: {finding.accepted} | {finding.what.splitlines()[0]}"
 
 
 def _progress(report: Report) -> str:
@@ -84,7 +95,8 @@ def _row(stage: StageResult) -> tuple[str | doc.Cell, ...]:
     pairs = ((stage.cases, "case"), (stage.runs, "run"))
     counts = [f"{number} {noun}{' ' if number == 1 else 's'}" for number, noun in pairs]
     cost = [*counts, duration(stage.seconds)] if stage.status != "skipped" else ["", "", ""]
-    aside = "; ".join(filter(None, (stage.reason, power(stage))))
+    standing = f"{len(stage.accepted)} accepted" if stage.accepted else ""
+    aside = "; ".join(filter(None, (standing, stage.reason, power(stage))))
     return doc.Cell(_MARKS[stage.status], style), doc.Cell(stage.id, style), stage.title, *cost, aside
 
 
@@ -106,6 +118,7 @@ def _stages_of_page(report: Report) -> doc.Table:
 def _facts(finding: Finding) -> tuple[doc.Fact, ...]:
     """What is known beside what is wrong and how far."""
     return (
+        doc.Fact("accepted", finding.accepted),
         doc.Fact("looks like", finding.looks_like),
         doc.Fact("which", finding.elements),
         doc.Fact("where", finding.where),
@@ -157,6 +170,8 @@ def _annotations(report: Report) -> Iterator[doc.Annotation]:
     for finding in report.findings:
         parts = [finding.what, finding.looks_like and f"looks like: {finding.looks_like}", finding.where, finding.repro]
         yield doc.Annotation("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts)))
+    for finding in report.accepted:
+        yield doc.Annotation("notice", f"{report.target}: accepted", _accepted(finding))
     for stage in report.stages:
         if stage.status == "undecided":
             yield doc.Annotation("warning", f"{report.target}: {stage.id}", stage.reason)
@@ -167,11 +182,15 @@ def _annotations(report: Report) -> Iterator[doc.Annotation]:
 
 def _suite(report: Report) -> doc.Suite:
     cases = tuple(
-        doc.SuiteCase(s.id, s.status, s.seconds, s.reason, tuple(map(_failure, s.findings)), s.notes)
+        doc.SuiteCase(s.id, s.status, s.seconds, s.reason, tuple(map(_failure, s.findings)), _suite_notes(s))
         for s in report.stages
     )
     name = f"retrograd verify {report.target}"
     return doc.Suite(name, f"retrograd.{report.target}", report.seconds, report.started, cases)
+
+
+def _suite_notes(stage: StageResult) -> tuple[str, ...]:
+    return (*(f"accepted {_accepted(f)}" for f in stage.accepted), *stage.notes)
 
 
 def _failure(finding: Finding) -> tuple[str, str, str]:

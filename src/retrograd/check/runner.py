@@ -9,16 +9,18 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from retrograd import config
 from retrograd.check import inputs as make
 from retrograd.check import stages
+from retrograd.check.acceptance import accepted, read_baseline, settle
 from retrograd.check.case_sharding import shard_cases
-from retrograd.check.finding_summary import explain, progress_line
+from retrograd.check.devices import checked, describe, environment, lost
+from retrograd.check.finding_summary import explain, progress_line, worst_faults
 from retrograd.check.levels import BUDGETS
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
@@ -59,6 +61,7 @@ class Verification:
         watch: Watch | None = None,
         progress: Progress | None = None,
         share: tuple[int, int] = (0, 1),
+        baseline: str | Path | None = None,
         **describe: Any,
     ) -> None:
         if describe and isinstance(target, OpSpec):
@@ -66,7 +69,7 @@ class Verification:
         self.spec = target if isinstance(target, OpSpec) else op(target, **describe)
         if level not in BUDGETS:
             raise UsageError(f"`level` is {level!r}, expected one of {', '.join(BUDGETS)}")
-        self.level, self.seed, self.device = level, seed, _device(device)
+        self.level, self.seed, self.device = level, seed, checked(device)
         self.target = name or self.spec.name
         names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
         marked = {re.split("[:@]", w)[0] for w in (case or "").split() if ":" in w or "@" in w}
@@ -75,6 +78,9 @@ class Verification:
             if unknown - known:
                 raise UsageError(f"`case` is about {sorted(unknown - known)}, the inputs are {sorted(known)}")
         prepare_at_first_launch()
+        every = case is None and set(names) >= set(self.spec.dtypes)  # then what is accepted must be seen
+        by = (*self.spec.accept, *(read_baseline(Path(baseline), self.target) if baseline is not None else ()))
+        self.acceptances = tuple(replace(a, expected=every and a.level in ("quick", level)) for a in by)
         all_dtypes, names = names, names[share[0] :: share[1]]
         self.launches: dict[Any, Any] = {}  # what interpreted ones did, to be put in place when they come again
         self.launch_counts: list[LaunchCount] = []
@@ -99,9 +105,9 @@ class Verification:
             notes += (f"level {self.level} ran {parts}{more}",)
         return Report(
             target=self.target, verdict=verdict_of(results), level=self.level, seed=self.seed,
-            dtypes=tuple(self.contexts), device=_describe(self.device), stages=tuple(results),
+            dtypes=tuple(self.contexts), device=describe(self.device), stages=tuple(results),
             seconds=round(seconds, 3), started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            environment=_environment(), notes=notes,
+            environment=environment(), notes=notes, acceptances=self.acceptances,
         )  # fmt: skip
 
     def calls(self) -> int:
@@ -140,9 +146,10 @@ class Verification:
                 done, outcome = self._run_dtype(stage, context)
             cases += done
             outcomes.append(outcome)
-            if any(not f.partial for f in outcome.findings):
+            if any(not f.partial for f in (*outcome.findings, *outcome.accepted)):
                 self.failed[dtype].add(stage.id)
         findings = tuple(replace(f, repro=self.repro(f)) for o in outcomes for f in o.findings)
+        standing = tuple(replace(f, repro=self.repro(f)) for o in outcomes for f in worst_faults(o.accepted))
         weakest = max(
             (o for o in outcomes if cases), key=lambda o: o.power or 0.0, default=CaseOutcome([], [], [], None, "")
         )
@@ -150,7 +157,7 @@ class Verification:
         undecided = list(dict.fromkeys(reason for o in outcomes for reason in o.undecided))
         status = "failed" if findings else "undecided" if undecided else "passed" if cases else "skipped"
         return replace(
-            result, status=status, cases=cases, findings=findings,
+            result, status=status, cases=cases, findings=findings, accepted=standing,
             reason="; ".join(reasons + undecided) or ("" if cases else "no case applies"),
             runs=self.calls() - calls, seconds=round(time.perf_counter() - start, 3),
             power=weakest.power, power_text=f"relative error {text}" if weakest.power else weakest.power_text,
@@ -184,6 +191,7 @@ class Verification:
                     return self._no_base(stage, context, NotApplicable("the reference raises on the ordinary case"))
                 merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
                 continue
+            self._set_apart(outcome)
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, False) or bool(outcome.findings)
@@ -202,11 +210,20 @@ class Verification:
             merged.findings = explain(context, merged.findings, tried, partial(self._again, stage, context), shrinks)
         return len(tried), merged
 
+    def _set_apart(self, outcome: CaseOutcome) -> CaseOutcome:
+        """The same outcome, in which findings that may stand are apart from the others."""
+        apart = [(finding, accepted(finding, self.acceptances)) for finding in outcome.findings]
+        outcome.findings = [finding for finding, standing in apart if standing is None]
+        outcome.accepted += [standing for _, standing in apart if standing is not None]
+        return outcome
+
     def _no_base(self, stage: Stage, context: StageContext, error: Exception) -> tuple[int, CaseOutcome]:
         if isinstance(error, OpRaised) or lost(self.device):
             finding = Finding(stage.id, "raises", str(error), context.case or context.base, where="the ordinary case")
-            self.tell(finding)
-            return 1, CaseOutcome([finding])
+            outcome = self._set_apart(CaseOutcome([finding]))
+            if outcome.findings:
+                self.tell(finding)
+            return 1, outcome
         at = (context.case or context.base).text() or "the given inputs"
         raise SpecError(
             f"{self.target}: {error} at {at} in {context.runner.dtype}; "
@@ -265,16 +282,6 @@ def _worst_profiles(profiles: list[Any]) -> list[Any]:
     return sorted(best.values(), key=lambda p: -p.worst)
 
 
-def _device(device: str) -> str:
-    try:
-        kind = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"`device` is {device!r}, expected cpu, cuda or cuda:0") from None
-    if kind.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"`device` is {device!r}, but torch sees no GPU; use cpu")
-    return device
-
-
 def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
     """The stages to run; UsageError for an unknown id."""
     every = stages.load()
@@ -289,7 +296,7 @@ def verify(
     target: Any, *, level: str = "full", seed: int = 0, only: Sequence[str] = (), skip: Sequence[str] = (),
     dtypes: Sequence[Any] | None = None, device: str = "cpu", case: str | None = None, name: str | None = None,
     progress: Progress | None = None, failed: Mapping[str, Sequence[str]] | None = None, watch: Watch | None = None,
-    share: tuple[int, int] = (0, 1), **describe: Any,
+    share: tuple[int, int] = (0, 1), baseline: str | Path | None = None, **describe: Any,
 ) -> Report:  # fmt: skip
     """Prove the backward pass of an op right, or say what is wrong, where and how to see it again.
 
@@ -306,6 +313,7 @@ def verify(
         failed: ids of stages that an earlier process found wrong, by dtype; what they make meaningless is skipped.
         watch: told of everything that begins and ends (`Watch`), for who has to know where a process was when it died.
         share: (i, n): every n-th dtype from number i on, for processes that share the work; none may be left.
+        baseline: a file of accepted findings (`retrograd-baseline.toml`), which counts like `accept=` of the op.
 
     Returns:
         A Report; true if proved.
@@ -322,13 +330,14 @@ def verify(
     chosen = choose(only, skip)
     verification = Verification(
         target, level=level, seed=seed, dtypes=dtypes, device=device, case=case, name=name, failed=failed, watch=watch,
-        progress=progress, share=share, **describe,
+        progress=progress, share=share, baseline=baseline, **describe,
     )  # fmt: skip
     if watch:
         watch("begin", verification.report([], 0.0))
     with gc_pause.frozen():
         results = _run(verification, chosen if verification.contexts else ())
-    return verification.report(results, time.perf_counter() - start)
+    report = verification.report(results, time.perf_counter() - start)
+    return settle(report) if share == (0, 1) else report
 
 
 def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResult]:
@@ -367,27 +376,3 @@ def _broken(error: Exception) -> str:
 
 def _left_out(stages: Sequence[Stage], reason: str) -> list[StageResult]:
     return [StageResult(s.id, s.title, "skipped", reason=f"{GPU_LOST}: {reason}") for s in stages]
-
-
-def lost(device: str) -> str:
-    """Why a GPU answers no call of this process any more, as after an illegal memory access; "" if it does."""
-    if torch.device(device).type != "cuda":
-        return ""
-    try:
-        torch.cuda.synchronize(device)
-    except Exception as error:
-        return str(error).splitlines()[0]
-    return ""
-
-
-def _describe(device: str) -> str:
-    if device.startswith("cuda"):
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return "cpu (Triton interpreter)" if config.interpreting() else "cpu"
-
-
-@cache
-def _environment() -> dict[str, str]:
-    from retrograd import env
-
-    return env.collect()

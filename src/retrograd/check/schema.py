@@ -87,6 +87,7 @@ class Finding:
     element of `tensor` that is furthest out. `case` is the smallest case found that still fails, `first` the one
     that it was shrunk from. `elements` says which elements of the first failing case are wrong, `looks_like`
     which known mistake gives the same numbers there. `terms` are what the attainable error at `index` is made of.
+    `accepted` is the reason for which it may stand.
     """
 
     stage: str
@@ -106,6 +107,7 @@ class Finding:
     looks_like: str = ""
     first: Sighting | None = None
     terms: tuple[tuple[str, float], ...] = ()
+    accepted: str = ""
 
     @property
     def partial(self) -> bool:
@@ -116,6 +118,21 @@ class Finding:
         """What, like what, which, where and how to see it again, in lines."""
         labelled = (("like", self.looks_like), ("which", self.elements), ("where", self.where), ("repro", self.repro))
         return "\n".join([f"[{self.stage}] {self.what}", *(f"  {label}: {text}" for label, text in labelled if text)])
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """A class of findings that may stand: "stage", "stage/kind" or "stage/kind/tensor", and why.
+
+    `level` is the lowest that sees it, `source` where it is written ("accept=" or a file). `expected` says whether
+    this run would see it: all dtypes of the op, no single case, that level.
+    """
+
+    finding: str
+    reason: str
+    level: str = "quick"
+    source: str = "accept="
+    expected: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +155,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class StageResult:
-    """What one stage says. `power` is the smallest relative error it would have caught, 0 for an exact stage."""
+    """What one stage says. `power` is the smallest relative error it would have caught, 0 for an exact stage.
+
+    `accepted` are findings that may stand, for the reasons that they have; `findings` are all others.
+    """
 
     id: str
     title: str
@@ -152,6 +172,7 @@ class StageResult:
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     profiles: tuple[Profile, ...] = ()
+    accepted: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,6 +196,7 @@ class Report(Record, Shown):
     command: str = ""
     environment: dict[str, str] = field(default_factory=dict[str, str])
     notes: tuple[str, ...] = ()
+    acceptances: tuple[Acceptance, ...] = ()
     schema: str = SCHEMA
 
     def __bool__(self) -> bool:
@@ -187,8 +209,13 @@ class Report(Record, Shown):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Every finding, in the order of the stages."""
+        """Every finding that may not stand, in the order of the stages."""
         return tuple(f for s in self.stages for f in s.findings)
+
+    @property
+    def accepted(self) -> tuple[Finding, ...]:
+        """Every finding that may stand, each with its reason."""
+        return tuple(f for s in self.stages for f in s.accepted)
 
     def stage(self, stage_id: str) -> StageResult:
         """The result of one stage; KeyError names the stages there are."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from retrograd.check.acceptance import acceptances
+from retrograd.check.schema import Acceptance
 from retrograd.errors import SpecError, UsageError
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -120,6 +122,7 @@ class OpSpec:
     kinks: Callable[..., Mapping[str, Any]] | None = None
     transforms: tuple[str, ...] = ()
     algorithm_error: float | None = None
+    accept: tuple[Acceptance, ...] = ()
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
@@ -153,6 +156,7 @@ def op(
     kinks: Callable[..., Mapping[str, Any]] | None = None,
     transforms: Sequence[str] = (),
     algorithm_error: float | None = None,
+    accept: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
@@ -185,10 +189,15 @@ def op(
         algorithm_error: how many times the attainable error of the reference's formula the op's own algorithm may be
             off, where it is another one: sums by blocks, a transform, a function by another. None: it is the same;
             up to 4 times are undecided then, and more a finding.
+        accept: findings that may stand, with the reason: `accept={"higher_order": "once_differentiable by design"}`.
+            A class is a stage, "stage/kind" or "stage/kind/tensor", as findings print them. They are shown and fail
+            nothing; one that does not occur any more fails. What only level full sees has `dict(reason=...,
+            level="full")` instead of the reason.
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
-        SpecError: `fn` or `reference` cannot be called, `inputs` is missing, a size rule is malformed.
+        SpecError: `fn` or `reference` cannot be called, `inputs` is missing, a size rule is malformed, `accept` has a
+            class that no stage tells.
         UsageError: an unknown dtype.
     """
     if not callable(fn):
@@ -210,7 +219,8 @@ def op(
     width = None if compute is None else dtype_name(compute, "compute")
     any_value = None if extremes is None else _names(extremes, inputs)
     spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic,
-                  surrogate, any_value, double_backward, kinks, tuple(transforms), algorithm_error)  # fmt: skip
+                  surrogate, any_value, double_backward, kinks, tuple(transforms), algorithm_error,
+                  acceptances(accept))  # fmt: skip
     if callable(inputs) or spec.tensor_specs:
         return spec
     if sizes:

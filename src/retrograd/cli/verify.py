@@ -66,6 +66,8 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option("-j", "--jobs", type=int, default=1, show_default=True, help="Processes that share the dtypes.")
 @click.option("--in-process", is_flag=True, help="Run in this process, for a debugger: a crash ends it.")
 @click.option("--memcheck", is_flag=True, help="On a GPU: also run the ordinary case under compute-sanitizer (slow).")
+@click.option("--baseline", type=PATH, help="Accepted findings  [default: retrograd-baseline.toml, if it is here].")
+@click.option("--write-baseline", is_flag=True, help="Accept what is found: write it to the baseline.")
 @click.option("--child", callback=_job, hidden=True)
 @click.option("--list-stages", is_flag=True, is_eager=True, expose_value=False, callback=_list_stages, help=_STAGES)
 @click.pass_context
@@ -82,6 +84,8 @@ def verify(
     jobs: int,
     in_process: bool,
     memcheck: bool,
+    baseline: Path | None,
+    write_baseline: bool,
     child: dict[str, Any] | None,
     **options: Any,
 ) -> None:
@@ -92,6 +96,7 @@ def verify(
 
     Exit code: 0 proved, 1 finding, 2 wrong usage, 3 cannot decide.
     """
+    from retrograd.check import acceptance
     from retrograd.check.isolation import process_limits
     from retrograd.check.spec import dtype_name
     from retrograd.report import check_paths
@@ -103,13 +108,21 @@ def verify(
     _check_place(device, memcheck and in_process)
     options |= {"dtypes": names or None, "name": target}
     if child is not None:
-        _tell(child, target, device, options)
+        _tell(child, target, device, options | {"baseline": baseline})
         return
+    destination = baseline or Path(acceptance.FILE)
+    if not (write_baseline and not destination.exists()):
+        baseline = acceptance.baseline_path(baseline)
+        options |= {"baseline": baseline} if baseline else {}
     with live(quiet) as progress:
         if in_process:
             report = _verify(target, device, options | {"progress": progress})
         else:
             report = _isolated(target, device, options, bounds, progress, jobs=jobs, memcheck=memcheck)
+    if write_baseline:
+        count = acceptance.write_baseline(destination, [report])
+        report = acceptance.after_writing(report, destination)
+        click.echo(f"retrograd: {destination} accepts {count} finding{'s' * (count != 1)} of {target}", err=True)
     show(report, outputs, form)
     ctx.exit(report.exit_code)
 
@@ -167,6 +180,7 @@ def _isolated(
     lists = (("--only", options["only"]), ("--dtype", options["dtypes"] or ()))
     chosen = [word for name, values in lists if values for word in (name, ",".join(values))]
     chosen += ["--case", options["case"]] if options["case"] is not None else []
+    chosen += ["--baseline", str(options["baseline"])] if options.get("baseline") else []
     request = VerifyCommand(always, tuple(chosen), tuple(options["skip"]))
     report = verify_isolated(request, bounds, progress, jobs)
     if memcheck:

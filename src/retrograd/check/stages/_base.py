@@ -70,7 +70,8 @@ class StageContext:
 class CaseOutcome:
     """What the check of one case says. `power` is the smallest relative error it would have caught; 0 is exact.
 
-    `undecided` are the reasons of cases that nobody can decide, beside which others were.
+    `undecided` are the reasons of cases that nobody can decide, beside which others were; `accepted` are findings that
+    may stand.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -79,10 +80,12 @@ class CaseOutcome:
     power: float | None = 0.0
     power_text: str = "exact: any bit"
     undecided: list[str] = field(default_factory=list)
+    accepted: list[Finding] = field(default_factory=list)
 
     def add(self, other: CaseOutcome) -> None:
         """Take over what the check of another case says, but for its power and profiles."""
         self.findings += other.findings
+        self.accepted += other.accepted
         self.notes += other.notes
         self.undecided += other.undecided
         self.power_text = self.power_text or other.power_text
