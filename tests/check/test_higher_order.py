@@ -62,10 +62,41 @@ def test_the_refusal_is_what_autograd_grad_hides():
 def test_promises_are_held_to():
     assert _verify(sine, double_backward="right")
     assert _verify(once, double_backward="raises")
+    assert _verify(sine, double_backward=True)
+    assert _verify(once, double_backward=False)
     assert _verify(once, double_backward="right").findings[0].kind == "raises"
     assert _verify(sine, double_backward="raises").findings[0].kind == "does-not-raise"
     with pytest.raises(SpecError, match="double_backward"):
         _op(sine, double_backward="maybe")
+
+
+def test_no_double_backward_is_a_note_that_names_the_line():
+    report = _verify(mutants.into_memory, torch.exp)
+    assert report.verdict == "proved"
+    (note,) = report.stage("higher_order").notes
+    backward = mutants.IntoMemory.backward.__code__
+    assert f"on IntoMemory.backward (higher_order.py:{backward.co_firstlineno})" in note
+    assert "once_differentiable" in note
+    assert report.stage("higher_order").power_text == "no double backward"
+
+
+def test_no_double_backward_is_a_finding_where_it_is_promised():
+    report = _verify(mutants.into_memory, torch.exp, double_backward=True)
+    assert {f.kind for f in report.findings} == {"silently-constant"}
+    assert _verify(mutants.into_memory, torch.exp, double_backward=False).findings[0].kind == "does-not-raise"
+
+
+def test_a_part_of_a_second_derivative_is_silently_wrong():
+    # Of x from a kernel, of w differentiable: the sum of both is neither right nor refused.
+    def backward(dy, x, w):
+        with torch.no_grad():
+            dx = dy * w * torch.cos(x)
+        return dx, dy * torch.sin(x)
+
+    reference = lambda x, w: torch.sin(x) * w  # noqa: E731
+    inputs = dict(x=rg.tensor("M", "N"), w=rg.tensor("M", "N"))
+    report = rg.verify(with_backward(reference, backward), reference=reference, inputs=inputs, only=["higher_order"])
+    assert report.verdict == "finding"
 
 
 def test_linear_ops_have_no_second_derivative_to_miss():

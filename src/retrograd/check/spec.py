@@ -152,7 +152,7 @@ def op(
     deterministic: bool | None = None,
     surrogate: bool = False,
     extremes: Sequence[str] | None = None,
-    double_backward: str | None = None,
+    double_backward: bool | str | None = None,
     kinks: Callable[..., Mapping[str, Any]] | None = None,
     transforms: Sequence[str] = (),
     algorithm_error: float | None = None,
@@ -179,8 +179,8 @@ def op(
         surrogate: True if the gradient is not meant to be the derivative of the forward (straight-through).
         extremes: names of the inputs that may hold anything: huge and tiny numbers, NaN, Inf. None: the
             described floating ones without a range (`low`, `high`).
-        double_backward: "right": gradients of gradients must be right; "raises": asking for them must raise.
-            None: either will do, and what is silently wrong is a finding.
+        double_backward: True or "right": gradients of gradients must be right; False or "raises": asking for them must
+            raise. None: either will do; what is silently wrong is a finding, and none at all a note.
         kinks: called like `fn`, returns by input name how far each element is from the next point without a
             derivative, in the input's own units. Kinks of the reference are found without it; this is for those that
             it hides, such as a coordinate computed otherwise than in `fn`.
@@ -219,7 +219,7 @@ def op(
     width = None if compute is None else dtype_name(compute, "compute")
     any_value = None if extremes is None else _names(extremes, inputs)
     spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic,
-                  surrogate, any_value, double_backward, kinks, tuple(transforms), algorithm_error,
+                  surrogate, any_value, _order_two(double_backward), kinks, tuple(transforms), algorithm_error,
                   acceptances(accept))  # fmt: skip
     if callable(inputs) or spec.tensor_specs:
         return spec
@@ -245,8 +245,12 @@ def _check_promises(transforms: Any, kinks: Any, double_backward: Any, algorithm
         raise SpecError(f"`transforms` has {unknown}, expected a sequence of some of {', '.join(TRANSFORMS)}")
     if kinks is not None and not callable(kinks):
         raise SpecError(f"`kinks` is {type(kinks).__name__}, expected a callable kinks(*inputs, **params) or None")
-    if double_backward not in (None, "right", "raises"):
-        raise SpecError(f"`double_backward` is {double_backward!r}, expected 'right', 'raises' or None")
+    if not (isinstance(double_backward, bool) or double_backward in (None, "right", "raises")):
+        raise SpecError(f"`double_backward` is {double_backward!r}, expected True ('right'), False ('raises') or None")
+
+
+def _order_two(double_backward: bool | str | None) -> str | None:
+    return ("right" if double_backward else "raises") if isinstance(double_backward, bool) else double_backward
 
 
 def _names(extremes: Sequence[str], inputs: Inputs) -> tuple[str, ...]:

@@ -1,15 +1,22 @@
 """higher_order: gradients of gradients are right, or asking for them raises. Silence is the bug.
 
-A backward that keeps an intermediate, writes into fresh memory or detaches something treats as a constant what is none:
-a gradient penalty then trains on a wrong gradient, without a word.
+A backward that keeps an intermediate or detaches something treats as a constant what is none: a gradient penalty then
+trains on a wrong gradient, without a word. One that writes all of its results into fresh memory, as kernels do, offers
+no double backward: a note, unless the op promises it.
 """
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import OpRun
+from retrograd.check.oracle import Truth
 from retrograd.check.outputs import as_real, like, real_dtype
 from retrograd.check.reference import NotApplicable, Results, grads_of
 from retrograd.check.schema import Case, Finding
@@ -45,6 +52,47 @@ def second_order(
     return dict(zip(names, [t.grad for t in (*leaves.values(), *gs)], strict=True))
 
 
+def _functions(outs: Iterable[torch.Tensor]) -> list[type[torch.autograd.Function]]:
+    """The classes of `torch.autograd.Function` that gave outputs, or what went into them."""
+    nodes, names, seen = [t.grad_fn for t in outs], set[str](), set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            names.add(type(node).__name__)
+            nodes += [before for before, _ in node.next_functions]
+    known, every = list[type[torch.autograd.Function]](), torch.autograd.Function.__subclasses__()
+    while every:
+        function = every.pop()
+        every += function.__subclasses__()
+        if f"{function.__name__}Backward" in names:
+            known.append(function)
+    return known
+
+
+def _line(outs: Iterable[torch.Tensor]) -> str:
+    """What is to be decorated with once_differentiable, and where it stands."""
+    places: list[str] = []
+    for function in _functions(outs):
+        backward = inspect.unwrap(function.backward)
+        code = getattr(backward, "__code__", None)
+        at = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+        places.append(f"{function.__name__}.backward{at}")
+    return ", ".join(sorted(places)) or "the backward"
+
+
+def _not_offered(context: StageContext, truth: Truth, got: Results, outs: Iterable[torch.Tensor]) -> str:
+    """A note, if no gradient depends on anything: then there is no double backward, and none was promised."""
+    missing = [n for n, want in truth.want.items() if want is not None and bool((want != 0).any())]
+    if context.spec.double_backward is not None or not missing or any(t is not None for t in got.values()):
+        return ""
+    return (
+        "no double backward: gradients taken with create_graph=True are constants, so a penalty on them trains on "
+        "nothing; put @torch.autograd.function.once_differentiable, below @staticmethod, on "
+        f"{_line(outs)}, and asking for more is an error instead; double_backward=True promises it"
+    )
+
+
 def _trap(case: Case, name: str, want: torch.Tensor) -> Finding:
     message = (
         f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though its own "
@@ -69,13 +117,17 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
             out.findings.append(Finding(_ID, "raises", message, case))
         return out
     if promise == "raises":
-        message = "gradients of gradients do not raise, as the op promises (double_backward='raises')"
+        message = "gradients of gradients do not raise, as the op promises (double_backward=False)"
         out.findings.append(Finding(_ID, "does-not-raise", message, case))
         return out
     try:
         truth = context.oracle.truth(case, _RUNS, second_order)
     except NotApplicable as error:
         out.notes.append(f"gradients of gradients are not refused and cannot be judged: {error}")
+        return out
+    if note := _not_offered(context, truth, got, forward.outs):
+        out.notes.append(note)
+        out.power, out.power_text = None, "no double backward"
         return out
     results = {}
     for name, want in truth.want.items():
