@@ -23,7 +23,7 @@ from retrograd.check.devices import checked, describe, environment, lost
 from retrograd.check.finding_summary import explain, progress_line, worst_faults
 from retrograd.check.levels import BUDGETS
 from retrograd.check.reference import NotApplicable, OpRaised
-from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
+from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult, verdict_of
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import CaseOutcome, Stage, StageContext
 from retrograd.compat.triton_interpreter.launch_cache import caching_launches
@@ -78,9 +78,7 @@ class Verification:
             if unknown - known:
                 raise UsageError(f"`case` is about {sorted(unknown - known)}, the inputs are {sorted(known)}")
         prepare_at_first_launch()
-        every = case is None and set(names) >= set(self.spec.dtypes)  # then what is accepted must be seen
-        by = (*self.spec.accept, *(read_baseline(Path(baseline), self.target) if baseline is not None else ()))
-        self.acceptances = tuple(replace(a, expected=every and a.level in ("quick", level)) for a in by)
+        self.acceptances = self._accepted_by(baseline, case is None and set(names) >= set(self.spec.dtypes))
         all_dtypes, names = names, names[share[0] :: share[1]]
         self.launches: dict[Any, Any] = {}  # what interpreted ones did, to be put in place when they come again
         self.launch_counts: list[LaunchCount] = []
@@ -94,6 +92,11 @@ class Verification:
         }  # fmt: skip
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
         self.watch, self.progress = watch, progress
+
+    def _accepted_by(self, baseline: str | Path | None, every: bool) -> tuple[Acceptance, ...]:
+        """What may stand; where `every` case and dtype is run, it must be seen as well."""
+        by = (*self.spec.accept, *(read_baseline(Path(baseline), self.target) if baseline is not None else ()))
+        return tuple(replace(a, expected=every and a.level in ("quick", self.level)) for a in by)
 
     def report(self, results: Sequence[StageResult], seconds: float) -> Report:
         """The report of these results."""

@@ -120,9 +120,7 @@ def verify(
         else:
             report = _isolated(target, device, options, bounds, progress, jobs=jobs, memcheck=memcheck)
     if write_baseline:
-        count = acceptance.write_baseline(destination, [report])
-        report = acceptance.after_writing(report, destination)
-        click.echo(f"retrograd: {destination} accepts {count} finding{'s' * (count != 1)} of {target}", err=True)
+        report = _baselined(report, destination)
     show(report, outputs, form)
     ctx.exit(report.exit_code)
 
@@ -188,6 +186,15 @@ def _isolated(
 
         report = with_memcheck(report, request, bounds.timeout)
     return report
+
+
+def _baselined(report: Report, path: Path) -> Report:
+    """The report with what it found accepted in a baseline file, which is written."""
+    from retrograd.check import acceptance
+
+    count = acceptance.write_baseline(path, [report])
+    click.echo(f"retrograd: {path} accepts {count} finding{'s' * (count != 1)} of {report.target}", err=True)
+    return acceptance.after_writing(report, path)
 
 
 def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]) -> None:
