@@ -1,0 +1,73 @@
+"""The programs that judge the checker of races: enough of them, each with a name of its own, and Triton takes them all."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from programs import Check
+
+HERE = Path(__file__).resolve().parent
+REGISTRY = {"racy": "kernels_racy", "healthy": "kernels_healthy"}
+NEEDS = {
+    "map_elementwise": "map_elementwise",
+    "block_pointers": "make_block_ptr",
+}  # of the language; 3.9 dropped the latter
+
+
+def _registered(decorator: str) -> list[str]:
+    """Names of the functions under this decorator, in the order of files and lines."""
+    names = []
+    for path in sorted((HERE / REGISTRY[decorator]).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            calls = [d for d in getattr(node, "decorator_list", []) if isinstance(d, ast.Call)]
+            if any(getattr(call.func, "id", "") == decorator for call in calls):
+                names.append(node.name)
+    return names
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[tuple[str, str], dict]:
+    """What Triton's frontend said of each program, by kind and name."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in [str(HERE), *sys.path] if path)
+    run = subprocess.run(
+        [sys.executable, str(HERE / "frontend.py")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    read = [json.loads(line) for line in run.stdout.splitlines()]
+    return {(row["kind"], row["name"]): row for row in read}
+
+
+@pytest.mark.parametrize(("decorator", "least"), [("racy", 34), ("healthy", 64)])
+def test_there_are_enough(decorator, least):
+    names = _registered(decorator)
+    assert len(names) >= least
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("decorator", "name"), [(d, name) for d in REGISTRY for name in _registered(d)])
+def test_it_compiles_to_ttir(rows, decorator, name):
+    tl = pytest.importorskip("triton.language")
+    if name in NEEDS and not hasattr(tl, NEEDS[name]):
+        pytest.skip(f"this Triton has no tl.{NEEDS[name]}")
+    row = rows[decorator, name]
+    assert "error" not in row, row["error"]
+    assert row["kernels"]
+
+
+def test_a_wrong_result_is_told():
+    x = torch.tensor([1.0, float("nan"), 3.0])
+    wrong = torch.tensor([1.0, float("nan"), 3.5])
+    assert Check(x, x.clone()).difference() == ""
+    assert Check(wrong, x).difference().startswith("1 of 3 elements, first (2,)")
+    assert Check(wrong[[0, 2]], x[[0, 2]].double(), 0.5).difference() == ""
+    assert Check(wrong, x.double(), 0.5).difference()  # NaN is within no bound
+    assert "shape" in Check(x[:2], x).difference()
+    assert "dtype" in Check(x, x.double()).difference()
