@@ -69,6 +69,18 @@ def test_slopes_of_both_sides_hold_the_claim_at_a_bend(place):
     assert low <= 0 <= high
 
 
+@pytest.mark.parametrize("sigma", [1e-12, 1e-8, 1e-6])
+@pytest.mark.parametrize(("function", "apart"), [(abs, 2.0), (lambda h: 3 * h + max(0.0, h), 1.0), (math.exp, 0.0)])
+def test_slopes_of_both_sides_are_apart_at_a_bend_alone(function, apart, sigma):
+    generator = random.Random(1)
+
+    def quotient(h):
+        return (function(h) - function(0.0) + generator.gauss(0, sigma * 2**0.5)) / h
+
+    bend = finite_differences.bend(quotient, STEPS, sigma)
+    assert abs(bend.value - apart) <= bend.error < 0.1
+
+
 @pytest.mark.parametrize("name", mutants.MUTANTS)
 def test_only_this_stage_finds_the_mutant(name):
     assert rg.verify(mutants.MUTANTS[name], level="quick", skip=["adjoint"]).verdict == "proved"
@@ -95,8 +107,7 @@ def test_power_is_real():
 
     power = scaled(0).stage("adjoint").power
     assert power < 1e-3
-    # A random direction sees less than a hundredth of an error along it with a chance of 0.8 %.
-    assert scaled(100 * power).verdict == "finding"
+    assert scaled(10 * power).verdict == "finding"
     assert scaled(power / 100).verdict == "proved"
 
 

@@ -38,11 +38,7 @@ def test_mutant_of_many_operators_is_found(name):
     assert verify(MUTANTS[name], level="quick", seed=0, skip=["adjoint"]).verdict == "finding"
 
 
-# Every one of equal maxima gets the whole gradient: found until conventions at kinks were widened, to be found again.
-MISSED = ("P03",)
-
-
-@pytest.mark.parametrize("name", [n for n in SECOND if n not in MISSED])
+@pytest.mark.parametrize("name", SECOND)
 def test_mutant_written_after_the_freeze_is_found(name):
     # Without differences of the forward, which cost more than all else and are not needed to find these.
     assert verify(SECOND[name], level="quick", seed=0, skip=["adjoint"]).verdict == "finding"

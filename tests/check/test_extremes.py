@@ -84,12 +84,24 @@ def test_other_right_formulas_are_left_alone():
 
 
 def test_inputs_with_a_range_are_left_in_it():
-    spec = rg.op(torch.log, torch.log, dict(x=rg.tensor("N", low=0.1, high=1.0)))
-    assert "extremes=" in rg.verify(spec, level="quick", only=["extremes"]).stage("extremes").reason
+    seen = []
+
+    def log(x):
+        seen.append(x.detach())
+        return torch.log(x)
+
+    spec = rg.op(log, torch.log, dict(x=rg.tensor("N", low=0.1, high=1.0)))
+    assert rg.verify(spec, level="quick", only=["extremes"]).stage("extremes").cases == len(extreme_values.ENDS)
+    ranges = [(float(x.min()), float(x.max())) for x in seen if x.numel()]
+    assert all(0.1 <= low and high <= 1.0 for low, high in ranges)
+    assert min(high for _, high in ranges) < 0.2
+    assert max(low for low, _ in ranges) > 0.9
+    unknown = rg.op(torch.exp, torch.exp, lambda seed, dtype, sizes: dict(x=torch.ones(3, dtype=dtype)))
+    assert "extremes=" in rg.verify(unknown, level="quick", only=["extremes"]).stage("extremes").reason
     with pytest.raises(SpecError, match="extremes"):
         rg.op(torch.log, torch.log, dict(x=rg.tensor("N")), extremes=["y"])
     made = rg.op(torch.exp, torch.exp, lambda seed, dtype, sizes: dict(x=torch.ones(3, dtype=dtype)), extremes=["x"])
-    assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 5
+    assert rg.verify(made, level="quick", only=["extremes"]).stage("extremes").cases == 6
 
 
 @pytest.mark.parametrize("name", extreme_values.NAMES)
@@ -141,7 +153,7 @@ def test_a_cancelled_variance_is_found_where_right_results_keep_their_digits():
     spec = rg.op(with_backward(_normalised_sum, _cancelled_variance), _normalised_sum, _SUMMED, sizes=_FILLED)
     report = rg.verify(spec, level="quick", only=["extremes"])
     assert {f.tensor for f in report.findings} >= {"grad x"}
-    assert "@mean" in report.findings[0].case.text()
+    assert report.findings[0].case.text().endswith("mean")
 
 
 def _mean_of_kept(x, kept):
@@ -193,3 +205,28 @@ def test_ends_of_whole_numbers_are_those_of_their_range():
     for end, want in (("lowest", 1), ("highest", case.size("N") - 1)):
         index = make.materialise(spec, case.but(values=(("index", end),)), 0, "cpu")["index"]
         assert index.unique().tolist() == [want]
+
+
+def _below_zero(x, slope):
+    return torch.where(x < 0, slope * x, 2.0 * x)
+
+
+def test_what_is_wrong_at_an_end_of_a_range_alone_is_found():
+    inputs, sizes = dict(x=rg.tensor("N", low=-1.0, high=40.0)), dict(N=(1, 8))
+    broken = rg.op(lambda x: _below_zero(x, 2.5), lambda x: 2 * x, inputs, sizes=sizes)
+    assert "x@lowest" in rg.verify(broken, level="quick", only=["extremes"]).findings[0].case.text()
+    right = rg.op(lambda x: _below_zero(x, 2.0), lambda x: 2 * x, inputs, sizes=sizes)
+    assert rg.verify(right, level="quick", only=["extremes"])
+
+
+def test_all_far_below_zero_is_tried_as_all_far_above_it():
+    def from_zero(x):
+        e = (x - x.amax(-1, keepdim=True).clamp_min(0)).exp()
+        return e / e.sum(-1, keepdim=True)
+
+    def softmax(x):
+        return torch.softmax(x, -1)
+
+    spec = rg.op(from_zero, softmax, dict(x=rg.tensor("M", "N")))
+    findings = rg.verify(spec, level="quick", only=["extremes"]).findings
+    assert findings[0].case.text().endswith("x@-mean")

@@ -249,3 +249,40 @@ def test_places_of_selections_are_decisions():
 def test_what_decides_nothing_has_no_flips(fn):
     context = _context(fn, sizes=dict(N=(2, 64)))
     assert kinks.flips(context.runner.reference(context.base)) == {}
+
+
+def _maximum(share):
+    def backward(dy, x):
+        top = (x == x.amax(-1, keepdim=True)).to(x.dtype)
+        return dy[..., None] * share(top)
+
+    return with_backward(lambda x: x.amax(-1), backward)
+
+
+_SHARES = {
+    "equally": lambda top: top / top.sum(-1, keepdim=True),
+    "to the first": lambda top: top * (top.cumsum(-1) == 1),
+    "to the last": lambda top: top * (top.flip(-1).cumsum(-1).flip(-1) == 1),
+}
+_TIES = dict(level="quick", only=["extremes", "layouts", "kinks"])
+
+
+@pytest.mark.parametrize("share", _SHARES)
+def test_equal_maxima_may_share_a_gradient_in_any_way(share):
+    assert rg.verify(rg.op(_maximum(_SHARES[share]), lambda x: x.amax(-1), X, sizes=dict(N=(1, 64))), **_TIES)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_shares_that_do_not_add_up_are_found(factor):
+    spec = rg.op(_maximum(lambda top: factor * top), lambda x: x.amax(-1), X, sizes=dict(N=(1, 64)))
+    report = rg.verify(spec, **_TIES)
+    assert report.verdict == "finding"
+    if factor == 1.0:  # each is between 0 and all of it
+        assert {f.kind for f in report.findings} == {"beyond-kink"}
+        assert "summed over dim 1" in report.findings[0].what
+
+
+@pytest.mark.parametrize("at_zero", [0.0, 0.5, 1.0])
+def test_kinks_of_each_element_have_no_sum_to_keep(at_zero):
+    spec = rg.op(with_backward(F.relu, lambda dy, x: dy * torch.heaviside(x, x.new_tensor(at_zero))), F.relu, X)
+    assert rg.verify(spec, level="quick", skip=["higher_order", "adjoint"])

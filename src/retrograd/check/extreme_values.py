@@ -10,9 +10,11 @@ import torch
 _MEAN = 1e4
 CELLS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 KINK = "kink"  # elements at points without a derivative: needs the reference, so the workbench makes it
-NAMES = ("nan", "mean", "1e4", "zero", "1e-6", "inf", "-inf", "constant", "100", "1e-3", "max/4")
-# Every element of whole numbers or of a mask: nothing is selected, all is ignored, all go to one place.
+NAMES = ("nan", "mean", "-mean", "1e4", "zero", "1e-6", "inf", "-inf", "constant", "100", "1e-3", "max/4")
+# Every element of whole numbers or of a mask: nothing is selected, all is ignored, all go to one place. Of other numbers
+# with a range every element in this share of it: what is special about its ends may be a small part of the whole.
 ENDS = ("lowest", "highest")
+_END = 1 / 16
 
 
 def cell(shape: torch.Size) -> tuple[int, ...]:
@@ -28,6 +30,13 @@ def _in_row(t: torch.Tensor, value: Callable[[torch.Tensor], torch.Tensor]) -> t
     return out
 
 
+def at_end(shares: torch.Tensor, extreme: str | None) -> torch.Tensor:
+    """Numbers between 0 and 1 moved to one end of that range if `extreme` says so."""
+    if extreme not in ENDS:
+        return shares
+    return shares * _END if extreme == "lowest" else 1 - shares * _END
+
+
 def alter(t: torch.Tensor, name: str) -> torch.Tensor:
     """`t` with the named extreme; `t` itself if it has no element or is not floating."""
     if not t.numel() or not t.is_floating_point():
@@ -41,8 +50,8 @@ def alter(t: torch.Tensor, name: str) -> torch.Tensor:
     if name == "constant":
         return _in_row(t, lambda row: row.flatten()[0].expand_as(row))
     wide = t.double()
-    if name == "mean":
-        return (wide + _MEAN).to(t.dtype)
+    if name in ("mean", "-mean"):
+        return (wide + (_MEAN if name == "mean" else -_MEAN)).to(t.dtype)
     if name == "max/4":
         return (wide * (torch.finfo(t.dtype).max / 4 / wide.abs().max().clamp_min(1e-300))).to(t.dtype)
     return (wide * float(name)).to(t.dtype)

@@ -154,7 +154,8 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     wide = torch.promote_types(dtype, torch.float64)
     if high is not None:
         low = float(spec.low or 0.0)
-        numbers = torch.rand(shape, generator=gen, dtype=wide) * (float(high) - low)  # type: ignore[arg-type]
+        numbers = extreme_values.at_end(torch.rand(shape, generator=gen, dtype=wide), extreme)
+        numbers = numbers * (float(high) - low)  # type: ignore[arg-type]
         numbers = numbers + (complex(low, low) if dtype.is_complex else low)
     else:
         numbers = torch.randn(shape, generator=gen, dtype=wide)

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from retrograd.check import tolerance
+from retrograd.check import kinks, tolerance
 from retrograd.check.compare import LazyProfile, TensorComparison, compare, first_index, profile
 from retrograd.check.layouts import REPEATING
 from retrograd.check.levels import repeats_for_noise
@@ -72,14 +72,17 @@ class Judge:
                 self.worst[name] = comparison.worst
                 draw = partial(profile, name, got, want, comparison, case)
                 profiles.append(LazyProfile(name, comparison.worst, draw))
-            if not comparison.wrong:
-                if order is first_order and not case.values:
-                    findings += self._scale(stage, case, name, got, want, truth)
-                continue
-            if order is first_order and (remark := self._at_kinks(case, name, got, truth.tol[name], comparison)):
+            if comparison.wrong:
+                remark = self._at_kinks(case, name, got, truth.tol[name], comparison) if order is first_order else ""
+                if not remark:
+                    if not self._another_algorithm(case, name, comparison):
+                        findings.append(_wrong_value(stage, case, name, got, comparison, used))
+                    continue
                 self.remarks.append(remark)
-            elif not self._another_algorithm(case, name, comparison):
-                findings.append(_wrong_value(stage, case, name, got, comparison, used))
+            elif order is first_order and not case.values:
+                findings += self._scale(stage, case, name, got, want, truth)
+            if order is first_order and name.startswith("grad ") and truth.switches:
+                findings += self.sums(stage, case, name, got, want, truth, truth.floor[name])
         return findings + self._exact(stage, case, run), profiles
 
     def _compared(
@@ -109,6 +112,43 @@ class Judge:
             f"constant, algorithm_error={math.ceil(comparison.worst)}, else mend it"
         )
         return True
+
+    def sums(
+        self, stage: str, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, tol: torch.Tensor
+    ) -> list[Finding]:
+        """The finding for a gradient that shares out at a kink what is not there, or less: see `kinks.sums`.
+
+        Each of its elements may be between the one-sided derivatives. Only elements further off than `tol`, which holds
+        no spread of random rounding, count.
+        """
+        value = got.detach().double()
+        off = torch.where(value.isfinite() & want.isfinite(), value - want, 0.0)
+        beyond = off.abs() > tol
+        if not bool(beyond.any()):
+            return []
+        off, stored = torch.where(beyond, off, 0.0), tolerance.unit(got.dtype) * (value.abs() + want.abs())
+        for dim in range(got.ndim):
+            total = off.sum(dim).abs()
+            allowed = torch.where(beyond, stored, tol).nan_to_num(math.inf, math.inf).sum(dim)
+            if not bool((total > tolerance.ALGORITHM * allowed).any()):
+                continue
+            truth = self.oracle.truth(case, tolerance.CONFIRM_RUNS)
+            allowed = allowed + truth.sum_tolerance(name, dim, case.dtype)
+            ratio = (total / allowed).nan_to_num(0.0) * self._agreed(case, kinks.summed(name, dim), allowed)
+            if bool((ratio > tolerance.ALGORITHM).any()):
+                return [_wrong_sum(stage, case, name, dim, value, want, ratio)]
+        return []
+
+    def _agreed(self, case: Case, label: str, allowed: torch.Tensor) -> torch.Tensor:
+        """Where all sides of a kink agree on a sum to within what is allowed; nowhere if they cannot be had."""
+        try:
+            interval = self.oracle.interval(case)
+        except Exception:  # the reference refuses points beside the case
+            return torch.zeros_like(allowed)
+        if label not in interval.at:
+            return torch.zeros_like(allowed)
+        apart = interval.high[label] - interval.low[label]
+        return (~interval.at[label] & (apart <= allowed + 2 * interval.drift[label])).to(allowed)
 
     def _scale(
         self, stage: str, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth
@@ -249,6 +289,20 @@ def _missing_or_misshapen(
         return []
     message = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
     return [Finding(stage, "missing-gradient", message, case, tensor=name)]
+
+
+def _wrong_sum(
+    stage: str, case: Case, name: str, dim: int, value: torch.Tensor, want: torch.Tensor, ratio: torch.Tensor
+) -> Finding:
+    """The finding for the sum of a gradient over a dimension that is furthest out."""
+    index = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape)) if ratio.ndim else ()
+    total, right = float(value.sum(dim)[index]), float(want.sum(dim)[index])
+    message = (
+        f"{kinks.summed(name, dim)}{list(index) if index else ''} is {total:.6g}, expected {right:.6g}: at a kink each "
+        "element may be what either side has, but both sides have this sum, as where equal maxima share a gradient"
+    )
+    return Finding(stage, "beyond-kink", message, case, tensor=name, index=index, got=total, want=right,
+                   excess=float(ratio.max()), wrong=int((ratio > 1).sum()), total=ratio.numel())  # fmt: skip
 
 
 def _wrong_value(

@@ -77,9 +77,24 @@ class KinkInterval:
 Bounds = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
+def summed(label: str, dim: int) -> str:
+    """The name of a gradient's sums over a dimension."""
+    return f"{label} summed over dim {dim}"
+
+
+def sums(results: Results) -> dict[str, torch.Tensor]:
+    """The sums of each gradient over each of its dimensions.
+
+    Where elements jump and their sum does not, all sides of a kink agree on it, and so does whatever lies between them:
+    what equal maxima share is one gradient, however it is shared.
+    """
+    grads = ((k, t.detach()) for k, t in results.items() if t is not None and k.startswith("grad "))
+    return {summed(label, dim): t.sum(dim) for label, t in grads for dim in range(t.ndim)}
+
+
 def _widen(bounds: Bounds, results: Results) -> None:
     low, high = bounds
-    for label, t in results.items():
+    for label, t in {**results, **sums(results)}.items():
         if t is not None:
             t = t.detach()
             low[label] = torch.minimum(low.get(label, t), t)

@@ -24,10 +24,14 @@ from retrograd.errors import SpecError
 
 @dataclass(frozen=True)
 class Spread:
-    """What random rounding changes, by name: `sigma` of each element, `scales` of whole tensors (from 1)."""
+    """What random rounding changes, by name: `sigma` of each element, `scales` of whole tensors (from 1).
+
+    `sums` has the sigma of `kinks.sums`.
+    """
 
     sigma: dict[str, torch.Tensor]
     scales: dict[str, float]
+    sums: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,13 @@ class Truth:
         assert want is not None
         own = tolerance.scale(eager, want) if eager is not None else math.nan
         return tolerance.scale_tolerance(self._spread.scales.get(name, 0.0), own, want, dtype, unit_inside)
+
+    def sum_tolerance(self, name: str, dim: int, dtype: str) -> torch.Tensor:
+        """How far the sum of a gradient over a dimension may be off, rounding of its elements apart."""
+        label, want, eager = kinks.summed(name, dim), self.want[name], self.eager.get(name)
+        assert want is not None
+        error = None if eager is None else (eager - want).sum(dim).abs()
+        return tolerance.tolerance(tolerance.floor(want.sum(dim), error, dtype), self._spread.sums[label])
 
     @cached_property
     def power(self) -> float:
@@ -159,6 +170,8 @@ def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: 
     unit, accumulate = tolerance.units(reference.case.dtype, reference.spec.compute)
     squares = {name: torch.zeros_like(t) for name, t in exact.items() if t is not None}
     scales = dict.fromkeys(squares, 0.0)
+    sums = kinks.sums(exact)
+    spreads = {name: torch.zeros_like(t) for name, t in sums.items()}
     for k in range(runs):
         results = reference.rounded(unit, accumulate, derive(reference.seed, "noise", k, runs), order)
         for name, t in results.items():
@@ -167,9 +180,12 @@ def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: 
                 squares[name] += (t.detach() - want).square().nan_to_num(0.0)
                 off = tolerance.scale(t, want) - 1
                 scales[name] += 0.0 if math.isnan(off) else off**2
+        for name, t in kinks.sums(results).items():
+            spreads[name] += (t - sums[name]).square().nan_to_num(0.0)
     return Spread(
         {name: (total / max(runs, 1)).sqrt() for name, total in squares.items()},
         {name: math.sqrt(total / max(runs, 1)) for name, total in scales.items()},
+        {name: (total / max(runs, 1)).sqrt() for name, total in spreads.items()},
     )
 
 

@@ -73,6 +73,9 @@ _DECIDING = {"eq", "ne", "lt", "gt", "le", "ge", "floor", "ceil", "round", "trun
 _AGAINST_ZERO = _names("relu abs leaky_relu threshold threshold_backward relu_ prelu elu celu selu")
 _KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 
+# Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.
+_WHOLE = {"add", "sub", "rsub", "mul"}
+
 # What adds up, so that a partial sum may be larger than the result.
 _ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
 
@@ -117,6 +120,17 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
         widest = max((a.shape[-1] for a in args if isinstance(a, torch.Tensor) and a.ndim), default=1)
         return math.sqrt(widest / 3) * (out.abs() + _square(out).mean().sqrt())
     return None
+
+
+def _whole(value: Any, unit: float) -> bool:
+    """Whether a number, or each of a tensor, is whole and has a place in floats of this unit roundoff."""
+    if not isinstance(value, torch.Tensor):
+        return float(value).is_integer() if isinstance(value, (int, float)) else False
+    if not value.numel() or not value.is_floating_point() or value.device.type == "meta":
+        return not value.is_complex()
+    # One number says enough of most tensors, and this runs at each addition.
+    first = value[(0,) * value.ndim].item()
+    return first.is_integer() and bool(((value == value.round()) & (value.abs() <= 1 / unit)).all())
 
 
 def _size(value: Any) -> Any:
@@ -192,7 +206,8 @@ class Float64(TorchDispatchMode):
         adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
         if not self.unit or (name in _EXACT and not adds_up) or returns_alias:
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
-        # Sums of whole numbers (offsets, counts) are exact.
+        if name in _WHOLE and _whole(out, self.unit) and all(_whole(a, self.unit) for a in args):
+            return out
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()
             extra = _reduction_error(name, out, args, kwargs) if counted and out.numel() else None

@@ -150,8 +150,17 @@ def _locate(line: Line) -> Line | None:
         if not ratio > 1:
             return None if open_ends else line
         left, line = part, half
+    return None if _bends(line) else line
+
+
+def _bends(line: Line) -> bool:
+    """Whether the gradient lies between one-sided slopes that differ: a smooth place whose noise hides it does not."""
     low, high = finite_differences.sides(line.one_sided, _STEPS, line.noises()[0])
-    return None if low <= 0 <= high else line
+    if not low <= 0 <= high:
+        return False
+    value, allowed = line.judge()
+    bend = finite_differences.bend(line.one_sided, _STEPS, line.noises()[0])
+    return abs(value) - allowed <= (abs(bend.value) + bend.error) / 2
 
 
 def _ratio(value: float, allowed: float) -> float:

@@ -25,7 +25,7 @@ from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 _ID = "extremes"
 _RUNS = 3  # noise runs of a finite extreme: an alarm is confirmed with more anyway
 # Another dtype differs in its range: what is about the formula is asked in the first one.
-_OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "1e4", "max/4")
+_OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "-mean", "1e4", "max/4")
 
 
 @dataclass
@@ -204,17 +204,17 @@ def _unbounded(spec: OpSpec) -> tuple[str, ...]:
     return tuple(k for k, v in described if isinstance(v, TensorSpec) and v.high is None and v.differentiable)
 
 
-def _discrete(spec: OpSpec) -> tuple[str, ...]:
-    """The described inputs of whole numbers or masks: each value of their range may be that of all."""
+def _bounded(spec: OpSpec) -> tuple[str, ...]:
+    """The described inputs with a range, masks among them: all elements may be at one end of it."""
     described = (spec.tensor_specs or {}).items()
-    return tuple(k for k, v in described if isinstance(v, TensorSpec) and v.dtype is not None and v.dtype not in FLOATS)
+    return tuple(k for k, v in described if isinstance(v, TensorSpec) and (v.high is not None or v.dtype == "bool"))
 
 
 def cases(context: StageContext) -> list[Case]:
     """Every extreme of every such input; at level quick the ones that find most. Whole numbers in the first dtype."""
     extremes, _ = _shared(context)
     first = context.runner.dtype == context.spec.dtypes[0]
-    extremes += [(name, end) for name in _discrete(context.spec) for end in extreme_values.ENDS] if first else []
+    extremes += [(name, end) for name in _bounded(context.spec) for end in extreme_values.ENDS] if first else []
     return [context.base.but(values=(extreme,)) for extreme in extremes]
 
 
@@ -240,7 +240,7 @@ def _shared(context: StageContext) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _applies(spec: OpSpec) -> str:
-    if _unbounded(spec) or _discrete(spec):
+    if _unbounded(spec) or _bounded(spec):
         return ""
     return "no input is known to take any value; name those that do: extremes=('x',)"
 

@@ -61,6 +61,9 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
         ratio = torch.where(off == 0, 0.0, (off / tol).nan_to_num(math.inf))
         if bool((ratio > 1).any()):
             out.findings.append(_finding(case, key, got, want, interval, ratio))
+        elif key.startswith("grad "):
+            sure = torch.where(interval.at[key], tol, before.floor[key]) if key in interval.at else before.floor[key]
+            out.findings += context.judge.sums(_ID, case, key, got, want, truth, sure)
     out.power_text = f"any value outside of the one-sided derivatives, at {int(mask.sum())} places"
     if context.level != "quick" and not out.findings:
         out.notes.append(
