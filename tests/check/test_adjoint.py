@@ -125,6 +125,25 @@ def test_other_precisions(dtype):
     assert (report.stage("adjoint").power < 1e-7) == (dtype == "float64")
 
 
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_a_forward_that_jumps_everywhere_has_no_slope(mode):
+    def whole(x, y):
+        return torch.div(x, y, rounding_mode=mode)
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = (9 * torch.randn(shape, generator=generator) for shape in ((5, 10, 5), (10, 5)))
+    assert _verify(whole, whole, dict(x=x, y=y))
+
+    broken = with_backward(whole, lambda dy, x, y: (dy / y, 0 * y))
+    report = rg.verify(rg.op(broken, whole, dict(x=x, y=y.abs() + 1)), level="quick")
+    assert {f.tensor for f in report.findings} == {"grad x"}
+
+
+def test_a_result_stored_in_less_than_its_input_is_no_fault():
+    for x in (torch.tensor(-8.4784), torch.linspace(-9, 9, 25)):
+        assert _verify(lambda x: x.bfloat16(), lambda x: x.bfloat16(), dict(x=x))
+
+
 def test_ranges_are_not_left():
     seen = []
 

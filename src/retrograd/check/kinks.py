@@ -20,7 +20,7 @@ from retrograd.check import tolerance
 from retrograd.check.inputs import differentiable
 from retrograd.check.outputs import as_real
 from retrograd.check.reference import Reference, Results
-from retrograd.check.rounding import Float64
+from retrograd.check.rounding import JUMPING, Float64
 from retrograd.check.seeds import derive
 from retrograd.check.spec import TensorSpec
 
@@ -94,7 +94,8 @@ def sums(results: Results) -> dict[str, torch.Tensor]:
 
 def _widen(bounds: Bounds, results: Results) -> None:
     low, high = bounds
-    for label, t in {**results, **sums(results)}.items():
+    every: Results = {**results, **sums(results)}
+    for label, t in every.items():
         if t is not None:
             t = t.detach()
             low[label] = torch.minimum(low.get(label, t), t)
@@ -171,6 +172,25 @@ def _flips(reference: Reference, *, inputs: bool) -> dict[str, int]:
     for (name, _), mask in zip(plain, flipped, strict=True):
         counts[name] = counts.get(name, 0) + int(mask.sum())
     return {name: count for name, count in counts.items() if count}
+
+
+def jumps_between(reference: Reference, name: str, shift: torch.Tensor) -> bool:
+    """Whether the reference rounds something to another whole number, or sign, at an input moved by -shift or +shift.
+
+    A difference quotient across such a jump is no derivative. False if the reference refuses those points.
+    """
+    try:
+        here, *beside = (
+            [decided for operator, decided in decisions(reference, Float64(record=True), moved) if operator in JUMPING]
+            for moved in (None, {name: shift}, {name: -shift})
+        )
+    except Exception:
+        return False
+    return any(len(there) != len(here) or any(map(_differ, here, there)) for there in beside)
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape != b.shape or not torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
 
 
 def _declared(reference: Reference, inputs: dict[str, torch.Tensor], name: str) -> torch.Tensor:

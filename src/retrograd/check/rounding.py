@@ -43,7 +43,7 @@ _to_copy zeros zeros_like ones ones_like full full_like empty empty_like new_zer
 fill_ zero_ index gather cat stack flip roll constant_pad_nd threshold_backward sort topk embedding index_select
 masked_fill new_empty_strided empty_strided scalar_tensor arange detach lift_fresh sign max_pool2d_with_indices
 max_pool2d_with_indices_backward tril triu select_backward slice_backward eq ne lt gt le ge floor ceil round trunc
-repeat index_put squeeze unsqueeze view expand permute
+repeat floor_divide index_put squeeze unsqueeze view expand permute
 """)
 
 
@@ -70,6 +70,7 @@ _efficientzerotensor
 # What an operator decides: which of its results are decisions, or which number they are taken by. A decision that falls
 # otherwise for other roundings is a switch near which the function may have a kink or a jump.
 _DECIDING = {"eq", "ne", "lt", "gt", "le", "ge", "floor", "ceil", "round", "trunc", "sign", "isnan", "floor_divide"}
+JUMPING = {"floor", "ceil", "round", "trunc", "sign", "floor_divide"}
 _AGAINST_ZERO = _names("relu abs leaky_relu threshold threshold_backward relu_ prelu elu celu selu")
 _KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 
@@ -125,12 +126,12 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
 def _whole(value: Any, unit: float) -> bool:
     """Whether a number, or each of a tensor, is whole and has a place in floats of this unit roundoff."""
     if not isinstance(value, torch.Tensor):
-        return float(value).is_integer() if isinstance(value, (int, float)) else False
+        return isinstance(value, (int, float)) and value % 1 == 0
     if not value.numel() or not value.is_floating_point() or value.device.type == "meta":
         return not value.is_complex()
     # One number says enough of most tensors, and this runs at each addition.
     first = value[(0,) * value.ndim].item()
-    return first.is_integer() and bool(((value == value.round()) & (value.abs() <= 1 / unit)).all())
+    return first % 1 == 0 and bool(((value == value.round()) & (value.abs() <= 1 / unit)).all())
 
 
 def _size(value: Any) -> Any:
@@ -184,6 +185,7 @@ class Float64(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name, returns_alias = _about(func)
+        name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
         if not self._inside and name not in _SMOOTH:
             self.switches.add(name)
         if kwargs.get("dtype") in _LIFTED:

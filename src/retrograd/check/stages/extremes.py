@@ -19,7 +19,7 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
-from retrograd.check.spec import FLOATS, OpSpec, TensorSpec
+from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "extremes"
