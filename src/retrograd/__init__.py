@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from retrograd.check.spec import tensor as tensor
     from retrograd.flake.in_process import flake_rate as flake_rate
     from retrograd.report import write as write
+    from retrograd.ttir.launch import cpu_triton as cpu_triton
 
 _HOMES = {
     "op": "retrograd.check.spec",
@@ -38,6 +39,7 @@ _HOMES = {
     "flake_rate": "retrograd.flake.in_process",
     "Report": "retrograd.check.schema",
     "write": "retrograd.report",
+    "cpu_triton": "retrograd.ttir.launch",
 }
 
 _ROOMS = ("flake", "fsdp", "graph", "nn", "ops", "patch", "testing", "trace")
@@ -46,6 +48,7 @@ __all__ = [
     "Report",
     "__version__",
     "assert_backward",
+    "cpu_triton",
     "flake",
     "flake_rate",
     "fsdp",

@@ -17,8 +17,9 @@ import torch
 
 from retrograd import codegen
 from retrograd.catalog.launches import LaunchArguments, launches
-from retrograd.codegen import fake_gpu, loaded_kernels
+from retrograd.codegen import loaded_kernels
 from retrograd.compat.triton_compile import absent_gpu
+from retrograd.runtime.triton import fake_gpu
 
 HERE = Path(__file__).resolve().parent
 SOME = ("sm_80", "sm_90", "gfx942")

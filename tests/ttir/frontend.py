@@ -18,9 +18,10 @@ from unittest.mock import patch
 
 import programs
 
-from retrograd.codegen import fake_gpu, tuning
+from retrograd.codegen import tuning
 from retrograd.codegen.targets import target_named
 from retrograd.compat.triton_compile import absent_gpu
+from retrograd.runtime.triton import fake_gpu
 
 TARGET = target_named("sm_90")
 

@@ -16,11 +16,12 @@ from retrograd import codegen
 from retrograd.catalog import SHIPPED, msda_names, resolve
 from retrograd.check.spec import OpSpec, TensorSpec, dtype_name
 from retrograd.codegen import compile as compiling
-from retrograd.codegen import fake_gpu, signatures
+from retrograd.codegen import signatures
 from retrograd.codegen.targets import Target
 from retrograd.compat.triton_compile import absent_gpu
 from retrograd.core.loading import guard, is_path, load, near
 from retrograd.errors import MissingExtraError, RetrogradError, UsageError
+from retrograd.runtime.triton import fake_gpu
 
 _FORMS = "a shipped name (rms_norm), 'path/file.py:name' or 'package.module:name'"
 # Sizes of shipped ops as they are trained with; a spec's own sweep for `verify` is of small ones.

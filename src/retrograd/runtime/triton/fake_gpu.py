@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from retrograd.codegen.targets import Target
+from retrograd.compat.triton_compile import GpuDescription
 
 
 @contextlib.contextmanager
-def gpu(target: Target, knowing: tuple[str, ...] = ()) -> Iterator[None]:
+def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]:
     """Let code of a person's own believe in a GPU of this architecture.
 
     Args:
@@ -25,6 +25,7 @@ def gpu(target: Target, knowing: tuple[str, ...] = ()) -> Iterator[None]:
     """
     import torch
     from torch.overrides import TorchFunctionMode
+    from torch.utils.weak import WeakIdKeyDictionary
 
     is_cuda: Any = torch.Tensor.is_cuda  # a descriptor, which torch's stubs call a bool
     asks_cuda = is_cuda.__get__
@@ -35,9 +36,22 @@ def gpu(target: Target, knowing: tuple[str, ...] = ()) -> Iterator[None]:
             if func == asks_cuda and not sys._getframe(1).f_globals.get("__name__", "").startswith(knowing):
                 return True
             if func is torch.Tensor.cuda:
-                return args[0]
+                return moved(args[0], args[0])
+            values = (*args, *(kwargs or {}).values())
             keywords = {name: _place(value) if name == "device" else value for name, value in (kwargs or {}).items()}
-            return func(*map(_place, args), **keywords)
+            result = func(*map(_place, args), **keywords)
+            if isinstance(result, torch.Tensor) and any(_place(value) is not value for value in values):
+                return moved(args[0] if args else None, result)
+            return result
+
+    on_gpu = WeakIdKeyDictionary()  # tensors that were put there
+
+    def moved(source: Any, result: torch.Tensor) -> torch.Tensor:
+        # What comes from the CPU is a copy: who changes it there leaves the other as it is.
+        if result is source and source not in on_gpu:
+            result = source.clone()
+        on_gpu[result] = True
+        return result
 
     with contextlib.ExitStack() as stack:
         for name, value in _answers(target).items():
@@ -64,7 +78,7 @@ class _Device(contextlib.nullcontext):
         super().__init__(device)
 
 
-def _answers(target: Target) -> dict[str, Any]:
+def _answers(target: GpuDescription) -> dict[str, Any]:
     capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 4)
     properties = SimpleNamespace(
         name=target.name,

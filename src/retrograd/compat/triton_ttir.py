@@ -1,0 +1,184 @@
+"""TTIR of kernels as a GPU would run them: Triton's own frontend and first passes, for each launch, and no GPU.
+
+Binder, heuristics, autotuner and specialisation stay Triton's. What is replaced is what a launch compiles and runs.
+"""
+
+# The stubs do not have private names, or not as they are.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from retrograd.compat.registry import part, require
+from retrograd.compat.triton_compile import PROBE_GPU, GpuDescription, _driver
+from retrograd.compat.triton_launch import unheard
+
+# The passes rewrite descriptors to pointers for GPUs before sm_90; nothing else of TTIR depends on the number.
+_WITHOUT_DESCRIPTORS = 80
+
+
+@dataclass(eq=False)
+class LaunchedKernel:
+    """A kernel of one specialisation, in place of Triton's CompiledKernel.
+
+    Attributes:
+        jit_function: the JITFunction.
+        text: its TTIR.
+        signature: argument -> type as Triton writes it, "constexpr" for those that are part of the code.
+        options: of the compiler.
+        kept: for whoever executes it: what stays with it.
+    """
+
+    jit_function: Any
+    text: str
+    signature: dict[str, Any]
+    options: Any
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    function = None
+    packed_metadata = None
+    n_regs = n_spills = 0
+    n_max_threads = 1024
+
+    @property
+    def name(self) -> str:
+        return self.jit_function.__name__
+
+    @property
+    def asm(self) -> dict[str, str]:
+        return {"ttir": self.text}
+
+    @property
+    def metadata(self) -> Any:
+        options = self.options
+        return SimpleNamespace(name=self.name, shared=0, num_warps=options.num_warps, num_ctas=options.num_ctas)
+
+    def launch_metadata(self, *_: Any) -> None:
+        return None
+
+    def result(self) -> LaunchedKernel:
+        return self
+
+    def _init_handles(self) -> None: ...
+
+    def run(
+        self, grid_0: int, grid_1: int, grid_2: int, stream: Any, function: Any, packed: Any, metadata: Any,
+        enter: Any, exit: Any, *values: Any,
+    ) -> None:  # fmt: skip
+        """A launch, as JITFunction.run makes it."""
+        execute = _EXECUTE[-1]
+        execute(self, (grid_0, grid_1, grid_2), dict(zip(self.jit_function.arg_names, values, strict=True)))
+
+
+Execute = Callable[[LaunchedKernel, tuple[int, int, int], dict[str, Any]], None]
+_EXECUTE: list[Execute] = []
+
+
+def library_folder() -> str:
+    """Where Triton's own functions on the device are, whose lines are not the user's."""
+    import triton.language
+
+    return str(Path(triton.language.__file__).parent)
+
+
+@contextmanager
+def executing(gpu: GpuDescription, execute: Execute, tune: Callable[[Callable[[], Any]], None]) -> Iterator[None]:
+    """Have launches inside call `execute` with the kernel's TTIR, the grid and the arguments by name.
+
+    Autotuned kernels are launched with their first configuration: nothing can be timed.
+
+    Args:
+        gpu: what launchers and compilers are told of the GPU.
+        execute: runs the kernel on the arguments' memory.
+        tune: is called in place of timing a configuration, with a function that launches it as the autotuner would.
+
+    Raises:
+        UnsupportedVersionError: this Triton compiles or launches otherwise.
+    """
+    require(TTIR)
+    with _executing(gpu, execute, tune):
+        yield
+
+
+@contextmanager
+def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None]) -> Iterator[None]:
+    from triton.runtime import driver as holder
+    from triton.runtime.jit import JITFunction
+
+    device = f"ttir:{gpu.name}"
+    previous, compile_stock = holder._active, JITFunction._do_compile
+    driver = _driver(gpu, device)
+
+    def benchmark(call: Callable[[], Any], quantiles: Any = None, **_: Any) -> Any:
+        tune(call)
+        return 0.0 if quantiles is None else [0.0] * len(quantiles)
+
+    driver.get_benchmarker = lambda: benchmark
+
+    @functools.wraps(compile_stock)
+    def compile_ttir(
+        self: Any, key: Any, signature: Any, device_: Any, constexprs: Any, options: Any, attrs: Any, *rest: Any
+    ) -> Any:
+        if device_ != device:
+            return compile_stock(self, key, signature, device_, constexprs, options, attrs, *rest)
+        kernels, _, target, backend, _ = self.device_caches[device_]
+        source = self.ASTSource(self, signature, constexprs, attrs)
+        kernels[key] = LaunchedKernel(self, _ttir(source, target, backend, options), signature, options)
+        return kernels[key]
+
+    holder.set_active(driver)
+    JITFunction._do_compile = compile_ttir
+    _EXECUTE.append(execute)
+    try:
+        yield
+    finally:
+        _EXECUTE.remove(execute)
+        JITFunction._do_compile = compile_stock
+        holder.set_active(previous)
+
+
+def _ttir(source: Any, target: Any, backend: Any, options: Any) -> str:
+    from triton._C.libtriton import ir
+
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    implementation = backend.get_codegen_implementation(options)
+    module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
+    return backend.make_ttir(module, {}, options, _WITHOUT_DESCRIPTORS).str()
+
+
+@part(
+    "triton.ttir",
+    "runs kernels without a GPU by Triton's first intermediate code",
+    "kernels run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)",
+    names=(
+        "JITFunction._do_compile", "JITFunction.device_caches", "ASTSource.make_ir", "make_ttir", "load_dialects",
+        "get_codegen_implementation", "get_module_map", "driver._active", "CompiledKernel.run", "get_benchmarker",
+    ),
+    refuses=True,
+)  # fmt: skip
+def TTIR() -> str:
+    import torch
+
+    from retrograd.compat.triton_probe import doubling_kernel
+
+    calls: list[tuple[Any, ...]] = []
+    memory = torch.zeros(16)
+    with _executing(PROBE_GPU, lambda kernel, grid, values: calls.append((kernel, grid, values)), print), unheard():
+        doubling_kernel[(3,)](memory, N=16)
+    ((kernel, grid, values),) = calls
+    if grid != (3, 1, 1) or list(values) != ["x_ptr", "N"] or values["x_ptr"] is not memory or values["N"] != 16:
+        return f"a launch brings the grid {grid} and the arguments {list(values)}"
+    if kernel.signature != {"x_ptr": "*fp32", "N": "constexpr"}:
+        return f"a kernel has the signature {kernel.signature}"
+    expected = ("tt.func public @doubling_kernel", "tt.load", "arith.mulf", "tt.store", "loc(")
+    missing = [word for word in expected if word not in kernel.text]
+    return f"TTIR has no {', '.join(missing)}" if missing else ""

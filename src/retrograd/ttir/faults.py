@@ -1,0 +1,112 @@
+"""FaultList of kernels: accesses outside of tensors, races, reads of unwritten memory, loops without end; in words."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal[
+    "out of bounds", "between rows", "misaligned", "uninitialised", "race", "same value", "assertion", "endless loop",
+    "order", "autotune",
+]  # fmt: skip
+Program = tuple[int, int, int]
+# What is a note about a kernel that is right, and not a mistake in it.
+MILD: frozenset[str] = frozenset({"same value", "order"})
+
+
+@dataclass(frozen=True)
+class AccessAt:
+    """An access of a program: "reads", "writes" or "updates atomically", in a line of the source."""
+
+    does: str
+    file: str
+    line: int
+    program: Program | None = None
+
+    def text(self) -> str:
+        source = linecache.getline(self.file, self.line).partition("#")[0].strip()
+        by = f"program {_program(self.program)} " if self.program is not None else ""
+        return f"{by}{self.does} in {Path(self.file).name}:{self.line}{': ' if source else ''}{source}"
+
+
+@dataclass
+class KernelFault:
+    """One mistake of a kernel, with all its occurrences.
+
+    Attributes:
+        kind: which.
+        kernel: name of the kernel's function.
+        access: where and by which program it was seen first.
+        other: the access that it is in conflict with, of a race.
+        argument: name of the pointer argument, "" where none is known.
+        element: first element of the argument's tensor, counted in memory from its first; None where there is none.
+        detail: what else there is to say.
+        count: elements, over all programs.
+        launches: in how many launches.
+    """
+
+    kind: Kind
+    kernel: str
+    access: AccessAt
+    other: AccessAt | None = None
+    argument: str = ""
+    element: int | None = None
+    detail: str = ""
+    count: int = 0
+    launches: int = 1
+    programs: set[int] = field(default_factory=set, repr=False)
+
+    @property
+    def is_mild(self) -> bool:
+        """Whether results are right all the same: two programs write one value, or bits depend on an order."""
+        return self.kind in MILD
+
+    def text(self) -> str:
+        """One or two sentences for a report."""
+        where = (
+            f"element {self.element} of `{self.argument}`" if self.argument and self.element is not None else "memory"
+        )
+        if self.kind in ("race", "same value") and self.other is not None:
+            same = "the same value, " if self.kind == "same value" else ""
+            return (
+                f"{self.kind} in kernel {self.kernel}: {same}{where} ({_count(self.count)}): {self.access.text()}; "
+                f"{self.other.text()}; nothing orders the two{'; ' if self.detail else ''}{self.detail}"
+            )
+        what_it_is = f"{self.kind} in kernel {self.kernel}: "
+        place = f"{where} ({_count(self.count)}): " if self.count else ""
+        return f"{what_it_is}{place}{self.access.text()}{'; ' if self.detail else ''}{self.detail}"
+
+
+def _count(n: int) -> str:
+    return f"{n} element{'s' * (n != 1)}"
+
+
+def _program(program: Program) -> str:
+    used = max((i for i, n in enumerate(program) if n), default=0) + 1
+    return str(program[0]) if used == 1 else f"({', '.join(map(str, program[:used]))})"
+
+
+class FaultList:
+    """The faults of several launches, those of one kind at one place kept as one."""
+
+    def __init__(self) -> None:
+        self._faults: dict[tuple[object, ...], KernelFault] = {}
+
+    def add(self, fault: KernelFault, new_launch: bool = False) -> None:
+        """Note a fault, or that one which is known was seen again."""
+        other = (fault.other.file, fault.other.line, fault.other.does) if fault.other else None
+        key = (fault.kind, fault.kernel, fault.access.file, fault.access.line, fault.access.does, other, fault.argument)
+        known = self._faults.setdefault(key, fault)
+        if known is not fault:
+            known.count += fault.count
+            known.launches += new_launch
+            known.programs |= fault.programs
+
+    def __iter__(self) -> Iterator[KernelFault]:
+        return iter(self._faults.values())
+
+    def __len__(self) -> int:
+        return len(self._faults)

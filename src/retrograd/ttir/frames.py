@@ -1,0 +1,184 @@
+"""Frames: the values of some programs of a launch, which can be split by program and merged again; compiled blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from retrograd.errors import RetrogradError
+from retrograd.ttir.element_types import Array
+from retrograd.ttir.ir import SourcePlace
+from retrograd.ttir.memory import Memory
+from retrograd.ttir.storage import MemoryAccess
+
+# A walk stops with the access that comes next, or with the place of a loop that goes round once more.
+Walk = Generator["MemoryAccess | Again", None, None]
+
+
+class EndlessLoopError(RetrogradError):
+    """A kernel did not end within the limit of steps; the message has the line."""
+
+    def __init__(self, place: SourcePlace, programs: int, why: str) -> None:
+        self.place, self.programs, self.why = place, programs, why
+        super().__init__(f"a loop at {place.file}:{place.line} does not end: {why}")
+
+
+@dataclass
+class Again:
+    """A loop that may wait for other programs goes round again.
+
+    Attributes:
+        place: its line.
+        same: whether the program would do exactly the same again if memory stays as it is.
+    """
+
+    place: SourcePlace
+    same: bool
+
+
+class Frame:
+    """Values of some programs.
+
+    Attributes:
+        registers: arrays by slot, None where nothing was computed yet.
+        programs: numbers of the programs, in the order in which they act.
+        taint: slot -> which elements come from memory that nobody has written; only slots that have such.
+        launch: what all frames of a launch share.
+    """
+
+    __slots__ = ("launch", "programs", "registers", "taint")
+
+    def __init__(self, registers: list[Any], programs: Array, taint: dict[int, Array], launch: LaunchState) -> None:
+        self.registers, self.programs, self.taint, self.launch = registers, programs, taint, launch
+
+    def take(self, index: Array, slots: Iterable[int]) -> Frame:
+        """A frame of some of the programs, with the values in these slots."""
+        registers = list(self.launch.constants)
+        for slot in slots:
+            value = self.registers[slot]
+            if value is not None:
+                registers[slot] = value if value.shape[0] == 1 else value[index]
+        taint = {s: t if t.shape[0] == 1 else t[index] for s, t in self.taint.items()} if self.taint else {}
+        return Frame(registers, self.programs[index], taint, self.launch)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Give values of some slots to others, all at once."""
+        values = [self.registers[slot] for slot in sources]
+        taints = [self.taint.get(slot) for slot in sources] if self.taint else ()
+        for slot, value in zip(targets, values, strict=True):
+            self.registers[slot] = value
+        for slot, taint in zip(targets, taints, strict=False):
+            self._set_taint(slot, taint)
+
+    def _set_taint(self, slot: int, taint: Array | None) -> None:
+        if taint is not None:
+            self.taint[slot] = taint
+        else:
+            self.taint.pop(slot, None)
+
+    def merge(self, parts: Sequence[tuple[Array, Frame, Sequence[int]]], targets: Sequence[int]) -> None:
+        """Values of parts of the programs, each with the indices of its programs and its slots, into target slots."""
+        count = len(self.programs)
+        for position, target in enumerate(targets):
+            values = [(index, part.registers[slots[position]]) for index, part, slots in parts]
+            self.registers[target] = _joined(values, count)
+            if any(part.taint for _, part, _ in parts):
+                none = np.zeros((1,) * self.registers[target].ndim, bool)
+                taints = [(index, part.taint.get(slots[position], none)) for index, part, slots in parts]
+                joined = _joined(taints, count)
+                self._set_taint(target, joined if joined.any() else None)
+
+
+def _joined(parts: Sequence[tuple[Array, Array]], count: int) -> Array:
+    first = parts[0][1]
+    if first.shape[0] == 1 and all(value is first for _, value in parts):
+        return first
+    shape = np.broadcast_shapes(*(value.shape[1:] for _, value in parts))
+    out = np.zeros((count, *shape), first.dtype)
+    for index, value in parts:
+        out[index] = value
+    return out
+
+
+@dataclass
+class LaunchState:
+    """What the frames of a launch share.
+
+    Attributes:
+        memory: tensors and checks.
+        grid: programs along each axis.
+        constants: registers of a new frame, which hold constants only.
+        limit: steps that may still be made by loops, over all programs.
+        printed: lines that tt.print wrote.
+    """
+
+    memory: Memory
+    grid: tuple[int, int, int]
+    constants: list[Any]
+    limit: int
+    printed: Callable[[str], Any]
+
+    def spend(self, steps: int, place: SourcePlace) -> None:
+        """Count rounds of a loop.
+
+        Raises:
+            EndlessLoopError: the limit is reached.
+        """
+        self.limit -= steps
+        if self.limit < 0:
+            raise EndlessLoopError(place, steps, "the limit of steps of the run is reached")
+
+
+@dataclass(eq=False)
+class Step:
+    """One operation of a block.
+
+    Attributes:
+        run: for all programs of a frame.
+        walk: for a frame of one program that runs in turns with others; None where `run` does it.
+        access: the access to memory that it makes, before which others may act.
+    """
+
+    run: Callable[[Frame], None]
+    walk: Callable[[Frame], Walk] | None = None
+    access: MemoryAccess | None = None
+
+
+@dataclass(eq=False)
+class Code:
+    """A block, compiled.
+
+    Attributes:
+        arguments: slots of its arguments.
+        steps: its operations but for the last.
+        last: name of the operation that ends it.
+        operands: slots of the operands of that.
+        successors: index of each block that may follow, and the slots that go to its arguments.
+        live: slots of values from before the region that something in it uses.
+        place: line of the operation that ends it.
+    """
+
+    arguments: list[int]
+    steps: list[Step] = field(default_factory=list)
+    runs: list[Callable[[Frame], None]] = field(default_factory=list)
+    last: str = ""
+    operands: list[int] = field(default_factory=list)
+    successors: list[tuple[int, list[int]]] = field(default_factory=list)
+    live: frozenset[int] = frozenset()
+    place: SourcePlace = field(default_factory=SourcePlace)
+
+    def run(self, frame: Frame) -> None:
+        for run in self.runs:
+            run(frame)
+
+    def walk(self, frame: Frame) -> Walk:
+        for step in self.steps:
+            if step.walk is not None:
+                yield from step.walk(frame)
+                continue
+            if step.access is not None:
+                yield step.access
+            step.run(frame)

@@ -1,0 +1,65 @@
+"""Programs in turns: each may be stopped before any access to memory, and which goes on is drawn from a seed.
+
+For kernels in which programs learn of each other, by the result of an atomic or by a loop that waits: all at once they
+would wait for ever, one after another they would never show what the order decides.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from retrograd.ttir.control_flow import walk_blocks
+from retrograd.ttir.element_types import Array
+from retrograd.ttir.frames import Again, EndlessLoopError, Frame, LaunchState
+from retrograd.ttir.ir import SourcePlace
+from retrograd.ttir.program import NumpyKernel
+
+
+def run_in_turns(kernel: NumpyKernel, launch: LaunchState, registers: list[object], programs: Array, seed: int) -> None:
+    """Run all programs of a launch to their ends.
+
+    Args:
+        kernel: compiled.
+        launch: what they share.
+        registers: of a program before its first step: constants and arguments.
+        programs: their numbers, in the order in which they start.
+        seed: of the draws.
+
+    Raises:
+        EndlessLoopError: all that have not ended wait for what none of them will do, or the limit is reached.
+    """
+    draws = random.Random(seed)
+    frames = [Frame(list(registers), programs[i : i + 1], {}, launch) for i in range(len(programs))]
+    walks = [walk_blocks(kernel.blocks, frame) for frame in frames]
+    ready = list(range(len(walks)))
+    waiting: dict[int, SourcePlace] = {}
+    looked = [-1] * len(walks)  # memory's version at a program's last round
+    version = launch.memory.version
+    while ready or waiting:
+        if waiting and launch.memory.version != version:
+            ready += waiting
+            waiting.clear()
+        if not ready:
+            place = next(iter(waiting.values()))
+            raise EndlessLoopError(
+                place, len(waiting), f"{len(waiting)} programs wait here for what no program will do"
+            )
+        at = draws.randrange(len(ready))
+        number = ready[at]
+        stopped = next(walks[number], None)
+        if stopped is None or (isinstance(stopped, Again) and stopped.same and looked[number] == launch.memory.version):
+            ready[at] = ready[-1]
+            ready.pop()
+            if stopped is not None:
+                waiting[number] = stopped.place  # type: ignore[union-attr]
+                version = launch.memory.version
+        if isinstance(stopped, Again):
+            looked[number] = launch.memory.version
+
+
+def orders(count: int, seed: int) -> Array:
+    """Numbers of the programs in an order drawn from a seed; as they are for seed 0."""
+    numbers = np.arange(count, dtype=np.int64)
+    return np.random.default_rng(seed).permutation(numbers) if seed else numbers

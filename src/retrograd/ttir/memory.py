@@ -1,0 +1,391 @@
+"""Memory of a launch: the tensors that pointers lead to, and every load, store and atomic checked against them.
+
+Accesses outside are noted and not made: a stray write harms nobody, and a wild address does not end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrograd.core import gc_pause
+from retrograd.ttir.atomics import UPDATES, update_in_turns
+from retrograd.ttir.element_types import Array, ElementType
+from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, Program
+from retrograd.ttir.ir import SourcePlace
+from retrograd.ttir.races import Cells, Conflict, OrderedRaces, UnorderedRaces
+from retrograd.ttir.storage import MemoryAccess, Pointer, Storage
+
+_DOES = {"load": "reads", "store": "writes", "atomic": "updates"}
+_KINDS = {"load": "read", "store": "write", "atomic": "atomic"}
+
+
+class Memory:
+    """What a launch may touch.
+
+    Args:
+        pointers: of the pointer arguments, by their number among all arguments of the function.
+        accesses: of the kernel.
+        kernel: its name.
+        faults: where faults go.
+        races: the detector; None where races are not looked for.
+        grid: programs along each axis.
+        changed: is called when a store or an atomic changes memory.
+    """
+
+    def __init__(
+        self, pointers: dict[int, Pointer], accesses: Sequence[MemoryAccess], kernel: str, faults: FaultList,
+        grid: tuple[int, int, int], library: str = "",
+    ) -> None:  # fmt: skip
+        self.pointers = pointers
+        self.accesses = accesses
+        self.races: UnorderedRaces | OrderedRaces | None = None
+        self.version = 0
+        self.order_matters: dict[int, int] = {}
+        self.on_access: list[Callable[[MemoryAccess, Array, Array], None]] = []
+        self.kernel, self._faults, self._grid, self._library = kernel, faults, grid, library
+        self._storages = list({id(p.storage): p.storage for p in pointers.values()}.values())
+        self._mark_shadows()
+
+    def _mark_shadows(self) -> None:
+        """Decide which storages need a shadow: those that the kernel writes to, in cells of its narrowest access."""
+        for storage in self._storages:
+            storage.cell, storage.readable = 0, False
+        for access in self.accesses:
+            if access.does != "load":
+                for storage in self.storages_of(access):
+                    storage.cell = 16
+        for access in self.accesses:
+            for storage in self.storages_of(access):
+                if storage.cell:
+                    storage.cell = min(storage.cell, access.kind.size)
+                    storage.readable |= access.does == "load"
+
+    def storages_of(self, access: MemoryAccess) -> list[Storage]:
+        """Where an access may lead."""
+        if access.arguments is None:
+            return self._storages
+        return [self.pointers[number].storage for number in access.arguments if number in self.pointers]
+
+    def load(
+        self, access: MemoryAccess, programs: Array, addresses: Array, mask: Array | None, other: Array | None
+    ) -> tuple[Array, Array | None]:
+        """Values at addresses, and which of them nobody has written; None if all are defined."""
+        kind = access.kind
+        result: Array | None = None
+        undefined: Array | None = None
+        for storage, allowed in self._split(access, programs, addresses, mask):
+            index = self._index(storage, kind, addresses)
+            if allowed is not None:
+                index = np.where(allowed, index, 0)
+            values = kind.decode(storage.view(kind.memory)[index])
+            if storage.undefined is not None:
+                unknown = storage.undefined[index * kind.size]
+                unknown = unknown if allowed is None else unknown & allowed
+                if unknown.any():
+                    undefined = unknown if undefined is None else undefined | unknown
+            if allowed is not None:
+                fallback = other if other is not None else np.zeros(1, kind.compute).reshape((1,) * values.ndim)
+                values = np.where(allowed, values, fallback if result is None else result)
+            result = values
+            if storage.cell and self.races is not None:
+                self._touch(access, storage, index, allowed, programs)
+        if result is None:
+            shape = np.broadcast_shapes(addresses.shape, (1,) if mask is None else mask.shape)
+            result = other if other is not None else np.zeros(shape, kind.compute)
+        return result, undefined
+
+    def store(
+        self, access: MemoryAccess, programs: Array, addresses: Array, values: Array, mask: Array | None,
+        undefined: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Put values to addresses; `undefined`: which of them come from memory that nobody has written."""
+        kind = access.kind
+        for storage, allowed in self._split(access, programs, addresses, mask):
+            index, (bits, unknown), who = self._lanes(storage, kind, programs, addresses, (values, undefined), allowed)
+            bits = kind.encode(bits)
+            view = storage.view(kind.memory)
+            unsigned = f"u{kind.size}"
+            if storage.undefined is not None:
+                cells = (index[:, None] * kind.size + np.arange(kind.size)).reshape(-1)
+                storage.undefined[cells] = False if unknown is None else np.repeat(unknown, kind.size)
+            if storage.cell and self.races is not None:
+                equal = view[index].view(unsigned) == bits.view(unsigned)
+                view[index] = bits
+                equal &= view[index].view(unsigned) == bits.view(unsigned)
+                self.version += not bool(equal.all())
+                self._mark(access, storage, index, who, equal)
+            else:
+                view[index] = bits
+
+    def atomic(
+        self, access: MemoryAccess, programs: Array, addresses: Array, values: Sequence[Array], mask: Array | None,
+        wanted: bool,
+    ) -> Array:  # fmt: skip
+        """Update memory atomically in the order of the programs and lanes; the values before, where they are wanted."""
+        kind = access.kind
+        # Each lane counts, also where all of them update one element by one value.
+        shape = (len(programs), *access.shape)
+        addresses = np.broadcast_to(addresses, shape)
+        before = np.zeros(shape if wanted else (1,) * len(shape), kind.compute)
+        for storage, allowed in self._split(access, programs, addresses, mask):
+            index, lanes, who = self._lanes(storage, kind, programs, addresses, tuple(values), allowed)
+            if not len(index):
+                continue
+            if self.races is not None:
+                self._synchronise(access, storage, index, who)
+            view = storage.view(kind.memory)
+            update = UPDATES[access.operation]
+            direct = update.ufunc if kind.round is None and kind.name != "i1" else None
+            if storage.undefined is not None:
+                storage.undefined[(index[:, None] * kind.size + np.arange(kind.size)).reshape(-1)] = False
+            if direct is not None and not wanted:
+                unsigned = f"u{kind.size}" if update.unsigned else view.dtype
+                direct.at(view.view(unsigned), index, lanes[0].view(unsigned))
+                self.version += 1
+                self._note_order(access, index, who)
+                continue
+            old, changed = update_in_turns(update, kind, view, index, lanes)
+            self.version += changed
+            if wanted:
+                flat = np.zeros(shape, kind.compute)
+                flat[np.broadcast_to(allowed, shape) if allowed is not None else np.ones(shape, bool)] = old
+                before = before + flat if kind.compute.kind != "b" else before | flat
+        return before
+
+    def _lanes(
+        self, storage: Storage, kind: ElementType, programs: Array, addresses: Array,
+        values: tuple[Array | None, ...], allowed: Array | None,
+    ) -> tuple[Array, list[Any], Array]:  # fmt: skip
+        """Flat indices, values and programs of the lanes that are accessed."""
+        shapes = [x.shape for x in (addresses, allowed, *values) if x is not None]
+        shape = np.broadcast_shapes(*shapes, (len(programs),) + (1,) * (addresses.ndim - 1))
+        index = np.broadcast_to(self._index(storage, kind, addresses), shape)
+        who = np.broadcast_to(programs.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+        spread = [None if x is None else np.broadcast_to(x, shape) for x in values]
+        if allowed is None:
+            return index.reshape(-1), [None if x is None else x.reshape(-1) for x in spread], who.reshape(-1)
+        allowed = np.broadcast_to(allowed, shape)
+        return index[allowed], [None if x is None else x[allowed] for x in spread], who[allowed]
+
+    @staticmethod
+    def _index(storage: Storage, kind: ElementType, addresses: Array) -> Array:
+        return (addresses - storage.start) >> (kind.size.bit_length() - 1)
+
+    def _split(
+        self, access: MemoryAccess, programs: Array, addresses: Array, mask: Array | None
+    ) -> list[tuple[Storage, Array | None]]:
+        """Storages that an access leads to, with the lanes that do; None for all of them."""
+        if mask is not None:
+            if mask.all():
+                mask = None
+            elif not mask.any():
+                return []
+        size = access.kind.size
+        pointer = self._only(access)
+        if pointer is not None:
+            low, high = int(addresses.min()), int(addresses.max())
+            aligned = size == 1 or not int(np.bitwise_or.reduce(addresses - pointer.storage.start, axis=None)) & (
+                size - 1
+            )
+            if low >= pointer.start and high + size <= pointer.end and aligned and pointer.covered is None:
+                return [(pointer.storage, mask)]
+        shape = np.broadcast_shapes(addresses.shape, (1,) if mask is None else mask.shape)
+        lanes = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
+        addresses = np.broadcast_to(addresses, shape)
+        crooked = lanes & ((addresses & (size - 1)) != 0)
+        if crooked.any():
+            self._fault("misaligned", access, programs, addresses, crooked, pointer)
+            lanes = lanes & ~crooked
+        if pointer is not None:
+            return self._in_tensor(access, programs, addresses, lanes, pointer)
+        return self._anywhere(access, programs, addresses, lanes)
+
+    def _only(self, access: MemoryAccess) -> Pointer | None:
+        if access.arguments is None or len(access.arguments) != 1:
+            return None
+        return self.pointers.get(next(iter(access.arguments)))
+
+    def _in_tensor(
+        self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer
+    ) -> list[tuple[Storage, Array | None]]:
+        size = access.kind.size
+        outside = lanes & ((addresses < pointer.start) | (addresses + size > pointer.end))
+        if outside.any():
+            self._fault("out of bounds", access, programs, addresses, outside, pointer)
+        if pointer.covered is not None:
+            inside = lanes & ~outside
+            element = np.where(inside, (addresses - pointer.start) // pointer.size, 0)
+            between = inside & ~pointer.covered[element]
+            if between.any():
+                self._fault("between rows", access, programs, addresses, between, pointer)
+        storage = pointer.storage
+        lanes = lanes & (addresses >= storage.start) & (addresses + size <= storage.end)
+        return [(storage, lanes)] if lanes.any() else []
+
+    def _anywhere(
+        self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array
+    ) -> list[tuple[Storage, Array | None]]:
+        """Lanes whose pointers come from memory or from several arguments, by the storage that they are in."""
+        size = access.kind.size
+        if not lanes.any():
+            return []
+        if access.arguments is None:
+            self._learn(addresses[lanes], size)
+        parts: list[tuple[Storage, Array | None]] = []
+        missing = lanes
+        for storage in self.storages_of(access):
+            within = missing & (addresses >= storage.start) & (addresses + size <= storage.end)
+            if within.any():
+                parts.append((storage, within))
+                missing = missing & ~within
+        if missing.any():
+            self._fault("out of bounds", access, programs, addresses, missing, None)
+        return parts
+
+    def _learn(self, addresses: Array, size: int) -> None:
+        """Add tensors of the process that pointers in memory lead to and no argument names."""
+        unknown = addresses
+        for storage in self._storages:
+            unknown = unknown[(unknown < storage.start) | (unknown + size > storage.end)]
+        if not len(unknown):
+            return
+        for thing in gc_pause.objects():
+            if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided:
+                memory = thing.untyped_storage()
+                start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+                if thing.device.type == "cpu" and ((unknown >= start) & (unknown < end)).any():
+                    self._storages.append(Storage.of(thing))
+                    unknown = unknown[(unknown < start) | (unknown >= end)]
+        self._mark_shadows()
+
+    def _touch(
+        self, access: MemoryAccess, storage: Storage, index: Array, allowed: Array | None, programs: Array
+    ) -> None:
+        """Note a load where stores of the kernel may meet it."""
+        shape = np.broadcast_shapes(index.shape, (len(programs),) + (1,) * (index.ndim - 1))
+        who = np.broadcast_to(programs.reshape(-1, *(1,) * (index.ndim - 1)), shape)
+        index = np.broadcast_to(index, shape)
+        if allowed is not None:
+            allowed = np.broadcast_to(allowed, shape)
+            index, who = index[allowed], who[allowed]
+        if access.is_atomic:
+            self._synchronise(access, storage, index.reshape(-1), who.reshape(-1))
+        else:
+            self._mark(access, storage, index.reshape(-1), who.reshape(-1), None)
+
+    def _synchronise(self, access: MemoryAccess, storage: Storage, index: Array, who: Array) -> None:
+        """Note atomics: they are in conflict with plain accesses only, and order programs if they are told to."""
+        if not access.is_atomic:
+            self._mark(access, storage, index, who, None, "write")
+            return
+        assert self.races is not None
+        if isinstance(self.races, OrderedRaces):
+            self.races.synchronise(int(who[0]), storage, index * access.kind.size, access.order)
+        self._mark(access, storage, index, who, None, "atomic")
+
+    def _mark(
+        self, access: MemoryAccess, storage: Storage, index: Array, who: Array, equal: Array | None, kind: str = ""
+    ) -> None:
+        if not len(index) or self.races is None:
+            return
+        per = access.kind.size // storage.cell
+        cells = index
+        if per > 1:
+            cells = (index[:, None] * per + np.arange(per)).reshape(-1)
+            who = np.repeat(who, per)
+            equal = None if equal is None else np.repeat(equal, per)
+        kind = kind or _KINDS[access.does]
+        if kind == "write" and isinstance(self.races, OrderedRaces) and access.does == "store":
+            self.races.overwrite(storage, index * access.kind.size)
+        if kind != "read" or storage.readable:
+            size = -(-len(storage.octets) // storage.cell)
+            self.races.touch(kind, Cells(storage, cells, who, access.number, equal), size)
+
+    def _note_order(self, access: MemoryAccess, index: Array, who: Array) -> None:
+        """Remember float additions of several programs to one element: their order decides bits."""
+        if access.operation == "fadd" and access.number not in self.order_matters:
+            order = np.argsort(index, kind="stable")
+            same = (index[order][1:] == index[order][:-1]) & (who[order][1:] != who[order][:-1])
+            if same.any():
+                self.order_matters[access.number] = int(same.sum())
+
+    def decided_by_nothing(self, place: SourcePlace, program: int, what_for: str) -> None:
+        """Note that memory which nobody has written decides an address, a mask or a branch."""
+        file, line = place.outside_of(self._library)
+        at = AccessAt("reads", file, line, self.program(program))
+        self._faults.add(
+            KernelFault(
+                "uninitialised", self.kernel, at, detail=f"{what_for} depends on memory that nobody has written"
+            )
+        )
+
+    def failed_assertion(self, place: SourcePlace, program: int, message: str) -> None:
+        """Note that a tl.device_assert does not hold."""
+        file, line = place.outside_of(self._library)
+        self._faults.add(
+            KernelFault("assertion", self.kernel, AccessAt("fails", file, line, self.program(program)), detail=message)
+        )
+
+    def program(self, number: int) -> Program:
+        """Index of a program along each axis of the grid."""
+        x, y, _ = self._grid
+        return number % x, number // x % y, number // (x * y)
+
+    def where(self, access: MemoryAccess, program: int | None = None) -> AccessAt:
+        """An access for a report."""
+        file, line = access.place.outside_of(self._library)
+        does = _DOES[access.does] + (" atomically" if access.does == "atomic" else "")
+        return AccessAt(does, file, line, None if program is None else self.program(program))
+
+    def conflict(self, at: Cells, conflict: Conflict) -> None:
+        """Note a race, as the detectors tell it."""
+        storage: Storage = at.owner
+        address = storage.start + int(conflict.cells[0]) * storage.cell
+        second, first = self.accesses[conflict.second[1]], self.accesses[conflict.first[1]]
+        pointer = self._named(second, storage, address) or self._named(first, storage, address)
+        per = max((pointer.size if pointer else storage.cell) // storage.cell, 1)
+        detail = ""
+        if "cta" in (first.scope, second.scope) and "atomic" in (first.does, second.does):
+            detail = 'scope="cta" orders and joins nothing between programs'
+        self._faults.add(
+            KernelFault(
+                "same value" if conflict.same_value else "race",
+                self.kernel,
+                self.where(second, conflict.second[0]),
+                self.where(first, conflict.first[0]),
+                pointer.name if pointer else "",
+                (address - pointer.start) // pointer.size if pointer else None,
+                detail,
+                -(-len(conflict.cells) // per),
+            )
+        )
+
+    def _named(self, access: MemoryAccess, storage: Storage, address: int) -> Pointer | None:
+        pointer = self._only(access)
+        if pointer is not None:
+            return pointer
+        fitting = (p for p in self.pointers.values() if p.storage is storage and p.start <= address < p.end)
+        return next(fitting, None)
+
+    def _fault(
+        self, kind: Any, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None
+    ) -> None:
+        first = np.argwhere(lanes)[0]
+        who = programs[first[0]] if lanes.shape[0] == len(programs) else programs[0]
+        address = int(addresses[tuple(first)])
+        element, detail = None, f"address {address:#x} is in no tensor of this launch"
+        if pointer is not None:
+            element = (address - pointer.start) // pointer.size
+            holds = (pointer.end - pointer.start) // pointer.size
+            detail = {
+                "out of bounds": f"the tensor has {holds} element{'s' * (holds != 1)}",
+                "between rows": "memory between the rows of a tensor that is not contiguous",
+                "misaligned": f"an access of {access.kind.size} bytes at an address that is no multiple of that",
+            }[kind]
+        name = pointer.name if pointer else ""
+        at = self.where(access, int(who))
+        self._faults.add(KernelFault(kind, self.kernel, at, None, name, element, detail, int(lanes.sum())))

@@ -1,0 +1,329 @@
+"""Compilation of a kernel's TTIR into steps that NumPy executes, and what is known of its accesses beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_loop
+from retrograd.ttir.element_types import Array, element_type
+from retrograd.ttir.frames import Code, Frame, Step
+from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SsaValue
+from retrograd.ttir.operations import ELEMENTWISE, UnsupportedOperationError
+from retrograd.ttir.parser import parse
+from retrograd.ttir.races import OrderedRaces
+from retrograd.ttir.shaping import SHAPING, constant, map_elements, reduction, scan
+from retrograd.ttir.steps import STEPS, defined_only
+from retrograd.ttir.storage import MemoryAccess
+from retrograd.ttir.taint import spreading
+
+_ANY = -1  # a pointer that comes from memory
+# Operations whose first operands decide which way a program goes.
+_DECIDES = {"scf.if": 1, "scf.for": 3, "scf.condition": 1, "cf.cond_br": 1}
+_NOBODY = np.zeros(1, np.int64)
+_IGNORED = frozenset({"llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier"})
+_ENDS = frozenset({"tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br", "tt.reduce.return",
+                   "tt.scan.return", "tt.map_elementwise.return"})  # fmt: skip
+
+
+@dataclass(eq=False)
+class NumpyKernel:
+    """A kernel, compiled for NumPy.
+
+    Attributes:
+        name: of its function.
+        arguments: values of the function's arguments.
+        blocks: its code.
+        registers: how many slots a frame has.
+        constants: slot -> value that all programs have.
+        accesses: all loads, stores and atomics.
+        waits: whether a program can learn of another: a result of an atomic is used.
+        largest: elements of its largest tensor.
+    """
+
+    name: str
+    arguments: list[SsaValue]
+    blocks: list[Code]
+    registers: int
+    constants: dict[int, Array]
+    accesses: list[MemoryAccess]
+    waits: bool
+    largest: int
+
+
+def compile_text(text: str) -> NumpyKernel:
+    """Compile TTIR.
+
+    Args:
+        text: a module with one public function, printed with locations.
+
+    Raises:
+        RetrogradError: it cannot be parsed.
+        UnsupportedOperationError: it has an operation that cannot be executed; names it and its line.
+    """
+    return Compiler(parse(text)).kernel()
+
+
+class Compiler:
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._offset = 0
+        self._registers = 0
+        self._constants: dict[int, Array] = {}
+        self._accesses: list[tuple[MemoryAccess, int]] = []
+        self._flows: list[tuple[int, int]] = []
+        self._sources: dict[int, set[int]] = {}
+        self.used: set[int] = set()
+        self._loops = 0
+        self._largest = 1
+
+    def kernel(self) -> NumpyKernel:
+        function = self._module.kernel
+        for number, argument in enumerate(function.arguments):
+            if argument.type.element == "ptr":
+                self._sources[argument.slot] = {number}
+        blocks = self.function(function)
+        self._settle()
+        accesses = [access for access, _ in self._accesses]
+        waits = any(a.operation == "cas" or (a.does == "atomic" and a.result in self.used) for a in accesses)
+        return NumpyKernel(
+            function.name, function.arguments, blocks, self._registers, self._constants, accesses, waits, self._largest
+        )  # fmt: skip
+
+    def slot(self, value: SsaValue) -> int:
+        return value.slot + self._offset
+
+    def slots(self, values: Sequence[SsaValue]) -> list[int]:
+        return [value.slot + self._offset for value in values]
+
+    def function(self, function: Function) -> list[Code]:
+        self._offset, outer = self._registers, self._offset
+        self._registers += function.slots
+        labels = {block.label: number for number, block in enumerate(function.body.blocks)}
+        blocks = [self._block(block, labels) for block in function.body.blocks]
+        defined = [self._defined(block) for block in function.body.blocks]
+        for code in blocks:
+            for target, sources in code.successors:
+                self.flow(sources, blocks[target].arguments)
+        self._offset = outer
+        _spread_live(blocks, defined)
+        return blocks
+
+    def region(self, region: OperationRegion) -> Code:
+        if len(region.blocks) > 1:
+            raise UnsupportedOperationError(
+                region.blocks[0].operations[-1], "a branch inside of structured control flow"
+            )
+        return self._block(region.entry, {})
+
+    def _block(self, block: Block, labels: dict[str, int]) -> Code:
+        code = Code(self.slots(block.arguments))
+        for operation in block.operations:
+            for value in (*operation.operands, *operation.results):
+                self._largest = max(self._largest, int(np.prod(value.type.shape)))
+            self.used.update(self.slots(operation.operands))
+            if operation.name in _DECIDES:
+                code.steps.append(defined_only(self, operation, _DECIDES[operation.name]))
+            if operation.name in _ENDS:
+                code.last, code.place = operation.name, operation.place
+                code.operands = self.slots(operation.operands)
+                code.successors = [(labels[label], self.slots(values)) for label, values in operation.successors]
+            elif (step := self._step(operation)) is not None:
+                code.steps.append(step)
+        code.live = frozenset(self._free(block))
+        code.runs = [step.run for step in code.steps]
+        return code
+
+    def _defined(self, block: Block) -> set[int]:
+        values = [*block.arguments, *(value for operation in block.operations for value in operation.results)]
+        return {value.slot + self._offset for value in values}
+
+    def _free(self, block: Block) -> set[int]:
+        """Slots that a block uses and does not define."""
+        free: set[int] = set()
+        for operation in block.operations:
+            free.update(self.slots(operation.operands))
+            for _, values in operation.successors:
+                free.update(self.slots(values))
+            for region in operation.regions:
+                for inner in region.blocks:
+                    free |= self._free(inner)
+        return free - self._defined(block)
+
+    def flow(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._flows += zip(sources, targets, strict=True)
+
+    def _step(self, operation: Operation) -> Step | None:
+        name = operation.name
+        if name == "arith.constant":
+            self._constants[self.slot(operation.results[0])] = constant(operation)
+            return None
+        if name in _IGNORED:
+            return None
+        if name in STEPS:
+            return STEPS[name](self, operation)
+        if operation.regions or name == "tt.call":
+            return self._structured(operation)
+        builder = ELEMENTWISE.get(name) or SHAPING.get(name)
+        if builder is None:
+            raise UnsupportedOperationError(operation, "it is not known")
+        for operand in operation.operands:
+            if operand.type.element == "ptr" and operation.results[0].type.element == "ptr":
+                self.flow([self.slot(operand)], [self.slot(operation.results[0])])
+        if name == "tt.int_to_ptr":
+            self._sources.setdefault(self.slot(operation.results[0]), set()).add(_ANY)
+        if name == "tt.elementwise_inline_asm" and any(f"{word}." in operation.text for word in ("fence", "membar")):
+            return self._fence(operation, builder(operation))
+        return self._plain(operation, builder(operation))
+
+    def _plain(self, operation: Operation, compute: Callable[..., Any]) -> Step:
+        """A step that computes results from operands."""
+        sources, targets = self.slots(operation.operands), self.slots(operation.results)
+        spread = spreading(operation, sources, targets, compute)
+        if len(targets) == 1 and len(sources) == 1:
+            (a,), (d,) = sources, targets
+
+            def run(frame: Frame) -> None:
+                registers = frame.registers
+                registers[d] = compute(registers[a])
+                if frame.taint:
+                    spread(frame.taint, registers)
+
+        elif len(targets) == 1 and len(sources) == 2:
+            (a, b), (d,) = sources, targets
+
+            def run(frame: Frame) -> None:
+                registers = frame.registers
+                registers[d] = compute(registers[a], registers[b])
+                if frame.taint:
+                    spread(frame.taint, registers)
+
+        else:
+
+            def run(frame: Frame) -> None:
+                registers = frame.registers
+                outcome = compute(*[registers[slot] for slot in sources])
+                for slot, value in zip(targets, outcome if len(targets) != 1 else (outcome,), strict=True):
+                    registers[slot] = value
+                if frame.taint:
+                    spread(frame.taint, registers)
+
+        return Step(run)
+
+    def _structured(self, operation: Operation) -> Step:
+        """Control flow, calls, and operations that have a function as a region."""
+        name, place = operation.name, operation.place
+        operands, results = self.slots(operation.operands), self.slots(operation.results)
+        if name == "tt.call":
+            callee = self._module.functions[operation.text.split("(")[0].strip().lstrip("@").strip('"')]
+            blocks = self.function(callee)
+            self.flow(operands, blocks[0].arguments)
+            for code in blocks:
+                if code.last == "tt.return":
+                    self.flow(code.operands, results)
+            return call(operands, blocks, results)
+        if name in _OF_REGION:
+            simple, combine = self._combine(operation)
+            return self._plain(operation, _OF_REGION[name](operation, simple, combine))
+        if name == "scf.if":
+            then, *rest = [self.region(region) for region in operation.regions]
+            for code in (then, *rest):
+                self.flow(code.operands, results)
+            return branch(operands[0], then, rest[0] if rest else None, results)
+        if name == "scf.for":
+            body = self.region(operation.regions[0])
+            carried = body.arguments[1:]
+            for sources in (operands[3:], body.operands):
+                self.flow(sources, carried)
+                self.flow(sources, results)
+            return counted_loop(operands[:3], operands[3:], body, results, place, "unsigned" in operation.text)
+        if name == "scf.while":
+            self._loops += 1
+            before, after = (self.region(region) for region in operation.regions)
+            self._loops -= 1
+            self.flow(operands, before.arguments)
+            self.flow(after.operands, before.arguments)
+            self.flow(before.operands[1:], after.arguments)
+            self.flow(before.operands[1:], results)
+            return conditional_loop(operands, before, after, results, place)
+        raise UnsupportedOperationError(operation, "it is not known")
+
+    def _fence(self, operation: Operation, compute: Callable[..., Any]) -> Step:
+        """Inline assembly with a fence: what races know of it, then its values."""
+        plain = self._plain(operation, compute)
+
+        def run(frame: Frame) -> None:
+            races = frame.launch.memory.races
+            if isinstance(races, OrderedRaces):
+                races.fence(int(frame.programs[0]))
+            plain.run(frame)
+
+        return Step(run)
+
+    def _combine(self, operation: Operation) -> tuple[str, Callable[..., Sequence[Array]]]:
+        """The function of a reduction's region, and its only operation where that is applied to both arguments."""
+        block = operation.regions[0].entry
+        code = self.region(operation.regions[0])
+        slots, results, constants, count = code.arguments, code.operands, self._constants, len(block.arguments)
+        first, *more = block.operations
+        simple = count == 2 and len(more) == 1 and set(first.operands) == set(block.arguments)
+
+        def combine(*values: Array) -> Sequence[Array]:
+            registers: list[Any] = [None] * self._registers
+            for slot, value in constants.items():
+                registers[slot] = value.reshape((1,) * values[0].ndim)
+            for slot, value in zip(slots, values, strict=True):
+                registers[slot] = value
+            code.run(Frame(registers, _NOBODY, {}, None))  # type: ignore[arg-type]
+            return [registers[slot] for slot in results]
+
+        return first.name if simple else "", combine
+
+    def _settle(self) -> None:
+        """Follow pointers from arguments to accesses."""
+        sources, changed = self._sources, True
+        while changed:
+            changed = False
+            for a, b in self._flows:
+                new = sources.get(a, set()) - sources.get(b, set())
+                if new:
+                    sources.setdefault(b, set()).update(new)
+                    changed = True
+        for access, slot in self._accesses:
+            numbers = sources.get(slot, {_ANY})
+            access.arguments = None if _ANY in numbers else frozenset(numbers)
+
+    def access(self, operation: Operation, does: str, update: str, order: str, scope: str) -> MemoryAccess:
+        """Note an access of memory; the pointer is the first operand."""
+        pointer = operation.operands[0].type.pointee
+        if pointer is None:
+            raise UnsupportedOperationError(operation, f"an access through a {operation.operands[0].type}")
+        kind = element_type(pointer.element)
+        result = self.slot(operation.results[0]) if operation.results else -1
+        number = len(self._accesses)
+        shape = operation.operands[0].type.shape
+        access = MemoryAccess(number, does, update, operation.place, kind, shape, order, scope, self._loops > 0, result)
+        self._accesses.append((access, self.slot(operation.operands[0])))
+        return access
+
+
+_OF_REGION: dict[str, Callable[..., Any]] = {
+    "tt.reduce": reduction,
+    "tt.scan": scan,
+    "tt.map_elementwise": lambda operation, _, combine: map_elements(operation, combine),
+}
+
+
+def _spread_live(blocks: list[Code], defined: list[set[int]]) -> None:
+    """Add to each block's live values those of the blocks that may follow it."""
+    changed = True
+    while changed:
+        changed = False
+        for code, own in zip(blocks, defined, strict=True):
+            live = code.live.union(*(blocks[target].live - own for target, _ in code.successors))
+            live = live - own
+            changed |= live != code.live
+            code.live = live

@@ -1,0 +1,236 @@
+"""Races between the programs of a launch: two touch a byte, one of them writes, and nothing orders the two.
+
+`UnorderedRaces` is for kernels in which no program can learn of another: any two programs that meet are in conflict.
+`OrderedRaces` keeps vector clocks, which atomics and fences of programs that run in turns advance. Both hold shadows of
+the memory, one cell for each few bytes that are always accessed together. Threads of one program are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from retrograd.ttir.element_types import Array
+
+_EMPTY = -1
+
+
+@dataclass
+class Conflict:
+    """Two accesses of different programs that nothing orders.
+
+    Attributes:
+        first, second: program and access (as numbers) of both, the earlier in this run first.
+        cells: cells of the shadow in which they meet.
+        same_value: whether both write, and the same bits.
+    """
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+    cells: Array
+    same_value: bool = False
+
+
+Note = Callable[["Cells", Conflict], None]
+
+
+@dataclass
+class Cells:
+    """Cells of an access: which shadow, which cells, and the code (program and access) of whoever touches each.
+
+    Attributes:
+        owner: the storage.
+        cells: indices, flat.
+        programs: the program of each, flat, or of all.
+        access: number of the access.
+        equal: for a write, whether memory holds the same bits before it; flat.
+    """
+
+    owner: Any
+    cells: Array
+    programs: Array
+    access: int
+    equal: Array | None = None
+
+
+@dataclass
+class _Marks:
+    """Who touched a cell last, and another program that did before."""
+
+    last: Array
+    other: Array | None = None
+
+
+@dataclass
+class _Shadow:
+    size: int
+    marks: dict[str, _Marks] = field(default_factory=dict)
+
+    def of(self, kind: str) -> _Marks:
+        if kind not in self.marks:
+            self.marks[kind] = _Marks(np.full(self.size, _EMPTY, np.int64))
+        return self.marks[kind]
+
+
+# Which marks an access is in conflict with.
+_AGAINST = {"read": ("write", "atomic"), "write": ("write", "read", "atomic"), "atomic": ("write", "read")}
+
+
+class UnorderedRaces:
+    """Conflicts where nothing within a launch orders programs.
+
+    Args:
+        note: is told of each conflict.
+        accesses: how many different accesses the kernel has.
+    """
+
+    ordered = False
+
+    def __init__(self, note: Note, accesses: int) -> None:
+        self._note = note
+        self._shift = max(int(accesses).bit_length(), 1)
+        self._shadows: dict[int, _Shadow] = {}
+
+    def touch(self, kind: str, at: Cells, size: int) -> None:
+        """Note an access: kind "read", "write" or "atomic", `size` the number of cells of the storage."""
+        shadow = self._shadows.get(id(at.owner))
+        if shadow is None:
+            shadow = self._shadows[id(at.owner)] = _Shadow(size)
+        codes = (at.programs << self._shift) | at.access
+        for against in _AGAINST[kind]:
+            marks = shadow.marks.get(against)
+            if marks is not None:
+                self._compare(marks.last, codes, at, against == kind)
+                if marks.other is not None:
+                    self._compare(marks.other, codes, at, False)
+        marks = shadow.of(kind)
+        before = marks.last[at.cells] if kind != "write" else None
+        marks.last[at.cells] = codes
+        after = marks.last[at.cells]
+        elsewhere = (after >> self._shift) != (codes >> self._shift)
+        if kind == "write":
+            if elsewhere.any():
+                self._tell(after, codes, elsewhere, at)
+        else:
+            self._keep_other(marks, before, codes, elsewhere, at)
+
+    def _keep_other(self, marks: _Marks, before: Any, codes: Array, elsewhere: Array, at: Cells) -> None:
+        """Remember a second program that reads a cell or updates it atomically."""
+        differs = (before != _EMPTY) & ((before >> self._shift) != (codes >> self._shift))
+        if differs.any() or elsewhere.any():
+            if marks.other is None:
+                marks.other = np.full(len(marks.last), _EMPTY, np.int64)
+            codes = np.broadcast_to(codes, at.cells.shape)
+            marks.other[at.cells[differs]] = before[differs]
+            marks.other[at.cells[elsewhere]] = codes[elsewhere]
+
+    def _compare(self, marks: Array, codes: Array, at: Cells, writes: bool) -> None:
+        earlier = marks[at.cells]
+        conflict = (earlier != _EMPTY) & ((earlier >> self._shift) != (codes >> self._shift))
+        if conflict.any():
+            self._tell(earlier, codes, conflict, at, writes)
+
+    def _tell(self, earlier: Array, codes: Array, conflict: Array, at: Cells, writes: bool = True) -> None:
+        codes = np.broadcast_to(codes, conflict.shape)
+        equal = at.equal if writes and at.equal is not None else np.zeros(1, bool)
+        equal = np.broadcast_to(equal, conflict.shape)
+        mask = (1 << self._shift) - 1
+        for is_same in (False, True):
+            hit = conflict & (equal == is_same)
+            for access in np.unique(earlier[hit] & mask) if hit.any() else ():
+                chosen = np.flatnonzero(hit & ((earlier & mask) == access))
+                first, second = int(earlier[chosen[0]]), int(codes[chosen[0]])
+                self._note(
+                    at,
+                    Conflict(
+                        (first >> self._shift, first & mask), (second >> self._shift, second & mask),
+                        at.cells[chosen], is_same,
+                    ),
+                )  # fmt: skip
+
+
+class OrderedRaces:
+    """Conflicts where atomics and fences order some accesses: happens-before by vector clocks, one program at a time.
+
+    Args:
+        note: is told of each conflict.
+        programs: how many there are.
+    """
+
+    ordered = True
+
+    def __init__(self, note: Note, programs: int) -> None:
+        self._note = note
+        self._clocks = np.zeros((programs, programs), np.int32)
+        np.fill_diagonal(self._clocks, 1)
+        self._released: dict[tuple[int, int], Array] = {}
+        self._at_fence: dict[int, Array] = {}
+        self._to_acquire: dict[int, Array] = {}
+        # Storage and kind of access -> program -> clock and access of its latest one, for each cell.
+        self._latest: dict[tuple[int, str], dict[int, tuple[Array, Array]]] = {}
+
+    def touch(self, kind: str, at: Cells, size: int) -> None:
+        """Note an access of one program, as `UnorderedRaces.touch`."""
+        me = int(at.programs.flat[0])
+        clock = self._clocks[me]
+        for against in _AGAINST[kind]:
+            for program, (clocks, accesses) in self._latest.get((id(at.owner), against), {}).items():
+                if program == me:
+                    continue
+                hit = clocks[at.cells] > clock[program]
+                if hit.any():
+                    self._tell(program, accesses, me, hit, at, against == kind == "write")
+        latest = self._latest.setdefault((id(at.owner), kind), {})
+        if kind == "write":
+            # Who writes after all that it knows of replaces the marks of those: nobody can miss them any more.
+            for program, (clocks, _) in latest.items():
+                if program != me:
+                    clocks[at.cells[clocks[at.cells] <= clock[program]]] = 0
+        if me not in latest:
+            latest[me] = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        latest[me][0][at.cells] = clock[me]
+        latest[me][1][at.cells] = at.access
+
+    def _tell(self, program: int, accesses: Array, me: int, hit: Array, at: Cells, writes: bool) -> None:
+        equal = np.broadcast_to(at.equal if writes and at.equal is not None else np.zeros(1, bool), hit.shape)
+        for is_same in (False, True):
+            chosen = np.flatnonzero(hit & (equal == is_same))
+            if len(chosen):
+                cells = at.cells[chosen]
+                self._note(at, Conflict((program, int(accesses[cells[0]])), (me, at.access), cells, is_same))
+
+    def synchronise(self, program: int, owner: Any, cells: Array, order: str) -> None:
+        """Note that a program updates or reads sync variables atomically: acquire, release, acq_rel or relaxed."""
+        clock = self._clocks[program]
+        acquires, releases = order in ("acquire", "acq_rel"), order in ("release", "acq_rel")
+        for cell in np.unique(cells).tolist():
+            key = id(owner), cell
+            known = self._released.get(key)
+            if known is not None:
+                if acquires:
+                    np.maximum(clock, known, out=clock)
+                else:
+                    pending = self._to_acquire.setdefault(program, np.zeros_like(clock))
+                    np.maximum(pending, known, out=pending)
+            told = clock if releases else self._at_fence.get(program)
+            if told is not None:
+                self._released[key] = told.copy() if known is None else np.maximum(known, told)
+        if releases or program in self._at_fence:
+            clock[program] += 1
+
+    def overwrite(self, owner: Any, cells: Array) -> None:
+        """Note that a plain store replaces sync variables: who reads them learns nothing of those before."""
+        if self._released:
+            for cell in np.unique(cells).tolist():
+                self._released.pop((id(owner), cell), None)
+
+    def fence(self, program: int) -> None:
+        """Note a fence: relaxed atomics before it acquire, those after it release."""
+        clock = self._clocks[program]
+        if program in self._to_acquire:
+            np.maximum(clock, self._to_acquire[program], out=clock)
+        self._at_fence[program] = clock.copy()
+        clock[program] += 1

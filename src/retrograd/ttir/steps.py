@@ -1,0 +1,187 @@
+"""Steps of the operations that touch memory, ask where a program is, or speak to the person who runs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from retrograd.ttir.element_types import Array
+from retrograd.ttir.frames import Frame, Step
+from retrograd.ttir.ir import Operation, SourcePlace, SsaValue
+from retrograd.ttir.operations import attributes
+from retrograd.ttir.storage import MemoryAccess
+
+_AXES = {"x": 0, "y": 1, "z": 2}
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_MOST_PRINTED = 64  # lines of one tt.print in one run
+
+
+class Compiling(Protocol):
+    """What steps ask of the compiler of the kernel that they are part of."""
+
+    used: set[int]
+
+    def slot(self, value: SsaValue) -> int: ...
+    def slots(self, values: Sequence[SsaValue]) -> list[int]: ...
+    def access(self, operation: Operation, does: str, update: str, order: str, scope: str) -> MemoryAccess: ...
+
+
+def defined_only(compiler: Compiling, operation: Operation, count: int) -> Step:
+    """A step that notes where memory which nobody has written decides the way a program takes."""
+    slots = compiler.slots(operation.operands)[:count]
+
+    def run(frame: Frame) -> None:
+        if frame.taint:
+            for slot in slots:
+                _complain(frame, frame.taint.get(slot), operation.place, "the branch taken")
+
+    return Step(run)
+
+
+def _complain(frame: Frame, mark: Array | None, place: SourcePlace, what_for: str) -> None:
+    if mark is not None and mark.any():
+        rows = np.flatnonzero(mark.reshape(mark.shape[0], -1).any(1))
+        frame.launch.memory.decided_by_nothing(place, int(frame.programs[rows[0]]), what_for)
+
+
+def _load(compiler: Compiling, operation: Operation) -> Step:
+    # PTX takes a volatile load for a relaxed atomic one.
+    order = "relaxed" if attributes(operation).get("isVolatile") == "true" else ""
+    access = compiler.access(operation, "load", "", order, "gpu")
+    address, *rest = compiler.slots(operation.operands)
+    mask, other = (*rest, None, None)[:2]
+    result = compiler.slot(operation.results[0])
+
+    def run(frame: Frame) -> None:
+        registers, taint = frame.registers, frame.taint
+        if taint:
+            _complain(frame, taint.get(address), operation.place, "an address")
+            _complain(frame, taint.get(mask, None) if mask is not None else None, operation.place, "a mask")
+        values, undefined = frame.launch.memory.load(
+            access, frame.programs, registers[address],
+            None if mask is None else registers[mask], None if other is None else registers[other],
+        )  # fmt: skip
+        registers[result] = values
+        if undefined is not None:
+            taint[result] = undefined
+        elif taint:
+            taint.pop(result, None)
+
+    return Step(run, None, access)
+
+
+def _store(compiler: Compiling, operation: Operation) -> Step:
+    access = compiler.access(operation, "store", "", "", "gpu")
+    address, value, *rest = compiler.slots(operation.operands)
+    mask = rest[0] if rest else None
+
+    def run(frame: Frame) -> None:
+        registers, taint = frame.registers, frame.taint
+        if taint:
+            _complain(frame, taint.get(address), operation.place, "an address")
+            _complain(frame, taint.get(mask, None) if mask is not None else None, operation.place, "a mask")
+        frame.launch.memory.store(
+            access, frame.programs, registers[address], registers[value],
+            None if mask is None else registers[mask], taint.get(value) if taint else None,
+        )  # fmt: skip
+
+    return Step(run, None, access)
+
+
+def _atomic(compiler: Compiling, operation: Operation) -> Step:
+    words = [word.strip(" ,") for word in operation.text.split(",")[:3]]
+    if operation.name == "tt.atomic_cas":
+        update, order, scope = "cas", *(word.split()[-1] for word in operation.text.split(",")[:2])
+    else:
+        update, order, scope = words
+    access = compiler.access(operation, "atomic", update, order, scope)
+    slots = compiler.slots(operation.operands)
+    address, values = slots[0], slots[1:3] if update == "cas" else slots[1:2]
+    mask = slots[2] if update != "cas" and len(slots) > 2 else None
+    result = compiler.slot(operation.results[0])
+    used = compiler.used
+
+    def run(frame: Frame) -> None:
+        registers = frame.registers
+        if frame.taint:
+            _complain(frame, frame.taint.get(address), operation.place, "an address")
+        registers[result] = frame.launch.memory.atomic(
+            access, frame.programs, registers[address], [registers[slot] for slot in values],
+            None if mask is None else registers[mask], result in used,
+        )  # fmt: skip
+
+    return Step(run, None, access)
+
+
+def _program_id(compiler: Compiling, operation: Operation) -> Step:
+    axis, result = _AXES[operation.text.split()[0]], compiler.slot(operation.results[0])
+
+    def run(frame: Frame) -> None:
+        x, y, _ = frame.launch.grid
+        number = frame.programs
+        index = number % x if axis == 0 else number // x % y if axis == 1 else number // (x * y)
+        frame.registers[result] = index.astype(np.int32)
+
+    return Step(run)
+
+
+def _program_count(compiler: Compiling, operation: Operation) -> Step:
+    axis, result = _AXES[operation.text.split()[0]], compiler.slot(operation.results[0])
+
+    def run(frame: Frame) -> None:
+        frame.registers[result] = np.array([frame.launch.grid[axis]], np.int32)
+
+    return Step(run)
+
+
+def _print(compiler: Compiling, operation: Operation) -> Step:
+    prefix = _STRING.findall(operation.text)[0] if _STRING.search(operation.text) else ""
+    slots, is_hex = compiler.slots(operation.operands), "hex = true" in operation.text
+
+    def run(frame: Frame) -> None:
+        memory, left = frame.launch.memory, _MOST_PRINTED
+        for slot in slots or [None]:
+            value = None if slot is None else frame.registers[slot]
+            for row, number in enumerate(frame.programs.tolist()):
+                program = memory.program(number)
+                if value is None:
+                    frame.launch.printed(f"pid {program}{prefix}")
+                    continue
+                elements = value[row if value.shape[0] > 1 else 0]
+                for index, element in np.ndenumerate(elements):
+                    left -= 1
+                    if left < 0:
+                        return
+                    text = hex(int(element)) if is_hex and elements.dtype.kind in "iub" else str(element)
+                    frame.launch.printed(f"pid {program} idx {index}{prefix}{text}")
+
+    return Step(run)
+
+
+def _assert(compiler: Compiling, operation: Operation) -> Step:
+    slot = compiler.slot(operation.operands[0])
+    message = (_STRING.findall(operation.text) or [""])[0]
+
+    def run(frame: Frame) -> None:
+        holds = frame.registers[slot]
+        if not holds.all():
+            fails = ~holds.reshape(holds.shape[0], -1).all(1)
+            number = frame.programs[np.flatnonzero(fails)[0] if len(fails) > 1 else 0]
+            frame.launch.memory.failed_assertion(operation.place, int(number), message)
+
+    return Step(run)
+
+
+STEPS: dict[str, Callable[[Compiling, Operation], Step]] = {
+    "tt.assert": _assert,
+    "tt.atomic_cas": _atomic,
+    "tt.atomic_rmw": _atomic,
+    "tt.get_num_programs": _program_count,
+    "tt.get_program_id": _program_id,
+    "tt.load": _load,
+    "tt.print": _print,
+    "tt.store": _store,
+}

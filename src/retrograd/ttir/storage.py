@@ -1,0 +1,119 @@
+"""Storages and what leads to them: pointer arguments, and the accesses of a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrograd.ttir.element_types import Array, ElementType
+from retrograd.ttir.ir import SourcePlace
+
+
+@dataclass(eq=False)
+class MemoryAccess:
+    """A load, store or atomic of a kernel.
+
+    Attributes:
+        number: among the accesses of the kernel.
+        does: "load", "store" or "atomic".
+        operation: of an atomic: "fadd", "exch", "cas", ...
+        place: line of the source.
+        kind: element type in memory.
+        shape: of the tensor of addresses.
+        order, scope: of an atomic, and of a volatile load.
+        in_loop: whether it is in a loop that may wait for others (scf.while).
+        result: slot of the values that it gives.
+        arguments: numbers of the pointer arguments that the address may come from; None if it may be any memory.
+    """
+
+    number: int
+    does: str
+    operation: str
+    place: SourcePlace
+    kind: ElementType
+    shape: tuple[int, ...] = ()
+    order: str = ""
+    scope: str = "gpu"
+    in_loop: bool = False
+    result: int = -1
+    arguments: frozenset[int] | None = None
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether it orders or is at least not in conflict with atomics of other programs."""
+        return self.order != "" and self.scope not in ("cta",)
+
+
+@dataclass(eq=False)
+class Storage:
+    """Bytes that tensors share.
+
+    Attributes:
+        start: address of the first byte.
+        octets: the bytes, as an array of uint8.
+        kept: keeps the memory alive.
+        undefined: which bytes nobody has written yet; None where all are defined.
+    """
+
+    start: int
+    octets: Array
+    kept: Any
+    undefined: Array | None = None
+    views: dict[Any, Array] = field(default_factory=dict)
+    cell: int = 0  # bytes of a cell of the shadow; 0 where no shadow is kept
+    readable: bool = False  # whether loads of the kernel may meet its stores here
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.octets)
+
+    def view(self, dtype: np.dtype[Any]) -> Array:
+        """All elements of a dtype; a rest of bytes at the end is left out."""
+        if dtype not in self.views:
+            count = len(self.octets) // dtype.itemsize
+            self.views[dtype] = self.octets[: count * dtype.itemsize].view(dtype)
+        return self.views[dtype]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Storage:
+        storage = tensor.untyped_storage()
+        octets = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        return Storage(storage.data_ptr(), octets, storage)
+
+
+@dataclass(eq=False)
+class Pointer:
+    """A pointer argument: the tensor behind it.
+
+    Attributes:
+        name: of the argument.
+        start, end: addresses of its first element and of the end of its last one.
+        size: bytes of an element.
+        storage: where it lies.
+        covered: which elements between start and end are the tensor's; None if all are.
+    """
+
+    name: str
+    start: int
+    end: int
+    size: int
+    storage: Storage
+    covered: Array | None = None
+
+    @staticmethod
+    def of(name: str, tensor: torch.Tensor, storage: Storage) -> Pointer:
+        size = tensor.element_size()
+        extent = (
+            1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+        )
+        start = tensor.data_ptr() if tensor.numel() else storage.start
+        covered = None
+        if 0 < tensor.numel() < extent:
+            covered = torch.zeros(extent, dtype=torch.bool)
+            covered.as_strided(tensor.shape, tensor.stride()).fill_(True)
+            covered = covered.numpy()
+            covered = None if covered.all() else covered
+        return Pointer(name, start, start + extent * size, size, storage, covered)

@@ -1,0 +1,79 @@
+"""Races that are found in programs which have them, and in no other, whatever order the seed draws."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import programs
+import pytest
+from test_corpora import NEEDS, REGISTRY, _registered
+
+HERE = Path(__file__).resolve().parent
+# Seeds of the order of programs, each with another GPU: grids of persistent kernels have a program a multiprocessor.
+RUNS = ((0, 132), (1, 46))
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[tuple[int, str, str], dict]:
+    """What was noticed of each program, by seed, kind and name."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in [str(HERE), *sys.path] if path)
+    read = {}
+    for seed, multiprocessors in RUNS:
+        run = subprocess.run(
+            [sys.executable, str(HERE / "run_programs.py"), str(seed), str(multiprocessors)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        read |= {(seed, row["kind"], row["name"]): row for row in map(json.loads, run.stdout.splitlines())}
+    return read
+
+
+def of_this_triton(name: str) -> None:
+    tl = pytest.importorskip("triton.language")
+    if name in NEEDS and not hasattr(tl, NEEDS[name]):
+        pytest.skip(f"this Triton has no tl.{NEEDS[name]}")
+
+
+def arguments_of(name: str) -> tuple[str, ...]:
+    text = "".join(path.read_text() for path in sorted((HERE / REGISTRY["racy"]).glob("*.py")))
+    head = text[: text.index(f"def {name}(")].rpartition("@racy(")[2]
+    return tuple(head.strip().split('"')[1].split(","))
+
+
+@pytest.mark.parametrize("name", _registered("racy"))
+def test_a_race_is_found(rows, name):
+    of_this_triton(name)
+    seen = [rows[seed, "racy", name] for seed, _ in RUNS]
+    named = [
+        {argument for kind, argument, _ in row["faults"] if kind in ("race", "same value", "autotune")} for row in seen
+    ]
+    # Some show only where the grid has another number of programs.
+    assert any(arguments & set(arguments_of(name)) for arguments in named), seen
+    assert not [row["error"] for row in seen if row["error"]]
+
+
+@pytest.mark.parametrize("name", _registered("healthy"))
+def test_a_healthy_program_is_not_accused(rows, name):
+    of_this_triton(name)
+    for seed, _ in RUNS:
+        row = rows[seed, "healthy", name]
+        assert row["error"] == ""
+        assert row["faults"] == []
+        assert row["undecided"] == []
+        assert row["differences"] == []
+
+
+def test_the_kinds_of_races_are_told_apart(rows):
+    for program in _registered("racy"):
+        row = rows[0, "racy", program]
+        for kind, _, text in row["faults"]:
+            assert text.startswith(f"{kind} in kernel "), text
+            if kind == "race":
+                assert "nothing orders the two" in text
+    assert {kind for row in rows.values() for kind, *_ in row["faults"]} <= {"race", "same value", "autotune"}
+    assert set(programs.KINDS) >= {"same value", "autotune"}
