@@ -144,15 +144,25 @@ _add(
 )
 
 
-def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, p: Tensor | None = None) -> Tensor:
-    """S decays by exp(g), and beta of v less what p (k unless given) reads from S is stored under k."""
+def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """S decays by exp(g), and beta of v less what k reads from S is stored under k; g [B, T, H, K or 1]."""
 
-    def step(s: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    def step(s: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         s = g.exp()[..., None] * s
-        s = s + _outer(k, beta[..., None] * (v - _read(s, p)))
+        s = s + _outer(k, beta[..., None] * (v - _read(s, k)))
         return s, _read(s, q)
 
-    return _unrolled(step, _zero_state(k, v), q * q.shape[-1] ** -0.5, k, v, k if p is None else p, g, beta)
+    return _unrolled(step, _zero_state(k, v), q * q.shape[-1] ** -0.5, k, v, g, beta)
+
+
+def _comba(q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """As `_delta`, but p reads, and from S before its decay: as both kernels do, not as the naive form."""
+
+    def step(s: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+        s = g.exp()[..., None, None] * s + _outer(k, beta[..., None] * (v - _read(s, p)))
+        return s, _read(s, q)
+
+    return _unrolled(step, _zero_state(k, v), q * q.shape[-1] ** -0.5, k, v, p, g, beta)
 
 
 _DELTA = dict(q=_Q, k=_KEY, v=_V)
@@ -184,7 +194,7 @@ _add(
 _add(
     "fla_chunk_comba",
     _first("comba", "chunk_comba", "q", "k", "v", "p", "g", "beta"),
-    lambda q, k, v, p, g, beta: _delta(q, k, v, g[..., None], beta, p),
+    _comba,
     _DELTA | dict(p=_KEY, g=_GATE, beta=_BETA),
     dtypes=_HALF,
     sizes=_SHORT,
