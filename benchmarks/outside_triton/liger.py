@@ -167,7 +167,8 @@ _add(
     dict(x=_X, alpha=rg.tensor(1), gamma=_W),
     sizes=_ROWS,
 )
-_SILU = apply(_OPS, "LigerSiLUMulFunction")
+# SwiGLU and GeGLU write their gradients over a and b.
+_SILU = apart(apply(_OPS, "LigerSiLUMulFunction"), 0, 1)
 _add("liger_swiglu", lambda a, b: _SILU(a, b), lambda a, b: a * torch.sigmoid(a) * b, dict(a=_X, b=_X), sizes=_ROWS)
 _add(
     "liger_swiglu_batched",
@@ -205,7 +206,7 @@ def _gelu(a: Tensor) -> Tensor:
 
 _add(
     "liger_geglu",
-    lambda a, b: apply(_OPS, "LigerGELUMulFunction")(a, b),
+    lambda a, b: apart(apply(_OPS, "LigerGELUMulFunction"), 0, 1)(a, b),
     lambda a, b: _gelu(a) * b,
     dict(a=_X, b=_X),
     sizes=_ROWS,
