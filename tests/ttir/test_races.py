@@ -17,20 +17,25 @@ HERE = Path(__file__).resolve().parent
 RUNS = ((0, 132), (1, 46))
 
 
+def in_a_process(*words: object) -> list[dict]:
+    """Rows of JSON that a script of this folder writes in a process without Triton's interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in [str(HERE), *sys.path] if path)
+    command = [sys.executable, *(str(word) for word in words)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
 @pytest.fixture(scope="module")
 def rows() -> dict[tuple[int, str, str], dict]:
     """What was noticed of each program, by seed, kind and name."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in [str(HERE), *sys.path] if path)
-    read = {}
-    for seed, multiprocessors in RUNS:
-        run = subprocess.run(
-            [sys.executable, str(HERE / "run_programs.py"), str(seed), str(multiprocessors)],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr
-        read |= {(seed, row["kind"], row["name"]): row for row in map(json.loads, run.stdout.splitlines())}
-    return read
+    script = HERE / "run_programs.py"
+    return {
+        (seed, row["kind"], row["name"]): row
+        for seed, multiprocessors in RUNS
+        for row in in_a_process(script, seed, multiprocessors)
+    }
 
 
 def of_this_triton(name: str) -> None:

@@ -70,14 +70,14 @@ class KernelFault:
             f"element {self.element} of `{self.argument}`" if self.argument and self.element is not None else "memory"
         )
         if self.kind in ("race", "same value") and self.other is not None:
-            same = "the same value, " if self.kind == "same value" else ""
+            same = "two programs write it, " if self.kind == "same value" else ""
             return (
                 f"{self.kind} in kernel {self.kernel}: {same}{where} ({_count(self.count)}): {self.access.text()}; "
                 f"{self.other.text()}; nothing orders the two{'; ' if self.detail else ''}{self.detail}"
             )
-        what_it_is = f"{self.kind} in kernel {self.kernel}: "
-        place = f"{where} ({_count(self.count)}): " if self.count else ""
-        return f"{what_it_is}{place}{self.access.text()}{'; ' if self.detail else ''}{self.detail}"
+        kernel = f" in kernel {self.kernel}" if self.kernel else ""
+        place = f"{where} ({_count(self.count)}): " if self.argument and self.count else ""
+        return f"{self.kind}{kernel}: {place}{self.access.text()}{'; ' if self.detail else ''}{self.detail}"
 
 
 def _count(n: int) -> str:

@@ -224,12 +224,13 @@ def _rounding_suffix(name: str) -> Compute | None:
     stem, _, mode = name.rpartition("_r")
     if mode not in ("n", "z", "u", "d") or not stem:
         return None
-    operation = _BY_SUFFIX.get(stem) or _BY_SUFFIX.get(stem[1:])
+    operation = next((_BY_SUFFIX[word] for word in (stem, stem[1:], stem[:-1]) if word in _BY_SUFFIX), None)
     if operation is not None:
-        wide = np.dtype(np.longdouble if stem.startswith("d") and stem[1:] in _BY_SUFFIX else np.float64)
 
         def directed(*operands: Array) -> Array:
-            return _directed(operation(*(x.astype(wide) for x in operands)), operands[0].dtype, mode)
+            dtype = operands[0].dtype
+            wide = np.longdouble if dtype == np.float64 else np.float64
+            return _directed(operation(*(x.astype(wide) for x in operands)), dtype, mode)
 
         return directed
     source, _, target = stem.partition("2")

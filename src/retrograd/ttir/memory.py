@@ -5,7 +5,8 @@ Accesses outside are noted and not made: a stray write harms nobody, and a wild 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,37 @@ import torch
 from retrograd.core import gc_pause
 from retrograd.ttir.atomics import UPDATES, update_in_turns
 from retrograd.ttir.element_types import Array, ElementType
-from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, Program
-from retrograd.ttir.ir import SourcePlace
-from retrograd.ttir.races import Cells, Conflict, OrderedRaces, UnorderedRaces
+from retrograd.ttir.faults import FaultList
+from retrograd.ttir.memory_faults import AccessFaults
+from retrograd.ttir.races import Cells, OrderedRaces, UnorderedRaces
 from retrograd.ttir.storage import MemoryAccess, Pointer, Storage
 
-_DOES = {"load": "reads", "store": "writes", "atomic": "updates"}
 _KINDS = {"load": "read", "store": "write", "atomic": "atomic"}
 
 
-class Memory:
+@dataclass
+class _Equal:
+    """Whether a store leaves bits as they are, asked before it is made and only where programs meet."""
+
+    view: Array
+    index: Array
+    bits: Array
+    per: int = 1
+
+    def before(self) -> Array:
+        """Whether memory holds the same already."""
+        return np.repeat(self.view[self.index] == self.bits, self.per)
+
+    def after(self) -> Array:
+        """Whether it will hold them when all lanes have stored, or another lane's."""
+        kept = self.view[self.index]
+        self.view[self.index] = self.bits
+        same = self.view[self.index] == self.bits
+        self.view[self.index] = kept
+        return np.repeat(same, self.per)
+
+
+class Memory(AccessFaults):
     """What a launch may touch.
 
     Args:
@@ -40,13 +62,11 @@ class Memory:
         self, pointers: dict[int, Pointer], accesses: Sequence[MemoryAccess], kernel: str, faults: FaultList,
         grid: tuple[int, int, int], library: str = "",
     ) -> None:  # fmt: skip
-        self.pointers = pointers
-        self.accesses = accesses
+        super().__init__(pointers, accesses, kernel, faults, grid, library)
         self.races: UnorderedRaces | OrderedRaces | None = None
         self.version = 0
         self.order_matters: dict[int, int] = {}
         self.on_access: list[Callable[[MemoryAccess, Array, Array], None]] = []
-        self.kernel, self._faults, self._grid, self._library = kernel, faults, grid, library
         self._storages = list({id(p.storage): p.storage for p in pointers.values()}.values())
         self._mark_shadows()
 
@@ -113,13 +133,13 @@ class Memory:
                 cells = (index[:, None] * kind.size + np.arange(kind.size)).reshape(-1)
                 storage.undefined[cells] = False if unknown is None else np.repeat(unknown, kind.size)
             if storage.cell and self.races is not None:
-                equal = view[index].view(unsigned) == bits.view(unsigned)
-                view[index] = bits
-                equal &= view[index].view(unsigned) == bits.view(unsigned)
-                self.version += not bool(equal.all())
-                self._mark(access, storage, index, who, equal)
+                plain, bits = view.view(unsigned), bits.view(unsigned)
+                self._mark(access, storage, index, who, _Equal(plain, index, bits))
+                self.version += self.races.ordered and bool((plain[index] != bits).any())
+                plain[index] = bits
             else:
                 view[index] = bits
+                self.version += 1
 
     def atomic(
         self, access: MemoryAccess, programs: Array, addresses: Array, values: Sequence[Array], mask: Array | None,
@@ -164,7 +184,7 @@ class Memory:
         shapes = [x.shape for x in (addresses, allowed, *values) if x is not None]
         shape = np.broadcast_shapes(*shapes, (len(programs),) + (1,) * (addresses.ndim - 1))
         index = np.broadcast_to(self._index(storage, kind, addresses), shape)
-        who = np.broadcast_to(programs.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+        who = np.broadcast_to(programs.astype(np.int32).reshape(-1, *(1,) * (len(shape) - 1)), shape)
         spread = [None if x is None else np.broadcast_to(x, shape) for x in values]
         if allowed is None:
             return index.reshape(-1), [None if x is None else x.reshape(-1) for x in spread], who.reshape(-1)
@@ -185,7 +205,7 @@ class Memory:
             elif not mask.any():
                 return []
         size = access.kind.size
-        pointer = self._only(access)
+        pointer = self.only(access)
         if pointer is not None:
             low, high = int(addresses.min()), int(addresses.max())
             aligned = size == 1 or not int(np.bitwise_or.reduce(addresses - pointer.storage.start, axis=None)) & (
@@ -198,16 +218,11 @@ class Memory:
         addresses = np.broadcast_to(addresses, shape)
         crooked = lanes & ((addresses & (size - 1)) != 0)
         if crooked.any():
-            self._fault("misaligned", access, programs, addresses, crooked, pointer)
+            self.fault("misaligned", access, programs, addresses, crooked, pointer)
             lanes = lanes & ~crooked
         if pointer is not None:
             return self._in_tensor(access, programs, addresses, lanes, pointer)
         return self._anywhere(access, programs, addresses, lanes)
-
-    def _only(self, access: MemoryAccess) -> Pointer | None:
-        if access.arguments is None or len(access.arguments) != 1:
-            return None
-        return self.pointers.get(next(iter(access.arguments)))
 
     def _in_tensor(
         self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer
@@ -215,13 +230,13 @@ class Memory:
         size = access.kind.size
         outside = lanes & ((addresses < pointer.start) | (addresses + size > pointer.end))
         if outside.any():
-            self._fault("out of bounds", access, programs, addresses, outside, pointer)
+            self.fault("out of bounds", access, programs, addresses, outside, pointer)
         if pointer.covered is not None:
             inside = lanes & ~outside
             element = np.where(inside, (addresses - pointer.start) // pointer.size, 0)
             between = inside & ~pointer.covered[element]
             if between.any():
-                self._fault("between rows", access, programs, addresses, between, pointer)
+                self.fault("between rows", access, programs, addresses, between, pointer)
         storage = pointer.storage
         lanes = lanes & (addresses >= storage.start) & (addresses + size <= storage.end)
         return [(storage, lanes)] if lanes.any() else []
@@ -243,7 +258,7 @@ class Memory:
                 parts.append((storage, within))
                 missing = missing & ~within
         if missing.any():
-            self._fault("out of bounds", access, programs, addresses, missing, None)
+            self.fault("out of bounds", access, programs, addresses, missing, None)
         return parts
 
     def _learn(self, addresses: Array, size: int) -> None:
@@ -267,7 +282,7 @@ class Memory:
     ) -> None:
         """Note a load where stores of the kernel may meet it."""
         shape = np.broadcast_shapes(index.shape, (len(programs),) + (1,) * (index.ndim - 1))
-        who = np.broadcast_to(programs.reshape(-1, *(1,) * (index.ndim - 1)), shape)
+        who = np.broadcast_to(programs.astype(np.int32).reshape(-1, *(1,) * (index.ndim - 1)), shape)
         index = np.broadcast_to(index, shape)
         if allowed is not None:
             allowed = np.broadcast_to(allowed, shape)
@@ -275,21 +290,22 @@ class Memory:
         if access.is_atomic:
             self._synchronise(access, storage, index.reshape(-1), who.reshape(-1))
         else:
-            self._mark(access, storage, index.reshape(-1), who.reshape(-1), None)
+            self._mark(access, storage, index.reshape(-1), who.reshape(-1))
 
     def _synchronise(self, access: MemoryAccess, storage: Storage, index: Array, who: Array) -> None:
         """Note atomics: they are in conflict with plain accesses only, and order programs if they are told to."""
         if not access.is_atomic:
-            self._mark(access, storage, index, who, None, "write")
+            self._mark(access, storage, index, who, kind="write")
             return
         assert self.races is not None
         if isinstance(self.races, OrderedRaces):
             self.races.synchronise(int(who[0]), storage, index * access.kind.size, access.order)
-        self._mark(access, storage, index, who, None, "atomic")
+        self._mark(access, storage, index, who, kind="atomic")
 
     def _mark(
-        self, access: MemoryAccess, storage: Storage, index: Array, who: Array, equal: Array | None, kind: str = ""
-    ) -> None:
+        self, access: MemoryAccess, storage: Storage, index: Array, who: Array,
+        equal: _Equal | None = None, kind: str = "",
+    ) -> None:  # fmt: skip
         if not len(index) or self.races is None:
             return
         per = access.kind.size // storage.cell
@@ -297,7 +313,8 @@ class Memory:
         if per > 1:
             cells = (index[:, None] * per + np.arange(per)).reshape(-1)
             who = np.repeat(who, per)
-            equal = None if equal is None else np.repeat(equal, per)
+            if equal is not None:
+                equal.per = per
         kind = kind or _KINDS[access.does]
         if kind == "write" and isinstance(self.races, OrderedRaces) and access.does == "store":
             self.races.overwrite(storage, index * access.kind.size)
@@ -313,79 +330,15 @@ class Memory:
             if same.any():
                 self.order_matters[access.number] = int(same.sum())
 
-    def decided_by_nothing(self, place: SourcePlace, program: int, what_for: str) -> None:
-        """Note that memory which nobody has written decides an address, a mask or a branch."""
-        file, line = place.outside_of(self._library)
-        at = AccessAt("reads", file, line, self.program(program))
-        self._faults.add(
-            KernelFault(
-                "uninitialised", self.kernel, at, detail=f"{what_for} depends on memory that nobody has written"
-            )
-        )
+    def written(self) -> list[Storage]:
+        """Storages that the kernel may write to."""
+        storages = [s for access in self.accesses if access.does != "load" for s in self.storages_of(access)]
+        return list({id(storage): storage for storage in storages}.values())
 
-    def failed_assertion(self, place: SourcePlace, program: int, message: str) -> None:
-        """Note that a tl.device_assert does not hold."""
-        file, line = place.outside_of(self._library)
-        self._faults.add(
-            KernelFault("assertion", self.kernel, AccessAt("fails", file, line, self.program(program)), detail=message)
-        )
-
-    def program(self, number: int) -> Program:
-        """Index of a program along each axis of the grid."""
-        x, y, _ = self._grid
-        return number % x, number // x % y, number // (x * y)
-
-    def where(self, access: MemoryAccess, program: int | None = None) -> AccessAt:
-        """An access for a report."""
-        file, line = access.place.outside_of(self._library)
-        does = _DOES[access.does] + (" atomically" if access.does == "atomic" else "")
-        return AccessAt(does, file, line, None if program is None else self.program(program))
-
-    def conflict(self, at: Cells, conflict: Conflict) -> None:
-        """Note a race, as the detectors tell it."""
-        storage: Storage = at.owner
-        address = storage.start + int(conflict.cells[0]) * storage.cell
-        second, first = self.accesses[conflict.second[1]], self.accesses[conflict.first[1]]
-        pointer = self._named(second, storage, address) or self._named(first, storage, address)
-        per = max((pointer.size if pointer else storage.cell) // storage.cell, 1)
-        detail = ""
-        if "cta" in (first.scope, second.scope) and "atomic" in (first.does, second.does):
-            detail = 'scope="cta" orders and joins nothing between programs'
-        self._faults.add(
-            KernelFault(
-                "same value" if conflict.same_value else "race",
-                self.kernel,
-                self.where(second, conflict.second[0]),
-                self.where(first, conflict.first[0]),
-                pointer.name if pointer else "",
-                (address - pointer.start) // pointer.size if pointer else None,
-                detail,
-                -(-len(conflict.cells) // per),
-            )
-        )
-
-    def _named(self, access: MemoryAccess, storage: Storage, address: int) -> Pointer | None:
-        pointer = self._only(access)
-        if pointer is not None:
-            return pointer
-        fitting = (p for p in self.pointers.values() if p.storage is storage and p.start <= address < p.end)
-        return next(fitting, None)
-
-    def _fault(
-        self, kind: Any, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None
-    ) -> None:
-        first = np.argwhere(lanes)[0]
-        who = programs[first[0]] if lanes.shape[0] == len(programs) else programs[0]
-        address = int(addresses[tuple(first)])
-        element, detail = None, f"address {address:#x} is in no tensor of this launch"
-        if pointer is not None:
-            element = (address - pointer.start) // pointer.size
-            holds = (pointer.end - pointer.start) // pointer.size
-            detail = {
-                "out of bounds": f"the tensor has {holds} element{'s' * (holds != 1)}",
-                "between rows": "memory between the rows of a tensor that is not contiguous",
-                "misaligned": f"an access of {access.kind.size} bytes at an address that is no multiple of that",
-            }[kind]
-        name = pointer.name if pointer else ""
-        at = self.where(access, int(who))
-        self._faults.add(KernelFault(kind, self.kernel, at, None, name, element, detail, int(lanes.sum())))
+    def last_writers(self, storage: Storage, octets: Array) -> Iterator[tuple[MemoryAccess, Array]]:
+        """Accesses that wrote bytes of a storage last, each with those bytes."""
+        if self.races is None or not storage.cell:
+            return
+        numbers = self.races.last_writers(storage, octets // storage.cell)
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            yield self.accesses[number], octets[numbers == number]

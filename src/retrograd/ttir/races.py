@@ -46,14 +46,14 @@ class Cells:
         cells: indices, flat.
         programs: the program of each, flat, or of all.
         access: number of the access.
-        equal: for a write, whether memory holds the same bits before it; flat.
+        equal: of a write: `before()` and `after()` say which bits are, and will be, as this access stores them.
     """
 
     owner: Any
     cells: Array
     programs: Array
     access: int
-    equal: Array | None = None
+    equal: Any = None
 
 
 @dataclass
@@ -69,9 +69,9 @@ class _Shadow:
     size: int
     marks: dict[str, _Marks] = field(default_factory=dict)
 
-    def of(self, kind: str) -> _Marks:
+    def of(self, kind: str, dtype: np.dtype[Any]) -> _Marks:
         if kind not in self.marks:
-            self.marks[kind] = _Marks(np.full(self.size, _EMPTY, np.int64))
+            self.marks[kind] = _Marks(np.full(self.size, _EMPTY, dtype))
         return self.marks[kind]
 
 
@@ -85,13 +85,15 @@ class UnorderedRaces:
     Args:
         note: is told of each conflict.
         accesses: how many different accesses the kernel has.
+        programs: how many programs.
     """
 
     ordered = False
 
-    def __init__(self, note: Note, accesses: int) -> None:
+    def __init__(self, note: Note, accesses: int, programs: int) -> None:
         self._note = note
         self._shift = max(int(accesses).bit_length(), 1)
+        self._narrow = programs << self._shift < 1 << 31
         self._shadows: dict[int, _Shadow] = {}
 
     def touch(self, kind: str, at: Cells, size: int) -> None:
@@ -99,47 +101,61 @@ class UnorderedRaces:
         shadow = self._shadows.get(id(at.owner))
         if shadow is None:
             shadow = self._shadows[id(at.owner)] = _Shadow(size)
-        codes = (at.programs << self._shift) | at.access
+        programs = at.programs if self._narrow else at.programs.astype(np.int64)
+        codes = (programs << self._shift) | at.access
         for against in _AGAINST[kind]:
             marks = shadow.marks.get(against)
-            if marks is not None:
-                self._compare(marks.last, codes, at, against == kind)
-                if marks.other is not None:
-                    self._compare(marks.other, codes, at, False)
-        marks = shadow.of(kind)
-        before = marks.last[at.cells] if kind != "write" else None
+            for seen in (marks.last, marks.other) if marks is not None else ():
+                if seen is not None:
+                    self._compare(seen, codes, at, at.equal.before if against == kind == "write" and at.equal else None)
+        marks = shadow.of(kind, codes.dtype)
+        before = marks.last[at.cells] if kind != "write" else codes
         marks.last[at.cells] = codes
         after = marks.last[at.cells]
-        elsewhere = (after >> self._shift) != (codes >> self._shift)
+        elsewhere = after != codes
         if kind == "write":
             if elsewhere.any():
-                self._tell(after, codes, elsewhere, at)
+                elsewhere = (after >> self._shift) != (codes >> self._shift)
+                self._tell(after, codes, elsewhere, at, at.equal.after if at.equal else None)
         else:
             self._keep_other(marks, before, codes, elsewhere, at)
 
-    def _keep_other(self, marks: _Marks, before: Any, codes: Array, elsewhere: Array, at: Cells) -> None:
+    def last_writers(self, owner: Any, cells: Array) -> Array:
+        """Number of the access that wrote each cell last, -1 where none did."""
+        shadow = self._shadows.get(id(owner))
+        mask = (1 << self._shift) - 1
+        numbers = np.full(len(cells), _EMPTY, np.int64)
+        for kind in ("write", "atomic"):
+            marks = shadow.marks.get(kind) if shadow else None
+            if marks is not None:
+                codes = marks.last[cells]
+                numbers = np.where(codes == _EMPTY, numbers, codes & mask)
+        return numbers
+
+    def _keep_other(self, marks: _Marks, before: Array, codes: Array, elsewhere: Array, at: Cells) -> None:
         """Remember a second program that reads a cell or updates it atomically."""
         differs = (before != _EMPTY) & ((before >> self._shift) != (codes >> self._shift))
         if differs.any() or elsewhere.any():
             if marks.other is None:
-                marks.other = np.full(len(marks.last), _EMPTY, np.int64)
-            codes = np.broadcast_to(codes, at.cells.shape)
+                marks.other = np.full_like(marks.last, _EMPTY)
             marks.other[at.cells[differs]] = before[differs]
             marks.other[at.cells[elsewhere]] = codes[elsewhere]
 
-    def _compare(self, marks: Array, codes: Array, at: Cells, writes: bool) -> None:
+    def _compare(self, marks: Array, codes: Array, at: Cells, equal: Callable[[], Array] | None) -> None:
         earlier = marks[at.cells]
+        if int(earlier.max(initial=_EMPTY)) == _EMPTY:
+            return
         conflict = (earlier != _EMPTY) & ((earlier >> self._shift) != (codes >> self._shift))
         if conflict.any():
-            self._tell(earlier, codes, conflict, at, writes)
+            self._tell(earlier, codes, conflict, at, equal)
 
-    def _tell(self, earlier: Array, codes: Array, conflict: Array, at: Cells, writes: bool = True) -> None:
-        codes = np.broadcast_to(codes, conflict.shape)
-        equal = at.equal if writes and at.equal is not None else np.zeros(1, bool)
-        equal = np.broadcast_to(equal, conflict.shape)
+    def _tell(
+        self, earlier: Array, codes: Array, conflict: Array, at: Cells, equal: Callable[[], Array] | None
+    ) -> None:
+        same = np.zeros(conflict.shape, bool) if equal is None or not conflict.any() else equal()
         mask = (1 << self._shift) - 1
         for is_same in (False, True):
-            hit = conflict & (equal == is_same)
+            hit = conflict & (same == is_same)
             for access in np.unique(earlier[hit] & mask) if hit.any() else ():
                 chosen = np.flatnonzero(hit & ((earlier & mask) == access))
                 first, second = int(earlier[chosen[0]]), int(codes[chosen[0]])
@@ -194,8 +210,16 @@ class OrderedRaces:
         latest[me][0][at.cells] = clock[me]
         latest[me][1][at.cells] = at.access
 
+    def last_writers(self, owner: Any, cells: Array) -> Array:
+        """Number of an access that wrote each cell, of the latest there are, -1 where none did."""
+        numbers = np.full(len(cells), _EMPTY, np.int64)
+        for kind in ("write", "atomic"):
+            for clocks, accesses in self._latest.get((id(owner), kind), {}).values():
+                numbers = np.where(clocks[cells] > 0, accesses[cells], numbers)
+        return numbers
+
     def _tell(self, program: int, accesses: Array, me: int, hit: Array, at: Cells, writes: bool) -> None:
-        equal = np.broadcast_to(at.equal if writes and at.equal is not None else np.zeros(1, bool), hit.shape)
+        equal = at.equal.before() if writes and at.equal else np.zeros(hit.shape, bool)
         for is_same in (False, True):
             chosen = np.flatnonzero(hit & (equal == is_same))
             if len(chosen):

@@ -79,6 +79,8 @@ class _Device(contextlib.nullcontext):
 
 
 def _answers(target: GpuDescription) -> dict[str, Any]:
+    import torch
+
     capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 4)
     properties = SimpleNamespace(
         name=target.name,
@@ -101,4 +103,10 @@ def _answers(target: GpuDescription) -> dict[str, Any]:
         "synchronize": lambda device=None: None,
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0),
         "device": _Device,
+        "empty_cache": lambda: None,
+        "is_bf16_supported": lambda *_, **__: True,
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),  # torch.compile saves and restores it
+        "set_rng_state": lambda state, device="cuda": None,
+        **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda device=None: 0),
+        "reset_peak_memory_stats": lambda device=None: None,
     }

@@ -1,0 +1,184 @@
+"""Execution of one launch: its arguments as registers and storages, then all programs in chunks, or in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrograd.compat.triton_ttir import LaunchedKernel
+from retrograd.errors import RetrogradError
+from retrograd.ttir.control_flow import run_blocks
+from retrograd.ttir.element_types import Array, element_type
+from retrograd.ttir.faults import FaultList
+from retrograd.ttir.frames import Frame, LaunchState
+from retrograd.ttir.interleaving import orders, run_in_turns
+from retrograd.ttir.ir import SsaValue
+from retrograd.ttir.memory import Memory
+from retrograd.ttir.program import NumpyKernel, compile_text
+from retrograd.ttir.races import OrderedRaces, UnorderedRaces
+from retrograd.ttir.storage import MemoryAccess, Pointer, Storage
+
+_CHUNK = 1 << 18  # elements of the largest tensor of a kernel that are computed at once: about 1 MiB a value
+_MOST_ORDERED = 4096  # programs whose clocks are kept: a matrix of that many rows and columns
+Undefined = Callable[[torch.Tensor], Array | None]
+
+
+@dataclass(eq=False)
+class Execution:
+    """One launch, ready to be run, once or again in another order.
+
+    Attributes:
+        kernel: compiled.
+        grid: programs along each axis.
+        pointers: tensors by the number of their argument.
+        scalars: values by slot.
+        library: folder of Triton's own functions on the device.
+    """
+
+    kernel: NumpyKernel
+    grid: tuple[int, int, int]
+    pointers: dict[int, Pointer]
+    scalars: dict[int, Array]
+    library: str
+
+    @classmethod
+    def of(
+        cls, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any], undefined: Undefined,
+        library: str,
+    ) -> Execution:  # fmt: skip
+        """Of a launch of Triton's; `undefined` says which bytes of a tensor's storage nobody has written.
+
+        Raises:
+            UnsupportedOperationError: it has an operation that cannot be executed; names it and its line.
+            RetrogradError: a tensor is not on the CPU.
+        """
+        kernel = launched.kept.get("program")
+        if kernel is None:
+            kernel = launched.kept["program"] = compile_text(launched.text)
+        leaves = _leaves(launched.signature, values, [value.type.element for value in kernel.arguments])
+        return cls(kernel, grid, *_arguments(kernel.arguments, leaves, undefined), library)
+
+    @property
+    def programs(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    def memory(self, faults: FaultList) -> Memory:
+        """A view of the tensors that notes faults."""
+        return Memory(self.pointers, self.kernel.accesses, self.kernel.name, faults, self.grid, self.library)
+
+    def in_turns(self, memory: Memory) -> bool:
+        """Whether programs can learn of each other, so that they have to run in turns."""
+        spins = any(
+            access.in_loop and access.does == "load" and any(s.cell for s in memory.storages_of(access))
+            for access in self.kernel.accesses
+        )
+        return self.programs > 1 and (self.kernel.waits or spins)
+
+    @property
+    def undecided(self) -> str:
+        """Why races cannot be looked for; "" if they can."""
+        if self.programs <= _MOST_ORDERED:
+            return ""
+        return f"{self.programs} programs wait for each other, and clocks are kept of {_MOST_ORDERED} at most"
+
+    def run(self, memory: Memory, seed: int, limit: int, printed: Callable[[str], Any]) -> None:
+        """Run all programs; seed 0 is the order of their numbers.
+
+        Raises:
+            EndlessLoopError: they do not end.
+        """
+        kernel, count = self.kernel, self.programs
+        registers: list[Any] = [None] * kernel.registers
+        for slot, value in kernel.constants.items():
+            registers[slot] = value
+        launch = LaunchState(memory, self.grid, list(registers), limit, printed)
+        for slot, value in self.scalars.items():
+            registers[slot] = value
+        programs = orders(count, seed)
+        with np.errstate(all="ignore"):
+            if self.in_turns(memory):
+                # Without clocks all are in conflict that meet: nothing is said then.
+                ordered = OrderedRaces(memory.conflict, count) if not self.undecided else None
+                memory.races = ordered
+                run_in_turns(kernel, launch, registers, programs, seed)
+                return
+            if count > 1:
+                memory.races = UnorderedRaces(memory.conflict, len(kernel.accesses), count)
+            together = max(1, _CHUNK // kernel.largest)
+            for start in range(0, count, together):
+                frame = Frame(list(registers), programs[start : start + together], {}, launch)
+                run_blocks(kernel.blocks, frame)
+
+
+def _arguments(
+    arguments: list[SsaValue], leaves: list[tuple[str, Any]], undefined: Undefined
+) -> tuple[dict[int, Pointer], dict[int, Array]]:
+    """Tensors by the number of their argument, and values by slot."""
+    pointers: dict[int, Pointer] = {}
+    scalars: dict[int, Array] = {}
+    storages: dict[int, Storage] = {}
+    for number, (argument, (name, leaf)) in enumerate(zip(arguments, leaves, strict=True)):
+        if argument.type.element != "ptr":
+            kind = element_type(argument.type.element)
+            value = _scalar(leaf, kind.compute)
+            scalars[argument.slot] = kind.round(value) if kind.round else value
+            continue
+        tensor = _tensor(leaf)
+        if tensor is None:
+            scalars[argument.slot] = np.array([leaf if isinstance(leaf, int) else leaf.data_ptr()], np.int64)
+            continue
+        if tensor.device.type != "cpu":
+            raise RetrogradError(f"`{name}` is on {tensor.device}, expected cpu: kernels are executed without a GPU")
+        key = tensor.untyped_storage().data_ptr()
+        if key not in storages:
+            storages[key] = Storage.of(tensor)
+            storages[key].undefined = undefined(tensor)
+        pointers[number] = Pointer.of(name, tensor, storages[key])
+        scalars[argument.slot] = np.array([tensor.data_ptr()], np.int64)
+    return pointers, scalars
+
+
+def _scalar(value: Any, dtype: np.dtype[Any]) -> Array:
+    if dtype.kind == "i":
+        bits = 8 * dtype.itemsize
+        return np.array([int(value) & ((1 << bits) - 1)], f"u{dtype.itemsize}").view(dtype)
+    return np.array([value]).astype(dtype)
+
+
+def _tensor(leaf: Any) -> torch.Tensor | None:
+    """The tensor of an argument; wrappers such as TensorWrapper have it as `base`."""
+    leaf = getattr(leaf, "base", leaf) if not isinstance(leaf, torch.Tensor) else leaf
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else None
+
+
+def _leaves(signature: dict[str, Any], values: dict[str, Any], types: list[str]) -> list[tuple[str, Any]]:
+    """Names and values as the function takes them: tuples flat, descriptors in their parts, no constexprs."""
+    leaves: list[tuple[str, Any]] = []
+
+    def add(name: str, kind: Any, value: Any) -> None:
+        if isinstance(kind, (tuple, list)):
+            names = getattr(value, "_fields", range(len(kind)))
+            for part, inner, item in zip(names, kind, value, strict=True):
+                add(f"{name}.{part}" if isinstance(part, str) else f"{name}[{part}]", inner, item)
+        elif str(kind).startswith("tensordesc"):
+            leaves.append((name, value.base))
+            leaves.extend((name, int(n)) for n in (*value.shape, *value.strides))
+            flags = [value.padding == "nan", bool(getattr(value, "round_f32_to_tf32", False))]
+            while len(leaves) < len(types) and types[len(leaves)] == "i1":
+                leaves.append((name, flags.pop(0)))
+            leaves.extend((name, int(n)) for n in (*value.shape, *value.strides))
+        elif kind != "constexpr":
+            leaves.append((name, value))
+
+    for name, kind in signature.items():
+        add(name, kind, values[name])
+    return leaves
+
+
+def _spins(accesses: list[MemoryAccess], memory: Memory) -> bool:
+    """Whether a loop may wait for what another program writes: it reads memory that the kernel writes to."""
+    return any(a.in_loop and a.does == "load" and any(s.cell for s in memory.storages_of(a)) for a in accesses)

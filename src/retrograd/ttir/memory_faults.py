@@ -1,0 +1,123 @@
+"""Faults of accesses to memory, as what is known of a launch says them: argument, element, program, line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from retrograd.ttir.element_types import Array
+from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, Program
+from retrograd.ttir.ir import SourcePlace
+from retrograd.ttir.races import Cells, Conflict
+from retrograd.ttir.storage import MemoryAccess, Pointer, Storage
+
+_DOES = {"load": "reads", "store": "writes", "atomic": "updates"}
+_FAR = 1 << 30  # elements away from a tensor
+
+
+class AccessFaults:
+    """Notes faults of a launch.
+
+    Args:
+        pointers: of the pointer arguments, by their number among all arguments of the function.
+        accesses: of the kernel.
+        kernel: its name.
+        faults: where faults go.
+        grid: programs along each axis.
+        library: folder of Triton's own functions on the device, whose lines are not the user's.
+    """
+
+    def __init__(
+        self, pointers: dict[int, Pointer], accesses: Sequence[MemoryAccess], kernel: str, faults: FaultList,
+        grid: tuple[int, int, int], library: str = "",
+    ) -> None:  # fmt: skip
+        self.pointers = pointers
+        self.accesses = accesses
+        self.kernel, self._faults, self._grid, self._library = kernel, faults, grid, library
+
+    def only(self, access: MemoryAccess) -> Pointer | None:
+        if access.arguments is None or len(access.arguments) != 1:
+            return None
+        return self.pointers.get(next(iter(access.arguments)))
+
+    def decided_by_nothing(self, place: SourcePlace, program: int, what_for: str) -> None:
+        """Note that memory which nobody has written decides an address, a mask or a branch."""
+        file, line = place.outside_of(self._library)
+        at = AccessAt("reads", file, line, self.program(program))
+        self._faults.add(
+            KernelFault(
+                "uninitialised", self.kernel, at, detail=f"{what_for} depends on memory that nobody has written"
+            )
+        )
+
+    def failed_assertion(self, place: SourcePlace, program: int, message: str) -> None:
+        """Note that a tl.device_assert does not hold."""
+        file, line = place.outside_of(self._library)
+        self._faults.add(
+            KernelFault("assertion", self.kernel, AccessAt("fails", file, line, self.program(program)), detail=message)
+        )
+
+    def program(self, number: int) -> Program:
+        """Index of a program along each axis of the grid."""
+        x, y, _ = self._grid
+        return number % x, number // x % y, number // (x * y)
+
+    def where(self, access: MemoryAccess, program: int | None = None) -> AccessAt:
+        """An access for a report."""
+        file, line = access.place.outside_of(self._library)
+        does = _DOES[access.does] + (" atomically" if access.does == "atomic" else "")
+        return AccessAt(does, file, line, None if program is None else self.program(program))
+
+    def conflict(self, at: Cells, conflict: Conflict) -> None:
+        """Note a race, as the detectors tell it."""
+        storage: Storage = at.owner
+        address = storage.start + int(conflict.cells[0]) * storage.cell
+        second, first = self.accesses[conflict.second[1]], self.accesses[conflict.first[1]]
+        pointer = self.named(second, storage, address) or self.named(first, storage, address)
+        per = max((pointer.size if pointer else storage.cell) // storage.cell, 1)
+        detail = ""
+        if "cta" in (first.scope, second.scope) and "atomic" in (first.does, second.does):
+            detail = 'scope="cta" orders and joins nothing between programs'
+        self._faults.add(
+            KernelFault(
+                "same value" if conflict.same_value else "race",
+                self.kernel,
+                self.where(second, conflict.second[0]),
+                self.where(first, conflict.first[0]),
+                pointer.name if pointer else "",
+                (address - pointer.start) // pointer.size if pointer else None,
+                detail,
+                -(-len(conflict.cells) // per),
+            )
+        )
+
+    def named(self, access: MemoryAccess, storage: Storage, address: int) -> Pointer | None:
+        """The pointer argument by which an access comes to an address."""
+        pointer = self.only(access)
+        if pointer is not None:
+            return pointer
+        fitting = (p for p in self.pointers.values() if p.storage is storage and p.start <= address < p.end)
+        return next(fitting, None)
+
+    def fault(
+        self, kind: Any, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None
+    ) -> None:
+        first = np.argwhere(lanes)[0]
+        who = programs[first[0]] if lanes.shape[0] == len(programs) else programs[0]
+        address = int(addresses[tuple(first)])
+        element, detail = None, f"address {address:#x} is in no tensor of this launch"
+        if pointer is not None:
+            element = (address - pointer.start) // pointer.size
+            holds = (pointer.end - pointer.start) // pointer.size
+            detail = {
+                "out of bounds": f"the tensor has {holds} element{'s' * (holds != 1)}",
+                "between rows": "memory between the rows of a tensor that is not contiguous",
+                "misaligned": f"an access of {access.kind.size} bytes at an address that is no multiple of that",
+            }[kind]
+            if kind == "out of bounds" and abs(element) >= _FAR:
+                detail += "; so far away, an offset of 32 bits may have overflowed"
+        name = pointer.name if pointer else ""
+        at = self.where(access, int(who))
+        self._faults.add(KernelFault(kind, self.kernel, at, None, name, element, detail, int(lanes.sum())))

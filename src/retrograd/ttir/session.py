@@ -1,0 +1,216 @@
+"""A session of launches: executes each, in several orders if asked, and keeps what was noticed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrograd.compat.triton_launch import KernelLaunch, Proceed
+from retrograd.compat.triton_ttir import LaunchedKernel, library_folder
+from retrograd.ttir.element_types import Array
+from retrograd.ttir.execution import Execution
+from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
+from retrograd.ttir.frames import EndlessLoopError
+from retrograd.ttir.memory import Memory
+from retrograd.ttir.storage import Storage
+
+
+@dataclass
+class LaunchRecord:
+    """One launch that was executed.
+
+    Attributes:
+        kernel: name of its function.
+        grid: programs along each axis.
+        in_turns: whether programs learn of each other, and ran in turns.
+        undecided: why races were not looked for; "" if they were.
+        order_matters: lines whose order of programs may decide bits: sums of floats by atomics.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    in_turns: bool
+    undecided: str = ""
+    order_matters: list[AccessAt] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Snapshot:
+    """Storages that a launch writes to, as they were."""
+
+    kept: dict[int, tuple[Storage, Array, Array | None]] = field(default_factory=dict)
+
+    def add(self, memory: Memory) -> None:
+        for storage in memory.written():
+            if storage.start not in self.kept:
+                marks = None if storage.undefined is None else storage.undefined.copy()
+                self.kept[storage.start] = storage, storage.octets.copy(), marks
+
+    def restore(self) -> None:
+        for storage, octets, marks in self.kept.values():
+            storage.octets[:] = octets
+            if storage.undefined is not None and marks is not None:
+                storage.undefined[:] = marks
+
+    def octets(self) -> dict[int, Array]:
+        """The same storages as they are now."""
+        return {start: storage.octets.copy() for start, (storage, _, _) in self.kept.items()}
+
+
+class Session:
+    """Executes launches of kernels and keeps what was noticed of them.
+
+    Args:
+        seed: of the order of programs and atomics; 0 is the order of their numbers.
+        orders: in how many orders each launch is run, to say which bits depend on it; memory is as after the first.
+        limit: rounds of loops that the programs of a launch may make together.
+        printed: takes lines of tl.device_print; they go to standard output by default.
+
+    Attributes:
+        faults: what was noticed, over all launches.
+        launches: what was executed.
+        undefined: which bytes of a tensor's storage nobody has written, None where all are written.
+    """
+
+    def __init__(
+        self, seed: int = 0, orders: int = 1, limit: int = 1_000_000, printed: Callable[[str], Any] | None = None
+    ) -> None:
+        self.faults = FaultList()
+        self.launches: list[LaunchRecord] = []
+        self.seed = seed
+        self.undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
+        self._orders, self._limit = orders, limit
+        self.printed = printed or (lambda line: sys.stdout.write(line + "\n"))
+        self._library = library_folder()
+        self._last: Memory | None = None
+        self._tuned = False
+        self._tuners: dict[int, tuple[Any, Any]] = {}
+        self._trial: _Snapshot | None = None
+
+    def execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
+        """Run a kernel on the memory of its arguments.
+
+        Raises:
+            UnsupportedOperationError: it has an operation that cannot be executed; names it and its line.
+            EndlessLoopError: it does not end.
+        """
+        if not grid[0] * grid[1] * grid[2]:
+            return
+        execution = Execution.of(launched, grid, values, self.undefined, self._library)
+        memory = self._last = execution.memory(self.faults)
+        in_turns = execution.in_turns(memory)
+        record = LaunchRecord(execution.kernel.name, grid, in_turns, execution.undecided if in_turns else "")
+        self.launches.append(record)
+        if self._trial is not None:
+            self._trial.add(memory)
+        # Each launch has an order of its own.
+        seed = self.seed and self.seed + len(self.launches)
+        others = self._orders - 1 if execution.programs > 1 and self._trial is None else 0
+        before = _Snapshot()
+        if others:
+            before.add(memory)
+        try:
+            execution.run(memory, seed, self._limit, self.printed)
+            if others:
+                self._in_other_orders(execution, before, memory, seed, others)
+        except EndlessLoopError as error:
+            file, line = error.place.outside_of(self._library)
+            at = AccessAt("loops", file, line)
+            self.faults.add(KernelFault("endless loop", execution.kernel.name, at, detail=error.why))
+            raise
+        record.order_matters = [memory.where(memory.accesses[number]) for number in sorted(memory.order_matters)]
+
+    def _in_other_orders(self, execution: Execution, before: _Snapshot, first: Memory, seed: int, others: int) -> None:
+        """Run a launch again in other orders of its programs, and note which stores leave other bits."""
+        wanted = before.octets()
+        after = _Snapshot()
+        after.add(first)
+        for other in range(others):
+            before.restore()
+            memory = execution.memory(FaultList())
+            execution.run(memory, seed + 7919 * (other + 1), self._limit, lambda line: None)
+            for start, octets in wanted.items():
+                storage = before.kept[start][0]
+                changed = np.flatnonzero(octets != storage.octets)
+                if len(changed):
+                    self._note_order(memory, storage, changed)
+        after.restore()
+
+    def _note_order(self, memory: Memory, storage: Storage, changed: Array) -> None:
+        for access, octets in memory.last_writers(storage, changed):
+            pointer = memory.named(access, storage, storage.start + int(octets[0]))
+            element = None if pointer is None else (storage.start + int(octets[0]) - pointer.start) // pointer.size
+            size = pointer.size if pointer else 1
+            detail = "its bits differ between orders of the programs"
+            name = pointer.name if pointer else ""
+            count = len(np.unique(octets // size))
+            self.faults.add(
+                KernelFault("order", memory.kernel, memory.where(access), None, name, element, detail, count)
+            )
+
+    def tuning(self, launch: KernelLaunch, proceed: Proceed) -> Any:
+        """A launch of an autotuned kernel begins; what was chosen before, by a GPU or another session, is put aside."""
+        tuner = launch.function
+        if id(tuner) not in self._tuners:
+            self._tuners[id(tuner)] = tuner, tuner.cache
+            tuner.cache = {}
+        self._tuned = False
+        return proceed()
+
+    def tune(self, call: Callable[[], Any]) -> None:
+        """Launch the first configuration of an autotuned kernel twice, as its autotuner does many times, and undo it.
+
+        What the second launch changes once more, a user finds changed by as many launches as were timed.
+        """
+        if self._tuned or self._trial is not None:
+            return
+        self._tuned, kept = True, (self.faults, self.launches)
+        self.faults, self.launches, self._trial = FaultList(), [], _Snapshot()
+        changes: list[KernelFault] = []
+        try:
+            call()
+            once = self._trial.octets()
+            call()
+            for start, (storage, _, _) in self._trial.kept.items():
+                changed = np.flatnonzero(once[start] != storage.octets)
+                if len(changed) and self._last is not None:
+                    changes += self._left_by_tuning(self._last, storage, changed)
+        finally:
+            self._trial.restore()
+            self._trial = None
+            self.faults, self.launches = kept
+        for fault in changes:
+            self.faults.add(fault)
+
+    @staticmethod
+    def _left_by_tuning(memory: Memory, storage: Storage, changed: Array) -> list[KernelFault]:
+        address = storage.start + int(changed[0])
+        for access in memory.accesses:
+            pointer = memory.named(access, storage, address) if access.does != "load" else None
+            if pointer is not None:
+                detail = "each configuration that is timed changes it again: reset_to_zero or restore_value is missing"
+                element = (address - pointer.start) // pointer.size
+                where = memory.where(access)
+                return [KernelFault("autotune", memory.kernel, where, None, pointer.name, element, detail, 1)]
+        return []
+
+    def report(self) -> str:
+        """What was executed and noticed, a line each."""
+        kernels = sorted({record.kernel for record in self.launches})
+        plural = "es" * (len(self.launches) != 1)
+        lines = [f"{len(self.launches)} launch{plural} of {', '.join(kernels) or 'no kernel'}, seed {self.seed}"]
+        lines += [fault.text() for fault in sorted(self.faults, key=lambda fault: fault.is_mild)]
+        lines += sorted({f"races of {r.kernel} are undecided: {r.undecided}" for r in self.launches if r.undecided})
+        order = {(r.kernel, at.text()) for r in self.launches for at in r.order_matters}
+        lines += [f"bits of {kernel} may depend on the order of programs: it {text}" for kernel, text in sorted(order)]
+        return "\n".join(lines if len(lines) > 1 else [*lines, "no fault"])
+
+    def close(self) -> None:
+        """Give autotuned kernels back what was chosen for them before."""
+        for tuner, cache in self._tuners.values():
+            tuner.cache = cache

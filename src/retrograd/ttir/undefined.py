@@ -1,0 +1,173 @@
+"""Memory that nobody has written: what torch.empty gives, until an operator or a kernel writes to it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retrograd.compat.torch_dispatch import schema, tree_leaves
+from retrograd.ttir.element_types import Array
+from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
+
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+# Operators by which values leave torch: what depends on undefined memory there is told.
+_SINKS = frozenset({"_local_scalar_dense", "equal", "is_nonzero"})
+
+
+class UndefinedMemory(TorchDispatchMode):
+    """Keeps for each tensor of torch.empty which bytes nobody has written, and follows them through operators.
+
+    An operator on such memory is run twice, with two fillings: what differs in its results is undefined as well.
+
+    Args:
+        faults: where it goes that a value which is undefined leaves torch.
+    """
+
+    def __init__(self, faults: Callable[[], FaultList]) -> None:
+        super().__init__()
+        self._faults = faults
+        self._known: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether torch.compile may trace below it: compiled code is a program like any other."""
+        return True
+
+    def of(self, tensor: torch.Tensor) -> Array | None:
+        """Which bytes of the tensor's storage are undefined, to be changed in place; None if none are."""
+        mask = self._mask(tensor)
+        return None if mask is None or not mask.any() else mask.numpy()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.name().partition("::")[2].partition(".")[0]
+        returns = schema(func).returns
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        if self._known and not is_view and name not in _EMPTY:
+            tensors = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            touched = [t for t in tensors.values() if self._marks(t) is not None]
+            if touched:
+                return self._twice(func, name, args, kwargs, touched)
+        result = func(*args, **kwargs)
+        if not any(r.alias_info is not None for r in returns):
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, torch.Tensor):
+                    self._fresh(tensor, name in _EMPTY)
+        return result
+
+    def _twice(self, func: Any, name: str, args: Any, kwargs: Any, touched: list[torch.Tensor]) -> Any:
+        """Run an operator with two fillings of what is undefined, and mark what depends on them."""
+        written = _written(func, args, kwargs)
+        storages = {t.untyped_storage().data_ptr(): _octets(t) for t in (*touched, *written)}
+        before = {start: octets.clone() for start, octets in storages.items()}
+        random = torch.get_rng_state()
+        self._fill(touched, 0)
+        first = func(*args, **kwargs)
+        kept = [_octets(t).clone() if isinstance(t, torch.Tensor) else t for t in tree_leaves(first)]
+        once = {start: octets.clone() for start, octets in storages.items()}
+        for start, octets in storages.items():
+            octets.copy_(before[start])
+        torch.set_rng_state(random)
+        self._fill(touched, 1)
+        second = func(*args, **kwargs)
+        for tensor in written:
+            storage = tensor.untyped_storage()
+            start = storage.data_ptr()
+            if self._mask(tensor) is None:
+                self._known[start] = weakref.ref(storage), torch.zeros(storage.nbytes(), dtype=torch.bool)
+            # Each element has a byte in which the fillings differ, so that one which was not written stays undefined.
+            differs = (self._geometry(once[start], tensor) != self._geometry(storages[start], tensor)).any(-1, True)
+            marks = self._geometry(self._known[start][1], tensor)
+            marks.copy_(differs.expand_as(marks))
+        for tensor, octets in zip(tree_leaves(second), kept, strict=True):
+            if not isinstance(tensor, torch.Tensor):
+                if name in _SINKS and tensor != octets:
+                    self._tell(name)
+            elif tensor.untyped_storage().data_ptr() not in storages:
+                self._fresh(tensor, _octets(tensor) != octets)
+        return second
+
+    def _fill(self, tensors: list[torch.Tensor], which: int) -> None:
+        """Fill undefined bytes: zeros, or ones in whole numbers and about 0.75 in floats."""
+        for tensor in tensors:
+            mask = self._mask(tensor)
+            if mask is not None:
+                size = tensor.element_size()
+                pattern = torch.zeros(len(mask), dtype=torch.uint8)
+                if which and tensor.is_floating_point():
+                    pattern.fill_(0x3F)
+                elif which:
+                    pattern[::size] = 1
+                octets = _octets(tensor)
+                octets.copy_(torch.where(mask, pattern, octets))
+
+    def _fresh(self, tensor: torch.Tensor, undefined: bool | torch.Tensor) -> None:
+        """A tensor with memory of its own: what lay there before is forgotten."""
+        if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        self._known.pop(storage.data_ptr(), None)
+        if not storage.nbytes() or undefined is False or (undefined is not True and not undefined.any()):
+            return
+        mask = torch.ones(storage.nbytes(), dtype=torch.bool) if undefined is True else undefined
+        self._known[storage.data_ptr()] = weakref.ref(storage), mask
+
+    def _mask(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or not tensor.numel():
+            return None
+        storage = tensor.untyped_storage()
+        known = self._known.get(storage.data_ptr())
+        if known is None:
+            return None
+        if known[0]() is not storage or len(known[1]) != storage.nbytes():
+            del self._known[storage.data_ptr()]
+            return None
+        return known[1]
+
+    @staticmethod
+    def _geometry(mask: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """The marks of a tensor's elements, their bytes along a last axis."""
+        size = tensor.element_size()
+        strides = (*(size * stride for stride in tensor.stride()), 1)
+        return mask.as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size)
+
+    def _marks(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The marks of a tensor's elements; None where all are defined."""
+        mask = self._mask(tensor)
+        marks = None if mask is None else self._geometry(mask, tensor)
+        return marks if marks is not None and marks.any() else None
+
+    def _tell(self, name: str) -> None:
+        file, line = _caller(sys._getframe(3))
+        detail = f"a value that leaves torch by {name} depends on memory that nobody has written"
+        self._faults().add(KernelFault("uninitialised", "", AccessAt("reads", file, line), detail=detail))
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Arguments that an operator writes to."""
+    arguments = schema(func).arguments
+    pairs = [*zip(arguments, args, strict=False)]
+    pairs += [(a, kwargs[a.name]) for a in arguments[len(args) :] if a.name in kwargs]
+    writes = [value for argument, value in pairs if argument.alias_info is not None and argument.alias_info.is_write]
+    return [t for t in tree_leaves(writes) if isinstance(t, torch.Tensor) and t.numel()]
+
+
+def _octets(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a tensor's storage."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def _caller(frame: FrameType | None) -> tuple[str, int]:
+    """The innermost line that is neither torch's nor ours."""
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("torch", "retrograd"):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0

@@ -1,0 +1,230 @@
+"""Kernels with one mistake each, and their healthy neighbours, run without a GPU in a process of their own.
+
+python tests/ttir/specimens.py    # a line of JSON a specimen: its faults, and what it printed
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from retrograd import cpu_triton
+
+SPECIMENS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {}
+
+
+def specimen(**options: Any) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    def register(run: Callable[[], Any]) -> Callable[[], Any]:
+        SPECIMENS[run.__name__] = run, options
+        return run
+
+    return register
+
+
+@triton.jit
+def copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.load(x_ptr + i), i < n)
+
+
+@specimen()
+def reads_beyond_the_end():
+    copy_kernel[(2,)](torch.ones(100), torch.zeros(100), 100, BLOCK=64)
+
+
+@specimen()
+def reads_beyond_the_end_of_a_view():
+    copy_kernel[(2,)](torch.ones(200)[:100], torch.zeros(100), 100, BLOCK=64)
+
+
+@specimen()
+def writes_between_rows():
+    copy_kernel[(1,)](torch.ones(64), torch.zeros(8, 16)[:, :8], 64, BLOCK=64)
+
+
+@specimen()
+def stays_inside():
+    copy_kernel[(2,)](torch.ones(128), torch.zeros(100), 100, BLOCK=64)
+
+
+@triton.jit
+def overflow_kernel(x_ptr, stride, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.program_id(0) * stride + tl.arange(0, BLOCK), 1.0)
+
+
+@specimen()
+def overflows_32_bits():
+    overflow_kernel[(3,)](torch.zeros(64), 1 << 30, BLOCK=16)
+
+
+@triton.jit
+def crooked_kernel(x_ptr, out_ptr):
+    tl.store(out_ptr, tl.load((x_ptr + 1).to(tl.pointer_type(tl.int32))))
+
+
+@specimen()
+def reads_crooked():
+    crooked_kernel[(1,)](torch.zeros(16, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32))
+
+
+@triton.jit
+def triangle_kernel(a_ptr, out_ptr, MASK: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    a = tl.load(a_ptr + i[:, None] * BLOCK + i[None, :])
+    if MASK:
+        a = tl.where(i[:, None] >= i[None, :], a, 0.0)
+    tl.store(out_ptr + i, tl.sum(a, 1))
+
+
+def _triangle(mask: bool) -> float:
+    a, out = torch.empty(16, 16), torch.empty(16)
+    rows, columns = torch.tril_indices(16, 16)
+    a[rows, columns] = 1.0
+    triangle_kernel[(1,)](a, out, mask, BLOCK=16)
+    return out.sum().item()
+
+
+@specimen()
+def masks_what_nobody_has_written():
+    assert _triangle(True) == 136
+
+
+@specimen()
+def sums_what_nobody_has_written():
+    _triangle(False)
+
+
+@triton.jit
+def indexed_kernel(index_ptr, x_ptr, out_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.load(x_ptr + (tl.load(index_ptr + i) & 7)))
+
+
+@specimen()
+def goes_where_nobody_has_said():
+    indexed_kernel[(1,)](torch.empty(16, dtype=torch.int32), torch.ones(8), torch.zeros(16), BLOCK=16)
+
+
+@specimen()
+def padding_that_nobody_has_written():
+    padded = torch.empty(4, 20)
+    padded[:, :16] = 1.0
+    assert (padded * 2)[:, :16].sum().item() == 128
+
+
+@triton.jit
+def waiting_kernel(flag_ptr):
+    while tl.atomic_add(flag_ptr, 0) == 0:
+        pass
+
+
+@specimen()
+def waits_for_ever():
+    waiting_kernel[(3,)](torch.zeros(1, dtype=torch.int32))
+
+
+@triton.jit
+def counting_kernel(out_ptr, step):
+    i = 0
+    while i < 10:
+        i += step
+    tl.store(out_ptr, i)
+
+
+@specimen(limit=1000)
+def counts_for_ever():
+    counting_kernel[(1,)](torch.zeros(1, dtype=torch.int32), 0)
+
+
+@triton.jit
+def asserting_kernel(n):
+    tl.device_assert(tl.program_id(0) < n, "too many programs")
+    tl.device_print("program", tl.program_id(0))
+
+
+@specimen()
+def asserts():
+    asserting_kernel[(3,)](2, debug=True)
+
+
+@triton.jit
+def adding_kernel(x_ptr, total_ptr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(total_ptr, tl.sum(tl.load(x_ptr + i)))
+
+
+@specimen(orders=3)
+def adds_in_any_order():
+    adding_kernel[(32,)](torch.randn(2048, generator=torch.Generator().manual_seed(0)), torch.zeros(1), BLOCK=64)
+
+
+@specimen(orders=3)
+def counts_in_any_order():
+    adding_kernel[(32,)](torch.ones(2048), torch.zeros(1), BLOCK=64)
+
+
+@triton.jit
+def locked_kernel(x_ptr, total_ptr, lock_ptr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.sum(tl.load(x_ptr + i))
+    while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+        pass
+    tl.store(total_ptr, tl.load(total_ptr) + x)
+    tl.atomic_xchg(lock_ptr, 0)
+
+
+@specimen(orders=3)
+def adds_under_a_lock():
+    x = torch.randn(2048, generator=torch.Generator().manual_seed(0))
+    locked_kernel[(32,)](x, torch.zeros(1), torch.zeros(1, dtype=torch.int32), BLOCK=64)
+
+
+@triton.jit
+def two_widths_kernel(words_ptr, halves_ptr):
+    pid = tl.program_id(0)
+    if pid == 0:
+        tl.store(words_ptr, 7)
+    else:
+        tl.store(halves_ptr + 1, tl.full((), 1, tl.int16))
+
+
+@specimen()
+def meets_in_two_widths():
+    words = torch.zeros(1, dtype=torch.int32)
+    two_widths_kernel[(2,)](words, words.view(torch.int16))
+
+
+@triton.jit
+def unknown_kernel(x_ptr):
+    tl.inline_asm_elementwise("vote.sync.any.pred p, p, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@specimen()
+def asks_for_a_vote():
+    unknown_kernel[(1,)](torch.zeros(1))
+
+
+def main() -> None:
+    for name, (run, options) in SPECIMENS.items():
+        row: dict[str, Any] = {"name": name, "error": ""}
+        with cpu_triton(**options) as session:
+            printed: list[str] = []
+            session.printed = printed.append
+            try:
+                run()
+            except Exception as error:
+                row["error"] = f"{type(error).__name__}: {error}"
+        row["faults"] = [[f.kind, f.argument, f.element, f.count, f.text()] for f in session.faults]
+        row["printed"] = printed
+        row["report"] = session.report()
+        sys.stdout.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Faults of single kernels: each mistake is told with its argument, element and line, and its healthy neighbour is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_races import in_a_process
+
+HERE = Path(__file__).resolve().parent
+# Specimen -> kind of its fault, argument, first element, and a part of the sentence.
+FAULTS = {
+    "reads_beyond_the_end": ("out of bounds", "x_ptr", 100, "the tensor has 100 elements"),
+    "reads_beyond_the_end_of_a_view": ("out of bounds", "x_ptr", 100, "the tensor has 100 elements"),
+    "writes_between_rows": ("between rows", "out_ptr", 8, "a tensor that is not contiguous"),
+    "overflows_32_bits": ("out of bounds", "x_ptr", 1 << 30, "an offset of 32 bits may have overflowed"),
+    "reads_crooked": ("misaligned", "x_ptr", 1, "an access of 4 bytes"),
+    "sums_what_nobody_has_written": ("uninitialised", "", None, "depends on memory that nobody has written"),
+    "goes_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
+    "waits_for_ever": ("endless loop", "", None, "3 programs wait here for what no program will do"),
+    "counts_for_ever": ("endless loop", "", None, "while i < 10:"),
+    "asserts": ("assertion", "", None, "program 2 fails"),
+    "adds_in_any_order": ("order", "total_ptr", 0, "bits differ between orders"),
+    "adds_under_a_lock": ("order", "total_ptr", 0, "bits differ between orders"),
+    "meets_in_two_widths": ("race", "halves_ptr", 1, "nothing orders the two"),
+}
+HEALTHY = ("stays_inside", "masks_what_nobody_has_written", "padding_that_nobody_has_written", "counts_in_any_order")
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict]:
+    """What was noticed of each specimen."""
+    pytest.importorskip("triton")
+    return {row["name"]: row for row in in_a_process(HERE / "specimens.py")}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_mistake_is_told(rows, name):
+    kind, argument, element, part = FAULTS[name]
+    ((seen, *where, _, text),) = rows[name]["faults"]
+    assert (seen, *where) == (kind, argument, element)
+    assert part in text
+    assert "specimens.py:" in text
+    assert text in rows[name]["report"]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_neighbour_is_left_alone(rows, name):
+    assert rows[name]["faults"] == []
+    assert rows[name]["error"] == ""
+
+
+def test_every_specimen_is_judged(rows):
+    assert set(rows) == {*FAULTS, *HEALTHY, "asks_for_a_vote"}
+    assert rows["asserts"]["printed"] == [f"pid ({i}, 0, 0) idx () program: {i}" for i in range(3)]
+
+
+def test_what_is_not_known_is_refused_by_name_and_line(rows):
+    error = rows["asks_for_a_vote"]["error"]
+    assert error.startswith("UnsupportedOperationError: tt.elementwise_inline_asm (")
+    assert "specimens.py:" in error
+    assert "vote.sync" in error

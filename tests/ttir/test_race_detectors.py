@@ -1,0 +1,134 @@
+"""Detectors of races beside an oracle that compares every pair of accesses of a run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from retrograd.ttir.races import Cells, Conflict, OrderedRaces, UnorderedRaces
+
+MEMORY = object()
+ORDERS = ("relaxed", "acquire", "release", "acq_rel")
+
+
+@dataclass
+class Event:
+    """An access of a run: kind "read", "write", "atomic" (with an order) or "fence"."""
+
+    program: int
+    kind: str
+    cell: int = 0
+    order: str = ""
+
+
+def drawn(draws: random.Random, programs: int, cells: int, length: int, with_atomics: bool) -> list[Event]:
+    events = []
+    for _ in range(length):
+        kind = draws.choice(["read", "write", "atomic", "atomic", "fence"] if with_atomics else ["read", "write"])
+        # The last cells are for atomics, so that most of a run is free of races.
+        cell = draws.randrange(cells) if kind != "atomic" or draws.random() < 0.1 else cells + draws.randrange(2)
+        events.append(Event(draws.randrange(programs), kind, cell, draws.choice(ORDERS) if kind == "atomic" else ""))
+    return events
+
+
+def oracle(events: list[Event], programs: int) -> set[int]:
+    """Cells at which two accesses are in conflict: every pair by the sets of events that each program knows of."""
+    knows: list[set[int]] = [set() for _ in range(programs)]
+    pending: list[set[int]] = [set() for _ in range(programs)]
+    at_fence: list[set[int] | None] = [None] * programs
+    released: dict[int, set[int]] = {}
+    racy: set[int] = set()
+    for number, event in enumerate(events):
+        p = event.program
+        if event.kind == "fence":
+            knows[p] |= pending[p]
+            at_fence[p] = set(knows[p])
+            continue
+        if event.kind == "write":
+            released.pop(event.cell, None)
+        for earlier, other in enumerate(events[:number]):
+            both = {event.kind, other.kind}
+            meet = other.program != p and other.kind != "fence" and other.cell == event.cell
+            if meet and both - {"read"} and both != {"atomic"} and earlier not in knows[p]:
+                racy.add(event.cell)
+        if event.kind == "atomic":
+            told = released.get(event.cell, set())
+            if event.order in ("acquire", "acq_rel"):
+                knows[p] |= told
+            pending[p] |= told
+        knows[p].add(number)
+        if event.kind == "atomic":
+            tells = knows[p] - {number} if event.order in ("release", "acq_rel") else at_fence[p]
+            if tells is not None:
+                released[event.cell] = released.get(event.cell, set()) | tells
+    return racy
+
+
+def detected(events: list[Event], programs: int, ordered: bool, cells: int) -> set[int]:
+    racy: set[int] = set()
+
+    def note(at: Cells, conflict: Conflict) -> None:
+        assert conflict.first[0] != conflict.second[0]
+        racy.update(conflict.cells.tolist())
+
+    detector = OrderedRaces(note, programs) if ordered else UnorderedRaces(note, len(events), programs)
+    for number, event in enumerate(events):
+        cell, who = np.array([event.cell]), np.array([event.program], np.int32)
+        if isinstance(detector, OrderedRaces):
+            if event.kind == "fence":
+                detector.fence(event.program)
+                continue
+            if event.kind == "write":
+                detector.overwrite(MEMORY, cell)
+            if event.kind == "atomic":
+                detector.synchronise(event.program, MEMORY, cell, event.order)
+        if event.kind != "fence":
+            detector.touch(event.kind, Cells(MEMORY, cell, who, number), cells)
+    return racy
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_ordered_races_are_those_of_the_oracle(seed):
+    draws = random.Random(seed)
+    programs, cells = draws.randrange(2, 5), draws.randrange(1, 4)
+    events = drawn(draws, programs, cells, draws.randrange(4, 24), with_atomics=True)
+    assert detected(events, programs, True, cells + 2) == oracle(events, programs)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_unordered_races_are_those_of_the_oracle(seed):
+    draws = random.Random(seed)
+    programs, cells = draws.randrange(2, 5), draws.randrange(2, 8)
+    events = drawn(draws, programs, cells, draws.randrange(4, 12), with_atomics=False)
+    events += [Event(draws.randrange(programs), "atomic", draws.randrange(cells), "relaxed") for _ in range(3)]
+    assert detected(events, programs, False, cells) == oracle(events, programs)
+
+
+def test_runs_are_of_both_sorts():
+    counts = {True: 0, False: 0}
+    for seed in range(150):
+        draws = random.Random(seed)
+        programs, cells = draws.randrange(2, 5), draws.randrange(1, 4)
+        counts[bool(oracle(drawn(draws, programs, cells, draws.randrange(4, 24), True), programs))] += 1
+    assert min(counts.values()) >= 15, counts
+
+
+def test_lanes_of_one_access_are_compared_with_each_other():
+    conflicts: list[Conflict] = []
+    detector = UnorderedRaces(lambda at, conflict: conflicts.append(conflict), 3, 4)
+    detector.touch("write", Cells(MEMORY, np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1], np.int32), 2), 4)
+    (conflict,) = conflicts
+    assert conflict.cells.tolist() == [1]
+    assert {conflict.first, conflict.second} == {(0, 2), (1, 2)}
+
+
+def test_a_second_reader_is_remembered():
+    conflicts: list[Conflict] = []
+    detector = UnorderedRaces(lambda at, conflict: conflicts.append(conflict), 3, 4)
+    cells, who = np.array([0, 0]), np.array([3, 1], np.int32)
+    detector.touch("read", Cells(MEMORY, cells, who, 0), 1)
+    detector.touch("write", Cells(MEMORY, cells[:1], who[1:], 1), 1)  # by the one that read last
+    assert [conflict.first for conflict in conflicts] == [(3, 0)]
