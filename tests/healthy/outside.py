@@ -58,6 +58,22 @@ def solvable(x: Tensor) -> Tensor:
     return x @ x.mT + x.shape[-1] * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
+def rotated(x: Tensor) -> Tensor:
+    generators = torch.eye(3) + 0j
+    basis = torch.eye(3, dtype=torch.complex128).to(dtype=torch.complex64)
+    return x[:, None, None] * (basis.conj().T @ generators @ basis).real
+
+
+def two_of(logits: Tensor) -> Tensor:
+    kept, index = logits.topk(2, -1)
+    return torch.zeros_like(logits).scatter(-1, index, kept.softmax(-1))
+
+
+def two_masked(logits: Tensor) -> Tensor:
+    others = torch.ones_like(logits, dtype=torch.bool).scatter(-1, logits.topk(2, -1).indices, False)
+    return logits.masked_fill(others, float("-inf")).softmax(-1)
+
+
 def gathered(x: Tensor, index: Tensor) -> Tensor:
     return torch.zeros_like(x).index_put((index,), x, accumulate=True)
 
@@ -155,6 +171,20 @@ HEALTHY: dict[str, OpSpec] = {
         lambda x: torch.logit(x, 1e-3),
         lambda x: (lambda c: c.log() - (1 - c).log())(x.clamp(1e-3, 1 - 1e-3)),
         {"x": tensor("M", "N", low=0.0, high=1.0)},
+    ),
+    # Constants in the default dtype, beside which float64 is no operand of a product.
+    "constants of their own": op(rotated, rotated, {"x": tensor("N")}),
+    "product with a constant": op(
+        lambda x: x @ torch.eye(x.shape[-1], dtype=x.dtype), lambda x: x @ torch.eye(x.shape[-1]), MN
+    ),
+    # Which places of a row a NaN reaches differs between a sort and a mask.
+    "two largest": op(two_masked, two_of, MN, sizes={"N": (3, 16)}),
+    # What is left of numbers below the smallest normal one has no scale.
+    "far tail": op(
+        torch.logaddexp,
+        lambda x, y: torch.maximum(x, y) + F.softplus(-(x - y).abs()),
+        {"x": tensor("M", low=-200.0, high=-100.0), "y": tensor("M")},
+        accept={"higher_order": "torch's own second derivative is NaN where one argument is far below the other"},
     ),
     # Far branches of a choice that overflow where they are not chosen.
     "softplus": op(F.softplus, lambda x: torch.where(x > 20, x, x.exp().log1p()), MN),

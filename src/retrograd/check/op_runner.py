@@ -145,8 +145,9 @@ class OpRunner:
 
     def reference(self, case: Case) -> Reference:
         """The reference at a case; it gets the values without their strides."""
-        inputs, grad_outs = partial(self.inputs, without_strides(case)), partial(self.grad_outs, case)
-        return Reference(self.spec, case, self.seed, self.device, inputs, grad_outs)
+        plain = without_strides(case)
+        inputs, ordinary = (partial(self.inputs, values) for values in (plain, plain.but(values=())))
+        return Reference(self.spec, case, self.seed, self.device, inputs, ordinary, partial(self.grad_outs, case))
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""

@@ -147,11 +147,15 @@ def _terms(reference: Reference, exact: Results | None) -> dict[str, torch.Tenso
     outs = known if len(known) == len(gs) else [as_real(out) for out in reference.outputs().inexact.values()]
     products = [as_real(g).double() * out for g, out in zip(gs, outs, strict=True)]
     sizes = {}
+    # Where functions level off at huge values, what cancels there is as large as at ordinary ones.
+    ordinary = reference.ordinary() if reference.case.values else inputs
     for name in make.differentiable(reference.spec, inputs):
-        x = as_real(inputs[name]).double().abs()
-        alike = [p.abs() if p.shape == x.shape else _size(p) for p in products]
-        each = sum(alike, torch.zeros_like(x)) / x
-        sizes[f"grad {name}"] = torch.maximum(each, sum(map(_size, products)) / _size(x)).nan_to_num(0.0, 0.0, 0.0)
+        sizes[f"grad {name}"] = torch.zeros((), dtype=torch.float64)
+        for x in (as_real(value[name]).double().abs() for value in (ordinary, inputs)):
+            alike = [p.abs() if p.shape == x.shape else _size(p) for p in products]
+            each = (sum(alike, torch.zeros_like(x)) / x).nan_to_num(0.0, 0.0, 0.0)
+            every = (sum(map(_size, products)) / _size(x)).nan_to_num(0.0, 0.0, 0.0)
+            sizes[f"grad {name}"] = torch.maximum(sizes[f"grad {name}"], torch.maximum(each, every))
         sizes[f"second {name}"] = (4 * sizes[f"grad {name}"] / x).nan_to_num(0.0, 0.0, 0.0)  # 4 sigma of its random u
         for i, out in enumerate(outs):
             per_x = out.abs() / x if out.shape == x.shape else _size(out) / _size(x).expand_as(out)
@@ -173,7 +177,10 @@ def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: 
     sums = kinks.sums(exact)
     spreads = {name: torch.zeros_like(t) for name, t in sums.items()}
     for k in range(runs):
-        results = reference.rounded(unit, accumulate, derive(reference.seed, "noise", k, runs), order)
+        try:
+            results = reference.rounded(unit, accumulate, derive(reference.seed, "noise", k, runs), order)
+        except Exception as error:
+            raise NotApplicable(f"the reference, rounded, raises {type(error).__name__}: {error}") from error
         for name, t in results.items():
             want = exact[name]
             if t is not None and want is not None:

@@ -72,6 +72,7 @@ class Reference:
         case: whose layouts matter only where they repeat values.
         seed, device: of the random rounding.
         inputs: makes fresh inputs by name, as a reference may change them.
+        ordinary: makes them without the extreme values of the case.
         grad_outs: makes a fresh gradient for each floating or complex output.
     """
 
@@ -80,6 +81,7 @@ class Reference:
     seed: int
     device: str
     inputs: Callable[[], dict[str, Any]]
+    ordinary: Callable[[], dict[str, Any]]
     grad_outs: Callable[[], list[torch.Tensor]]
 
     def call(self, inputs: dict[str, Any]) -> Outputs:
@@ -140,7 +142,9 @@ class Reference:
                 if mode is not None and mode.unit and mode.inputs:
                     value = value * (1 + mode.unit * mode.noise(value))
                 inputs[name] = value.detach().requires_grad_(name in names)
-        gs = [g.to(torch.promote_types(g.dtype, dtype)).contiguous() for g in self.grad_outs()]
+        # Fresh memory: how grad_out is laid out is no part of the truth, and some backwards refuse an offset.
+        wider = (g.to(torch.promote_types(g.dtype, dtype)) for g in self.grad_outs())
+        gs = [g.clone(memory_format=torch.contiguous_format) for g in wider]
         if mode is not None and mode.grad_outs:
             gs = [g * (1 + mode.unit * mode.noise(g)) for g in gs]
         # Fused attention hides its softmax from the mode, the composite form does not. The run in the op's own

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import decompositions, schema, tree_map_only
+from retrograd.compat.torch_dispatch import decompositions, schema, tree_leaves, tree_map_only
 from retrograd.compat.torch_tensors import is_zeros_without_memory
 
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
@@ -129,14 +129,35 @@ def _whole(value: Any, unit: float) -> bool:
         return isinstance(value, (int, float)) and value % 1 == 0
     if not value.numel() or not value.is_floating_point() or value.device.type == "meta":
         return not value.is_complex()
-    # One number says enough of most tensors, and this runs at each addition.
-    first = value[(0,) * value.ndim].item()
-    return first % 1 == 0 and bool(((value == value.round()) & (value.abs() <= 1 / unit)).all())
+    # A few numbers say enough of most tensors, and this runs at each addition; of zeros noise leaves zeros anyway.
+    few = value.flatten()[:: value.numel() // 16 + 1].tolist()
+    if not any(few) or any(number % 1 for number in few):
+        return False
+    return bool(((value == value.trunc()) & (value.abs() <= 1 / unit)).all())
 
 
 def _size(value: Any) -> Any:
     """The sizes of what a sum adds up."""
     return value.abs() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _lift(t: torch.Tensor) -> torch.Tensor:
+    return t.to(_LIFTED.get(t.dtype, t.dtype))
+
+
+def _run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """What an operator returns, and what it was given: in float64 where it takes nothing else beside what is already.
+
+    A reference may make constants in the default dtype, or hold some.
+    """
+    try:
+        return func(*args, **kwargs), args, kwargs
+    except RuntimeError:
+        kinds = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        if _about(func)[1] or not kinds & _LIFTED.keys() or not kinds & set(_LIFTED.values()):
+            raise
+        args, kwargs = (tree_map_only(torch.Tensor, _lift, tree) for tree in (args, kwargs))
+        return func(*args, **kwargs), args, kwargs
 
 
 @cache
@@ -200,7 +221,7 @@ class Float64(TorchDispatchMode):
         if is_zeros_without_memory(func):
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
-        out = func(*args, **kwargs)
+        out, args, kwargs = _run_lifted(func, args, kwargs)
         if self.track and not self.unit:
             self._note_peak(func, name, args, kwargs, out)
         if self.record:

@@ -191,7 +191,7 @@ class Verification:
                 continue
             if outcome is None:
                 if case == context.base:
-                    return self._no_base(stage, context, NotApplicable("the reference raises on the ordinary case"))
+                    return self._no_base(stage, context, NotApplicable(self._refusal))
                 merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
                 continue
             self._set_apart(outcome)
@@ -247,7 +247,8 @@ class Verification:
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize(self.device)  # an illegal access is this case's fault, not the next one's
             return outcome
-        except NotApplicable:
+        except NotApplicable as error:
+            self._refusal = str(error)
             # The reference may raise because of what the op has done to the GPU.
             return CaseOutcome([Finding(stage.id, "crash", _LOST, case)], power_text="") if lost(self.device) else None
         except OpRaised as error:

@@ -111,6 +111,10 @@ def _told(
         # What relu or a comparison makes of a NaN at its own element is a convention.
         out.notes.append(f"nan in {name}{at} does not reach {label}{at} itself, where float64 has it: a convention")
         gone = torch.zeros_like(gone)
+    if gone.ndim > 1 and bool(gone.any()) and not bool((gone.any(-1) & ~reach.got.isnan().any(-1)).any()):
+        # Which of a row's largest it is, and whom it takes with it, differs between sorts and masks.
+        out.notes.append(f"nan in {name}{at} reaches fewer places of the rows of {label} that have it in float64")
+        gone = torch.zeros_like(gone)
     if new.ndim > 1 and bool(new.any()) and not bool((new.any(-1) & ~reach.want.isnan().any(-1)).any()):
         # Formulas by blocks multiply by zeros what they do not want of a block.
         out.notes.append(f"nan in {name}{at} reaches more of the rows of {label} that have it in float64")

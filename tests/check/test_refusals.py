@@ -1,0 +1,50 @@
+"""What raises: the reason of a reference is told, a layout that an op refuses is its own, what is by luck is no truth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import retrograd as rg
+from retrograd.errors import SpecError
+
+X = dict(x=rg.tensor("M", "N"))
+
+
+def test_a_reference_that_raises_is_quoted():
+    def refuses(x):
+        raise ValueError("sixteen at most")
+
+    with pytest.raises(SpecError, match="the reference raises ValueError: sixteen at most at M=7 N=48"):
+        rg.verify(rg.op(torch.sin, refuses, X), level="quick")
+
+
+def test_a_layout_of_grad_out_is_no_part_of_the_truth():
+    def pairs(x):  # its backward takes no grad_out that begins at an odd place
+        return torch.view_as_real(x * 1j)
+
+    report = rg.verify(rg.op(pairs, pairs, X), level="quick", only=["layouts"])
+    assert {f.kind for f in report.findings} == {"raises"}
+    assert "storage_offset" in report.findings[0].what
+    mended = rg.op(lambda x: pairs(x) * 1.0, pairs, X)
+    assert rg.verify(mended, level="quick", only=["layouts"])
+
+
+def test_equal_rows_have_no_singular_vectors_to_compare():
+    def vectors(x):
+        u, s, vh = torch.linalg.svd(x, full_matrices=False)
+        return (u * s[..., None, :]).abs() @ torch.ones_like(s)[..., None], vh.square()
+
+    generator = torch.Generator().manual_seed(3)
+    spec = rg.op(vectors, vectors, dict(x=torch.randn(3, 5, generator=generator)))
+    report = rg.verify(spec, level="quick", only=["layouts"])
+    assert report, [f.what for f in report.findings]
+
+
+def test_a_second_derivative_that_rounding_cannot_have_is_no_failure_of_the_check():
+    def one_path(x):
+        return torch.zeros(2, dtype=x.dtype).index_reduce(0, torch.tensor([0, 0, 1]), x, "prod", include_self=False)
+
+    spec = rg.op(one_path, one_path, dict(x=torch.tensor([0.0, 0.0, 2.0])))
+    stage = rg.verify(spec, level="quick", only=["higher_order"]).stage("higher_order")
+    assert stage.status == "passed"
