@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from retrograd.check.runner import verify as verify
     from retrograd.check.schema import Report as Report
     from retrograd.check.spec import op as op
+    from retrograd.check.spec import size as size
     from retrograd.check.spec import tensor as tensor
     from retrograd.flake.in_process import flake_rate as flake_rate
     from retrograd.report import write as write
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "op": "retrograd.check.spec",
+    "size": "retrograd.check.spec",
     "tensor": "retrograd.check.spec",
     "verify": "retrograd.check.runner",
     "assert_backward": "retrograd.check.asserts",
@@ -57,6 +59,7 @@ __all__ = [
     "op",
     "ops",
     "patch",
+    "size",
     "tensor",
     "testing",
     "trace",

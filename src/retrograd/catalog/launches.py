@@ -14,7 +14,8 @@ from typing import Any
 
 from retrograd import codegen
 from retrograd.catalog import SHIPPED, msda_names, resolve
-from retrograd.check.spec import OpSpec, TensorSpec, dtype_name
+from retrograd.check import sizes
+from retrograd.check.spec import OpSpec, SizeSpec, TensorSpec, dtype_name
 from retrograd.codegen import compile as compiling
 from retrograd.codegen import signatures
 from retrograd.codegen.targets import Target
@@ -191,12 +192,13 @@ def _empty(spec: Any, case: Any, torch_dtype: Callable[[str], Any]) -> Any:
     """A tensor of the right shape; integers are zeros, because launchers may read those."""
     import torch
 
+    if isinstance(spec, SizeSpec):
+        return spec.at(case)
     if not isinstance(spec, TensorSpec):
         return spec
-    shape: list[int] = []
-    for dim in spec.dims:
-        size = dim if isinstance(dim, int) else case.size(dim.removesuffix("..."))
-        shape += size if isinstance(size, tuple) else (size,)
+    if spec.concrete is not None:
+        return spec.concrete
+    shape = sizes.shape(spec.dims, case)
     dtype = torch_dtype(spec.dtype or case.dtype)
     return torch.empty(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 

@@ -7,7 +7,7 @@ import math
 from retrograd.bench import registry
 from retrograd.bench.benchmark import DEVICES
 from retrograd.bench.ops.any_spec import Drawn, ReferencedOp, providers
-from retrograd.check import inputs
+from retrograd.check import inputs, sizes
 from retrograd.check.schema import Case
 from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.errors import SpecError, UsageError
@@ -52,22 +52,20 @@ def usual_shape(spec: OpSpec) -> str:
     while grew and spec.tensor_specs:
         grew = False
         for name in reversed(free):
-            larger = case.with_size(name, 2 * inputs.elements(case.size(name)))
-            if inputs.allows(spec, name, larger.size(name)) and _elements(spec, larger) <= _ELEMENTS:
+            larger = case.with_size(name, 2 * sizes.elements(case.size(name)))
+            fits = inputs.allows(spec, name, larger.size(name)) and inputs.fitted(spec, larger) == larger
+            if fits and _elements(spec, larger) <= _ELEMENTS:
                 case, grew = larger, True
     for name in inputs.free_rank(spec) & set(free):
-        case = case.with_size(name, (inputs.elements(case.size(name)),))
+        case = case.with_size(name, (sizes.elements(case.size(name)),))
     return case.text()
 
 
 def _elements(spec: OpSpec, case: Case) -> int:
     """Of the largest tensor."""
     described = [s for s in (spec.tensor_specs or {}).values() if isinstance(s, TensorSpec)]
-    sizes = [
-        math.prod(d if isinstance(d, int) else inputs.elements(case.size(d.removesuffix("..."))) for d in s.dims)
-        for s in described
-    ]
-    return max(sizes, default=0)
+    counts = [math.prod(sizes.shape(s.dims, case)) for s in described]
+    return max(counts, default=0)
 
 
 def _case(spec: OpSpec, shape: str, dtype: str) -> Case:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from retrograd.check import extreme_values
+from retrograd.check import constraints, extreme_values, sizes
+from retrograd.check.input_specs import COMPLEX, SizeSpec, TensorSpec
 from retrograd.check.layouts import lay_out, repeat_values
 from retrograd.check.schema import Case, Size
 from retrograd.check.seeds import derive
-from retrograd.check.spec import COMPLEX, OpSpec, TensorSpec
+from retrograd.check.sizes import elements
+from retrograd.check.spec import OpSpec
 from retrograd.errors import SpecError, UsageError
 
 # Base sizes by order of the names: no two equal, none a power of two, so that swapped or padded sizes show.
@@ -27,13 +29,9 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def free_rank(spec: OpSpec) -> frozenset[str]:
     """Names of the dimensions written with dots ("M...")."""
-    specs = [s for s in (spec.tensor_specs or {}).values() if isinstance(s, TensorSpec)]
-    return frozenset(d[:-3] for s in specs for d in s.dims if isinstance(d, str) and d.endswith("..."))
-
-
-def elements(size: Size) -> int:
-    """How many elements a dimension has, or the dimensions that "M..." stands for have together."""
-    return math.prod(size) if isinstance(size, tuple) else size
+    specs = (s for s in (spec.tensor_specs or {}).values() if isinstance(s, (TensorSpec, SizeSpec)))
+    dims = (d for s in specs for d in (s.dims if isinstance(s, TensorSpec) else (s.dim,)))
+    return frozenset(d[:-3] for d in dims if isinstance(d, str) and d.endswith("..."))
 
 
 def allows(spec: OpSpec, name: str, size: Size) -> bool:
@@ -46,19 +44,33 @@ def allows(spec: OpSpec, name: str, size: Size) -> bool:
     return elements(size) in (rule if isinstance(rule, list) else [rule])
 
 
+def fitted(spec: OpSpec, case: Case, keep: str = "") -> Case | None:
+    """The case, in which other sizes than `keep` may have changed so that all expressions and relations hold.
+
+    None where no change of one or two of them does that.
+    """
+    return sizes.fitted(spec.expressions, spec.where, case, lambda name, size: allows(spec, name, size), keep)
+
+
 def base_case(spec: OpSpec, dtype: str) -> Case:
     """The ordinary case of a spec: middling sizes, first value of each parameter."""
     free = free_rank(spec)
-    sizes: dict[str, Size] = {}
+    chosen: dict[str, Size] = {}
     for name, preset in zip(spec.size_names, itertools.cycle(_BASE), strict=False):
         rule = spec.sizes.get(name)
         size = preset
         if isinstance(rule, tuple):
             size = min(max(preset, rule[0]), rule[1])
         elif rule is not None:
-            size = rule[-1] if isinstance(rule, list) else rule
-        sizes[name] = (size,) if name in free else size
-    return Case(dtype).but(sizes=sizes, params={k: v[0] for k, v in spec.params.items()})
+            size = rule[-1] if isinstance(rule, list) else int(rule)
+        chosen[name] = (size,) if name in free else size
+    case = fitted(spec, Case(dtype).but(sizes=chosen, params={k: v[0] for k, v in spec.params.items()}))
+    if case is None:
+        raise SpecError(
+            f"no sizes of {spec.name} fit `where` {list(spec.where)} and dimensions "
+            f"{list(spec.expressions)} near {chosen}; name some that do in `sizes`"
+        )
+    return case
 
 
 def combinations(spec: OpSpec) -> int:
@@ -73,7 +85,8 @@ def param_cases(spec: OpSpec, case: Case, most: int = 6) -> list[Case]:
         chosen = list(itertools.product(*values))
     else:
         chosen = [tuple(v[i] for v, i in zip(values, row, strict=True)) for row in _pairwise([len(v) for v in values])]
-    return [case.but(params=dict(zip(spec.params, row, strict=True))) for row in chosen]
+    every = (fitted(spec, case.but(params=dict(zip(spec.params, row, strict=True)))) for row in chosen)
+    return [other for other in every if other is not None]
 
 
 def _pairwise(counts: list[int]) -> list[tuple[int, ...]]:
@@ -98,16 +111,16 @@ def _pair(a: int, i: int, b: int, j: int) -> tuple[int, int, int, int]:
 def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
     """Read what `Case.text` writes; UsageError names the word that does not fit the spec."""
     case = base_case(spec, dtype)
-    sizes, params, layouts, values = dict(case.sizes), dict(case.params), {}, {}
+    known, params, layouts, values = dict(case.sizes), dict(case.params), {}, {}
     draw = 0
     for word in text.split():
         key, eq, value = word.partition("=")
         name, colon, layout = word.partition(":")
         holder, at, extreme = word.partition("@")
         try:
-            if eq and key in sizes:
+            if eq and key in known:
                 tuple_size = tuple(int(v) for v in value.strip("()").split("x") if v)
-                sizes[key] = tuple_size if isinstance(sizes[key], tuple) else int(value)
+                known[key] = tuple_size if isinstance(known[key], tuple) else int(value)
             elif eq and key in params:
                 params[key] = next(v for v in spec.params[key] if repr(v).replace(" ", "") == value)
             elif eq and key == "draw":
@@ -120,23 +133,21 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
                 raise ValueError(word)
         except (ValueError, StopIteration):
             raise UsageError(
-                f"`--case` has {word!r}, which does not fit {spec.name}; sizes are {list(sizes)}, "
+                f"`--case` has {word!r}, which does not fit {spec.name}; sizes are {list(known)}, "
                 f"parameters { {k: list(v) for k, v in spec.params.items()} }, layouts look like x:transposed, "
                 f"values like x@nan ({', '.join(extreme_values.NAMES)})"
             ) from None
-    return case.but(sizes=sizes, params=params, layouts=layouts, draw=draw, values=values)
-
-
-def _shape(spec: TensorSpec, case: Case) -> tuple[int, ...]:
-    out: list[int] = []
-    for dim in spec.dims:
-        size = dim if isinstance(dim, int) else case.size(dim.removesuffix("..."))
-        out += size if isinstance(size, tuple) else (size,)
-    return tuple(out)
+    case = case.but(sizes=known, params=params, layouts=layouts, draw=draw, values=values)
+    if not sizes.fits(spec.expressions, spec.where, case):
+        bounds = [*spec.where, *(f"{dim} >= 0" for dim in spec.expressions)]
+        raise UsageError(f"`--case` is {text!r}, which does not fit {spec.name}: {', '.join(bounds)}")
+    return case
 
 
 def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
-    shape = _shape(spec, case)
+    if spec.concrete is not None:
+        return _concrete(spec, case)
+    shape = sizes.shape(spec.dims, case)
     gen = torch.Generator().manual_seed(seed)
     dtype = torch_dtype(case.dtype if spec.dtype is None else spec.dtype)
     if spec.dtype == COMPLEX:
@@ -145,9 +156,11 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     if dtype == torch.bool:
         drawn = torch.rand(shape, generator=gen) < 0.5
         return torch.full_like(drawn, extreme == "highest") if extreme in extreme_values.ENDS else drawn
-    high = case.size(spec.high) if isinstance(spec.high, str) else spec.high
+    high = sizes.size_of(spec.high, case) if isinstance(spec.high, str) else spec.high
     if not dtype.is_floating_point and not dtype.is_complex:
         low, top = int(spec.low or 0), math.prod(high) if isinstance(high, tuple) else int(high or 0)
+        if spec.values is not None:
+            return _constrained_integers(name, spec, shape, low, top, dtype, gen)
         if extreme in extreme_values.ENDS:
             return torch.full(shape, low if extreme == "lowest" else max(top, 1) - 1, dtype=dtype)
         return torch.randint(low, max(top, 1), shape, generator=gen).to(dtype)
@@ -165,7 +178,31 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
         numbers = numbers * (torch.rand(rows, generator=gen, dtype=torch.float64) * (top - low) + low).exp()
     else:
         numbers = numbers * spec.scale
-    return numbers.to(dtype)
+    return numbers.to(dtype) if spec.values is None else constraints.draw(name, spec, numbers, dtype, gen)
+
+
+def _concrete(spec: TensorSpec, case: Case) -> torch.Tensor:
+    """The values of a concrete tensor in the dtype under test, or in that of its description."""
+    value: torch.Tensor = spec.concrete
+    if spec.dtype is not None:
+        kind = torch_dtype(spec.dtype)
+    else:
+        kind = torch_dtype(case.dtype) if spec.floating else value.dtype
+        kind = kind.to_complex() if value.is_complex() and not kind.is_complex else kind
+    return value.to(kind)
+
+
+def _constrained_integers(
+    name: str, spec: TensorSpec, shape: tuple[int, ...], low: int, top: int, dtype: torch.dtype, gen: torch.Generator
+) -> torch.Tensor:
+    if spec.values == "unique":
+        rows = math.prod(shape[:-1])
+        drawn = [torch.randperm(top - low, generator=gen)[: shape[-1]] + low for _ in range(rows)]
+        return torch.stack(drawn).view(shape).to(dtype) if drawn else torch.zeros(shape, dtype=dtype)
+    numbers = torch.zeros(shape, dtype=torch.float64)
+    if spec.values == "sorted":
+        numbers = torch.randint(low, max(top, 1), shape, generator=gen)
+    return constraints.draw(name, spec, numbers, dtype, gen)
 
 
 def _supplied(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
@@ -196,6 +233,8 @@ def draw(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
     """The values of a case's inputs by name, whatever their layouts, on the CPU; not to be written to."""
     out: dict[str, Any] = {}
     for name, value in (spec.tensor_specs or _supplied(spec, case, seed)).items():
+        if isinstance(value, SizeSpec):
+            value = value.at(case)
         if isinstance(value, TensorSpec):
             value = _values(name, value, case, derive(seed, "input", name, case.draw))
         if isinstance(value, torch.Tensor) and dict(case.values).get(name) in extreme_values.NAMES:

@@ -11,6 +11,7 @@ import torch
 
 from retrograd.check import extreme_values, kinks
 from retrograd.check import inputs as make
+from retrograd.check.constraints import project
 from retrograd.check.layouts import lay_out, repeat_values, without_strides
 from retrograd.check.outputs import Outputs, as_real, real_dtype
 from retrograd.check.reference import OpRaised, Reference, grads_of
@@ -68,6 +69,7 @@ class ForwardPass:
     inputs: dict[str, Any]
     names: list[str]
     grad_outs: list[torch.Tensor]
+    spec: OpSpec
 
     @property
     def outs(self) -> list[torch.Tensor]:
@@ -85,7 +87,7 @@ class ForwardPass:
             raise OpRaised.at("backward", error) from error
         return OpRun(
             {k: as_real(v.detach()) for k, v in self.results.inexact.items()},
-            {f"grad {n}": None if g is None else as_real(_dense(g)) for n, g in zip(self.names, grads, strict=True)},
+            {f"grad {n}": None if g is None else self._real(n, g) for n, g in zip(self.names, grads, strict=True)},
             self.inputs,
             self.grad_outs,
             dict(self.results.exact),
@@ -94,6 +96,10 @@ class ForwardPass:
                 + [f"grad {n}" for n in self.names if self.inputs[n].is_complex()]
             ),
         )
+
+    def _real(self, name: str, grad: torch.Tensor) -> torch.Tensor:
+        """What counts of a gradient, as real numbers."""
+        return as_real(project(self.spec, name, _dense(grad), self.inputs[name]))
 
 
 def _dense(grad: torch.Tensor) -> torch.Tensor:
@@ -204,7 +210,7 @@ class OpRunner:
         if got != want:
             raise OpRaised(f"outputs have shapes {got}, the reference gives {want}")
         gs = [g.to(o.dtype) if o.dtype != g.dtype else g for o, g in zip(outs, gs, strict=True)]
-        return ForwardPass(results, inputs, names, gs)
+        return ForwardPass(results, inputs, names, gs, self.spec)
 
     def run(
         self,

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
+from retrograd.check.constraints import project
 from retrograd.check.outputs import Outputs, as_real, inexact
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
@@ -153,6 +154,9 @@ class Reference:
         with backend, mode or contextlib.nullcontext():
             outs = self.call(inputs).inexact
             results = order(self.case, self.seed, outs, {n: inputs[n] for n in names}, gs)
+        for name in names:
+            if (grad := results.get(f"grad {name}")) is not None:
+                results[f"grad {name}"] = project(self.spec, name, grad, inputs[name])
         return {name: None if t is None else as_real(t) for name, t in results.items()}
 
     def rounded(

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from retrograd.check import constraints, stages
 from retrograd.check import inputs as make
-from retrograd.check import stages
 from retrograd.check.acceptance import accepted, read_baseline, settle
 from retrograd.check.case_sharding import shard_cases
 from retrograd.check.devices import checked, describe, environment, lost
@@ -137,7 +137,7 @@ class Verification:
         result = StageResult(stage.id, stage.title, "skipped")
         if stage.needs_reference and self.spec.reference is None:
             return replace(result, reason="needs a reference; give `reference=` to retrograd.op")
-        if reason := stage.applies(self.spec):
+        if reason := stage.applies(self.spec) or constraints.refusal(stage.id, self.spec):
             return replace(result, reason=reason)
         outcomes, cases, reasons = list[CaseOutcome](), 0, list[str]()
         for dtype, context in self.contexts.items():

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from retrograd.check.inputs import allows, elements
+from retrograd.check.inputs import allows, fitted
 from retrograd.check.schema import Case, Size
+from retrograd.check.sizes import elements
 from retrograd.check.spec import OpSpec
 
 _LADDER = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 257, 512)
@@ -96,16 +97,17 @@ def _lowest(spec: OpSpec, case: Case, name: str, still: Callable[[Case], bool]) 
     for smaller in _smaller(case.size(name)):
         if not allows(spec, name, smaller):
             continue
-        if still(case.with_size(name, smaller)):
-            case = case.with_size(name, smaller)
+        lower = fitted(spec, case.with_size(name, smaller), name)
+        if lower is not None and still(lower):
+            case = lower
             break
         passed = elements(smaller)
     size = case.size(name)
     flat = elements(size)
     while passed and flat - passed > 1:
         middle = (passed + flat) // 2
-        candidate = case.with_size(name, (middle,) if isinstance(size, tuple) else middle)
-        if allows(spec, name, middle) and still(candidate):
+        candidate = fitted(spec, case.with_size(name, (middle,) if isinstance(size, tuple) else middle), name)
+        if candidate is not None and allows(spec, name, middle) and still(candidate):
             case, flat = candidate, middle
         else:
             passed = middle

@@ -1,104 +1,30 @@
-"""Description of an op to be checked, as a person writes it: `op` and `tensor`. No data is made and nothing runs here.
+"""Description of an op to be checked, as a person writes it: `op`. No data is made and nothing runs here.
 
-Torch-free: dtypes are names ("float32") or torch dtypes, whose name is taken.
+Torch-free, as are the descriptions of inputs (`check.input_specs`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from retrograd.check import sizes as dimensions
 from retrograd.check.acceptance import acceptances
+from retrograd.check.input_specs import COMPLEXES as COMPLEXES
+from retrograd.check.input_specs import FLOATS as FLOATS
+from retrograd.check.input_specs import SizeSpec as SizeSpec
+from retrograd.check.input_specs import TensorSpec as TensorSpec
+from retrograd.check.input_specs import dtype_name as dtype_name
+from retrograd.check.input_specs import size as size
+from retrograd.check.input_specs import tensor as tensor
 from retrograd.check.schema import Acceptance
 from retrograd.errors import SpecError, UsageError
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-COMPLEXES = ("complex128", "complex64")
-COMPLEX = "complex"  # of a tensor: the complex dtype of the precision under test
-DTYPES = (*FLOATS, *COMPLEXES, COMPLEX, "int64", "int32", "int16", "int8", "uint8", "bool")
-
 TRANSFORMS = ("compile", "inductor", "vjp", "vmap")
 
-_SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "half": "float16"}
-_DIM = re.compile(r"[A-Za-z_]\w*(\.\.\.)?")
-
-
-def dtype_name(dtype: Any, argument: str = "dtype") -> str:
-    """ "bfloat16" for torch.bfloat16, "bf16" or "bfloat16"; UsageError otherwise."""
-    text = str(dtype).removeprefix("torch.")
-    text = _SHORT.get(text, text)
-    if text not in DTYPES:
-        raise UsageError(f"`{argument}` is {dtype!r}, expected one of {', '.join(DTYPES)}")
-    return text
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One input tensor, described; see `tensor`."""
-
-    dims: tuple[str | int, ...]
-    dtype: str | None = None
-    low: float | None = None
-    high: float | str | None = None
-    scale: float | tuple[float, float] = 1.0
-    grad: bool | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The named dimensions, in order."""
-        return tuple(d.removesuffix("...") for d in self.dims if isinstance(d, str))
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether a gradient is asked for: floating and not declared `grad=False`."""
-        floating = self.dtype is None or self.dtype in (*FLOATS, *COMPLEXES, COMPLEX)
-        return floating if self.grad is None else self.grad
-
-
-def tensor(
-    *dims: str | int,
-    dtype: Any = None,
-    low: float | None = None,
-    high: float | str | None = None,
-    scale: float | tuple[float, float] = 1.0,
-    grad: bool | None = None,
-) -> TensorSpec:
-    """Describe an input tensor with named sizes, which `verify` sweeps and shrinks.
-
-    Args:
-        *dims: names ("M"), integers, or a name with dots ("M...", first place only) for any number of
-            leading dimensions. One name means one size in all tensors of the op. "M N" is "M", "N".
-        dtype: None for the dtype under test; a name or torch dtype for a fixed one; "complex" for complex numbers
-            in the precision under test. Integer and bool tensors get no gradient.
-        low, high: values are uniform in [low, high), for integers low <= v < high; `high` may name a
-            dimension (an index tensor). None: standard normal (integers need `high`).
-        scale: a factor, or (smallest, largest): then each row gets a factor drawn log-uniformly.
-        grad: False for a floating input that has no gradient by design.
-
-    Raises:
-        SpecError: a dimension is not a name or a size, `low` without `high`, an integer tensor without `high`.
-    """
-    words = tuple(w for d in dims for w in (d.split() if isinstance(d, str) else (d,)))
-    for place, dim in enumerate(words):
-        ok = dim >= 0 if isinstance(dim, int) else bool(_DIM.fullmatch(dim))
-        if not ok or (isinstance(dim, str) and dim.endswith("...") and place):
-            raise SpecError(
-                f"`dims` has {dim!r} at place {place}; expected a size >= 0, a name such as 'N', "
-                "or in the first place a name with dots such as 'M...'"
-            )
-    kind = None if dtype is None else dtype_name(dtype)
-    integer = kind is not None and kind not in (*FLOATS, *COMPLEXES, COMPLEX, "bool")
-    if (low is None) != (high is None) and not integer:
-        raise SpecError(f"`low` is {low!r} and `high` is {high!r}; give both for a uniform range, or neither")
-    if integer and high is None:
-        raise SpecError(f"a tensor of dtype {kind} needs `high` (a number, or a dimension's name for an index)")
-    return TensorSpec(words, kind, low, high, scale, grad)
-
-
-# A size may be fixed (int), a range (lowest, highest) or a list of the sizes that are allowed.
-SizeRule = int | tuple[int, int] | list[int]
+# A size may be fixed (int), a range (lowest, highest), a list of the sizes that are allowed, or an expression.
+SizeRule = int | tuple[int, int] | list[int] | str
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Callable[..., Any]
 
@@ -123,21 +49,29 @@ class OpSpec:
     transforms: tuple[str, ...] = ()
     algorithm_error: float | None = None
     accept: tuple[Acceptance, ...] = ()
+    where: tuple[str, ...] = ()
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
         """The inputs if they are described (a dict with at least one TensorSpec), else None."""
-        described = isinstance(self.inputs, Mapping) and any(isinstance(v, TensorSpec) for v in self.inputs.values())
+        described = isinstance(self.inputs, Mapping) and any(
+            isinstance(v, (TensorSpec, SizeSpec)) for v in self.inputs.values()
+        )
         return self.inputs if described else None  # type: ignore[return-value]
 
     @property
     def size_names(self) -> tuple[str, ...]:
         """Every named dimension, in order of first use."""
-        used: dict[str, None] = {}
-        for spec in (self.tensor_specs or {}).values():
-            if isinstance(spec, TensorSpec):
-                used |= dict.fromkeys(spec.names)
-        return tuple(used | dict.fromkeys(self.sizes))
+        described = (s for s in (self.tensor_specs or {}).values() if isinstance(s, (TensorSpec, SizeSpec)))
+        used = dict.fromkeys(name for each in described for name in each.names)
+        return tuple(name for name in used | dict.fromkeys(self.sizes) if name not in self.params)
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """Every dimension that is an expression of names, which may be none where it is negative."""
+        described = (s for s in (self.tensor_specs or {}).values() if isinstance(s, (TensorSpec, SizeSpec)))
+        dims = (d for s in described for d in (s.dims if isinstance(s, TensorSpec) else (s.dim,)))
+        return tuple(dict.fromkeys(d for d in dims if isinstance(d, str) and not d.rstrip(".").isidentifier()))
 
 
 def op(
@@ -147,6 +81,7 @@ def op(
     *,
     params: Mapping[str, Any] | None = None,
     sizes: Mapping[str, SizeRule] | None = None,
+    where: str | Sequence[str] = (),
     dtypes: Sequence[Any] = ("float32",),
     compute: Any = None,
     deterministic: bool | None = None,
@@ -169,8 +104,9 @@ def op(
             (other values are passed as they are); or a callable `(seed, dtype, sizes)` that makes the
             inputs (`sizes` is a dict); or the concrete tensors, as a dict or a sequence.
         params: keyword arguments for `fn` and `reference`; a list gives values to sweep: `eps=[1e-6, 1e-2]`.
-        sizes: per named dimension a fixed size, a range `(lowest, highest)` or a list of allowed sizes.
-            Dimensions not named here are free: 0 and 1 included.
+        sizes: per named dimension a fixed size, a range `(lowest, highest)`, a list of allowed sizes, or an expression
+            of others (`K="2*N"`). Dimensions not named here are free: 0 and 1 included.
+        where: relations that sizes and whole parameters keep to: "Q <= K", ("N % 8 == 0", "k <= N").
         dtypes: floating or complex dtypes to check, the first being the one for stages that need only one.
         compute: "float32" promises that 16-bit inputs are computed in float32 and rounded once at the end,
             which makes the 16-bit checks sharper. None promises nothing.
@@ -200,6 +136,30 @@ def op(
             class that no stage tells.
         UsageError: an unknown dtype.
     """
+    _check_callables(fn, reference, inputs)
+    assert inputs is not None
+    swept = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in (params or {}).items()}
+    if empty := [k for k, v in swept.items() if not v]:
+        raise SpecError(f"`params` has no value for {empty}; give at least one")
+    names = _dtypes(dtypes)
+    _check_promises(transforms, kinks, double_backward, algorithm_error)
+    rules = {key: rule for key, rule in (sizes or {}).items() if _is_rule(key, rule)}
+    spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
+    width = None if compute is None else dtype_name(compute, "compute")
+    any_value = _unbounded(inputs) if extremes is None else _names(extremes, inputs)
+    derived = {name: rule for name, rule in (sizes or {}).items() if isinstance(rule, str)}
+    related, relations = _related(inputs, derived, dimensions.check_relations(where))
+    spec = OpSpec(fn, reference, related, spec_name, swept, rules, names, width, deterministic,
+                  surrogate, any_value, _order_two(double_backward), kinks, tuple(transforms), algorithm_error,
+                  acceptances(accept), relations)  # fmt: skip
+    if callable(inputs) or spec.tensor_specs:
+        return spec
+    if sizes:
+        raise SpecError("`sizes` is given, but `inputs` are concrete tensors; describe them with retrograd.tensor(...)")
+    return spec
+
+
+def _check_callables(fn: Any, reference: Any, inputs: Any) -> None:
     if not callable(fn):
         raise SpecError(f"`fn` is {type(fn).__name__}, expected a callable op(*inputs, **params)")
     if reference is not None and not callable(reference):
@@ -208,24 +168,6 @@ def op(
         raise SpecError(
             "`inputs` is missing; expected a dict of retrograd.tensor(...), concrete tensors, or a callable"
         )
-    swept = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in (params or {}).items()}
-    if empty := [k for k, v in swept.items() if not v]:
-        raise SpecError(f"`params` has no value for {empty}; give at least one")
-    names = _dtypes(dtypes)
-    _check_promises(transforms, kinks, double_backward, algorithm_error)
-    for key, rule in (sizes or {}).items():
-        _check_size_rule(key, rule)
-    spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
-    width = None if compute is None else dtype_name(compute, "compute")
-    any_value = None if extremes is None else _names(extremes, inputs)
-    spec = OpSpec(fn, reference, inputs, spec_name, swept, dict(sizes or {}), names, width, deterministic,
-                  surrogate, any_value, _order_two(double_backward), kinks, tuple(transforms), algorithm_error,
-                  acceptances(accept))  # fmt: skip
-    if callable(inputs) or spec.tensor_specs:
-        return spec
-    if sizes:
-        raise SpecError("`sizes` is given, but `inputs` are concrete tensors; describe them with retrograd.tensor(...)")
-    return spec
 
 
 def _dtypes(dtypes: Sequence[Any]) -> tuple[str, ...]:
@@ -249,6 +191,16 @@ def _check_promises(transforms: Any, kinks: Any, double_backward: Any, algorithm
         raise SpecError(f"`double_backward` is {double_backward!r}, expected True ('right'), False ('raises') or None")
 
 
+def _unbounded(inputs: Inputs) -> tuple[str, ...] | None:
+    """The inputs that may hold anything, where some keep to a constraint or are concrete; None if none does."""
+    described = inputs.items() if isinstance(inputs, Mapping) else ()
+    specs = {name: value for name, value in described if isinstance(value, TensorSpec)}
+    free = {n: s for n, s in specs.items() if s.values is None and s.concrete is None}
+    if len(free) == len(specs):
+        return None
+    return tuple(n for n, s in free.items() if s.high is None and s.differentiable)
+
+
 def _order_two(double_backward: bool | str | None) -> str | None:
     return ("right" if double_backward else "raises") if isinstance(double_backward, bool) else double_backward
 
@@ -260,8 +212,36 @@ def _names(extremes: Sequence[str], inputs: Inputs) -> tuple[str, ...]:
     return tuple(extremes)
 
 
-def _check_size_rule(name: str, rule: Any) -> None:
+def _is_rule(name: str, rule: Any) -> bool:
+    """Whether this is a rule for a size of its own, none that stands for an expression; SpecError if it is neither."""
+    if isinstance(rule, str):
+        dimensions.check_dim(rule, 1)
+        return False
     values = rule if isinstance(rule, (tuple, list)) else [rule]
     valid = bool(values) and all(isinstance(v, int) and v >= 0 for v in values)
     if not valid or (isinstance(rule, tuple) and (len(rule) != 2 or rule[0] > rule[1])):
-        raise SpecError(f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest) or a list of sizes")
+        raise SpecError(
+            f"`sizes[{name!r}]` is {rule!r}; expected a size, a range (lowest, highest), a list of sizes or an "
+            "expression such as '2*N'"
+        )
+    return True
+
+
+def _related(inputs: Any, derived: Mapping[str, str], where: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+    """Inputs and relations in which names that stand for expressions are these, and what unique values ask of sizes."""
+    if not isinstance(inputs, Mapping):
+        return inputs, where
+    related: dict[str, Any] = {}
+    relations = [str(dimensions.substituted(relation, derived)) for relation in where]
+    for name, value in inputs.items():
+        if isinstance(value, SizeSpec):
+            value = replace(value, dim=str(dimensions.substituted(value.dim, derived)))
+        elif isinstance(value, TensorSpec):
+            high = dimensions.substituted(value.high, derived) if isinstance(value.high, str) else value.high
+            dims = tuple(dimensions.substituted(dim, derived) for dim in value.dims)
+            value = replace(value, dims=dims, high=high)
+            if value.values == "unique" and not value.floating:
+                most = high if isinstance(high, str) else int(high or 0)
+                relations.append(f"{dims[-1]} <= {most} - {int(value.low or 0)}".replace("...", ""))
+        related[name] = value
+    return related, tuple(relations)

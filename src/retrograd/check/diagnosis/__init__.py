@@ -11,6 +11,7 @@ from retrograd.check.diagnosis.known_mistakes import Evidence, suspects
 from retrograd.check.oracle import Oracle
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Finding
+from retrograd.check.sizes import size_of
 from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.errors import RetrogradError
 
@@ -43,7 +44,7 @@ def axes(spec: OpSpec, finding: Finding, ndim: int) -> list[str]:
     tensor = (spec.tensor_specs or {}).get(finding.tensor.removeprefix("grad "))
     names: list[str] = []
     for dim in tensor.dims if isinstance(tensor, TensorSpec) else ():
-        size = finding.case.size(dim.removesuffix("...")) if isinstance(dim, str) else dim
+        size = size_of(dim, finding.case)
         name = dim.removesuffix("...") if isinstance(dim, str) else f"axis {len(names)}"
         many = len(size) if isinstance(size, tuple) else 1
         names += [name] if many == 1 else [f"{name}[{i}]" for i in range(many)]

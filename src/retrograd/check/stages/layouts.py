@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.check.layouts import applicable
+from retrograd.check.constraints import constrained
+from retrograd.check.layouts import REPEATING, applicable
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import Stage, StageContext
 from retrograd.check.stages.oracle import judged
@@ -17,9 +18,12 @@ def cases(context: StageContext) -> list[Case]:
     base = context.base
     rank = max((g.ndim for g in context.runner.grad_outs(base)), default=0)
     out = [base.but(layouts={"grad_out": layout}) for layout in applicable(rank)]
+    kept = constrained(context.spec)
     for name, value in context.runner.inputs(base).items():
         if isinstance(value, torch.Tensor):
             choices = [c for c in applicable(value.ndim) if c != "scalar"]
+            if name in kept:  # equal rows are no longer what its values keep to
+                choices = [c for c in choices if c not in REPEATING]
             out += [base.but(layouts={name: c}) for c in choices]
     return out
 

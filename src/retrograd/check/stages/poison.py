@@ -11,7 +11,7 @@ import torch
 import torch.utils.deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.check.inputs import allows
+from retrograd.check.inputs import allows, fitted
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding, Size
@@ -119,8 +119,9 @@ def cases(context: StageContext) -> list[Case]:
     other = base
     for name, size in base.sizes:
         for near in (_near(size, 1), _near(size, -1)):
-            if allows(context.spec, name, near):
-                other = other.with_size(name, near)
+            moved = fitted(context.spec, other.with_size(name, near), name)
+            if moved is not None and allows(context.spec, name, near):
+                other = moved
                 break
     return [base] if other == base else [base, other]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from retrograd.check.cost import elements
-from retrograd.check.inputs import allows, free_rank
+from retrograd.check.inputs import allows, fitted, free_rank
 from retrograd.check.schema import Case, Size
+from retrograd.check.sizes import names_of
 from retrograd.check.spec import TensorSpec
 from retrograd.check.stages._base import Stage, StageContext
 from retrograd.check.stages.oracle import judged
@@ -26,30 +27,35 @@ def _sweep(context: StageContext) -> tuple[list[Case], list[Case]]:
         options: tuple[Size, ...] = _LEADS if name in rank_free else _SIZES
         rule = spec.sizes.get(name)
         ends = [(n,) if name in rank_free else n for n in (rule if isinstance(rule, (list, tuple)) else ())]
-        always += [_fitting(context, base, name, end) for end in reversed(ends) if end != size]
+        always += [case for end in reversed(ends) if end != size for case in _fitting(context, base, name, end)]
         tried = [o for o in dict.fromkeys((*options, *ends)) if o != size and allows(spec, name, o)]
-        by_name.append([base.with_size(name, o) for o in tried])
+        swept = (fitted(spec, base.with_size(name, o), name) for o in tried)
+        by_name.append([case for case in swept if case is not None])
     turns = max(map(len, by_name), default=0)
     corners = [all_sizes(base, rank_free, n) for n in (1, 2, 33)]
-    always += [c for c in corners if all(allows(spec, k, v) for k, v in c.sizes)]
+    always += [c for c in corners if all(allows(spec, k, v) for k, v in c.sizes) and fitted(spec, c) == c]
     last = next((t.dims[-1] for t in (spec.tensor_specs or {}).values() if isinstance(t, TensorSpec) and t.dims), None)
-    if isinstance(last, str) and not last.endswith("..."):
-        always += [_fitting(context, base, last, n) for n in _LONG if allows(spec, last, n)]
+    for name in () if last is None or last in {f"{free}..." for free in rank_free} else names_of(last):
+        if name in dict(base.sizes):
+            always += [case for n in _LONG if allows(spec, name, n) for case in _fitting(context, base, name, n)]
     return always, [column[i] for i in range(turns) for column in by_name if i < len(column)]
 
 
-def _fitting(context: StageContext, base: Case, name: str, size: Size) -> Case:
-    """The case with one size; the others are lowered where it would cost too much beside them."""
-    case = base.with_size(name, size)
+def _fitting(context: StageContext, base: Case, name: str, size: Size) -> list[Case]:
+    """The case with one size; the others are lowered where it would cost too much beside them. None if none fits."""
+    case = fitted(context.spec, base.with_size(name, size), name)
+    if case is None:
+        return []
     rank_free = free_rank(context.spec)
     for small in _SMALL:
         if elements(context.runner, case) <= context.budget.elements:
-            return case
+            break
         for other, usual in base.sizes:
             lower: Size = (small,) if other in rank_free else small
             if other != name and usual != lower and allows(context.spec, other, lower):
-                case = case.with_size(other, lower)
-    return case
+                lowered = fitted(context.spec, case.with_size(other, lower), name)
+                case = case if lowered is None else lowered
+    return [case]
 
 
 def all_sizes(base: Case, rank_free: frozenset[str], n: int) -> Case:

@@ -80,8 +80,7 @@ def _twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) ->
 
 def _two_graphs(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
     """Two forwards, then two backwards, in either order."""
-    params = make.param_cases(context.spec, case)[-1].params
-    other = case.but(draw=case.draw + 1, params=params)
+    other = make.param_cases(context.spec, case)[-1].but(draw=case.draw + 1)
     try:
         other_alone = context.runner.run(other)
     except NotApplicable:
