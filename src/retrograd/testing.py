@@ -19,14 +19,13 @@ from typing import Any
 
 import torch
 
+from retrograd.check.draws import alike
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.compat.torch_dispatch import tree_flatten, tree_leaves, tree_unflatten
 from retrograd.errors import UsageError
 
 __all__ = ["SampleSpec", "SplitSample", "full_name", "sample_specs", "specs", "split", "unsupported"]
 
-# A draw that differs replaces elements; rounding to the coarsest dtype, bfloat16, moves them by 2**-8.
-_SAME_DRAW = 2.0**-4
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -298,7 +297,7 @@ def _draws(fn: Callable[..., Any], inputs: Mapping[str, torch.Tensor], device: s
             wide = _seeded(fn, device)(*(_widened(tensor) for tensor in inputs.values()))
     except Exception:
         return ""  # what it raises is for `verify` to tell
-    return "alike" if all(map(_alike, tree_leaves(plain), tree_leaves(wide))) else "by dtype"
+    return "alike" if all(map(alike, tree_leaves(plain), tree_leaves(wide))) else "by dtype"
 
 
 def _state(device: str) -> torch.Tensor:
@@ -307,14 +306,6 @@ def _state(device: str) -> torch.Tensor:
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _alike(plain: torch.Tensor, wide: torch.Tensor) -> bool:
-    if plain.shape != wide.shape:
-        return False
-    difference = (_widened(plain) - _widened(wide)).nan_to_num(0.0, 0.0, 0.0)
-    size = torch.linalg.vector_norm(_widened(wide).nan_to_num(0.0, 0.0, 0.0))
-    return bool(torch.linalg.vector_norm(difference) <= _SAME_DRAW * size)
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:

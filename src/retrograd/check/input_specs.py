@@ -47,6 +47,7 @@ class TensorSpec:
     grad: bool | None = None
     values: str | Callable[..., Any] | None = None
     concrete: Any = field(default=None, compare=False)
+    varied: bool = False  # a concrete one that is drawn around what it is
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from retrograd.errors import SpecError, UsageError
 
 # Base sizes by order of the names: no two equal, none a power of two, so that swapped or padded sizes show.
 _BASE = (7, 48, 5, 12, 3, 9)
+_VARIED = 0.3  # of the size of a module's parameter, how far it is drawn from what it is
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -146,7 +147,7 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
 
 def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     if spec.concrete is not None:
-        return _concrete(spec, case)
+        return _concrete(spec, case, seed)
     shape = sizes.shape(spec.dims, case)
     gen = torch.Generator().manual_seed(seed)
     dtype = torch_dtype(case.dtype if spec.dtype is None else spec.dtype)
@@ -181,9 +182,14 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     return numbers.to(dtype) if spec.values is None else constraints.draw(name, spec, numbers, dtype, gen)
 
 
-def _concrete(spec: TensorSpec, case: Case) -> torch.Tensor:
+def _concrete(spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     """The values of a concrete tensor in the dtype under test, or in that of its description."""
     value: torch.Tensor = spec.concrete
+    if spec.varied and value.numel():
+        wide = value.to(torch.promote_types(value.dtype, torch.float64))
+        noise = torch.randn(wide.shape, generator=torch.Generator().manual_seed(seed), dtype=wide.dtype)
+        size = wide.abs().square().mean().sqrt()
+        value = wide + _VARIED * torch.where(size > 0, size, 1.0) * noise.to(wide.device)
     if spec.dtype is not None:
         kind = torch_dtype(spec.dtype)
     else:

@@ -18,7 +18,7 @@ def applicable(ndim: int) -> tuple[str, ...]:
 
 def repeat_values(t: torch.Tensor, layout: str) -> torch.Tensor:
     """The values a repeating layout stands for, as a contiguous tensor; `t` itself for the other layouts."""
-    if layout not in REPEATING or not t.numel():
+    if layout not in REPEATING or not t.numel() or not t.ndim:
         return t
     dims = range(t.ndim) if layout == "scalar" else range(1)
     for dim in dims:

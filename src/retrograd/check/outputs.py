@@ -1,6 +1,7 @@
 """Outputs of an op by name, whatever they come in, and tensors as the real numbers that are compared.
 
 A tensor alone is "out", those of a tuple are "out0", "out1", those of a dict "out.loss"; nested ones go on like that.
+What an op has written into its input `x` is "x after".
 A complex tensor is compared as real numbers, with a last dimension of two.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from retrograd.check.calling import Returned
 from retrograd.check.spec import OpSpec
 from retrograd.errors import SpecError, UndecidedError
 
@@ -58,7 +60,7 @@ class Outputs:
             SpecError: there is no tensor among them.
             UndecidedError: one is sparse, whose gradients are sparse too and are not compared.
         """
-        leaves = dict(_leaves(result, "out"))
+        leaves = _named(result, argument) if isinstance(result, Returned) else dict(_leaves(result, "out"))
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
         if not tensors:
             kinds = [type(leaf).__name__ for leaf in leaves.values()] or [type(result).__name__]
@@ -77,6 +79,21 @@ class Outputs:
             {name: t for name, t in tensors.items() if name not in floats},
             {name: type(leaf).__name__ for name, leaf in leaves.items() if name not in tensors and leaf is not None},
         )
+
+
+def _named(returned: Returned, argument: str) -> dict[str, Any]:
+    """Outputs of an op that may write to arguments: "x after" is what becomes of `x`, others are as without it."""
+    leaves, after = dict(_leaves(returned.value, "out")), dict(returned.after)
+    others = {n: leaf for n, leaf in leaves.items() if not any(leaf is t for t in after.values())}
+    written = len(others) < len(leaves)
+    if argument == "reference" and not returned.in_place and not written and len(others) >= len(after):
+        rest = len(others) - len(after)
+        after = dict(zip(after, list(others.values())[rest:], strict=True))
+        others = dict(list(others.items())[:rest])
+        written = True
+    if written:
+        others = dict(_leaves(tuple(others.values()), "out"))
+    return others | {f"{name} after": t for name, t in after.items()}
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -20,9 +20,11 @@ from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline, settle
 from retrograd.check.case_sharding import shard_cases
 from retrograd.check.devices import checked, describe, environment, lost
+from retrograd.check.draws import disagreement
 from retrograd.check.finding_summary import explain, progress_line, worst_faults
 from retrograd.check.levels import BUDGETS
 from retrograd.check.reference import NotApplicable, OpRaised
+from retrograd.check.refusals import refused_alike, refused_by_design
 from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult, verdict_of
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import CaseOutcome, Stage, StageContext
@@ -90,6 +92,7 @@ class Verification:
             )
             for d in names
         }  # fmt: skip
+        self._doubts: dict[str, str] = {}
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
         self.watch, self.progress = watch, progress
 
@@ -144,6 +147,9 @@ class Verification:
             if blocked := self.failed[dtype] & set(stage.after):
                 reasons.append(f"{dtype}: {', '.join(sorted(blocked))} failed already")
                 continue
+            if stage.needs_reference and (doubt := self._random_doubt(dtype)):
+                outcomes.append(CaseOutcome(power=None, power_text="", undecided=[doubt]))
+                continue
             with caching_launches(self.launches), count_launches() as count:
                 self.launch_counts.append(count)
                 done, outcome = self._run_dtype(stage, context)
@@ -167,6 +173,12 @@ class Verification:
             notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)),
             profiles=tuple(p.draw() for o in outcomes for p in o.profiles),
         )  # fmt: skip
+
+    def _random_doubt(self, dtype: str) -> str:
+        """Why values of an op that draws cannot be compared; "" if they can, or it draws nothing."""
+        if self.spec.random and dtype not in self._doubts:
+            self._doubts[dtype] = disagreement(self.contexts[dtype].runner)
+        return self._doubts.get(dtype, "")
 
     def _run_dtype(self, stage: Stage, context: StageContext) -> tuple[int, CaseOutcome]:
         merged = CaseOutcome(power=0.0, power_text="")
@@ -252,7 +264,10 @@ class Verification:
             # The reference may raise because of what the op has done to the GPU.
             return CaseOutcome([Finding(stage.id, "crash", _LOST, case)], power_text="") if lost(self.device) else None
         except OpRaised as error:
-            if case != context.base and (context.spec.reference is None or _refused_alike(context, case)):
+            if refused_by_design(context.spec, case, error):
+                note = f"refused by design: {', '.join(f'{k}:{v}' for k, v in case.layouts)} ({error})"
+                return CaseOutcome(notes=[note], power=None, power_text="")
+            if case != context.base and (context.spec.reference is None or refused_alike(context, case)):
                 return None  # nobody says that the op must accept it
             return CaseOutcome([Finding(stage.id, "raises", str(error), case)], power_text="")
         except Exception:
@@ -260,15 +275,6 @@ class Verification:
                 raise
             # A kernel that reads or writes where it must not is told by whoever looks at a result, which may be us.
             return CaseOutcome([Finding(stage.id, "crash", _LOST, case)], power_text="")
-
-
-def _refused_alike(context: StageContext, case: Case) -> bool:
-    """Whether the reference in the op's own precision refuses the case: a matrix is singular, and not in float64."""
-    try:
-        context.runner.reference(case).run(make.torch_dtype(case.dtype))
-    except Exception:
-        return True
-    return False
 
 
 def _crashed(last: Finding, reason: str) -> CaseOutcome:

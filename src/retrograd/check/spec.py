@@ -11,7 +11,10 @@ from typing import Any
 
 from retrograd.check import sizes as dimensions
 from retrograd.check.acceptance import acceptances
+from retrograd.check.calling import Call, arranged
+from retrograd.check.input_specs import COMPLEX as COMPLEX
 from retrograd.check.input_specs import COMPLEXES as COMPLEXES
+from retrograd.check.input_specs import DTYPES as DTYPES
 from retrograd.check.input_specs import FLOATS as FLOATS
 from retrograd.check.input_specs import SizeSpec as SizeSpec
 from retrograd.check.input_specs import TensorSpec as TensorSpec
@@ -21,6 +24,7 @@ from retrograd.check.input_specs import tensor as tensor
 from retrograd.check.schema import Acceptance
 from retrograd.errors import SpecError, UsageError
 
+LAYOUTS = ("transposed", "rows", "offset", "sliced", "expanded")
 TRANSFORMS = ("compile", "inductor", "vjp", "vmap")
 
 # A size may be fixed (int), a range (lowest, highest), a list of the sizes that are allowed, or an expression.
@@ -50,6 +54,13 @@ class OpSpec:
     algorithm_error: float | None = None
     accept: tuple[Acceptance, ...] = ()
     where: tuple[str, ...] = ()
+    layouts: str | Mapping[str, type[Exception]] | None = None
+    random: bool = False
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the inputs that are parameters and buffers of a module."""
+        return self.fn.state if isinstance(self.fn, Call) else ()
 
     @property
     def tensor_specs(self) -> Mapping[str, Any] | None:
@@ -92,18 +103,26 @@ def op(
     transforms: Sequence[str] = (),
     algorithm_error: float | None = None,
     accept: Mapping[str, Any] | None = None,
+    mutates: Sequence[str] = (),
+    layouts: str | Mapping[str, type[Exception]] | None = None,
+    random: bool = False,
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
 
     Args:
         fn: the op: called `fn(*inputs, **params)`, returns a tensor, or tensors in tuples, lists, dicts or dataclasses.
+            Or a torch.nn.Module: its parameters and buffers are inputs then, under their names ("layers.0.bias"),
+            parameters drawn around what they are, buffers as they are and compared after the call.
         reference: the same function in plain PyTorch, as slow and readable as you like; run in float64 by
-            the tool, whatever casts it makes. Without one, the stages that need none still run.
-        inputs: what to call it with, in the order of `fn`'s arguments. A dict of `tensor(...)` specs
-            (other values are passed as they are); or a callable `(seed, dtype, sizes)` that makes the
-            inputs (`sizes` is a dict); or the concrete tensors, as a dict or a sequence.
-        params: keyword arguments for `fn` and `reference`; a list gives values to sweep: `eps=[1e-6, 1e-2]`.
+            the tool, whatever casts it makes. Without one, the stages that need none still run. Of a module a module
+            with the same names, or a function that takes parameters and buffers as keywords.
+        inputs: what to call it with, in the order of `fn`'s arguments; by keyword where it takes one by keyword alone.
+            A dict of `tensor(...)` specs (other values are passed as they are); or a callable `(seed, dtype, sizes)`
+            that makes the inputs (`sizes` is a dict); or the concrete tensors, as a dict or a sequence. Specs and
+            tensors in lists, tuples, dicts and dataclasses are inputs of their own, "x.0", "state.h".
+        params: keyword arguments for `fn` and `reference`; a list gives values to sweep: `eps=[1e-6, 1e-2]`. A
+            `tensor(...)` or `size(...)` is an input that is passed by keyword.
         sizes: per named dimension a fixed size, a range `(lowest, highest)`, a list of allowed sizes, or an expression
             of others (`K="2*N"`). Dimensions not named here are free: 0 and 1 included.
         where: relations that sizes and whole parameters keep to: "Q <= K", ("N % 8 == 0", "k <= N").
@@ -129,32 +148,37 @@ def op(
             A class is a stage, "stage/kind" or "stage/kind/tensor", as findings print them. They are shown and fail
             nothing; one that does not occur any more fails. What only level full sees has `dict(reason=...,
             level="full")` instead of the reason.
+        mutates: names of inputs that the op writes to by design. It gets copies of them, and what it makes of `x` is
+            an output, "x after". A reference writes to them too, or returns their new values, the last of what it
+            returns.
+        layouts: strides that the op refuses by design: "contiguous" if inputs of any other may raise; or the exception
+            by layout, `dict(transposed=ValueError)`. What is not refused must be right.
+        random: True for an op that draws from torch's generators: it and the reference are called under one seed.
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
         SpecError: `fn` or `reference` cannot be called, `inputs` is missing, a size rule is malformed, `accept` has a
-            class that no stage tells.
+            class that no stage tells, `mutates` names no input.
         UsageError: an unknown dtype.
     """
     _check_callables(fn, reference, inputs)
-    assert inputs is not None
-    swept = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in (params or {}).items()}
+    arguments = arranged(fn, reference, inputs, params or {}, _sequence("mutates", mutates), random)
+    swept = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in arguments.params.items()}
     if empty := [k for k, v in swept.items() if not v]:
         raise SpecError(f"`params` has no value for {empty}; give at least one")
-    names = _dtypes(dtypes)
     _check_promises(transforms, kinks, double_backward, algorithm_error)
     rules = {key: rule for key, rule in (sizes or {}).items() if _is_rule(key, rule)}
-    spec_name = name or getattr(fn, "__name__", None) or type(fn).__name__
-    width = None if compute is None else dtype_name(compute, "compute")
-    any_value = _unbounded(inputs) if extremes is None else _names(extremes, inputs)
     derived = {name: rule for name, rule in (sizes or {}).items() if isinstance(rule, str)}
-    related, relations = _related(inputs, derived, dimensions.check_relations(where))
-    spec = OpSpec(fn, reference, related, spec_name, swept, rules, names, width, deterministic,
-                  surrogate, any_value, _order_two(double_backward), kinks, tuple(transforms), algorithm_error,
-                  acceptances(accept), relations)  # fmt: skip
-    if callable(inputs) or spec.tensor_specs:
-        return spec
-    if sizes:
+    flat, relations = _related(arguments.inputs, derived, dimensions.check_relations(where))
+    spec = OpSpec(
+        arguments.fn, arguments.reference, flat, name or getattr(fn, "__name__", None) or type(fn).__name__,
+        params=swept, sizes=rules, dtypes=_dtypes(dtypes), deterministic=deterministic, surrogate=surrogate,
+        compute=None if compute is None else dtype_name(compute, "compute"), kinks=kinks, where=relations,
+        extremes=_unbounded(flat) if extremes is None else _names(extremes, flat), transforms=tuple(transforms),
+        double_backward=_order_two(double_backward), algorithm_error=algorithm_error, accept=acceptances(accept),
+        layouts=_layouts(layouts), random=random,
+    )  # fmt: skip
+    if sizes and not callable(inputs) and not spec.tensor_specs:
         raise SpecError("`sizes` is given, but `inputs` are concrete tensors; describe them with retrograd.tensor(...)")
     return spec
 
@@ -199,6 +223,25 @@ def _unbounded(inputs: Inputs) -> tuple[str, ...] | None:
     if len(free) == len(specs):
         return None
     return tuple(n for n, s in free.items() if s.high is None and s.differentiable)
+
+
+def _sequence(argument: str, names: Any) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise SpecError(f"`{argument}` is {names!r}, expected a sequence of names such as ('x',)")
+    return tuple(names)
+
+
+def _layouts(layouts: Any) -> Any:
+    if layouts is None or layouts == "contiguous":
+        return layouts
+    if not isinstance(layouts, Mapping) or not all(
+        name in LAYOUTS and isinstance(kind, type) and issubclass(kind, Exception) for name, kind in layouts.items()
+    ):
+        raise SpecError(
+            f"`layouts` is {layouts!r}, expected 'contiguous', or a dict from some of {', '.join(LAYOUTS)} to the "
+            "exception that refuses it"
+        )
+    return dict(layouts)
 
 
 def _order_two(double_backward: bool | str | None) -> str | None:

@@ -7,7 +7,8 @@ import torch
 from retrograd.check.constraints import constrained
 from retrograd.check.layouts import REPEATING, applicable
 from retrograd.check.schema import Case
-from retrograd.check.stages._base import Stage, StageContext
+from retrograd.check.spec import OpSpec
+from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.stages.oracle import judged
 
 _ID = "layouts"
@@ -19,8 +20,9 @@ def cases(context: StageContext) -> list[Case]:
     rank = max((g.ndim for g in context.runner.grad_outs(base)), default=0)
     out = [base.but(layouts={"grad_out": layout}) for layout in applicable(rank)]
     kept = constrained(context.spec)
+    state = context.spec.state  # a module's own tensors are laid out as it made them
     for name, value in context.runner.inputs(base).items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and name not in state:
             choices = [c for c in applicable(value.ndim) if c != "scalar"]
             if name in kept:  # equal rows are no longer what its values keep to
                 choices = [c for c in choices if c not in REPEATING]
@@ -28,7 +30,20 @@ def cases(context: StageContext) -> list[Case]:
     return out
 
 
+def check(context: StageContext, case: Case) -> CaseOutcome:
+    """The case judged; a note where a layout that the op says it refuses is not refused."""
+    out = judged(context, case, _ID)
+    refused = context.spec.layouts
+    if isinstance(refused, dict) and (kinds := {v for k, v in case.layouts if k != "grad_out"} & set(refused)):
+        out.notes.append(f"{case.text()} is not refused, as `layouts` says: leave {', '.join(kinds)} out of it")
+    return out
+
+
+def _applies(spec: OpSpec) -> str:
+    return "random numbers are drawn in the order of memory, so that another layout draws others" if spec.random else ""
+
+
 STAGE = Stage(
-    _ID, "any strides of inputs and grad_out", 60, cases, lambda context, case: judged(context, case, _ID),
-    needs_reference=True, after=("oracle", "contract"), sharded=True,
+    _ID, "any strides of inputs and grad_out", 60, cases, check,
+    needs_reference=True, after=("oracle", "contract"), sharded=True, applies=_applies,
 )  # fmt: skip

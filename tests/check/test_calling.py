@@ -1,0 +1,326 @@
+"""Ops whose arguments are not inputs in a row: modules, nested inputs, keywords, in place, random, refused layouts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from specimens import with_backward
+from torch import nn
+
+import retrograd as rg
+from retrograd.errors import SpecError
+
+t = rg.tensor
+MN = dict(x=t("M", "N"))
+
+
+def _verify(fn, reference, inputs, level="quick", only=(), **more):
+    return rg.verify(rg.op(fn, reference, inputs, **more), level=level, only=only)
+
+
+def _tensors(report):
+    return {f.tensor for f in report.findings}
+
+
+# ----- modules
+
+
+class Scaled(nn.Module):
+    """A linear layer whose weight gradient is that of `backward`."""
+
+    def __init__(self, backward):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(5, 12)), nn.Parameter(torch.zeros(5))
+        self.linear = with_backward(lambda x, w, b: x @ w.T + b, backward, once=True)
+
+    def forward(self, x):
+        return self.linear(x, self.weight, self.bias)
+
+
+def _right(dy, x, w, b):
+    return dy @ w, dy.T @ x, dy.sum(0)
+
+
+def _forgets_weight(dy, x, w, b):  # right for weights of ones, as they begin
+    return dy.sum(-1, keepdim=True).expand(x.shape), dy.T @ x, dy.sum(0)
+
+
+LINEAR = dict(x=t("M", 12))
+
+
+def test_parameters_of_a_module_are_inputs_under_their_names():
+    reference = nn.Linear(12, 5)
+    assert _verify(Scaled(_right), reference, LINEAR)
+    assert _tensors(_verify(Scaled(_forgets_weight), reference, LINEAR)) == {"grad x"}
+    no_bias = lambda dy, x, w, b: (*_right(dy, x, w, b)[:2], torch.zeros_like(b))  # noqa: E731
+    assert _tensors(_verify(Scaled(no_bias), reference, LINEAR)) == {"grad bias"}
+
+
+def test_a_function_takes_the_parameters_of_the_module_as_keywords():
+    assert _verify(Scaled(_right), lambda x, weight, bias: x @ weight.T + bias, LINEAR)
+
+    def deep(x, **state):
+        hidden = (x @ state["0.weight"].T + state["0.bias"]).tanh()
+        return hidden @ state["2.weight"].T + state["2.bias"]
+
+    mlp = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    assert _verify(mlp, deep, dict(x=t("M...", 4)))
+    forgetful = lambda x, **state: deep(x, **{**state, "2.bias": 0})  # noqa: E731
+    assert {"out", "grad 2.bias"} <= _tensors(_verify(mlp, forgetful, dict(x=t("M...", 4)), only=["oracle"]))
+
+
+def test_the_module_itself_stays_as_it_is():
+    module = nn.BatchNorm1d(6)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    assert _verify(module, nn.BatchNorm1d(6), dict(x=t("M", 6)), sizes=dict(M=(2, 300)))
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(p.grad is None for p in module.parameters())
+
+
+class Norm(nn.BatchNorm1d):
+    """Batch norm that keeps its statistics by itself."""
+
+    def __init__(self, momentum=0.1, counts=True):
+        super().__init__(6)
+        self.mine, self.counts = momentum, counts
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.running_mean.lerp_(x.mean(0), self.mine)
+            self.running_var.lerp_(x.var(0), 0.1)
+            self.num_batches_tracked += self.counts
+        return nn.functional.batch_norm(x, None, None, self.weight, self.bias, True)
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong"),
+    [
+        (Norm(), set()),
+        (Norm(momentum=0.11), {"running_mean after"}),
+        (Norm(counts=False), {"num_batches_tracked after"}),
+    ],
+)
+def test_buffers_that_a_module_changes_are_compared(module, wrong):
+    report = _verify(module, nn.BatchNorm1d(6), dict(x=t("M", 6)), sizes=dict(M=(2, 300)), only=["contract", "oracle"])
+    assert _tensors(report) == wrong
+    assert report.verdict == ("finding" if wrong else "proved")
+
+
+def test_a_buffer_may_be_described():
+    inputs = dict(x=t("M", 6), running_mean=t(6), running_var=t(6, low=0.5, high=2.0))
+    assert _verify(nn.BatchNorm1d(6).eval(), nn.BatchNorm1d(6).eval(), inputs)
+    forgetful = lambda x, weight, bias, **rest: x * weight + bias  # noqa: E731
+    assert not _verify(nn.BatchNorm1d(6).eval(), forgetful, inputs)
+
+
+def test_frozen_parameters_get_no_gradient():
+    module = Scaled(lambda dy, x, w, b: (dy @ w, None, dy.sum(0)))
+    assert not _verify(module, nn.Linear(12, 5), LINEAR)
+    module.weight.requires_grad_(False)
+    assert _verify(module, nn.Linear(12, 5), LINEAR)
+
+
+def test_what_is_no_reference_of_a_module_is_refused():
+    with pytest.raises(SpecError, match=r"module with parameters and buffers \['weight'\], those of `fn` are"):
+        rg.op(nn.Linear(12, 5), nn.Linear(12, 5, bias=False), LINEAR)
+    with pytest.raises(SpecError, match="`inputs` is a callable, and `fn` a module"):
+        rg.op(nn.Linear(12, 5), None, lambda seed, dtype, sizes: ())
+    with pytest.raises(SpecError, match=r"3\.0 for a parameter or buffer, expected a tensor"):
+        rg.op(nn.Linear(12, 5), None, dict(x=t("M", 12), bias=3.0))
+
+
+# ----- nested inputs, keywords
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class State:
+    h: Any
+    c: Any
+    steps: int = 2
+
+
+NESTED = dict(
+    xs=[t("M", "N"), t("M", "N")], opts=dict(w=t("N"), k=3), pair=Pair(t("N"), (t("N"),)), s=State(t("N"), t("M", 1))
+)
+
+
+def _nested(xs, opts, pair, s, *, scale):
+    assert (opts["k"], s.steps) == (3, 2)
+    return {"y": sum(x * opts["w"] for x in xs) * pair.a * pair.b[0] + s.h * s.c, "z": [scale * pair.a]}
+
+
+def test_lists_tuples_dicts_and_dataclasses_of_tensors_are_inputs():
+    inputs = {**NESTED, "scale": t("N")}
+    spec = rg.op(_nested, _nested, inputs)
+    names = ["xs.0", "xs.1", "opts.w", "pair.a", "pair.b.0", "s.h", "s.c", "scale"]
+    assert list(spec.inputs) == names
+    assert rg.verify(spec, level="quick")
+
+    def wrong(xs, opts, pair, s, *, scale):
+        return _nested([xs[0], 1.01 * xs[1] - 0.01 * xs[1].detach()], opts, pair, s, scale=scale)
+
+    assert _tensors(_verify(wrong, _nested, inputs)) == {"grad xs.1"}
+
+
+def test_concrete_tensors_may_be_nested_too():
+    ones = torch.linspace(0.5, 2, 6)
+    product = lambda pair, k: pair[0] * pair[1] * k  # noqa: E731
+    assert list(rg.op(product, product, ([ones, ones + 1], 2)).inputs) == ["input0.0", "input0.1", "input1"]
+    assert _verify(product, product, ([ones, ones + 1], 2))
+    half = lambda pair, k: pair[0] * pair[1].detach() * k  # noqa: E731
+    assert _tensors(_verify(half, product, ([ones, ones + 1], 2))) == {"grad input0.1"}
+
+
+def test_parameters_may_be_tensors_and_sizes():
+    fn = lambda x, *, mask, n, k: x * mask * n * k  # noqa: E731
+    spec = rg.op(fn, fn, MN, params=dict(mask=t("N"), n=rg.size("N"), k=[1, 2]))
+    assert list(spec.inputs) == ["x", "mask", "n"]
+    assert list(spec.params) == ["k"]
+    assert rg.verify(spec, level="quick")
+    wrong = lambda x, *, mask, n, k: x * mask.detach() * n * k  # noqa: E731
+    assert not rg.verify(rg.op(wrong, fn, MN, params=dict(mask=t("N"), n=rg.size("N"), k=[1, 2])), level="quick")
+
+
+# ----- in place
+
+
+class Exp(torch.autograd.Function):
+    """In place; the backward needs what it has written."""
+
+    @staticmethod
+    def forward(ctx, x, keep):
+        ctx.keep = keep
+        before = x.clone()
+        x.exp_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x if keep else before)
+        return x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        return dy * ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("reference", [torch.exp, lambda x: x.exp_()])
+def test_an_op_in_place_by_design(keep, reference):
+    report = _verify(lambda x: Exp.apply(x, keep), reference, MN, mutates=("x",))
+    assert report.verdict == ("proved" if keep else "finding")
+    assert not _verify(lambda x: Exp.apply(x, True), torch.exp, MN)  # without the word it overwrites its input
+
+
+def _step(p, g, lr):
+    p.add_(g, alpha=-lr)
+    return p.norm()
+
+
+@pytest.mark.parametrize(
+    ("reference", "wrong"),
+    [
+        (_step, set()),
+        (lambda p, g, lr: ((p - lr * g).norm(), p - lr * g), set()),
+        (lambda p, g, lr: ((p - lr * g).norm(), p - 1.01 * lr * g), {"p after", "grad g"}),
+    ],
+)
+def test_what_is_written_is_an_output(reference, wrong):
+    more = dict(params=dict(lr=0.5), mutates=("p",), only=["contract", "mutation", "oracle", "layouts"])
+    assert _tensors(_verify(_step, reference, dict(p=t("M", "N"), g=t("M", "N")), **more)) == wrong
+
+
+def test_what_is_said_to_be_written_and_is_not():
+    silent = lambda p, g, lr: (p - lr * g).norm()  # noqa: E731
+    more = dict(params=dict(lr=0.5), mutates=("p",), only=["contract", "oracle"])
+    assert "p after" in _tensors(_verify(silent, _step, dict(p=t("M", "N"), g=t("M", "N")), **more))
+
+
+def test_mutates_names_tensors():
+    with pytest.raises(SpecError, match=r"`mutates` has \['y'\], expected names of inputs that are tensors: \['x'\]"):
+        rg.op(torch.exp, torch.exp, MN, mutates=("y",))
+    with pytest.raises(SpecError, match="`mutates` is 'x', expected a sequence"):
+        rg.op(torch.exp, torch.exp, MN, mutates="x")
+
+
+# ----- layouts refused by design
+
+
+def _refusing(error):
+    def fn(x):
+        if not x.is_contiguous():
+            raise error("rows must be contiguous")
+        return x.sin()
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    "layouts", ["contiguous", dict.fromkeys(("transposed", "rows", "sliced", "expanded"), ValueError)]
+)
+def test_layouts_that_are_refused_by_design(layouts):
+    assert not _verify(_refusing(ValueError), torch.sin, MN)
+    report = _verify(_refusing(ValueError), torch.sin, MN, layouts=layouts)
+    assert report.verdict == "proved"
+    assert any("refused by design: x:transposed" in note for note in report.stage("layouts").notes)
+    another = _verify(_refusing(KeyError), torch.sin, MN, layouts=layouts)
+    assert another.verdict == ("proved" if layouts == "contiguous" else "finding")
+    assert not _verify(lambda x: x.sin() if x.is_contiguous() else x.cos(), torch.sin, MN, layouts=layouts)
+
+
+def test_a_layout_that_is_not_refused_after_all_is_a_note():
+    report = _verify(torch.sin, torch.sin, MN, layouts=dict(transposed=ValueError))
+    assert report
+    assert "x:transposed is not refused" in " ".join(report.stage("layouts").notes)
+    with pytest.raises(SpecError, match="`layouts` is 'strided', expected 'contiguous'"):
+        rg.op(torch.sin, torch.sin, MN, layouts="strided")
+
+
+# ----- random ops
+
+
+def _drop(x, factor=1.0):
+    keep = torch.rand(x.shape) < 0.7
+    return torch.where(keep, factor * x / 0.7, 0.0)
+
+
+def test_a_random_op_is_called_under_the_seed_of_its_reference():
+    report = _verify(_drop, _drop, MN, random=True, dtypes=["float32", "bfloat16"])
+    assert report.verdict == "proved"
+    assert "drawn in the order of memory" in report.stage("layouts").reason
+    assert _verify(lambda x: torch.dropout(x, 0.3, True), lambda x: torch.dropout(x, 0.3, True), MN, random=True)
+    assert not _verify(lambda x: _drop(x, 1.01), _drop, MN, random=True)
+    state = torch.get_rng_state()
+    _verify(_drop, _drop, MN, random=True, only=["contract"])
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def _other_generator(x, factor=1.0):
+    keep = torch.rand(x.shape, generator=torch.Generator().manual_seed(int(torch.randint(1 << 30, ())))) < 0.7
+    return torch.where(keep, factor * x / 0.7, 0.0)
+
+
+def test_other_random_numbers_than_the_reference_draws_are_undecided():
+    report = _verify(_other_generator, _drop, MN, random=True)
+    assert report.verdict == "undecided"
+    assert report.stage("oracle").reason.startswith(
+        "random: under one seed the op draws other numbers than its reference"
+    )
+    assert report.stage("contract").status == "passed"
+
+
+def test_what_is_wrong_on_average_is_found_whatever_it_draws():
+    assert _verify(lambda x: _other_generator(x, 2.0), _drop, MN, random=True).verdict == "finding"
+
+
+def test_draws_that_hang_on_the_precision_are_undecided():
+    noisy = lambda x: x + torch.randn_like(x)  # noqa: E731
+    report = _verify(noisy, noisy, MN, random=True, dtypes=["bfloat16"])
+    assert report.verdict == "undecided"
+    assert "draws other numbers in bfloat16 than in float64" in report.stage("oracle").reason
