@@ -324,3 +324,11 @@ def test_draws_that_hang_on_the_precision_are_undecided():
     report = _verify(noisy, noisy, MN, random=True, dtypes=["bfloat16"])
     assert report.verdict == "undecided"
     assert "draws other numbers in bfloat16 than in float64" in report.stage("oracle").reason
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_inputs_by_a_callable_keep_op_and_reference_apart(random):
+    inputs = lambda seed, dtype, sizes: dict(x=torch.linspace(-1, 1, 9, dtype=dtype))  # noqa: E731
+    wrong = rg.op(lambda x: 1.01 * torch.sin(x), torch.sin, inputs, random=random)
+    assert not rg.verify(wrong, level="quick", only=["oracle"])
+    assert rg.verify(rg.op(torch.sin, torch.sin, inputs, random=random), level="quick", only=["oracle"])

@@ -164,7 +164,7 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
             return _constrained_integers(name, spec, shape, low, top, dtype, gen)
         if extreme in extreme_values.ENDS:
             return torch.full(shape, low if extreme == "lowest" else max(top, 1) - 1, dtype=dtype)
-        return torch.randint(low, max(top, 1), shape, generator=gen).to(dtype)
+        return _integers(low, max(top, low + 1), shape, gen, case.draw).to(dtype)
     wide = torch.promote_types(dtype, torch.float64)
     if high is not None:
         low = float(spec.low or 0.0)
@@ -180,6 +180,23 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     else:
         numbers = numbers * spec.scale
     return numbers.to(dtype) if spec.values is None else constraints.draw(name, spec, numbers, dtype, gen)
+
+
+def _integers(low: int, top: int, shape: tuple[int, ...], gen: torch.Generator, number: int) -> torch.Tensor:
+    """Whole numbers of every kind: all of a small range, both ends of a large one, duplicates, in no order.
+
+    Further draws are sorted along the last dimension, and of two values alone, in turn.
+    """
+    count, span = math.prod(shape), top - low
+    drawn = torch.randint(low, top, (count,), generator=gen)
+    if span <= count:
+        drawn[:span] = torch.arange(low, top)
+    elif count > 3:
+        drawn[0], drawn[1], drawn[2] = low, top - 1, drawn[3]
+    drawn = drawn[torch.randperm(count, generator=gen)].view(shape)
+    if number % 3 == 1 and shape:
+        return drawn.sort(-1).values
+    return torch.where(drawn % 2 == 0, *drawn.flatten()[[0, -1]]) if number % 3 == 2 and count else drawn
 
 
 def _concrete(spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:

@@ -141,6 +141,10 @@ def _joined(results: Sequence[StageResult]) -> StageResult:
         notes=tuple(dict.fromkeys(note for r in results for note in r.notes)),
         findings=tuple(f for r in results for f in r.findings),
         accepted=tuple(f for r in results for f in r.accepted),
+        compared=tuple(dict.fromkeys(name for r in results for name in r.compared)),
+        gradients=tuple(dict.fromkeys(name for r in results for name in r.gradients)),
+        uncompared=tuple(dict.fromkeys(name for r in results for name in r.uncompared)),
+        sizes=tuple(size for r in results for size in r.sizes),
         profiles=tuple(p for r in results for p in r.profiles),
     )
 

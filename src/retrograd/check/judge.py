@@ -28,6 +28,7 @@ class Judge:
         remarks: what was let pass in the present case, in words.
         doubts: what nobody can tell there, in words.
         worst: by tensor, of what the present stage has judged.
+        compared: names of what it has held against the truth.
     """
 
     runner: OpRunner
@@ -35,6 +36,7 @@ class Judge:
     remarks: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)
+    compared: dict[str, None] = field(default_factory=dict)
     _noisy: bool | None = None
 
     def against_truth(
@@ -61,6 +63,8 @@ class Judge:
             if got is None or want is None or got.shape != want.shape:
                 findings += _missing_or_misshapen(stage, case, name, got, want)
                 continue
+            if got.numel():
+                self.compared[name] = None
             mask = None if excused is None else excused.get(name)
             if not case.values and not bool((want.abs() <= torch.finfo(got.dtype).max / 2).all()):
                 mask = self._undefined(case, name, got, want)
@@ -195,6 +199,7 @@ class Judge:
             if want is None or want.shape != got.shape:
                 findings += _missing_or_misshapen(stage, case, name, got, want)
                 continue
+            self.compared[name] = None
             off = got != want.to(got.device)
             if bool(off.any()):
                 for other in reference.rounded_exactly(name):

@@ -27,7 +27,7 @@ def document(report: Report, everything: bool = True) -> doc.Document:
     """The report; nothing of it is left out."""
     verdict = VERDICTS[report.verdict]
     facts = [report.device, ", ".join(report.dtypes), f"level {report.level}", f"seed {report.seed}"]
-    head = (" \u00b7 ".join([*facts, duration(report.seconds)]),)
+    head = (" \u00b7 ".join([*facts, duration(report.seconds)]), *_covers(report))
     cards = tuple(map(_card, report.findings))
     header = doc.Header(report.verdict, report.target, head, verdict)
     notes = [*report.notes, *(f"{s.id}: {note}" for s in report.stages for note in s.notes)]
@@ -72,6 +72,7 @@ def _text(report: Report, notes: list[str]) -> Iterator[doc.TextLine | doc.Table
     yield from (doc.TextLine(f"note: {note}") for note in notes)
     if notes or report.accepted:
         yield doc.TextLine()
+    yield from (doc.TextLine(line, "dim") for line in _covers(report))
     parts = [count(len(report.findings), "finding")] * bool(report.findings)
     parts += [f"{len(report.accepted)} accepted"] * bool(report.accepted) + [_progress(report)]
     text = f"{VERDICTS[report.verdict]} in {duration(report.seconds)} ({', '.join(parts)})"
@@ -82,6 +83,10 @@ def _accepted(finding: Finding) -> str:
     """An accepted finding in a line: its class, the reason, what it is."""
     name = "/".join(filter(None, (finding.stage, finding.kind, finding.tensor)))
     return f"{name}: {finding.accepted} | {finding.what.splitlines()[0]}"
+
+
+def _covers(report: Report) -> list[str]:
+    return [f"covers {report.covers}"] if report.covers else []
 
 
 def _progress(report: Report) -> str:
@@ -176,7 +181,9 @@ def _annotations(report: Report) -> Iterator[doc.Annotation]:
         if stage.status == "undecided":
             yield doc.Annotation("warning", f"{report.target}: {stage.id}", stage.reason)
     yield doc.Annotation(
-        "notice", f"retrograd verify {report.target}", f"{VERDICTS[report.verdict]}: {_progress(report)}"
+        "notice",
+        f"retrograd verify {report.target}",
+        "; ".join([f"{VERDICTS[report.verdict]}: {_progress(report)}", *_covers(report)]),
     )
 
 

@@ -109,13 +109,24 @@ def _dense(grad: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class OpRunner:
-    """The op in one dtype, on one device; values that were drawn are kept. `calls` counts its forwards."""
+    """The op in one dtype, on one device; values that were drawn are kept.
+
+    Attributes:
+        spec, dtype, seed, device: what runs, and where.
+        calls: counts its forwards.
+        gradients: names of the gradients that there were in the present stage.
+        uncompared: kinds of outputs by name that are no tensors.
+        judged: its cases that came to a result.
+    """
 
     spec: OpSpec
     dtype: str
     seed: int
     device: str
     calls: int = 0
+    gradients: dict[str, None] = field(default_factory=dict)
+    uncompared: dict[str, str] = field(default_factory=dict)
+    judged: list[Case] = field(default_factory=list)
     _drawn: dict[Case, dict[str, Any]] = field(default_factory=dict)
     _at_kinks: dict[tuple[Case, str], torch.Tensor] = field(default_factory=dict)
     _grad_outs: dict[Case, list[torch.Tensor]] = field(default_factory=dict)
@@ -209,6 +220,9 @@ class OpRunner:
         got, want = [tuple(o.shape) for o in outs], [tuple(g.shape) for g in gs]
         if got != want:
             raise OpRaised(f"outputs have shapes {got}, the reference gives {want}")
+        self.uncompared |= results.other
+        if any(o.requires_grad and o.numel() for o in outs):
+            self.gradients |= {f"grad {name}": None for name in names}
         gs = [g.to(o.dtype) if o.dtype != g.dtype else g for o, g in zip(outs, gs, strict=True)]
         return ForwardPass(results, inputs, names, gs, self.spec)
 

@@ -19,6 +19,7 @@ from retrograd.check import constraints, stages
 from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline, settle
 from retrograd.check.case_sharding import shard_cases
+from retrograd.check.coverage import Coverage
 from retrograd.check.devices import checked, describe, environment, lost
 from retrograd.check.draws import disagreement
 from retrograd.check.finding_summary import explain, progress_line, worst_faults
@@ -92,9 +93,8 @@ class Verification:
             )
             for d in names
         }  # fmt: skip
-        self._doubts: dict[str, str] = {}
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
-        self.watch, self.progress = watch, progress
+        self.watch, self.progress, self._doubts = watch, progress, dict[str, str]()
 
     def _accepted_by(self, baseline: str | Path | None, every: bool) -> tuple[Acceptance, ...]:
         """What may stand; where `every` case and dtype is run, it must be seen as well."""
@@ -137,6 +137,7 @@ class Verification:
     def run_stage(self, stage: Stage) -> StageResult:
         """Every case of a stage in every dtype, merged into one result."""
         start, calls = time.perf_counter(), self.calls()
+        coverage = Coverage.begin(self.contexts.values())
         result = StageResult(stage.id, stage.title, "skipped")
         if stage.needs_reference and self.spec.reference is None:
             return replace(result, reason="needs a reference; give `reference=` to retrograd.op")
@@ -171,7 +172,7 @@ class Verification:
             runs=self.calls() - calls, seconds=round(time.perf_counter() - start, 3),
             power=weakest.power, power_text=f"relative error {text}" if weakest.power else weakest.power_text,
             notes=tuple(dict.fromkeys(n for o in outcomes for n in o.notes)),
-            profiles=tuple(p.draw() for o in outcomes for p in o.profiles),
+            profiles=tuple(p.draw() for o in outcomes for p in o.profiles), **coverage.fields(),
         )  # fmt: skip
 
     def _random_doubt(self, dtype: str) -> str:
@@ -210,6 +211,7 @@ class Verification:
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, False) or bool(outcome.findings)
+            context.runner.judged.append(case)
             outcome.undecided += context.judge.doubts[:1]
             outcome.notes += context.judge.remarks
             merged.add(outcome)

@@ -157,7 +157,9 @@ class Profile:
 class StageResult:
     """What one stage says. `power` is the smallest relative error it would have caught, 0 for an exact stage.
 
-    `accepted` are findings that may stand, for the reasons that they have; `findings` are all others.
+    `accepted` are findings that may stand, for the reasons that they have; `findings` are all others. `compared` are
+    names of results that were held against the reference, `gradients` those of the op that there were, `uncompared`
+    outputs that are no tensors; `sizes` the least and the largest of each dimension.
     """
 
     id: str
@@ -173,6 +175,10 @@ class StageResult:
     findings: tuple[Finding, ...] = ()
     profiles: tuple[Profile, ...] = ()
     accepted: tuple[Finding, ...] = ()
+    compared: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,6 +223,31 @@ class Report(Record, Shown):
         """Every finding that may stand, each with its reason."""
         return tuple(f for s in self.stages for f in s.accepted)
 
+    @property
+    def covers(self) -> str:
+        """What was compared, at which sizes, how often, in a line; "" where no record was kept of it."""
+        ran = [stage for stage in self.stages if stage.status in ("passed", "failed")]
+        compared = dict.fromkeys(name for stage in ran for name in stage.compared)
+        alone = [n for n in dict.fromkeys(n for stage in ran for n in stage.gradients) if n not in compared]
+        others = dict.fromkeys(name for stage in ran for name in stage.uncompared)
+        if not compared and not alone:
+            nothing = self.verdict == "undecided" and all(stage.status != "undecided" for stage in self.stages)
+            return "nothing: no output has a gradient, and none was compared with a reference" if nothing else ""
+        ranges: dict[str, tuple[int, int]] = {}
+        for name, low, high in (item for stage in ran for item in stage.sizes):
+            least, most = ranges.get(name, (low, high))
+            ranges[name] = (min(least, low), max(most, high))
+        adjoint = any(stage.id == "adjoint" and stage.cases for stage in ran)
+        parts = [f"{', '.join(compared)} compared with the reference"] * bool(compared)
+        parts += [f"{', '.join(alone)} {'compared with differences' if adjoint else 'without a reference'}"] * bool(
+            alone
+        )
+        parts += ["no gradient"] * (not any(stage.gradients for stage in ran))
+        parts += [f"not compared: {', '.join(others)}"] * bool(others)
+        sizes = [name + (f" {low} to {high}" if low != high else f" {low}") for name, (low, high) in ranges.items()]
+        parts += [", ".join(self.dtypes)] + [", ".join(sizes)] * bool(sizes)
+        return f"{'; '.join(parts)}; {sum(s.cases for s in ran)} cases, {sum(s.runs for s in ran)} runs"
+
     def stage(self, stage_id: str) -> StageResult:
         """The result of one stage; KeyError names the stages there are."""
         for result in self.stages:
@@ -233,12 +264,15 @@ class Report(Record, Shown):
             raise VerificationError("\n".join(lines))
         if self.verdict == "undecided":
             reasons = [f"{s.id}: {s.reason}" for s in self.stages if s.status == "undecided"]
-            raise UndecidedError(f"{self.target}: cannot decide; {'; '.join(reasons) or 'no stage ran'}")
+            ran = any(s.runs for s in self.stages)
+            reasons = reasons or [f"nothing to prove: it covers {self.covers}" if ran else "no stage ran"]
+            raise UndecidedError(f"{self.target}: cannot decide; {'; '.join(reasons)}")
 
 
 def verdict_of(stages: Sequence[StageResult]) -> Literal["proved", "finding", "undecided"]:
-    """The verdict that results of stages come to; none that ran to its end decides nothing."""
+    """The verdict that results of stages come to; none that ran to its end, or compared anything, decides nothing."""
     if any(stage.findings for stage in stages):
         return "finding"
     ran = [stage for stage in stages if stage.status in ("passed", "failed")]
-    return "undecided" if not ran or any(stage.status == "undecided" for stage in stages) else "proved"
+    nothing = any(stage.runs for stage in ran) and not any(stage.compared or stage.gradients for stage in ran)
+    return "undecided" if not ran or nothing or any(stage.status == "undecided" for stage in stages) else "proved"

@@ -1,0 +1,43 @@
+"""Coverage of a stage: which results were compared, which gradients there were, at which sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.check.sizes import elements
+from retrograd.check.stages import StageContext
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What is written down while a stage runs, in the contexts of all dtypes."""
+
+    contexts: tuple[StageContext, ...]
+
+    @classmethod
+    def begin(cls, contexts: Iterable[StageContext]) -> Coverage:
+        """The coverage of a stage in which nothing has run yet."""
+        coverage = cls(tuple(contexts))
+        for context in coverage.contexts:
+            for notes in (context.judge.compared, context.runner.gradients, context.runner.uncompared):
+                notes.clear()
+            context.runner.judged.clear()
+        return coverage
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `StageResult` that say it."""
+        compared = dict.fromkeys(name for c in self.contexts for name in c.judge.compared)
+        gradients = dict.fromkeys(name for c in self.contexts for name in c.runner.gradients)
+        others = {name: kind for c in self.contexts for name, kind in c.runner.uncompared.items()}
+        ranges: dict[str, list[int]] = {}
+        for case in (case for c in self.contexts for case in c.runner.judged):
+            for name, size in case.sizes:
+                ranges.setdefault(name, []).append(elements(size))
+        return {
+            "compared": tuple(compared),
+            "gradients": tuple(gradients),
+            "uncompared": tuple(f"{name} ({kind})" for name, kind in others.items()),
+            "sizes": tuple((name, min(counts), max(counts)) for name, counts in ranges.items()),
+        }
