@@ -332,3 +332,43 @@ def test_inputs_by_a_callable_keep_op_and_reference_apart(random):
     wrong = rg.op(lambda x: 1.01 * torch.sin(x), torch.sin, inputs, random=random)
     assert not rg.verify(wrong, level="quick", only=["oracle"])
     assert rg.verify(rg.op(torch.sin, torch.sin, inputs, random=random), level="quick", only=["oracle"])
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        lambda x: (x.sin(), x.cos(), x.argmax(-1)),
+        lambda x: [x.sin(), x.cos(), x.argmax(-1)],
+        lambda x: {"at": x.argmax(-1), "cos": x.cos(), "sin": x.sin()},
+    ],
+)
+def test_what_outputs_come_in_does_not_matter(reference):
+    op = lambda x: {"sin": x.sin(), "cos": x.cos(), "at": x.argmax(-1), "note": "text"}  # noqa: E731
+    more = dict(sizes=dict(N=(1, 64)))
+    report = _verify(op, reference, MN, **more)
+    assert report.verdict == "proved"
+    assert "not compared: out.note (str)" in report.covers
+    wrong = lambda x: {**op(x), "cos": 1.01 * x.cos()}  # noqa: E731
+    assert {f.kind for f in _verify(wrong, reference, MN, only=["contract", "oracle"], **more).findings} == {
+        "wrong-value"
+    }
+
+
+def test_a_tensor_and_a_number_beside_a_tensor():
+    assert _verify(lambda x: (x.sin(), 3), torch.sin, MN)
+    assert not _verify(lambda x: (x.cos(), 3), torch.sin, MN)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_inputs(dtype):
+    fn = lambda x, q, scale: x * (q.to(x.dtype) * scale)  # noqa: E731
+    inputs = dict(x=t("M", "N"), q=t("N", dtype=dtype), scale=t(1))
+    assert _verify(fn, fn, inputs, dtypes=["float32", "bfloat16"])
+    wrong = lambda x, q, scale: x * (q.to(x.dtype).abs() * scale)  # noqa: E731
+    assert not _verify(wrong, fn, inputs)
+    assert not _verify(wrong, fn, inputs | dict(q=t(torch.randn(48).to(getattr(torch, dtype)))), sizes=dict(N=48))
+    with pytest.raises(SpecError, match="whose numbers have no gradient"):
+        t("N", dtype=dtype, grad=True)
+    report = _verify(lambda x: x.to(torch.float8_e5m2), lambda x: x.to(torch.float8_e5m2), MN)
+    assert report.verdict == "undecided"
+    assert "check the op followed by .float()" in report.stage("oracle").reason

@@ -195,8 +195,10 @@ def arranged(
         if _is_module(fn) or mutates:
             reason = "a module" if _is_module(fn) else "an op that writes to some (`mutates`)"
             raise SpecError(f"`inputs` is a callable, and `fn` {reason}; expected a dict of retrograd.tensor(...)")
-        calls = [f if f is None or not random else Call(f, seed=seed) for f in (fn, reference)]
-        return Arranged(calls[0], calls[1], inputs, dict(params))
+        if not random:
+            return Arranged(fn, reference, inputs, dict(params))
+        seeded = None if reference is None else Call(reference, seed=seed)
+        return Arranged(Call(fn, seed=seed), seeded, inputs, dict(params))
     named = inputs if isinstance(inputs, Mapping) else {f"input{i}": v for i, v in enumerate(_row(inputs))}
     by_keyword = {k: v for k, v in params.items() if isinstance(v, (TensorSpec, SizeSpec)) or _is_tensor(v)}
     rest = {k: v for k, v in params.items() if k not in by_keyword}

@@ -16,7 +16,8 @@ from retrograd.errors import SpecError, UsageError
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 COMPLEXES = ("complex128", "complex64")
 COMPLEX = "complex"  # of a tensor: the complex dtype of the precision under test
-DTYPES = (*FLOATS, *COMPLEXES, COMPLEX, "int64", "int32", "int16", "int8", "uint8", "bool")
+FLOAT8S = ("float8_e4m3fn", "float8_e5m2")  # of inputs without a gradient: no arithmetic is done in them
+DTYPES = (*FLOATS, *FLOAT8S, *COMPLEXES, COMPLEX, "int64", "int32", "int16", "int8", "uint8", "bool")
 
 _SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "half": "float16"}
 
@@ -59,7 +60,8 @@ class TensorSpec:
     def floating(self) -> bool:
         """Whether it holds floating or complex numbers."""
         if self.concrete is not None:
-            return self.concrete.is_floating_point() or self.concrete.is_complex()
+            floating = self.concrete.is_floating_point() or self.concrete.is_complex()
+            return floating and self.concrete.dtype.itemsize > 1
         return self.dtype is None or self.dtype in (*FLOATS, *COMPLEXES, COMPLEX)
 
     @property
@@ -114,7 +116,7 @@ def tensor(
             is "M", "N". Instead of dimensions a torch.Tensor: its values are taken, in the dtype under test if it is
             floating.
         dtype: None for the dtype under test; a name or torch dtype for a fixed one; "complex" for complex numbers
-            in the precision under test. Integer and bool tensors get no gradient.
+            in the precision under test. Integer, bool and float8 tensors get no gradient.
         low, high: values are uniform in [low, high), for integers low <= v < high; `high` may name a
             dimension (an index tensor). None: standard normal (integers need `high`).
         scale: a factor, or (smallest, largest): then each row gets a factor drawn log-uniformly.
@@ -135,7 +137,9 @@ def tensor(
     for place, dim in enumerate(words):
         sizes.check_dim(dim, place)
     kind = None if dtype is None else dtype_name(dtype)
-    integer = kind is not None and kind not in (*FLOATS, *COMPLEXES, COMPLEX, "bool")
+    integer = kind is not None and kind not in (*FLOATS, *FLOAT8S, *COMPLEXES, COMPLEX, "bool")
+    if kind in FLOAT8S and (grad or values is not None):
+        raise SpecError(f"`dtype` is {kind}, whose numbers have no gradient and keep to nothing; leave out the rest")
     if (low is None) != (high is None) and not integer:
         raise SpecError(f"`low` is {low!r} and `high` is {high!r}; give both for a uniform range, or neither")
     if integer and high is None and values != "permutation" and not callable(values):

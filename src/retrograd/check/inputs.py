@@ -12,6 +12,7 @@ import torch
 from retrograd.check import constraints, extreme_values, sizes
 from retrograd.check.input_specs import COMPLEX, SizeSpec, TensorSpec
 from retrograd.check.layouts import lay_out, repeat_values
+from retrograd.check.outputs import promoted
 from retrograd.check.schema import Case, Size
 from retrograd.check.seeds import derive
 from retrograd.check.sizes import elements
@@ -165,7 +166,7 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
         if extreme in extreme_values.ENDS:
             return torch.full(shape, low if extreme == "lowest" else max(top, 1) - 1, dtype=dtype)
         return _integers(low, max(top, low + 1), shape, gen, case.draw).to(dtype)
-    wide = torch.promote_types(dtype, torch.float64)
+    wide = promoted(dtype, torch.float64)
     if high is not None:
         low = float(spec.low or 0.0)
         numbers = extreme_values.at_end(torch.rand(shape, generator=gen, dtype=wide), extreme)

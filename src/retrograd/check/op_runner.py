@@ -130,6 +130,7 @@ class OpRunner:
     _drawn: dict[Case, dict[str, Any]] = field(default_factory=dict)
     _at_kinks: dict[tuple[Case, str], torch.Tensor] = field(default_factory=dict)
     _grad_outs: dict[Case, list[torch.Tensor]] = field(default_factory=dict)
+    _named: dict[Any, Outputs] = field(default_factory=dict)
 
     @property
     def base(self) -> Case:
@@ -172,6 +173,7 @@ class OpRunner:
         if key not in self._grad_outs:
             # Without a reference the op itself says which outputs there are.
             outs = self.reference(key).outputs() if self.spec.reference else self.call(key, self.inputs(key))
+            self._named[case.params] = outs
             self._grad_outs[key] = [self._draw_grad_out(key, i, out) for i, out in enumerate(outs.inexact.values())]
         layout = case.layout("grad_out")
         return [lay_out(g.clone(), layout) for g in self._grad_outs[key]]
@@ -188,7 +190,7 @@ class OpRunner:
         return repeat_values(g, case.layout("grad_out"))
 
     def call(self, case: Case, inputs: dict[str, Any]) -> Outputs:
-        """All outputs of the op; OpRaised if it raises."""
+        """All outputs of the op, under the names that the reference has for them; OpRaised if it raises."""
         self.calls += 1
         try:
             result = self.spec.fn(*inputs.values(), **dict(case.params))
@@ -196,7 +198,8 @@ class OpRunner:
             raise
         except Exception as error:
             raise OpRaised.at("forward", error) from error
-        return Outputs.of(result, self.spec, "fn")
+        outputs = Outputs.of(result, self.spec, "fn")
+        return outputs.named_as(self._named[case.params]) if case.params in self._named else outputs
 
     def forward(
         self, case: Case, *, inputs: dict[str, Any] | None = None, grad_outs: list[torch.Tensor] | None = None,

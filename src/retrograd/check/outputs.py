@@ -23,6 +23,11 @@ def inexact(t: Any) -> bool:
     return isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())
 
 
+def promoted(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The dtype that holds the numbers of both; of float8, which torch promotes to nothing, the other."""
+    return other if dtype.is_floating_point and dtype.itemsize == 1 else torch.promote_types(dtype, other)
+
+
 def as_real(t: torch.Tensor) -> torch.Tensor:
     """A complex tensor as real numbers with a last dimension of two; others as they are."""
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
@@ -73,12 +78,27 @@ class Outputs:
                     f"{name} of {spec.name} is sparse ({str(t.layout).removeprefix('torch.')}); sparse outputs are not "
                     "compared: check the op followed by .to_dense()"
                 )
+            if t.is_floating_point() and t.dtype.itemsize == 1:
+                raise UndecidedError(
+                    f"{name} of {spec.name} is {t.dtype}, in which nobody knows what a rounding is worth: check the op "
+                    "followed by .float(), or return it as bytes by .view(torch.uint8)"
+                )
         floats = {name: t for name, t in tensors.items() if inexact(t)}
         return cls(
             floats,
             {name: t for name, t in tensors.items() if name not in floats},
             {name: type(leaf).__name__ for name, leaf in leaves.items() if name not in tensors and leaf is not None},
         )
+
+    def named_as(self, other: Outputs) -> Outputs:
+        """The same in the order and under the names of another, where there are as many: a dict or a tuple of them."""
+        return Outputs(_names_of(self.inexact, other.inexact), _names_of(self.exact, other.exact), self.other)
+
+
+def _names_of(t: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    if t.keys() == like.keys():
+        return {name: t[name] for name in like}
+    return dict(zip(like, t.values(), strict=True)) if len(t) == len(like) else dict(t)
 
 
 def _named(returned: Returned, argument: str) -> dict[str, Any]:

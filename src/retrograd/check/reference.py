@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
 from retrograd.check.constraints import project
-from retrograd.check.outputs import Outputs, as_real, inexact
+from retrograd.check.outputs import Outputs, as_real, inexact, promoted
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
@@ -95,7 +95,7 @@ class Reference:
         inputs = self.inputs()
         for name, value in inputs.items():
             if inexact(value):
-                inputs[name] = value.to(torch.promote_types(value.dtype, torch.float64))
+                inputs[name] = value.to(promoted(value.dtype, torch.float64))
         try:
             with torch.no_grad(), mode or Float64():
                 return self.call(inputs)
@@ -138,7 +138,7 @@ class Reference:
         for name, value in inputs.items():
             if inexact(value):
                 # What is wider by its spec stays so in the op's own precision.
-                value = value.contiguous().to(torch.promote_types(value.dtype, dtype))
+                value = value.contiguous().to(promoted(value.dtype, dtype))
                 value = value + shift[name] if shift is not None and name in shift else value
                 if mode is not None and mode.unit and mode.inputs:
                     value = value * (1 + mode.unit * mode.noise(value))
