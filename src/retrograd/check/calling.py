@@ -20,7 +20,7 @@ _SEED = 0  # of every call of an op that draws
 
 
 @dataclass(frozen=True)
-class Place:
+class InputPlace:
     """Where an input stands among the arguments."""
 
     name: str
@@ -45,7 +45,7 @@ class Call:
     Attributes:
         fn: what is called.
         names: of the inputs, in the order in which they come.
-        arguments: with `Place` where an input stands; None for the inputs in a row.
+        arguments: with `InputPlace` where an input stands; None for the inputs in a row.
         keywords: likewise by keyword.
         state: names of a module's parameters and buffers: replaced in a module, keywords of any other function.
         written: names of the inputs that it may write to.
@@ -128,7 +128,7 @@ def _seeded(seed: int | None, values: Sequence[Any]) -> AbstractContextManager[A
 
 def _rebuilt(value: Any, inputs: Mapping[str, Any]) -> Any:
     """An argument with the inputs in their places."""
-    if isinstance(value, Place):
+    if isinstance(value, InputPlace):
         return inputs[value.name]
     if isinstance(value, dict):
         return {key: _rebuilt(item, inputs) for key, item in value.items()}
@@ -143,10 +143,10 @@ def _rebuilt(value: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def _taken_apart(name: str, value: Any, inputs: dict[str, Any]) -> Any:
-    """An argument with `Place` where an input stands; `inputs` gets these, by the path that leads to them."""
+    """An argument with `InputPlace` where an input stands; `inputs` gets these, by the path that leads to them."""
     if isinstance(value, (TensorSpec, SizeSpec)) or _is_tensor(value):
         inputs[name] = value
-        return Place(name)
+        return InputPlace(name)
     if isinstance(value, dict):
         return {key: _taken_apart(f"{name}.{key}", item, inputs) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -229,7 +229,7 @@ def _argument(name: str, value: Any, flat: dict[str, Any]) -> Any:
     inside: dict[str, Any] = {}
     place = _taken_apart(name, value, inside)
     flat |= inside or {name: value}
-    return place if inside else Place(name)
+    return place if inside else InputPlace(name)
 
 
 def _call(
@@ -240,7 +240,7 @@ def _call(
     if fn is None:
         return None
     only = {name: place for name, place in places.items() if name in _keyword_only(fn)}
-    simple = all(place == Place(name) for name, place in places.items()) and not only and not keywords
+    simple = all(place == InputPlace(name) for name, place in places.items()) and not only and not keywords
     if simple and not state and not written:
         return fn if seed is None else Call(fn, seed=seed)
     arguments = tuple(place for name, place in places.items() if name not in only)
