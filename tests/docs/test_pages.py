@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import json
 import re
@@ -128,3 +129,23 @@ def test_a_notebook_shows_what_it_shows_when_it_is_run(path):
         return re.sub(r"(\d\.\d\d)\d+", r"\1", " ".join(text.split()))
 
     assert words(execute(path)) == words(nbformat.read(path, as_version=4))
+
+
+def test_the_page_of_specs_describes_what_there_is(tmp_path):
+    import torch
+
+    import retrograd as rg
+    from retrograd.check.acceptance import read_baseline
+
+    page = (ROOT / "docs" / "spec.md").read_text()
+    names = dict.fromkeys(("fn", "reference", "glu", "attention", "split", "topk", "fold"), lambda *tensors: tensors)
+    names |= dict(rg=rg, torch=torch, MyLinear=torch.nn.Linear, MyNorm=torch.nn.BatchNorm1d)
+    names |= dict(inputs=dict(x=rg.tensor("N")), State=collections.namedtuple("State", "h c"))
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(block, names)
+    file = tmp_path / "retrograd-baseline.toml"
+    file.write_text(re.search(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
+    (entry,) = read_baseline(file, f"{tmp_path}/my_op.py:spec")
+    assert entry.finding == "oracle/wrong-value/grad x"

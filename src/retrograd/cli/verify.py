@@ -214,7 +214,7 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
 
             messages.send(event, about.stage, progress_line(about))
         elif event == "stage":
-            for finding in [f for f in about.findings if not f.partial]:
+            for finding in [f for f in (*about.findings, *about.accepted) if not f.partial]:
                 failed.setdefault(finding.case.dtype, []).append(finding.stage)
             messages.send(event, about.to_json(), failed)
         else:
