@@ -30,6 +30,10 @@ class InterpreterError(RetrogradError):
     """Triton's interpreter cannot be relied on in these versions; ops without Triton kernels need none of it."""
 
 
+class UnsupportedOperationError(UndecidedError):
+    """A kernel has an operation that cannot be executed without a GPU; the message names it and its source line."""
+
+
 class UnsupportedVersionError(UsageError):
     """A framework behaves differently from the releases that were tested; the message names the alternative."""
 

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from retrograd.errors import RetrogradError
+from retrograd.errors import RetrogradError, UnsupportedOperationError
 from retrograd.ttir.element_types import element_type, from_bits, round_tf32, to_bits
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.inline_asm import inline_asm
 from retrograd.ttir.libdevice import symbol
-from retrograd.ttir.operations import UnsupportedOperationError
 from retrograd.ttir.parser import parse
 from retrograd.ttir.program import compile_text
 from retrograd.ttir.storage import Pointer, Storage

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from retrograd.check import cpu_kernels
 from retrograd.check.guard_bands import BAND, SIDES, Guard
 from retrograd.compat.triton_interpreter.memory_hooks import kernel_line, watches_memory, watching_memory
 from retrograd.core import gc_pause
+from retrograd.ttir.faults import KernelFault
 
 __all__ = ["AccessWatch", "OutsideAccess", "watch", "watches_memory"]
 
@@ -117,6 +119,7 @@ class AccessWatch:
         missing: why addresses were not checked although kernels are interpreted; "" if they were.
         accesses: those outside, by where they are in the source and what they miss.
         launched: whether there was a launch.
+        faults: accesses outside, of kernels that are executed as a GPU would run them.
     """
 
     guards: Sequence[Guard]
@@ -124,6 +127,7 @@ class AccessWatch:
     accesses: dict[Any, OutsideAccess] = field(default_factory=dict)
     launch: _Launch | None = None
     launched: bool = False
+    faults: list[KernelFault] = field(default_factory=list)
 
     def begin(self, kernel: str, arguments: Sequence[tuple[str, Any, Any]]) -> None:
         """A launch starts, with names of arguments, these, and their copies in the interpreter's memory."""
@@ -208,6 +212,11 @@ def _tensors(argument: Any) -> list[torch.Tensor]:
     return _tensors(argument.base) if hasattr(argument, "base") else []
 
 
+def watches_kernels() -> bool:
+    """Whether addresses of kernels are checked here, interpreted ones or those that are executed without a GPU."""
+    return cpu_kernels.current() is not None or watches_memory()
+
+
 @contextmanager
 def watch(guards: Sequence[Guard]) -> Iterator[AccessWatch]:
     """Check every access of kernels that are interpreted meanwhile; does nothing where none are.
@@ -216,5 +225,11 @@ def watch(guards: Sequence[Guard]) -> Iterator[AccessWatch]:
         guards: tensors in bands; read again at each launch, so it may grow.
     """
     watch = AccessWatch(guards)
-    with watching_memory(watch):
+    if cpu_kernels.current() is None:
+        with watching_memory(watch):
+            yield watch
+        return
+    with cpu_kernels.session() as session:
         yield watch
+    watch.launched = bool(session.launches)
+    watch.faults = [fault for fault in session.faults if fault.kind in ("out of bounds", "between rows", "misaligned")]

@@ -20,6 +20,7 @@ from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline, settle
 from retrograd.check.case_sharding import shard_cases
 from retrograd.check.coverage import Coverage
+from retrograd.check.cpu_kernels import executed
 from retrograd.check.devices import checked, describe, environment, lost
 from retrograd.check.draws import disagreement
 from retrograd.check.finding_summary import explain, progress_line, worst_faults
@@ -136,6 +137,10 @@ class Verification:
 
     def run_stage(self, stage: Stage) -> StageResult:
         """Every case of a stage in every dtype, merged into one result."""
+        with executed(self.device):
+            return self._run_stage(stage)
+
+    def _run_stage(self, stage: Stage) -> StageResult:
         start, calls = time.perf_counter(), self.calls()
         coverage = Coverage.begin(self.contexts.values())
         result = StageResult(stage.id, stage.title, "skipped")

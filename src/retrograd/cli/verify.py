@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrograd import config
 from retrograd.cli._options import PATH, choice, words
 from retrograd.cli._output import Progress, live, show
 from retrograd.core.loading import require_torch
@@ -239,32 +238,19 @@ def _check_place(device: str, both: bool) -> None:
 
 
 def _device(device: str) -> str:
-    """The device to use; asks for Triton's interpreter if that is the CPU.
+    """The device to use.
 
     Raises:
         UsageError: no such device.
         MissingExtraError: torch is not installed.
     """
-    if device == "cpu":
-        _interpreter()
     require_torch("retrograd verify")
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "auto" and not count:
-        _interpreter()
     if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= count:
         raise UsageError(f"`--device` is {device!r}, but torch sees {count} CUDA device(s); use --device cpu")
     return device if device != "auto" else "cuda" if count else "cpu"
-
-
-def _interpreter() -> None:
-    if not config.request_interpreter():
-        click.echo(
-            "retrograd: triton was imported before TRITON_INTERPRET=1 could be set, so Triton kernels "
-            "will not run on the CPU; set the variable yourself",
-            err=True,
-        )
 
 
 def _finding(name: str, number: str) -> tuple[Report, Finding]:
@@ -285,13 +271,10 @@ def _finding(name: str, number: str) -> tuple[Report, Finding]:
 def script(report: Report, finding: Finding) -> str:
     """Python that verifies the finding's stage at its case; it exits with 1 if the finding is there again."""
     about = " ".join(finding.what.split()).replace("\\", "\\\\").replace('"""', "'''")
-    # Triton reads the variable when it is imported.
-    interpreter = ["import os", "", 'os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels on CPU tensors', ""]
     device = "cpu" if report.device.startswith("cpu") else report.device.split()[0]
     lines = [
         f'"""{report.target}, {finding.stage}: {about}"""',
         "",
-        *(interpreter if device == "cpu" else []),
         "from retrograd import verify",
         "from retrograd.catalog import resolve",
         "",

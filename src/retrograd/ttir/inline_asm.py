@@ -51,8 +51,14 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
     slots = [word.strip("=&+ ") for word in constraints.split(",") if not word.startswith("~")]
     outputs = sum(word.strip().startswith("=") for word in constraints.split(","))
 
-    def compute(operands: Sequence[Array], sources: Sequence[ElementType], targets: Sequence[ElementType]) -> Any:
+    def compute(
+        operands: Sequence[Array], sources: Sequence[ElementType], targets: Sequence[ElementType],
+        extents: Sequence[int] | None = None,
+    ) -> Any:  # fmt: skip
         shape = np.broadcast_shapes(*(x.shape for x in operands)) if operands else (1,)
+        if packed > 1 and extents is not None:
+            # Neighbours are whatever a thread holds; which they are makes no difference to elements.
+            shape = (shape[0], *extents)
         registers: dict[str, Array] = {}
         filled = outputs
         for operand, source in zip(operands, sources, strict=True):
@@ -70,7 +76,10 @@ def _registers(operand: Array, source: ElementType, shape: tuple[int, ...], pack
     bits = to_bits(operand, source)
     if packed == 1:
         return [bits.astype(f"u{_BITS.get(slot, 32) // 8}")]
-    bits = np.broadcast_to(bits, shape).reshape(*shape[:-1], shape[-1] // packed, packed)
+    bits = np.broadcast_to(bits, shape).reshape(shape[0], -1)
+    if bits.shape[1] % packed:
+        bits = np.repeat(bits, packed, axis=1)  # fewer elements than one run takes: the rest is whatever there is
+    bits = bits.reshape(shape[0], -1, packed)
     if source.size >= 4:
         return [bits[..., i] for i in range(packed)]
     each = min(4 // source.size, packed)
@@ -101,7 +110,9 @@ def _results(
             at += 1
             elements += [(word >> word.dtype.type(8 * target.size * i)).astype(unsigned) for i in range(each)]
         bits = np.stack(np.broadcast_arrays(*elements), axis=-1)
-        results.append(from_bits(np.ascontiguousarray(bits.reshape(*bits.shape[:-2], -1)), target))
+        bits = bits.reshape(shape[0], -1)
+        bits = bits[:, :: max(bits.shape[1] // int(np.prod(shape[1:])), 1)].reshape(shape)
+        results.append(from_bits(np.ascontiguousarray(bits), target))
     return results[0] if len(results) == 1 else tuple(results)
 
 

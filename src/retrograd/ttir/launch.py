@@ -10,16 +10,26 @@ from retrograd.compat.triton_compile import GpuDescription
 from retrograd.compat.triton_launch import around_autotuning
 from retrograd.compat.triton_ttir import executing
 from retrograd.runtime.triton import fake_gpu
-from retrograd.runtime.triton.launch import dry
+from retrograd.runtime.triton.launch import executed
 from retrograd.ttir.session import Session
 from retrograd.ttir.undefined import UndefinedMemory
 
 _GPU = GpuDescription("sm_90", "cuda", 90, 32, 132, 232448, 65536)
 
 
+def pretended(gpu: GpuDescription = _GPU) -> contextlib.AbstractContextManager[None]:
+    """A context in which torch says that it has a GPU, to all but this library."""
+    return fake_gpu.gpu(gpu, knowing=("retrograd.",))
+
+
 @contextlib.contextmanager
 def cpu_triton(
-    seed: int = 0, multiprocessors: int = 132, orders: int = 1, limit: int = 1_000_000, pretend: bool = True
+    seed: int = 0,
+    multiprocessors: int = 132,
+    orders: int = 1,
+    limit: int = 1_000_000,
+    pretend: bool = True,
+    follow_undefined: bool = True,
 ) -> Iterator[Session]:
     """Run anybody's Triton program on CPU tensors, its kernels as a GPU would, with every access checked.
 
@@ -32,6 +42,7 @@ def cpu_triton(
         orders: in how many orders of its programs each launch is run, to say which bits depend on it.
         limit: rounds of loops that the programs of a launch may make together.
         pretend: whether torch says that it has a GPU; launchers of this library need no such thing.
+        follow_undefined: whether memory of torch.empty is followed through operators of torch and through kernels.
 
     Yields:
         A session: `faults` has what was noticed, `launches` what was executed, `report()` says it in words.
@@ -46,9 +57,9 @@ def cpu_triton(
         stack.enter_context(executing(gpu, session.execute, session.tune))
         stack.enter_context(around_autotuning(session.tuning))
         if pretend:
-            stack.enter_context(fake_gpu.gpu(gpu, knowing=("retrograd.ops", "retrograd.runtime")))
-        stack.enter_context(dry(gpu.num_sms))
-        undefined = stack.enter_context(UndefinedMemory(lambda: session.faults))
-        session.undefined = undefined.of
+            stack.enter_context(pretended(gpu))
+        stack.enter_context(executed(gpu.num_sms))
+        if follow_undefined:
+            session.undefined = stack.enter_context(UndefinedMemory(lambda: session.faults)).of
         stack.callback(session.close)
         yield session

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.errors import RetrogradError
+from retrograd.errors import UnsupportedOperationError
 from retrograd.ttir.element_types import Array, ElementType, element_type, from_bits, small_float, to_bits
 from retrograd.ttir.inline_asm import inline_asm
 from retrograd.ttir.ir import Operation
@@ -23,12 +23,11 @@ Compute = Callable[..., Any]
 _ATTRIBUTE = re.compile(r"(\w+) = ((?:array<[^>]*>)|(?:\"(?:[^\"\\]|\\.)*\")|[-\w.]+)")
 
 
-class UnsupportedOperationError(RetrogradError):
-    """An operation of TTIR that cannot be executed without a GPU; the message names it and its source line."""
-
-    def __init__(self, operation: Operation, why: str = "") -> None:
-        where = f" ({operation.place.file}:{operation.place.line})" if operation.place.file else ""
-        super().__init__(f"{operation.name}{where} cannot be executed without a GPU{': ' * bool(why)}{why}")
+def refused(operation: Operation, why: str = "") -> UnsupportedOperationError:
+    """What to raise for an operation that cannot be executed; names it and its line."""
+    where = f" ({operation.place.file}:{operation.place.line})" if operation.place.file else ""
+    reason = f": {why}" if why else ""
+    return UnsupportedOperationError(f"{operation.name}{where} cannot be executed without a GPU{reason}")
 
 
 def attributes(operation: Operation) -> dict[str, str]:
@@ -73,7 +72,7 @@ def _whole(compute: Compute, boolean: Compute | None = None) -> Callable[[Operat
     def build(operation: Operation) -> Compute:
         if kind_of(operation, 0).name == "i1":
             if boolean is None:
-                raise UnsupportedOperationError(operation, "not for values of one bit")
+                raise refused(operation, "not for values of one bit")
             return boolean
         return compute
 
@@ -239,7 +238,7 @@ def _high_product(operation: Operation) -> Compute:
 def _addptr(operation: Operation) -> Compute:
     pointee = operation.operands[0].type.pointee
     if pointee is None:
-        raise UnsupportedOperationError(operation)
+        raise refused(operation)
     size = element_type(pointee.element).size
     if kind_of(operation, 1).name == "i64":
         return lambda pointer, offset: pointer + offset * size
@@ -258,7 +257,7 @@ def _extern(operation: Operation) -> Compute:
     name = attributes(operation).get("symbol", "")
     compute = symbol(name)
     if compute is None:
-        raise UnsupportedOperationError(operation, f"the function {name!r} of a library")
+        raise refused(operation, f"the function {name!r} of a library")
     dtype = kind_of(operation).compute
     return lambda *operands: compute(*operands).astype(dtype, copy=False)
 
@@ -269,8 +268,9 @@ def _asm(operation: Operation) -> Compute:
     text = _ATTRIBUTE_STRING.findall(operation.text)[0]
     compute = inline_asm(text, attributes(operation)["constraints"], int(attributes(operation)["packed_element"]))
     if isinstance(compute, str):
-        raise UnsupportedOperationError(operation, f"inline assembly, {compute}")
-    return lambda *operands: compute(operands, sources, targets)
+        raise refused(operation, f"inline assembly, {compute}")
+    extents = operation.results[0].type.shape
+    return lambda *operands: compute(operands, sources, targets, extents)
 
 
 _ATTRIBUTE_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')

@@ -12,7 +12,7 @@ from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_
 from retrograd.ttir.element_types import Array, element_type
 from retrograd.ttir.frames import Code, Frame, Step
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SsaValue
-from retrograd.ttir.operations import ELEMENTWISE, UnsupportedOperationError
+from retrograd.ttir.operations import ELEMENTWISE, refused
 from retrograd.ttir.parser import parse
 from retrograd.ttir.races import OrderedRaces
 from retrograd.ttir.shaping import SHAPING, constant, map_elements, reduction, scan
@@ -114,9 +114,7 @@ class Compiler:
 
     def region(self, region: OperationRegion) -> Code:
         if len(region.blocks) > 1:
-            raise UnsupportedOperationError(
-                region.blocks[0].operations[-1], "a branch inside of structured control flow"
-            )
+            raise refused(region.blocks[0].operations[-1], "a branch inside of structured control flow")
         return self._block(region.entry, {})
 
     def _block(self, block: Block, labels: dict[str, int]) -> Code:
@@ -169,7 +167,7 @@ class Compiler:
             return self._structured(operation)
         builder = ELEMENTWISE.get(name) or SHAPING.get(name)
         if builder is None:
-            raise UnsupportedOperationError(operation, "it is not known")
+            raise refused(operation, "it is not known")
         for operand in operation.operands:
             if operand.type.element == "ptr" and operation.results[0].type.element == "ptr":
                 self.flow([self.slot(operand)], [self.slot(operation.results[0])])
@@ -249,7 +247,7 @@ class Compiler:
             self.flow(before.operands[1:], after.arguments)
             self.flow(before.operands[1:], results)
             return conditional_loop(operands, before, after, results, place)
-        raise UnsupportedOperationError(operation, "it is not known")
+        raise refused(operation, "it is not known")
 
     def _fence(self, operation: Operation, compute: Callable[..., Any]) -> Step:
         """Inline assembly with a fence: what races know of it, then its values."""
@@ -300,7 +298,7 @@ class Compiler:
         """Note an access of memory; the pointer is the first operand."""
         pointer = operation.operands[0].type.pointee
         if pointer is None:
-            raise UnsupportedOperationError(operation, f"an access through a {operation.operands[0].type}")
+            raise refused(operation, f"an access through a {operation.operands[0].type}")
         kind = element_type(pointer.element)
         result = self.slot(operation.results[0]) if operation.results else -1
         number = len(self._accesses)

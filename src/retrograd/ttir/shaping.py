@@ -15,7 +15,7 @@ import numpy as np
 
 from retrograd.ttir.element_types import Array, element_type, from_bits, round_tf32, small_float, to_bits
 from retrograd.ttir.ir import Operation
-from retrograd.ttir.operations import Compute, UnsupportedOperationError, attributes, integers, kind_of
+from retrograd.ttir.operations import Compute, attributes, integers, kind_of, refused
 
 Combine = Callable[..., Sequence[Array]]
 _DENSE = re.compile(r"dense<(.*)>\s*$", re.S)
@@ -185,7 +185,7 @@ def _dot_scaled(operation: Operation) -> Compute:
     has_scales = [" scale " in left_text, " scale " in right_text.partition(",")[0]]
     types = [value.type for value in operation.operands]
     if "k_pack = false" in operation.text:
-        raise UnsupportedOperationError(operation, "operands packed along another axis than that of the sum")
+        raise refused(operation, "operands packed along another axis than that of the sum")
 
     def dot(*operands: Array) -> Array:
         each = [full(x, type.shape) for x, type in zip(operands, types, strict=True)]

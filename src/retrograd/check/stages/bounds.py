@@ -16,6 +16,7 @@ import torch
 from retrograd import config
 from retrograd.check import memory_accesses
 from retrograd.check.guard_bands import HUGE, NAN, PLAIN, SIDES, Bands, Guard
+from retrograd.check.memory_accesses import watches_kernels
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
@@ -126,6 +127,9 @@ def _outside(case: Case, done: _Guarded) -> Iterator[Finding]:
         for access in watch.accesses.values():
             kind = "address-write" if access.write else "address-read"
             yield Finding(_ID, kind, access.text(), case, tensor=access.argument.strip("`"))
+        for fault in watch.faults:
+            kind = "address-read" if fault.access.does == "reads" else "address-write"
+            yield Finding(_ID, kind, fault.text(), case, tensor=fault.argument, wrong=fault.count)
 
 
 Noisy = Callable[[], bool]
@@ -219,9 +223,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 def _judged(trial: _Trial) -> CaseOutcome:
     context, case = trial.context, trial.case
-    out = CaseOutcome(
-        power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * memory_accesses.watches_memory()}"
-    )
+    out = CaseOutcome(power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * watches_kernels()}")
     runs = {fill: trial.run(trial.bands(fill)) for fill in (NAN, HUGE)}
     findings: dict[Any, Finding] = {}
     for done in runs.values():

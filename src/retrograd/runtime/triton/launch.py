@@ -34,6 +34,25 @@ PINNED = {
 _DRY: ContextVar[Gpu | None] = ContextVar("dry", default=None)
 
 
+# What launches of all threads are planned for while kernels are executed without a GPU.
+_EXECUTED: list[Gpu] = []
+
+
+@contextmanager
+def executed(num_sms: int, arch: int = 90) -> Iterator[None]:
+    """Plan launches on CPU tensors, of all threads, as if for a GPU; for whoever executes them without it."""
+    gpu = Gpu(Backend.CUDA, num_sms, arch, pdl=arch >= driver.PDL_FROM_ARCH)
+    _EXECUTED.append(gpu)
+    try:
+        yield
+    finally:
+        _EXECUTED.remove(gpu)
+
+
+def _planned() -> Gpu | None:
+    return _DRY.get() or (_EXECUTED[-1] if _EXECUTED else None)
+
+
 @contextmanager
 def dry(num_sms: int, hip: bool = False, arch: int = 90) -> Iterator[None]:
     """Plan launches on CPU tensors as if for a GPU of `num_sms` multiprocessors, an AMD one if `hip`, else sm_`arch`.
@@ -59,7 +78,7 @@ def gpu_of(tensor: torch.Tensor) -> Gpu:
     if device.type == "cuda":
         # Kernels of an interpreting process run on the host, whatever the device.
         return _cuda_gpu(device.index) if not config.interpreting() else _interpreter()
-    planned = _DRY.get()
+    planned = _planned()
     if planned is not None:
         return planned
     if device.type != "cpu":
@@ -109,7 +128,7 @@ def relaunchable(*tensors: torch.Tensor | None) -> bool:
 
 def _backend() -> Backend:
     """Whose compiler a launch goes to; the interpreter takes no options and drops them."""
-    planned = _DRY.get()
+    planned = _planned()
     if planned is not None:
         return planned.backend
     return Backend.CUDA if torch.version.hip is None else Backend.HIP

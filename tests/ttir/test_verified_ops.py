@@ -1,0 +1,30 @@
+"""The stage races: a gradient that is added up by plain stores is found, by atomics or partial sums it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_races import in_a_process
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict]:
+    pytest.importorskip("triton")
+    return {row["name"]: row for row in in_a_process(HERE / "verified_ops.py")}
+
+
+def test_additions_by_plain_stores_race(rows):
+    row = rows["store"]
+    assert row["verdict"] == "finding"
+    texts = [text for stage, kind, text in row["findings"] if (stage, kind) == ("races", "race")]
+    assert texts
+    assert all("of `dw_ptr`" in text and "verified_ops.py:" in text for text in texts)
+
+
+@pytest.mark.parametrize("name", ["atomic", "partial"])
+def test_atomics_and_partial_sums_do_not(rows, name):
+    assert rows[name]["verdict"] == "proved", rows[name]
+    assert rows[name]["power"] == "every access of scale_backward_kernel, in 2 orders of its programs"
