@@ -201,6 +201,40 @@ def meets_in_two_widths():
 
 
 @triton.jit
+def handed_on_kernel(word_ptr, out_ptr):
+    pid = tl.program_id(0)
+    if pid == 0:
+        tl.atomic_xchg(word_ptr, 7, sem="relaxed")
+    else:
+        seen = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .pred %there;
+                again:
+                ld.relaxed.gpu.global.b64 $0, [$1];
+                setp.ne.s64 %there, $0, 0;
+                @%there bra done;
+                bra again;
+                done:
+            }
+            """,
+            "=&l,l",
+            [word_ptr.to(tl.int64)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+        tl.store(out_ptr + pid, seen)
+
+
+@specimen(seed=3)
+def waits_in_assembly():
+    out = torch.zeros(4, dtype=torch.int64)
+    handed_on_kernel[(4,)](torch.zeros(1, dtype=torch.int64), out)
+    assert out.tolist() == [0, 7, 7, 7]
+
+
+@triton.jit
 def unknown_kernel(x_ptr):
     tl.inline_asm_elementwise("vote.sync.any.pred p, p, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 

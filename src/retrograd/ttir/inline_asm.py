@@ -33,8 +33,8 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
     Returns:
         The function, or why there is none, in words.
     """
-    plain = re.sub(r"\\([0-9A-F]{2})", lambda code: chr(int(code[1], 16)), text).replace("\\\\", "\\")
-    body = re.sub(r"(^|[;{\s])\{(?![^;{}]*\}\s*[,;])|\}(?=\s*(?:$|;|\}|[a-z@.{]))", r"\1 ", _COMMENT.sub(" ", plain))
+    plain = plain_text(text)
+    body = re.sub(r"(^|[;{\s])\{(?![^;{}]*\}\s*[,;])|\}(?=\s*(?:$|;|\}|[a-z@.{]))", r"\1 ", plain)
     program: list[tuple[str, str, str, list[str]]] = []
     for statement in body.split(";"):
         statement = " ".join(statement.split())
@@ -69,6 +69,12 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
         return _results(registers, targets, shape, packed, slots)
 
     return compute
+
+
+def plain_text(text: str) -> str:
+    """Assembly as it was written, from TTIR's text of it, without comments."""
+    written = re.sub(r"\\([0-9A-F]{2})", lambda code: chr(int(code[1], 16)), text).replace("\\\\", "\\")
+    return _COMMENT.sub(" ", written)
 
 
 def _registers(operand: Array, source: ElementType, shape: tuple[int, ...], packed: int, slot: str) -> list[Array]:
@@ -119,7 +125,7 @@ def _results(
 def _execute(program: list[tuple[str, str, str, list[str]]], registers: dict[str, Array]) -> None:
     for negated, predicate, name, operands in program:
         before = {word: registers.get(word) for word in operands[:1]}
-        _instruction(name.split("."), operands, registers)
+        execute_instruction(name.split("."), operands, registers)
         if predicate:
             holds = registers[predicate].astype(bool) ^ bool(negated)
             for word, old in before.items():
@@ -127,7 +133,8 @@ def _execute(program: list[tuple[str, str, str, list[str]]], registers: dict[str
                     registers[word] = np.where(holds, registers[word], old.astype(registers[word].dtype))
 
 
-def _instruction(words: list[str], operands: list[str], registers: dict[str, Array]) -> None:
+def execute_instruction(words: list[str], operands: list[str], registers: dict[str, Array]) -> None:
+    """One instruction without memory or jump, on whole registers."""
     name, kind = words[0], words[-1]
     target, sources = operands[0], operands[1:]
     if name == "mov":

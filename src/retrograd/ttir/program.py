@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.ttir.asm_memory import asm_with_loads, loads
 from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_loop
-from retrograd.ttir.element_types import Array, element_type
+from retrograd.ttir.element_types import Array, ElementType, element_type
 from retrograd.ttir.frames import Code, Frame, Step
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SsaValue
 from retrograd.ttir.operations import ELEMENTWISE, refused
@@ -165,11 +166,14 @@ class Compiler:
             return STEPS[name](self, operation)
         if operation.regions or name == "tt.call":
             return self._structured(operation)
+        if name == "tt.elementwise_inline_asm" and loads(operation):
+            return asm_with_loads(self, operation)
         builder = ELEMENTWISE.get(name) or SHAPING.get(name)
         if builder is None:
             raise refused(operation, "it is not known")
         for operand in operation.operands:
-            if operand.type.element == "ptr" and operation.results[0].type.element == "ptr":
+            leads_on = operation.results[0].type.element == "ptr" or name == "tt.ptr_to_int"
+            if operand.type.element == "ptr" and leads_on:
                 self.flow([self.slot(operand)], [self.slot(operation.results[0])])
         if name == "tt.int_to_ptr":
             self._sources.setdefault(self.slot(operation.results[0]), set()).add(_ANY)
@@ -293,6 +297,15 @@ class Compiler:
         for access, slot in self._accesses:
             numbers = sources.get(slot, {_ANY})
             access.arguments = None if _ANY in numbers else frozenset(numbers)
+
+    def asm_access(self, operation: Operation, operand: int, kind: ElementType, order: str) -> MemoryAccess:
+        """Note a load of inline assembly, through an operand that holds an address."""
+        value = operation.operands[operand]
+        access = MemoryAccess(
+            len(self._accesses), "load", "", operation.place, kind, value.type.shape, order, "gpu", in_loop=True
+        )
+        self._accesses.append((access, self.slot(value)))
+        return access
 
     def access(self, operation: Operation, does: str, update: str, order: str, scope: str) -> MemoryAccess:
         """Note an access of memory; the pointer is the first operand."""

@@ -159,6 +159,7 @@ class Session:
         if id(tuner) not in self._tuners:
             self._tuners[id(tuner)] = tuner, tuner.cache
             tuner.cache = {}
+            tuner.__dict__.pop("do_bench", None)  # kept by the tuner from its first launch on
         self._tuned = False
         return proceed()
 
@@ -214,3 +215,4 @@ class Session:
         """Give autotuned kernels back what was chosen for them before."""
         for tuner, cache in self._tuners.values():
             tuner.cache = cache
+            tuner.__dict__.pop("do_bench", None)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from retrograd.ttir.element_types import Array
+from retrograd.ttir.element_types import Array, ElementType
 from retrograd.ttir.frames import Frame, Step
 from retrograd.ttir.ir import Operation, SourcePlace, SsaValue
 from retrograd.ttir.operations import attributes
@@ -26,6 +26,7 @@ class Compiling(Protocol):
 
     def slot(self, value: SsaValue) -> int: ...
     def slots(self, values: Sequence[SsaValue]) -> list[int]: ...
+    def asm_access(self, operation: Operation, operand: int, kind: ElementType, order: str) -> MemoryAccess: ...
     def access(self, operation: Operation, does: str, update: str, order: str, scope: str) -> MemoryAccess: ...
 
 
