@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from specimens import with_backward
 
 import retrograd as rg
 from retrograd.errors import VerificationError
@@ -133,3 +134,17 @@ def test_a_kernel_that_is_launched_on_the_current_device_is_found():
     spec = rg.op(Launched.apply, lambda x: 2 * x * x, dict(x=rg.tensor("M", "N")), sizes=dict(M=(1, 64), N=(1, 64)))
     report = rg.verify(spec, level="quick", only=["state"], device="cuda")
     assert {f.kind for f in report.findings} == {"device"}
+
+
+def test_an_overwritten_input_is_no_copy_that_is_kept():
+    def forward(x):
+        y = x.detach().sin()
+        x.detach().mul_(0.5)
+        return y
+
+    report = rg.verify(
+        rg.op(with_backward(forward, lambda dy, x: dy), torch.sin, dict(x=rg.tensor("M", "N"))), level="quick"
+    )
+    kinds = {(f.stage, f.kind) for f in report.findings}
+    assert ("mutation", "input") in kinds
+    assert "stale-copy" not in {kind for _, kind in kinds}

@@ -74,6 +74,14 @@ def two_masked(logits: Tensor) -> Tensor:
     return logits.masked_fill(others, float("-inf")).softmax(-1)
 
 
+def largest_of_bags(table: Tensor) -> Tensor:
+    return F.embedding_bag(torch.tensor([[0, 2], [1, 2], [2, 3], [2, 0], [3, 2]]), table, mode="max")
+
+
+def cross_entropy(x: Tensor) -> Tensor:
+    return F.binary_cross_entropy(x, torch.tensor([0.3, 0.0, 1.0], dtype=x.dtype))
+
+
 def gathered(x: Tensor, index: Tensor) -> Tensor:
     return torch.zeros_like(x).index_put((index,), x, accumulate=True)
 
@@ -186,6 +194,30 @@ HEALTHY: dict[str, OpSpec] = {
         {"x": tensor("M", low=-200.0, high=-100.0), "y": tensor("M")},
         accept={"higher_order": "torch's own second derivative is NaN where one argument is far below the other"},
     ),
+    # A result that does not depend on what is normalised: the gradient is rounding alone.
+    "norm of one column": op(
+        lambda x, w: F.layer_norm(x, (1,), w),
+        lambda x, w: F.layer_norm(x, (1,), w),
+        {"x": torch.tensor([-4.3228]), "w": torch.tensor([-8.4784])},
+    ),
+    "angle of one number": op(
+        lambda x, y: F.cosine_similarity(x, y, dim=1),
+        lambda x, y: F.cosine_similarity(x, y, dim=1),
+        {"x": tensor("M", 1, "N"), "y": tensor("M", 1, "N")},
+    ),
+    # Gradients that cancel where two inputs are one tensor.
+    "a function less itself": op(
+        lambda x, y: x.exp() - y.exp(), lambda x, y: x.exp() - y.exp(), {"x": tensor("M", "N"), "y": tensor("M", "N")}
+    ),
+    # One element that is the largest of several windows, in each of which rounding decides anew.
+    "largest of bags": op(largest_of_bags, largest_of_bags, {"table": tensor(4, "N")}),
+    "kinks that meet": op(
+        lambda a: (3 * a - 1).abs() - 0.7 * (1 - a * 3).abs() + (a * 3.0 / 3 * 3 - 1).relu(),
+        lambda a: (3 * a - 1).abs() - 0.7 * (1 - a * 3).abs() + (a * 3.0 / 3 * 3 - 1).relu(),
+        {"a": tensor("N")},
+    ),
+    # Points beside these are refused.
+    "at the edge of what is defined": op(cross_entropy, cross_entropy, {"x": torch.tensor([0.3, 1.0, 1e-7])}),
     # Far branches of a choice that overflow where they are not chosen.
     "softplus": op(F.softplus, lambda x: torch.where(x > 20, x, x.exp().log1p()), MN),
     "masked with the least number": op(

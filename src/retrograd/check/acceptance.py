@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "calls": ("without-grad", "thread", "one-tensor", "result-changed", "autocast", "raises"),
     "poison": ("uninitialised", "raises"),
     "bounds": ("write", "read", "address-write", "address-read", "raises"),
+    "races": ("race", "autotune", "endless-loop", "uninitialised", "raises"),
     "algebra": ("not-linear", "zero", "raises"),
     "oracle": _VALUES,
     "adjoint": ("not-the-derivative", "raises"),

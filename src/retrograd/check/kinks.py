@@ -12,13 +12,13 @@ and selections inside the reference decide, and whether they decide otherwise ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from retrograd.check import tolerance
 from retrograd.check.inputs import differentiable
-from retrograd.check.outputs import as_real
+from retrograd.check.outputs import as_real, like
 from retrograd.check.reference import Reference, Results
 from retrograd.check.rounding import JUMPING, Float64
 from retrograd.check.seeds import derive
@@ -206,19 +206,67 @@ def _declared(reference: Reference, inputs: dict[str, torch.Tensor], name: str) 
     return torch.where(distance <= 2 * reach(reference, name, value), distance, 0.0)
 
 
-def interval(reference: Reference) -> KinkInterval:
+def _bounds(reference: Reference, *, apart: bool) -> tuple[Bounds, Bounds] | None:
+    """Bounds near a case and KINK_WIDER times as far, None if the reference decides nothing otherwise there."""
+    scales = (1.0, tolerance.KINK_WIDER)
+    try:
+        near, far = (_around_case(reference, times) for times in scales)
+    except Exception:
+        if not flips(reference):
+            return None
+        near, far = (_rounded_at_case(reference, times) for times in scales)
+        return near, far
+    if apart:
+        for bounds, times in zip((near, far), scales, strict=True):
+            for other in _rounded_at_case(reference, times):
+                _widen(bounds, dict(other))
+    return near, far
+
+
+def _one_sign(reference: Reference, sign: float) -> Reference:
+    """The reference with grad_out where it has a sign, and 0 elsewhere."""
+
+    def grad_outs() -> list[torch.Tensor]:
+        return [like((sign * as_real(g)).clamp_min(0) * sign, g) for g in reference.grad_outs()]
+
+    return replace(reference, grad_outs=grad_outs)
+
+
+def _sum_of_parts(reference: Reference) -> tuple[Bounds, Bounds] | None:
+    """Bounds of gradients that add up what outputs send back, each of which may be on a side of its own.
+
+    A gradient is linear in grad_out: those of its positive and of its negative elements have bounds of their own, in
+    which one element that moves may win, or lose, everywhere at once.
+    """
+    parts = [_bounds(_one_sign(reference, sign), apart=True) for sign in (1.0, -1.0)]
+    whole = _bounds(reference, apart=True)
+    if whole is None or parts[0] is None or parts[1] is None:
+        return whole
+    for k, bounds in enumerate(whole):
+        for side, bound in enumerate(bounds):
+            plus, minus = parts[0][k][side], parts[1][k][side]
+            for label in bound.keys() & plus.keys() & minus.keys():
+                if label.startswith("grad "):
+                    total = plus[label] + minus[label]
+                    bound[label] = (torch.minimum, torch.maximum)[side](bound[label], total)
+    return whole
+
+
+def interval(reference: Reference, terms: dict[str, torch.Tensor], *, apart: bool = False) -> KinkInterval:
     """The interval of right results at a case, from 32 runs of the reference.
 
     Where the reference refuses the points beside the case they are randomly rounded runs at it, if those decide
     anything otherwise.
+
+    Args:
+        reference: at the case.
+        terms: the sizes of what adds up to each gradient: what float64 leaves of them is no jump.
+        apart: whether kinks that meet in an element may each be on another side, as rounding decides; 192 runs.
     """
-    try:
-        (low, high), (far_low, far_high) = _around_case(reference, 1.0), _around_case(reference, tolerance.KINK_WIDER)
-    except Exception:
-        if not flips(reference):
-            return KinkInterval({}, {}, {}, {})
-        near, far = _rounded_at_case(reference, 1.0), _rounded_at_case(reference, tolerance.KINK_WIDER)
-        (low, high), (far_low, far_high) = near, far
+    bounds = _sum_of_parts(reference) if apart else _bounds(reference, apart=False)
+    if bounds is None:
+        return KinkInterval({}, {}, {}, {})
+    (low, high), (far_low, far_high) = bounds
     at, drift = {}, {}
     for label, lowest in low.items():
         # At a pole there is no interval: results beside it are as far apart as one likes.
@@ -227,6 +275,8 @@ def interval(reference: Reference) -> KinkInterval:
         )
         bounded = near.isfinite() & (near <= tolerance.POLE * far)
         at[label] = bounded & tolerance.jumps(lowest, high[label], far_high[label] - far_low[label])
+        if label in terms:
+            at[label] &= high[label] - lowest > tolerance.ZERO * terms[label]
         moved = torch.maximum((lowest - far_low[label]).abs(), (far_high[label] - high[label]).abs())
         moved = moved.nan_to_num(0.0, 0.0, 0.0)
         drift[label] = tolerance.drifts(moved)

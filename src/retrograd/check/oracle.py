@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -46,6 +46,7 @@ class Truth:
         eager: the reference run in the op's own precision, as float64.
         peak: the largest number met on the way (of cases with values other than ordinary ones).
         switches: the operators in it that may have a kink.
+        terms: the sizes of what adds up to each gradient.
         spread: from as many runs as asked for.
         runs: how many `tol` rests on.
     """
@@ -56,6 +57,7 @@ class Truth:
     eager: Results
     peak: float
     switches: frozenset[str]
+    terms: dict[str, torch.Tensor]
     spread: Callable[[int], Spread]
     runs: int
 
@@ -127,7 +129,7 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     def spread(count: int) -> Spread:
         return _spread(reference, order, exact, count)
 
-    return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), spread, runs)
+    return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spread, runs)
 
 
 def _stored_inputs(reference: Reference) -> dict[str, str]:
@@ -138,6 +140,13 @@ def _stored_inputs(reference: Reference) -> dict[str, str]:
         for name, value in tensors.items()
         for order in ("grad", "second")
     }
+
+
+def size_of_terms(outs: Iterable[torch.Tensor | None], gs: Iterable[torch.Tensor], x: torch.Tensor) -> float:
+    """The size of what adds up to the gradient of x, that of grad_out * out / x over all of them."""
+    products = [as_real(g.detach()).double() * out for g, out in zip(gs, outs, strict=True) if out is not None]
+    size = float(sum(map(_size, products), torch.zeros(())) / _size(as_real(x.detach()).double()))
+    return size if math.isfinite(size) else 0.0
 
 
 def _terms(reference: Reference, exact: Results | None) -> dict[str, torch.Tensor]:
@@ -219,7 +228,7 @@ class Oracle:
     runner: OpRunner
     noise_runs: int
     _truths: dict[Any, dict[int, Truth]] = field(default_factory=dict)
-    _intervals: dict[Case, kinks.KinkInterval] = field(default_factory=dict)
+    _intervals: dict[tuple[Case, bool], kinks.KinkInterval] = field(default_factory=dict)
 
     def truth(self, case: Case, runs: int | None = None, order: DerivativeOrder = first_order) -> Truth:
         """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
@@ -230,9 +239,9 @@ class Oracle:
             known[count] = replace(other, runs=count) if other else truth_of(self.runner.reference(case), count, order)
         return known[count]
 
-    def interval(self, case: Case) -> kinks.KinkInterval:
-        """The interval of right results at a case, and which elements are at a kink."""
-        key = without_strides(case)
+    def interval(self, case: Case, *, apart: bool = False) -> kinks.KinkInterval:
+        """The interval of right results at a case, and which elements are at a kink; `apart` as in `kinks.interval`."""
+        key = without_strides(case), apart
         if key not in self._intervals:
-            self._intervals[key] = kinks.interval(self.runner.reference(key))
+            self._intervals[key] = kinks.interval(self.runner.reference(key[0]), self.truth(key[0]).terms, apart=apart)
         return self._intervals[key]

@@ -104,7 +104,7 @@ def _local(t: torch.Tensor, pool: str) -> torch.Tensor:
 
 
 # Of the terms' size: what float64 itself leaves of them, after some 50 operations, is no digit of the truth.
-_ZERO = 50 * UNIT["float64"]
+ZERO = 50 * UNIT["float64"]
 # Units of rounding that terms may leave where they cancel exactly in float64: a product and a sum of each of two.
 _CANCELLED = 4.0
 
@@ -122,7 +122,7 @@ def cancelled(
     size = want.abs().nan_to_num(0.0, 0.0, 0.0)
     scale = size.amax(-1, keepdim=True).expand_as(size) if want.ndim else size
     scale = scale if terms is None else torch.maximum(scale, terms)
-    zero = size <= _ZERO * scale
+    zero = size <= ZERO * scale
     if not bool(zero.any()):
         return torch.zeros_like(want)
     left = 0.0 if eager_error is None else OWN_ERRORS * float(eager_error[zero].nan_to_num(0.0, 0.0, 0.0).max())
@@ -251,9 +251,12 @@ def lower_precision_noise(got: torch.Tensor, want: torch.Tensor) -> str:
     return ""
 
 
-def half_the_digits(dtype: str, want: torch.Tensor) -> torch.Tensor:
-    """Where no truth can be asked: the first half of the digits, which the order of a sum does not reach."""
-    return UNIT[dtype] ** 0.5 * want.abs().nan_to_num(0.0).max()
+def half_the_digits(dtype: str, want: torch.Tensor, added: float = 0.0, terms: float = 0.0) -> torch.Tensor:
+    """Where no truth can be asked: the first half of the digits, which the order of a sum does not reach.
+
+    Of the largest element or of what was added up to it, and what cancelled terms leave.
+    """
+    return UNIT[dtype] ** 0.5 * want.abs().nan_to_num(0.0).max().clamp_min(added) + _CANCELLED * UNIT[dtype] * terms
 
 
 def another_path(want: torch.Tensor) -> float:

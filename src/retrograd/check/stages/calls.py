@@ -15,6 +15,7 @@ import torch
 
 from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import OpRun
+from retrograd.check.oracle import size_of_terms
 from retrograd.check.outputs import Outputs, as_real
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding
@@ -93,7 +94,11 @@ def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: Case
         a, b = want.grads[f"grad {first}"], want.grads[f"grad {second}"]
         total = b if a is None else a if b is None else a + b
         label = f"grad {first}"
-        if name := context.judge.clearly_changed({**got.outs, label: got.grads[label]}, {**want.outs, label: total}):
+        # The two may cancel, and each may be what is left of terms that do.
+        largest = sum(float(t.abs().nan_to_num(0.0).max()) for t in (a, b) if t is not None and t.numel())
+        left = {label: (largest, size_of_terms(want.outs.values(), want.grad_outs, apart[first]))}
+        now, before = {**got.outs, label: got.grads[label]}, {**want.outs, label: total}
+        if name := context.judge.clearly_changed(now, before, left):
             problem = f"is another when `{first}` and `{second}` are one tensor than when they are equal ones"
             out.findings.append(_finding(case, "one-tensor", name, problem))
 

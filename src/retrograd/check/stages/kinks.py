@@ -55,7 +55,8 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
         ratio = _ratio(key, got, want, tol, interval)
         if bool((ratio > 1).any()):
             sure = (context.oracle.truth(c, tolerance.CONFIRM_RUNS) for c in (case, plain))
-            ratio = _ratio(key, got, want, _allowed(case, key, *sure, interval), interval)
+            wider = context.oracle.interval(case, apart=True)
+            ratio = _ratio(key, got, want, _allowed(case, key, *sure, wider), wider)
         if bool((ratio > 1).any()):
             if not context.judge.another_algorithm(case, key, float(ratio.max())):
                 out.findings.append(_finding(case, key, got, want, interval, ratio))

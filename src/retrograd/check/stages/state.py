@@ -12,7 +12,7 @@ import torch
 
 from retrograd.check import inputs as make
 from retrograd.check.case_sharding import shard
-from retrograd.check.op_runner import ForwardPass, OpRun
+from retrograd.check.op_runner import ForwardPass, OpRun, same_bits
 from retrograd.check.outputs import inexact
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case, Finding
@@ -104,13 +104,16 @@ def _updated(context: StageContext, case: Case, out: CaseOutcome) -> None:
     for name in names:
         fresh, inputs = context.runner.inputs(case), context.runner.inputs(case)
         fresh[name] = fresh[name] * _STEP
+        kept = {key: value.detach().clone() for key, value in fresh.items() if isinstance(value, torch.Tensor)}
         try:
             want = context.runner.forward(case, inputs=fresh).backward()
         except OpRaised:
             continue  # the op refuses such values, which is no matter of state
         context.runner.forward(case, inputs=inputs).backward()
         with torch.no_grad():
-            inputs[name].mul_(_STEP)
+            for other, value in kept.items():  # what the op has overwritten itself is for another stage to tell
+                if not same_bits(inputs[other].detach(), value):
+                    inputs[other].copy_(value)
         got = context.runner.forward(case, inputs=inputs).backward()
         if changed := context.judge.clearly_changed(got.tensors, want.tensors):
             problem = f"does not follow `{name}` when that is updated in place between two calls: a copy of it is kept"
