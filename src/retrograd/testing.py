@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check.draws import alike
 from retrograd.check.spec import OpSpec, dtype_name, op
@@ -170,7 +171,7 @@ def specs(
 ) -> Iterator[OpSpec]:  # fmt: skip
     """The samples of an OpInfo as ops for `verify`.
 
-    An op that draws from torch's global generator gets it seeded before each call, and put back afterwards, so that
+    An op that draws gets torch's global generator seeded before each call, and put back afterwards, so that
     all calls draw the same; its inputs are made contiguous, since draws go in the order of memory. Where its draws
     depend on the dtype, float64 says nothing of float32, and there is no spec.
 
@@ -284,13 +285,28 @@ def _seeded(fn: Callable[..., Any], device: str, seed: int = 0) -> Callable[...,
     return seeded
 
 
+class _RandomOperators(TorchDispatchMode):
+    """Whether any operator ran that draws."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
 def _draws(fn: Callable[..., Any], inputs: Mapping[str, torch.Tensor], device: str) -> str:
-    """ "" if a call leaves torch's global generator as it was, else "alike" or "by dtype": as float64 draws, or not."""
+    """ "" if a call draws nothing, else "alike" or "by dtype": as float64 draws, or not.
+
+    An op that puts the generator back itself shows by its operators.
+    """
+    watch = _RandomOperators()
     try:
         with torch.no_grad(), _forked(device):
             before = _state(device)
-            fn(*(tensor.clone() for tensor in inputs.values()))
-            if torch.equal(before, _state(device)):
+            with watch:
+                fn(*(tensor.clone() for tensor in inputs.values()))
+            if not watch.seen and torch.equal(before, _state(device)):
                 return ""
         with torch.no_grad():
             plain = _seeded(fn, device)(*(tensor.clone() for tensor in inputs.values()))

@@ -238,6 +238,18 @@ def test_dropout_draws_the_same_in_every_call():
     assert verdicts(Info(lambda x: torch.nn.functional.dropout(x, 0.5), lambda leaf: Sample(leaf(7, 9)))) == ["proved"]
 
 
+def test_an_op_that_seeds_itself_draws_in_the_order_of_memory_too():
+    def seeded(x):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return torch.nn.functional.dropout(x, 0.5)
+
+    (spec,) = testing.specs(Info(seeded, matrix))
+    plain, turned = torch.ones(3, 4), torch.ones(4, 3).T
+    assert torch.equal(spec.fn(plain), spec.fn(turned))
+    assert rg.verify(spec, level="quick", only=["layouts", "oracle"]).verdict == "proved"
+
+
 def test_draws_that_depend_on_the_dtype_are_told():
     info = Info(lambda x: x * torch.rand_like(x), lambda leaf: Sample(leaf(7, 9)))
     ((number, spec, reason),) = ((s.number, s.spec, s.reason) for s in testing.sample_specs(info))
