@@ -5,14 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: demo test lint setup test-newest test-oldest docs docs-serve package clean
+.PHONY: demo test lint setup test-newest test-oldest opdb outside docs docs-serve package clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   verify the shipped RMSNorm and catch a broken one (under two minutes after set-up)"
 	@echo "make test   lint, types, import contracts, tests (the site and the package are built in them)"
+	@echo "make opdb   today's seventh of PyTorch's op database, beside what was adjudicated (part of make test)"
 	@echo "make docs   the site, into build/site; make docs-serve shows it at http://127.0.0.1:8000"
 	@echo "make test-newest  what depends on versions, with the newest torch, Triton, NumPy and jax; make test-oldest the lowest"
+	@echo "make outside  what verify says of 380 ops of other libraries, beside what was adjudicated (own environment, resumable)"
 	@echo "make package  wheel and sdist, into dist"
 
 setup: $(STAMP)
@@ -38,6 +40,12 @@ lint: setup
 # A file stays in one process: tests of a file share what is expensive to make.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(MAKE) --no-print-directory opdb
+
+# A seventh of PyTorch's op database, another one each day, beside benchmarks/opdb_baseline.toml: at most six minutes.
+opdb: setup
+	@rm -f build/opdb-part.jsonl
+	$(BIN)/python benchmarks/opdb.py --baseline --samples all --minutes 5 --timeout 60 --rotate $$(( $$(date +%s) / 86400 )) --results build/opdb-part.jsonl -j 2
 
 # No network: what is built comes from this checkout alone.
 docs: setup
@@ -53,6 +61,11 @@ docs-serve: setup
 test-newest test-oldest: test-%: .uv/bin/uv
 	@$(PYTHON) tools/versions.py $* $(OPTIONS)
 
+# Ops of torchvision, PyTorch Geometric, kornia, gpytorch, ... in an environment of their own (.venv-outside).
+# One library: make outside OPTIONS="--libraries kornia --only filters"
+outside: .uv/bin/uv
+	@$(PYTHON) tools/outside.py $(OPTIONS)
+
 .uv/bin/uv:
 	@$(PYTHON) -m pip install -q --disable-pip-version-check --root-user-action=ignore --target .uv uv
 
@@ -62,4 +75,4 @@ package: setup
 	@$(BIN)/python -m pytest -q tests/package
 
 clean:
-	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest .uv out build dist
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest $(VENV)-outside .uv out build dist

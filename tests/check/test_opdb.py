@@ -133,10 +133,19 @@ def test_the_baseline_excuses_stages_and_names_what_is_mended(opdb):
     records = [record("a", "finding", "mutation"), record("b", "proved"), record("c", "finding", "oracle")]
     new, mended = opdb.compared(records, entries)
     assert [r["variant"] for r in new] == ["c"]
-    assert mended == ["b (float32)"]
+    assert [entry["name"] for entry in mended] == ["b"]
     new, _ = opdb.compared([record("a", "finding", "mutation", "oracle")], entries)
     assert opdb.uncovered(entries, new[0]) == [("oracle", "kind", "sentence")]
     assert opdb.compared([record("b", "crash")], entries)[0] == []
+
+
+def test_an_entry_is_missed_only_where_all_of_it_ran(opdb, capsys):
+    record = {"variant": "a", "dtype": "float32", "sample": 0, "verdict": "proved", "told": []}
+    entry = {"name": "a", "dtype": "*", "class": "true bug", "reason": "r", "stages": ["adjoint"]}
+    assert opdb.conclude([record], [entry], [], str, whole=()) == 0
+    assert opdb.conclude([record], [entry], [], str, whole={("a", "float32")}) == 1
+    assert "no longer so: a (*; adjoint)" in capsys.readouterr().out
+    assert opdb.conclude([record], [entry | {"class": "false alarm"}], [], str) == 0
 
 
 def test_the_baseline_that_is_shipped_can_be_read(opdb):
