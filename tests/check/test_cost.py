@@ -7,10 +7,10 @@ import torch
 from specimens import with_backward
 
 import retrograd as rg
-from retrograd.check.compare import compare, profile
 from retrograd.check.levels import BUDGETS
 from retrograd.check.spec import dtype_name
 from retrograd.check.stages import StageContext
+from retrograd.check.tensor_comparison import compare, profile
 from retrograd.check.tolerance import CONFIRM_RUNS
 
 

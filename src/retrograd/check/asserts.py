@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from retrograd.check.compare import compare
 from retrograd.check.inputs import differentiable
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import truth_of
 from retrograd.check.outputs import as_real, inexact
 from retrograd.check.spec import op
+from retrograd.check.tensor_comparison import compare
 from retrograd.check.tolerance import CONFIRM_RUNS
 from retrograd.errors import UsageError, VerificationError
 

@@ -10,13 +10,13 @@ from functools import partial
 import torch
 
 from retrograd.check import kinks, tolerance
-from retrograd.check.compare import LazyProfile, TensorComparison, compare, first_index, profile
 from retrograd.check.layouts import REPEATING
 from retrograd.check.levels import repeats_for_noise
 from retrograd.check.op_runner import OpRun, OpRunner, same_bits
 from retrograd.check.oracle import Oracle, Truth
 from retrograd.check.reference import DerivativeOrder, Results, first_order
 from retrograd.check.schema import Case, Finding
+from retrograd.check.tensor_comparison import LazyProfile, TensorComparison, compare, first_index, profile
 from retrograd.errors import UndecidedError
 
 

@@ -39,7 +39,7 @@ class MarginRecorder:
         for name, wrap in (
             (torch_testing.MODULE, self._torch),
             ("numpy.testing", self._numpy),
-            ("retrograd.check.compare", self._retrograd),
+            ("retrograd.check.tensor_comparison", self._retrograd),
         ):
             module = sys.modules.get(name)
             if module is not None and name not in self._installed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retrograd.check import tolerance
-from retrograd.check.compare import compare
 from retrograd.check.diagnosis.elements import describe
 from retrograd.check.diagnosis.known_mistakes import Evidence, suspects
 from retrograd.check.oracle import Oracle
@@ -13,6 +12,7 @@ from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Finding
 from retrograd.check.sizes import size_of
 from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.tensor_comparison import compare
 from retrograd.errors import RetrogradError
 
 

@@ -20,7 +20,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from retrograd.check import tolerance
-from retrograd.check.compare import compare
 from retrograd.check.diagnosis.elements import describe
 from retrograd.check.layouts import lay_out, without_strides
 from retrograd.check.op_runner import OpRunner
@@ -28,6 +27,7 @@ from retrograd.check.oracle import Truth
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.sizes import elements
+from retrograd.check.tensor_comparison import compare
 
 _MOST_OPERATORS = 60  # of a reference that are looked at; each costs a run of it
 _MOST_PARTS = 64  # of an axis of grad_out, likewise

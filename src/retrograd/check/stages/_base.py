@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from retrograd.check.compare import LazyProfile
 from retrograd.check.judge import Judge
 from retrograd.check.levels import BUDGETS, Budget
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Oracle
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec
+from retrograd.check.tensor_comparison import LazyProfile
 
 
 @dataclass(frozen=True)

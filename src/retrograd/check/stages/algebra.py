@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 
 from retrograd.check import tolerance
-from retrograd.check.compare import compare, first_index
 from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import truth_of
 from retrograd.check.reference import Results
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.check.tensor_comparison import compare, first_index
 
 _ID = "algebra"
 

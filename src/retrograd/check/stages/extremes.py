@@ -14,13 +14,13 @@ import torch
 
 from retrograd.check import extreme_values, tolerance
 from retrograd.check.case_sharding import shard
-from retrograd.check.compare import compare, first_index
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.spec import OpSpec, TensorSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.check.tensor_comparison import compare, first_index
 
 _ID = "extremes"
 _RUNS = 3  # noise runs of a finite extreme: an alarm is confirmed with more anyway

@@ -11,12 +11,12 @@ import math
 import torch
 
 from retrograd.check import extreme_values, kinks, tolerance
-from retrograd.check.compare import first_index
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.oracle import Truth
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.check.tensor_comparison import first_index
 
 _ID = "kinks"
 _SHORT = 1 / 32  # of the size of values: segments that hold one kink at most, to count how dense they are

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from retrograd.check import tolerance
 from retrograd.check.case_sharding import shard
-from retrograd.check.compare import compare
 from retrograd.check.inputs import combinations, param_cases, torch_dtype
 from retrograd.check.levels import BUDGETS
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.check.tensor_comparison import compare
 
 _ID = "oracle"
 

@@ -52,8 +52,8 @@ class TensorComparison:
     def text(self, name: str) -> str:
         """The element of a tensor that is furthest out, and how many are."""
         return (
-            f"{name}{list(self.index)} is {self.got:.6g}, expected {self.want:.6g}: {self.worst:.3g} times the "
-            f"attainable error ({self.wrong} of {self.ratio.numel()} elements are out)"
+            f"{name}{list(self.index)} is {self.got:.6g}, expected {self.want:.6g}: "
+            f"{self.worst:.3g} times the attainable error ({self.wrong} of {self.ratio.numel()} elements are out)"
         )
 
 
