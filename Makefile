@@ -11,7 +11,7 @@ STAMP := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut
 help:
 	@echo "make demo   verify the shipped RMSNorm and catch a broken one (under two minutes after set-up)"
 	@echo "make test   lint, types, import contracts, tests (the site and the package are built in them)"
-	@echo "make opdb   today's seventh of PyTorch's op database, beside what was adjudicated"
+	@echo "make opdb   today's seventh of PyTorch's op database, beside what was adjudicated (part of make test)"
 	@echo "make docs   the site, into build/site; make docs-serve shows it at http://127.0.0.1:8000"
 	@echo "make test-newest  what depends on versions, with the newest torch, Triton, NumPy and jax; make test-oldest the lowest"
 	@echo "make outside  what verify says of 428 ops of other libraries, beside what was adjudicated (own environment, resumable)"
@@ -40,11 +40,12 @@ lint: setup
 # A file stays in one process: tests of a file share what is expensive to make.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(MAKE) --no-print-directory opdb
 
 # A seventh of PyTorch's op database, another one each day, beside benchmarks/opdb_baseline.toml: at most six minutes.
 opdb: setup
 	@rm -f build/opdb-part.jsonl
-	$(BIN)/python benchmarks/opdb.py --baseline --samples all --minutes 5 --timeout 60 --rotate $$(( $$(date +%s) / 86400 )) --results build/opdb-part.jsonl -j 2
+	$(BIN)/python benchmarks/opdb.py --baseline --samples all --minutes 5 --rotate $$(( $$(date +%s) / 86400 )) --results build/opdb-part.jsonl -j 2
 
 # No network: what is built comes from this checkout alone.
 docs: setup
