@@ -49,7 +49,7 @@ def needed(entry: Entry) -> None:
     try:
         installed = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{name} is not installed; make outside runs this with it")
+        pytest.skip(f"{name} is not installed here; make outside has all but Liger")
     if installed.split("+")[0] != release:
         pytest.skip(f"the page is about {name} {release}, installed is {installed}")
     if name == "torchvision":
