@@ -29,8 +29,12 @@ Collectives in another order, between steps or ranks, fail a test that asks for 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import shlex
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -169,8 +173,9 @@ class StageCheck:
     where and repro, and skips the test with the reason if the stage does not apply.
     """
 
-    def __init__(self, verifier: Any, stage: Any, node: pytest.Item) -> None:
+    def __init__(self, verifier: Any, stage: Any, node: pytest.Item, named: bool) -> None:
         self.verifier, self.stage, self.node = verifier, stage, node
+        self._named = named  # whether the command line has a name for the spec
 
     def run(self) -> Any:
         """Run the stage; UndecidedError if nothing can be concluded."""
@@ -180,17 +185,28 @@ class StageCheck:
 
     def assert_passes(self) -> None:
         """Fail with the findings, skip with the reason; what is accepted stands in the test's report."""
-        from retrograd.errors import VerificationError
+        __tracebackhide__ = True
+        from retrograd.errors import RetrogradError, VerificationError
 
-        result = self.run()
+        try:
+            result = self.run()
+        except RetrogradError as error:
+            raise error.with_traceback(None) from None  # the message says where; the checker's own lines do not
         config = self.node.config
         config.stash[_RESULTS].setdefault(self.verifier, []).append(result)
         for finding in result.accepted:
             self.node.user_properties.append(("retrograd accepted", f"{finding.accepted} | {finding.text()}"))
         if result.findings and not config.getoption("--retrograd-write-baseline"):
-            raise VerificationError("\n".join(f.text() for f in result.findings))
+            raise VerificationError("\n".join(self._again(f).text() for f in result.findings))
         if result.status == "skipped":
             pytest.skip(result.reason)
+
+    def _again(self, finding: Any) -> Any:
+        """The finding; where the command line has no name for the spec, with this test as what shows it again."""
+        if self._named or not finding.repro:
+            return finding
+        options = ["--retrograd-level", self.verifier.level, "--retrograd-seed", str(self.verifier.seed)]
+        return replace(finding, repro=shlex.join(["pytest", self.node.nodeid, *options]))
 
 
 def _baseline(config: pytest.Config) -> Path:
@@ -212,33 +228,66 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _mark(node: Any) -> pytest.Mark:
     mark = node.get_closest_marker("retrograd")
     if mark is None or len(mark.args) != 1:
-        raise pytest.UsageError(
-            "the fixture retrograd_stage needs @pytest.mark.retrograd(spec, ...) with what retrograd.op returned"
+        raise pytest.Collector.CollectError(
+            f"{node.nodeid}: the fixture retrograd_stage needs @pytest.mark.retrograd(spec, ...) with what "
+            "retrograd.op returned"
         )
     return mark
+
+
+def _stages(mark: pytest.Mark, nodeid: str) -> list[Any]:
+    """The stages that a mark asks for; CollectError where it asks for what there is not, once for all of them."""
+    from retrograd.check.levels import check_level
+    from retrograd.check.runner import choose
+    from retrograd.errors import UsageError
+
+    try:
+        check_level(mark.kwargs.get("level", "quick"), mark.kwargs.get("seed", 0))
+        return choose(mark.kwargs.get("only", ()), mark.kwargs.get("skip", ()))
+    except UsageError as error:
+        raise pytest.Collector.CollectError(f"{nodeid}: @pytest.mark.retrograd: {error}") from None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """The line of a failure in the summary begins with what is wrong, not with the name of an exception."""
+    report = yield
+    error = None if call.excinfo is None else call.excinfo.value
+    errors = sys.modules.get("retrograd.errors")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and errors is not None and isinstance(error, errors.RetrogradError):
+        crash.message = str(error)
+    return report
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a stage for tests that take `retrograd_stage`."""
     if "retrograd_stage" not in metafunc.fixturenames:
         return
-    from retrograd.check.runner import choose
-
-    options = _mark(metafunc.definition).kwargs
-    stages = choose(options.get("only", ()), options.get("skip", ()))
+    stages = _stages(_mark(metafunc.definition), metafunc.definition.nodeid)
     metafunc.parametrize("retrograd_stage", stages, ids=[s.id for s in stages], indirect=True)
 
 
 def _target(path: Path, module: Any, spec: Any) -> str | None:
-    """What the command line calls a spec of a test module, for repro lines; None if it has no name there."""
-    name = next((name for name, value in vars(module).items() if value is spec), None)
-    return f"{os.path.relpath(path)}:{name}" if name else None
+    """What the command line calls a spec of a test module, or of one that it imports; None if it has no name there."""
+    imported = [value for value in vars(module).values() if isinstance(value, ModuleType)]
+    for each in (module, *imported):
+        name = next((name for name, value in vars(each).items() if value is spec), None)
+        if name and each is module:
+            return f"{os.path.relpath(path)}:{name}"
+        if name and each.__package__:
+            return f"{each.__name__}:{name}"
+        if name and each.__file__:
+            return f"{os.path.relpath(each.__file__)}:{name}"
+    return None
 
 
 @pytest.fixture
 def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     """The stage this test is for; verifiers are shared by the stages of one mark, and with them the truths."""
+    __tracebackhide__ = True
     from retrograd.check.runner import Verification
+    from retrograd.errors import RetrogradError
 
     mark = _mark(request.node)
     config = request.config
@@ -257,5 +306,8 @@ def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
             options.setdefault("baseline", baseline)
         elif config.getoption("--retrograd-baseline") and not config.getoption("--retrograd-write-baseline"):
             raise pytest.UsageError(f"--retrograd-baseline is {str(baseline)!r}, which is not there")
-        known[key] = Verification(mark.args[0], **options)
-    return StageCheck(known[key], request.param, request.node)
+        try:
+            known[key] = Verification(mark.args[0], **options)
+        except RetrogradError as error:
+            raise error.with_traceback(None) from None
+    return StageCheck(known[key], request.param, request.node, bool(options["name"]))

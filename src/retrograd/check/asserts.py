@@ -53,6 +53,7 @@ def assert_backward(
 
     Numerics: truth in float64; attainable error by random rounding with 48 runs (`check.tolerance`).
     """
+    __tracebackhide__ = True
     if unknown := set(grads) - set(inputs):
         raise UsageError(f"`grads` names {sorted(unknown)}, the inputs are {list(inputs)}")
     floats = [t for t in inputs.values() if inexact(t)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -169,6 +169,18 @@ def _keyword_only(fn: Any) -> frozenset[str]:
     except (TypeError, ValueError):
         return frozenset()
     return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+def mismatched_call(fn: Any, names: Sequence[str], params: Iterable[str]) -> str:
+    """ "x, w, eps=..." if a function does not take inputs of these names by place and parameters by name, else ""."""
+    keywords = dict.fromkeys(params)
+    try:
+        inspect.signature(fn).bind(*names, **keywords)
+    except TypeError:
+        return ", ".join([*names, *(f"{name}=..." for name in keywords)])
+    except ValueError:  # a builtin that says nothing of its arguments
+        pass
+    return ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Torch-free: dtypes are names ("float32") or torch dtypes, whose name is taken.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,8 +129,8 @@ def tensor(
         grad: False for a floating input that has no gradient by design.
 
     Raises:
-        SpecError: a dimension is not a name or a size, `low` without `high`, an integer tensor without `high`,
-            `values` is no constraint or does not fit the dimensions or the dtype.
+        SpecError: a dimension is not a name or a size, `low` without `high` or above it, an integer tensor without
+            `high`, `scale` is no factor, `values` is no constraint or does not fit the dimensions or the dtype.
     """
     if len(dims) == 1 and hasattr(dims[0], "is_floating_point"):
         return _concrete(dims[0], dtype, low, high, scale, values, grad)
@@ -140,6 +141,7 @@ def tensor(
     integer = kind is not None and kind not in (*FLOATS, *FLOAT8S, *COMPLEXES, COMPLEX, "bool")
     if kind in FLOAT8S and (grad or values is not None):
         raise SpecError(f"`dtype` is {kind}, whose numbers have no gradient and keep to nothing; leave out the rest")
+    _check_numbers(low, high, scale, grad)
     if (low is None) != (high is None) and not integer:
         raise SpecError(f"`low` is {low!r} and `high` is {high!r}; give both for a uniform range, or neither")
     if integer and high is None and values != "permutation" and not callable(values):
@@ -155,6 +157,24 @@ def tensor(
     if isinstance(values, str) and kind in (*COMPLEXES, COMPLEX):
         raise SpecError(f"`values` is {values!r}, which is of real numbers; draw complex ones by a callable")
     return TensorSpec(words, kind, low, high, scale, grad, values)
+
+
+def _check_numbers(low: Any, high: Any, scale: Any, grad: Any) -> None:
+    for argument, value in (("low", low), ("high", high)):
+        if not (value is None or _is_number(value) or (argument == "high" and isinstance(value, str))):
+            dimension = ", or a dimension's name for an index" if argument == "high" else ""
+            raise SpecError(f"`{argument}` is {value!r}, expected a number or None{dimension}")
+    if _is_number(low) and _is_number(high) and low > high:
+        raise SpecError(f"`low` is {low!r} and `high` is {high!r}; expected the smaller one as `low`")
+    pair = isinstance(scale, tuple) and len(scale) == 2 and all(map(_is_number, scale)) and 0 < scale[0] <= scale[1]
+    if not pair and not _is_number(scale):
+        raise SpecError(f"`scale` is {scale!r}, expected a factor, or (smallest, largest) of positive ones")
+    if grad not in (None, True, False):
+        raise SpecError(f"`grad` is {grad!r}, expected False for an input without a gradient, True or None")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _check_values(values: Any, dims: tuple[Any, ...], integer: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from retrograd.errors import UsageError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -56,6 +58,14 @@ BUDGETS = {
         elements=1 << 25,
     ),
 }
+
+
+def check_level(level: str, seed: int) -> None:
+    """UsageError if there is no such level, or the seed is no whole number."""
+    if level not in BUDGETS:
+        raise UsageError(f"`level` is {level!r}, expected one of {', '.join(BUDGETS)}")
+    if not isinstance(seed, int):
+        raise UsageError(f"`seed` is {seed!r}, expected a whole number")
 
 
 def repeats_for_noise(device: str) -> int:

@@ -18,13 +18,14 @@ import torch
 from retrograd.check import constraints, stages
 from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline, settle
+from retrograd.check.calling import mismatched_call
 from retrograd.check.case_sharding import shard_cases
 from retrograd.check.coverage import Coverage
 from retrograd.check.cpu_kernels import executed
 from retrograd.check.devices import checked, describe, environment, lost
 from retrograd.check.draws import disagreement
 from retrograd.check.finding_summary import explain, progress_line, worst_faults
-from retrograd.check.levels import BUDGETS
+from retrograd.check.levels import check_level
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.refusals import refused_alike, refused_by_design
 from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult, verdict_of
@@ -71,8 +72,7 @@ class Verification:
         if describe and isinstance(target, OpSpec):
             raise UsageError(f"{sorted(describe)} describe an op, but `target` is one already (from retrograd.op)")
         self.spec = target if isinstance(target, OpSpec) else op(target, **describe)
-        if level not in BUDGETS:
-            raise UsageError(f"`level` is {level!r}, expected one of {', '.join(BUDGETS)}")
+        check_level(level, seed)
         self.level, self.seed, self.device = level, seed, checked(device)
         self.target = name or self.spec.name
         names = tuple(dtype_name(d) for d in dtypes) if dtypes else self.spec.dtypes
@@ -247,10 +247,10 @@ class Verification:
                 self.tell(finding)
             return 1, outcome
         at = (context.case or context.base).text() or "the given inputs"
-        raise SpecError(
-            f"{self.target}: {error} at {at} in {context.runner.dtype}; "
-            "mend the reference, or say which sizes and dtypes it takes (`sizes=`, `dtypes=`)"
-        )
+        mend = "mend the reference, or say which sizes and dtypes it takes (`sizes=`, `dtypes=`)"
+        if call := mismatched_call(self.spec.reference, list(context.runner.inputs(context.base)), self.spec.params):
+            mend = f"`inputs` and `params` call it as reference({call}); mend them or its arguments"
+        raise SpecError(f"{self.target}: {error} at {at} in {context.runner.dtype}; {mend}")
 
     def _again(self, stage: Stage, context: StageContext, case: Case) -> CaseOutcome | None:
         """As `_try`; None too if nobody can decide the case."""
@@ -304,6 +304,8 @@ def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
     every = stages.load()
     ids = [s.id for s in every]
     for label, names in (("only", only), ("skip", skip)):
+        if isinstance(names, str):
+            raise UsageError(f"`{label}` is {names!r}, expected a sequence of stages such as ['oracle']")
         if unknown := [w for w in names if w not in ids]:
             raise UsageError(f"`{label}` names {unknown}, expected stages among {', '.join(ids)}")
     return [s for s in every if (not only or s.id in only) and s.id not in skip]

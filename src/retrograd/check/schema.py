@@ -231,6 +231,8 @@ class Report(Record, Shown):
         alone = [n for n in dict.fromkeys(n for stage in ran for n in stage.gradients) if n not in compared]
         others = dict.fromkeys(name for stage in ran for name in stage.uncompared)
         if not compared and not alone:
+            if not self.stages:
+                return "nothing: no stage was left to run"
             nothing = self.verdict == "undecided" and all(stage.status != "undecided" for stage in self.stages)
             return "nothing: no output has a gradient, and none was compared with a reference" if nothing else ""
         ranges: dict[str, tuple[int, int]] = {}

@@ -5,7 +5,7 @@ Torch-free, as are the descriptions of inputs (`check.input_specs`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from retrograd.check.input_specs import dtype_name as dtype_name
 from retrograd.check.input_specs import size as size
 from retrograd.check.input_specs import tensor as tensor
 from retrograd.check.schema import Acceptance
+from retrograd.core.loading import near
 from retrograd.errors import SpecError, UsageError
 
 LAYOUTS = ("transposed", "rows", "offset", "sliced", "expanded")
@@ -157,11 +158,13 @@ def op(
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
-        SpecError: `fn` or `reference` cannot be called, `inputs` is missing, a size rule is malformed, `accept` has a
-            class that no stage tells, `mutates` names no input.
+        SpecError: an argument is of another kind than it says here, `inputs` has no tensor, `sizes` or `where` is
+            malformed or about a name that no dimension has, `accept` has a class that no stage tells, `mutates` names
+            no input.
         UsageError: an unknown dtype.
     """
     _check_callables(fn, reference, inputs)
+    _check_kinds(params, sizes, dict(deterministic=deterministic, surrogate=surrogate, random=random), name)
     arguments = arranged(fn, reference, inputs, params or {}, _sequence("mutates", mutates), random)
     swept = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in arguments.params.items()}
     if empty := [k for k, v in swept.items() if not v]:
@@ -178,8 +181,7 @@ def op(
         double_backward=_order_two(double_backward), algorithm_error=algorithm_error, accept=acceptances(accept),
         layouts=_layouts(layouts), random=random,
     )  # fmt: skip
-    if sizes and not callable(inputs) and not spec.tensor_specs:
-        raise SpecError("`sizes` is given, but `inputs` are concrete tensors; describe them with retrograd.tensor(...)")
+    _check_names(spec, sizes or {}, dimensions.check_relations(where), arguments.inputs)
     return spec
 
 
@@ -188,13 +190,60 @@ def _check_callables(fn: Any, reference: Any, inputs: Any) -> None:
         raise SpecError(f"`fn` is {type(fn).__name__}, expected a callable op(*inputs, **params)")
     if reference is not None and not callable(reference):
         raise SpecError(f"`reference` is {type(reference).__name__}, expected a callable or None")
-    if inputs is None or isinstance(inputs, (str, bytes)) or not (callable(inputs) or len(inputs)):
-        raise SpecError(
-            "`inputs` is missing; expected a dict of retrograd.tensor(...), concrete tensors, or a callable"
-        )
+    expected = "expected a dict such as dict(x=retrograd.tensor('M', 'N')), concrete tensors, or a callable"
+    if inputs is None or isinstance(inputs, (str, bytes)) or (isinstance(inputs, Sized) and not _length(inputs)):
+        raise SpecError(f"`inputs` is missing; {expected}")
+    if not callable(inputs) and not isinstance(inputs, Sized):
+        raise SpecError(f"`inputs` is {type(inputs).__name__}; {expected}")
+
+
+def _length(inputs: Sized) -> int:
+    return 1 if hasattr(inputs, "is_floating_point") else len(inputs)  # a tensor without dimensions has no length
+
+
+def _check_kinds(params: Any, sizes: Any, flags: Mapping[str, Any], name: Any) -> None:
+    mappings = (("params", params, "dict(eps=[1e-6, 1e-2])"), ("sizes", sizes, "dict(N=(1, 512))"))
+    for argument, value, example in mappings:
+        if value is not None and not isinstance(value, Mapping):
+            raise SpecError(f"`{argument}` is {value!r}, expected a dict such as {example}")
+    for argument, value in flags.items():
+        if not isinstance(value, bool) and not (value is None and argument == "deterministic"):
+            nothing = ", or None that promises nothing" if argument == "deterministic" else ""
+            raise SpecError(f"`{argument}` is {value!r}, expected True or False{nothing}")
+    if name is not None and not isinstance(name, str):
+        raise SpecError(f"`name` is {name!r}, expected a string")
+
+
+def _check_names(spec: OpSpec, rules: Mapping[str, Any], where: tuple[str, ...], inputs: Any) -> None:
+    """SpecError if `sizes` or `where` is about what no input has, or if there is no tensor at all."""
+    if callable(inputs):
+        return
+    if rules and not spec.tensor_specs:
+        raise SpecError("`sizes` is given, but `inputs` are concrete tensors; describe them with retrograd.tensor(...)")
+    values = inputs.values() if isinstance(inputs, Mapping) else ()
+    tensors = [v for v in values if isinstance(v, TensorSpec) or hasattr(v, "is_floating_point")]
+    if isinstance(inputs, Mapping) and not tensors:
+        name, value = next(iter(inputs.items()))
+        example = ", ".join(map(repr, value if isinstance(value, tuple) else ("M", "N")))
+        raise SpecError(f"`inputs` has no tensor: {name!r} is {value!r}; expected retrograd.tensor({example})")
+    described = [v for v in values if isinstance(v, (TensorSpec, SizeSpec))]
+    known = {name for each in described for name in each.names} | set(spec.params)
+    known |= {name for rule in rules.values() if isinstance(rule, str) for name in dimensions.names_of(rule)}
+    known_by_relation = known | set(rules)
+    asked = [("where", name) for relation in where for name in dimensions.names_of(relation)]
+    related = {name for _, name in asked}
+    for argument, name in [*(("sizes", name) for name in rules if name not in related), *asked]:
+        names = known if argument == "sizes" else known_by_relation
+        if name not in names:
+            raise SpecError(
+                f"`{argument}` is about {name!r}, which no dimension of `inputs` has{near(name, names)}; "
+                f"they have {', '.join(sorted(names)) or 'none'}"
+            )
 
 
 def _dtypes(dtypes: Sequence[Any]) -> tuple[str, ...]:
+    if isinstance(dtypes, str) or not isinstance(dtypes, Iterable):
+        raise UsageError(f"`dtypes` is {dtypes!r}, expected a sequence such as ['float32', 'bfloat16']")
     names = tuple(dtype_name(d, "dtypes") for d in dtypes)
     unknown = [d for d in names if d not in (*FLOATS, *COMPLEXES)]
     if unknown or not names:
@@ -204,7 +253,7 @@ def _dtypes(dtypes: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _check_promises(transforms: Any, kinks: Any, double_backward: Any, algorithm_error: Any) -> None:
-    if algorithm_error is not None and not algorithm_error >= 1:
+    if algorithm_error is not None and not (isinstance(algorithm_error, (int, float)) and algorithm_error >= 1):
         raise SpecError(f"`algorithm_error` is {algorithm_error!r}, expected a factor of at least 1 or None")
     unknown = [transforms] if isinstance(transforms, str) else sorted(set(transforms) - set(TRANSFORMS))
     if unknown:
