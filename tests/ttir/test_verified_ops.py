@@ -28,3 +28,14 @@ def test_additions_by_plain_stores_race(rows):
 def test_atomics_and_partial_sums_do_not(rows, name):
     assert rows[name]["verdict"] == "proved", rows[name]
     assert rows[name]["power"] == "every access of scale_backward_kernel, in 2 orders of its programs"
+
+
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_products_have_the_error_of_what_they_multiply(rows, precision):
+    assert rows[f"product 1.0 {precision}"]["verdict"] == "proved", rows[f"product 1.0 {precision}"]
+
+
+@pytest.mark.parametrize("name", ["product 1.03 tf32", "product 1.0005 ieee"])
+def test_a_factor_that_no_rounding_explains_is_found(rows, name):
+    assert rows[name]["verdict"] == "finding"
+    assert any("grad a" in text for _, _, text in rows[name]["findings"])

@@ -52,8 +52,52 @@ def scale(how: str) -> Any:
     return Scale.apply
 
 
+@triton.jit
+def product_kernel(a_ptr, b_ptr, c_ptr, M, N, K, FACTOR: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    rows, cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, K, BLOCK):
+        inner = start + tl.arange(0, BLOCK)
+        a_mask, b_mask = (rows[:, None] < M) & (inner[None] < K), (inner[:, None] < K) & (cols[None] < N)
+        a = tl.load(a_ptr + rows[:, None] * K + inner[None], a_mask, other=0.0)
+        b = tl.load(b_ptr + inner[:, None] * N + cols[None], b_mask, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    tl.store(c_ptr + rows[:, None] * N + cols[None], total * FACTOR, (rows[:, None] < M) & (cols[None] < N))
+
+
+def product(factor: float, precision: str) -> Any:
+    def multiply(a, b, factor=1.0):
+        a, b = a.contiguous(), b.contiguous()
+        c = a.new_empty(len(a), b.shape[1])
+        if c.numel():
+            grid = (triton.cdiv(c.shape[0], 16), triton.cdiv(c.shape[1], 16))
+            product_kernel[grid](a, b, c, *c.shape, a.shape[1], FACTOR=factor, PRECISION=precision, BLOCK=16)
+        return c
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return multiply(a, b)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, dc):
+            a, b = ctx.saved_tensors
+            return multiply(dc, b.mT, factor), multiply(a.mT, dc)
+
+    return Product.apply
+
+
+FACTORS = dict(a=rg.tensor("M", "K"), b=rg.tensor("K", "N"))
 INPUTS = dict(x=rg.tensor("M", "N"), w=rg.tensor("N"))
 OPS = {how: rg.op(scale(how), lambda x, w: x * w, INPUTS, name=how) for how in ("store", "atomic", "partial")}
+
+
+OPS |= {
+    f"product {factor} {precision}": rg.op(product(factor, precision), torch.matmul, FACTORS)
+    for factor, precision in ((1.0, "tf32"), (1.03, "tf32"), (1.0, "ieee"), (1.0005, "ieee"))
+}
 
 
 def main() -> None:

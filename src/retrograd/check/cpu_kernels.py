@@ -65,6 +65,11 @@ def session(seed: int = 0, multiprocessors: int = 132) -> Iterator[Session]:
             _SESSIONS.remove(run)
 
 
+def tf32() -> bool:
+    """Whether a kernel that was executed multiplied matrices of float32 rounded to tf32."""
+    return any(launch.tf32 for run in _SESSIONS for launch in run.launches)
+
+
 def pretended() -> AbstractContextManager[object]:
     """Inside, torch says that it has a GPU where kernels are executed without it: other people's launchers ask."""
     if not _SESSIONS:

@@ -177,6 +177,7 @@ class Judge:
             want, got = torch.where(normal, want, 0.0), torch.where(normal, got.detach(), torch.zeros_like(got))
         factor = tolerance.scale(got, want)
         inside, _ = tolerance.units(case.dtype, self.runner.spec.compute)
+        inside = max(inside, tolerance.TF32) if self.runner.tf32 else inside
         least = truth.scale_tolerance(name, got.dtype, inside) if abs(factor - 1) > 2**-12 else 1.0
         if not abs(factor - 1) > least:
             return []

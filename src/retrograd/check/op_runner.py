@@ -132,6 +132,7 @@ class OpRunner:
     _at_kinks: dict[tuple[Case, str], torch.Tensor] = field(default_factory=dict)
     _grad_outs: dict[Case, list[torch.Tensor]] = field(default_factory=dict)
     _named: dict[Any, Outputs] = field(default_factory=dict)
+    _tf32: bool = False
 
     @property
     def base(self) -> Case:
@@ -162,11 +163,18 @@ class OpRunner:
         """Names of the inputs a gradient is asked for."""
         return make.differentiable(self.spec, self.inputs(case))
 
+    @property
+    def tf32(self) -> bool:
+        """Whether kernels of the op have multiplied float32 matrices in tf32, in which products have 11 bits."""
+        self._tf32 = self._tf32 or (self.dtype == "float32" and cpu_kernels.tf32())
+        return self._tf32
+
     def reference(self, case: Case) -> Reference:
         """The reference at a case; it gets the values without their strides."""
         plain = without_strides(case)
         inputs, ordinary = (partial(self.inputs, values) for values in (plain, plain.but(values=())))
-        return Reference(self.spec, case, self.seed, self.device, inputs, ordinary, partial(self.grad_outs, case))
+        grad_outs = partial(self.grad_outs, case)
+        return Reference(self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32)
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""

@@ -233,7 +233,7 @@ class Oracle:
     def truth(self, case: Case, runs: int | None = None, order: DerivativeOrder = first_order) -> Truth:
         """The float64 truth of a case with its attainable errors (section "Tolerance" of the docs)."""
         count = self.noise_runs if runs is None else runs
-        known = self._truths.setdefault((without_strides(case), order), {})
+        known = self._truths.setdefault((without_strides(case), order, self.runner.tf32), {})
         if count not in known:
             other = next(iter(known.values()), None)
             known[count] = replace(other, runs=count) if other else truth_of(self.runner.reference(case), count, order)

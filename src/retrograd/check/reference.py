@@ -75,6 +75,7 @@ class Reference:
         inputs: makes fresh inputs by name, as a reference may change them.
         ordinary: makes them without the extreme values of the case.
         grad_outs: makes a fresh gradient for each floating or complex output.
+        tf32: whether the op multiplies float32 matrices in tf32.
     """
 
     spec: OpSpec
@@ -84,6 +85,7 @@ class Reference:
     inputs: Callable[[], dict[str, Any]]
     ordinary: Callable[[], dict[str, Any]]
     grad_outs: Callable[[], list[torch.Tensor]]
+    tf32: bool = False
 
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""
@@ -169,7 +171,8 @@ class Reference:
         """
         for round_inputs in (True, False) if inputs else (False,):
             try:
-                mode = Float64(unit, accumulate, seed, self.device, inputs=round_inputs, grad_outs=grad_outs)
+                products = tolerance.TF32 if self.tf32 else 0.0
+                mode = Float64(unit, accumulate, seed, self.device, products, inputs=round_inputs, grad_outs=grad_outs)
                 return self.run(torch.float64, mode, order)
             except Exception:
                 if not round_inputs:

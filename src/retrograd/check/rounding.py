@@ -77,6 +77,8 @@ _KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 # Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.
 _WHOLE = {"add", "sub", "rsub", "mul"}
 
+_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "convolution"}
+
 # What adds up, so that a partial sum may be larger than the result.
 _ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
 
@@ -145,6 +147,19 @@ def _lift(t: torch.Tensor) -> torch.Tensor:
     return t.to(_LIFTED.get(t.dtype, t.dtype))
 
 
+def _product_error(name: str, out: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
+    """Spread, in units of rounding, of a product of matrices whose elements are rounded: root of the sum of squares.
+
+    Both factors of each of the n terms are, so sqrt(2) of the terms' size.
+    """
+    if name in ("mm", "bmm"):
+        return (2 * getattr(_ATEN, name)(_square(args[0]), _square(args[1]))).sqrt()
+    if name in ("addmm", "baddbmm"):
+        product = _ATEN.mm if name == "addmm" else _ATEN.bmm
+        return (2 * product(_square(args[1]), _square(args[2]))).sqrt()
+    return math.sqrt(2) * _square(out).mean().sqrt().expand(out.shape)
+
+
 def _run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """What an operator returns, and what it was given: in float64 where it takes nothing else beside what is already.
 
@@ -173,6 +188,7 @@ class Float64(TorchDispatchMode):
         unit: relative half-width of the noise on each inexact result, e.g. 2**-24 for float32.
         accumulate: unit roundoff of accumulators inside reductions (16-bit ops add in float32).
         seed: of the noise.
+        products: unit roundoff of what goes into products of matrices, where that is less than `unit`'s; else 0.
         inputs: whether what goes in is perturbed too, as whoever measures a formula's error must; False leaves exact
             what a lower precision would be given exactly.
         grad_outs: whether the gradients that go in are.
@@ -181,7 +197,7 @@ class Float64(TorchDispatchMode):
     """
 
     def __init__(
-        self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu",
+        self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu", products: float = 0.0,
         *, inputs: bool = True, grad_outs: bool = False, track: bool = False, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -190,7 +206,7 @@ class Float64(TorchDispatchMode):
         self.peak = 0.0  # the largest number met, sums of sizes for what adds up
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
-        self.unit, self.accumulate = unit, accumulate
+        self.unit, self.accumulate, self.products = unit, accumulate, products
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()
 
@@ -234,6 +250,9 @@ class Float64(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()
             extra = _reduction_error(name, out, args, kwargs) if counted and out.numel() else None
+            if self.products and extra is not None and name in _PRODUCTS:
+                coarse = self.products / self.accumulate * _product_error(name, out, args)
+                extra = (_square(extra) + _square(coarse)).sqrt()
             return self._perturb(out, extra)
         if name in _EXACT_RESULTS:
             return tuple(t if i in _EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))

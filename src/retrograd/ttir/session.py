@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from retrograd.ttir.frames import EndlessLoopError
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.storage import Storage
 
+_TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
+
 
 @dataclass
 class LaunchRecord:
@@ -30,6 +33,7 @@ class LaunchRecord:
         in_turns: whether programs learn of each other, and ran in turns.
         undecided: why races were not looked for; "" if they were.
         order_matters: lines whose order of programs may decide bits: sums of floats by atomics.
+        tf32: whether it multiplies matrices of float32 that are rounded to tf32.
     """
 
     kernel: str
@@ -37,6 +41,7 @@ class LaunchRecord:
     in_turns: bool
     undecided: str = ""
     order_matters: list[AccessAt] = field(default_factory=list)
+    tf32: bool = False
 
 
 @dataclass(eq=False)
@@ -105,6 +110,9 @@ class Session:
         memory = self._last = execution.memory(self.faults)
         in_turns = execution.in_turns(memory)
         record = LaunchRecord(execution.kernel.name, grid, in_turns, execution.undecided if in_turns else "")
+        if "tf32" not in launched.kept:
+            launched.kept["tf32"] = _TF32.search(launched.text) is not None
+        record.tf32 = launched.kept["tf32"]
         self.launches.append(record)
         if self._trial is not None:
             self._trial.add(memory)
