@@ -10,3 +10,17 @@ import triton.language as tl
 def doubling_kernel(x_ptr, N: tl.constexpr):
     at = tl.arange(0, N)
     tl.store(x_ptr + at, tl.load(x_ptr + at) * 2.0)
+
+
+FACTOR = tl.constexpr(2.0)
+
+
+@triton.JITFunction
+def scaled(x):
+    return x * FACTOR
+
+
+@triton.JITFunction
+def scaling_kernel(x_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(x_ptr + at, scaled(tl.load(x_ptr + at)))

@@ -18,6 +18,7 @@ from typing import Any
 
 from retrograd.compat.registry import part, require
 from retrograd.compat.triton_compile import PROBE_GPU, GpuDescription, _driver
+from retrograd.compat.triton_frontend_key import frontend_key
 from retrograd.compat.triton_launch import unheard
 
 # The passes rewrite descriptors to pointers for GPUs before sm_90; nothing else of TTIR depends on the number.
@@ -78,6 +79,7 @@ class LaunchedKernel:
 
 
 Execute = Callable[[LaunchedKernel, tuple[int, int, int], dict[str, Any]], None]
+Keep = Callable[[str, Callable[[], str]], str]
 _EXECUTE: list[Execute] = []
 
 
@@ -89,7 +91,9 @@ def library_folder() -> str:
 
 
 @contextmanager
-def executing(gpu: GpuDescription, execute: Execute, tune: Callable[[Callable[[], Any]], None]) -> Iterator[None]:
+def executing(
+    gpu: GpuDescription, execute: Execute, tune: Callable[[Callable[[], Any]], None], keep: Keep
+) -> Iterator[None]:
     """Have launches inside call `execute` with the kernel's TTIR, the grid and the arguments by name.
 
     Autotuned kernels are launched with their first configuration: nothing can be timed.
@@ -98,17 +102,18 @@ def executing(gpu: GpuDescription, execute: Execute, tune: Callable[[Callable[[]
         gpu: what launchers and compilers are told of the GPU.
         execute: runs the kernel on the arguments' memory.
         tune: is called in place of timing a configuration, with a function that launches it as the autotuner would.
+        keep: gives the TTIR of a key, or what a function makes where it has none.
 
     Raises:
         UnsupportedVersionError: this Triton compiles or launches otherwise.
     """
     require(TTIR)
-    with _executing(gpu, execute, tune):
+    with _executing(gpu, execute, tune, keep):
         yield
 
 
 @contextmanager
-def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None]) -> Iterator[None]:
+def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None], keep: Keep) -> Iterator[None]:
     from triton.runtime import driver as holder
     from triton.runtime.jit import JITFunction
 
@@ -130,7 +135,9 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None])
             return compile_stock(self, key, signature, device_, constexprs, options, attrs, *rest)
         kernels, _, target, backend, _ = self.device_caches[device_]
         source = self.ASTSource(self, signature, constexprs, attrs)
-        kernels[key] = LaunchedKernel(self, _ttir(source, target, backend, options), signature, options)
+        name = frontend_key(source, target, options)
+        make = functools.partial(_ttir, source, target, backend, options)
+        kernels[key] = LaunchedKernel(self, make() if name is None else keep(name, make), signature, options)
         return kernels[key]
 
     holder.set_active(driver)
@@ -172,7 +179,11 @@ def TTIR() -> str:
 
     calls: list[tuple[Any, ...]] = []
     memory = torch.zeros(16)
-    with _executing(PROBE_GPU, lambda kernel, grid, values: calls.append((kernel, grid, values)), print), unheard():
+
+    def execute(*call: Any) -> None:
+        calls.append(call)
+
+    with _executing(PROBE_GPU, execute, print, lambda key, make: make()), unheard():
         doubling_kernel[(3,)](memory, N=16)
     ((kernel, grid, values),) = calls
     if grid != (3, 1, 1) or list(values) != ["x_ptr", "N"] or values["x_ptr"] is not memory or values["N"] != 16:

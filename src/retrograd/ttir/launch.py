@@ -11,6 +11,7 @@ from retrograd.compat.triton_launch import around_autotuning
 from retrograd.compat.triton_ttir import executing
 from retrograd.runtime.triton import fake_gpu
 from retrograd.runtime.triton.launch import executed
+from retrograd.ttir.kept_texts import kept_text
 from retrograd.ttir.session import Session
 from retrograd.ttir.undefined import UndefinedMemory
 
@@ -54,7 +55,7 @@ def cpu_triton(
     session = Session(seed, orders, limit)
     gpu = replace(_GPU, num_sms=multiprocessors)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(executing(gpu, session.execute, session.tune))
+        stack.enter_context(executing(gpu, session.execute, session.tune, kept_text))
         stack.enter_context(around_autotuning(session.tuning))
         if pretend:
             stack.enter_context(pretended(gpu))

@@ -149,7 +149,7 @@ class Memory(AccessFaults):
         kind = access.kind
         # Each lane counts, also where all of them update one element by one value.
         shape = (len(programs), *access.shape)
-        addresses = np.broadcast_to(addresses, shape)
+        addresses = _spread(addresses, shape)
         before = np.zeros(shape if wanted else (1,) * len(shape), kind.compute)
         for storage, allowed in self._split(access, programs, addresses, mask):
             index, lanes, who = self._lanes(storage, kind, programs, addresses, tuple(values), allowed)
@@ -172,7 +172,7 @@ class Memory(AccessFaults):
             self.version += changed
             if wanted:
                 flat = np.zeros(shape, kind.compute)
-                flat[np.broadcast_to(allowed, shape) if allowed is not None else np.ones(shape, bool)] = old
+                flat[_spread(allowed, shape) if allowed is not None else np.ones(shape, bool)] = old
                 before = before + flat if kind.compute.kind != "b" else before | flat
         return before
 
@@ -183,12 +183,12 @@ class Memory(AccessFaults):
         """Flat indices, values and programs of the lanes that are accessed."""
         shapes = [x.shape for x in (addresses, allowed, *values) if x is not None]
         shape = np.broadcast_shapes(*shapes, (len(programs),) + (1,) * (addresses.ndim - 1))
-        index = np.broadcast_to(self._index(storage, kind, addresses), shape)
-        who = np.broadcast_to(programs.astype(np.int32).reshape(-1, *(1,) * (len(shape) - 1)), shape)
-        spread = [None if x is None else np.broadcast_to(x, shape) for x in values]
+        index = _spread(self._index(storage, kind, addresses), shape)
+        who = _spread(programs.astype(np.int32).reshape(-1, *(1,) * (len(shape) - 1)), shape)
+        spread = [None if x is None else _spread(x, shape) for x in values]
         if allowed is None:
             return index.reshape(-1), [None if x is None else x.reshape(-1) for x in spread], who.reshape(-1)
-        allowed = np.broadcast_to(allowed, shape)
+        allowed = _spread(allowed, shape)
         return index[allowed], [None if x is None else x[allowed] for x in spread], who[allowed]
 
     @staticmethod
@@ -206,16 +206,16 @@ class Memory(AccessFaults):
                 return []
         size = access.kind.size
         pointer = self.only(access)
-        if pointer is not None:
-            low, high = int(addresses.min()), int(addresses.max())
-            aligned = size == 1 or not int(np.bitwise_or.reduce(addresses - pointer.storage.start, axis=None)) & (
-                size - 1
-            )
-            if low >= pointer.start and high + size <= pointer.end and aligned and pointer.covered is None:
-                return [(pointer.storage, mask)]
-        shape = np.broadcast_shapes(addresses.shape, (1,) if mask is None else mask.shape)
-        lanes = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
-        addresses = np.broadcast_to(addresses, shape)
+        whole = pointer if pointer is not None and pointer.covered is None else None
+        if whole is not None and _lie_in(whole, addresses, size):
+            return [(whole.storage, mask)]
+        if mask is None:
+            lanes = np.ones(addresses.shape, bool)
+        else:
+            shape = np.broadcast_shapes(addresses.shape, mask.shape)
+            lanes, addresses = _spread(mask, shape), _spread(addresses, shape)
+            if whole is not None and not whole.storage.start & (size - 1) and _lie_in(whole, addresses[lanes], size):
+                return [(whole.storage, lanes)]
         crooked = lanes & ((addresses & (size - 1)) != 0)
         if crooked.any():
             self.fault("misaligned", access, programs, addresses, crooked, pointer)
@@ -282,10 +282,10 @@ class Memory(AccessFaults):
     ) -> None:
         """Note a load where stores of the kernel may meet it."""
         shape = np.broadcast_shapes(index.shape, (len(programs),) + (1,) * (index.ndim - 1))
-        who = np.broadcast_to(programs.astype(np.int32).reshape(-1, *(1,) * (index.ndim - 1)), shape)
-        index = np.broadcast_to(index, shape)
+        who = _spread(programs.astype(np.int32).reshape(-1, *(1,) * (index.ndim - 1)), shape)
+        index = _spread(index, shape)
         if allowed is not None:
-            allowed = np.broadcast_to(allowed, shape)
+            allowed = _spread(allowed, shape)
             index, who = index[allowed], who[allowed]
         if access.is_atomic:
             self._synchronise(access, storage, index.reshape(-1), who.reshape(-1))
@@ -342,3 +342,15 @@ class Memory(AccessFaults):
         numbers = self.races.last_writers(storage, octets // storage.cell)
         for number in np.unique(numbers[numbers >= 0]).tolist():
             yield self.accesses[number], octets[numbers == number]
+
+
+def _spread(values: Array, shape: tuple[int, ...]) -> Array:
+    """np.broadcast_to, which takes its time also where nothing is to be done."""
+    return values if values.shape == shape else np.broadcast_to(values, shape)
+
+
+def _lie_in(pointer: Pointer, addresses: Array, size: int) -> bool:
+    """Whether elements of this size all lie in a tensor, and as it lies in its storage."""
+    if int(addresses.min()) < pointer.start or int(addresses.max()) + size > pointer.end:
+        return False
+    return size == 1 or not int(np.bitwise_or.reduce(addresses - pointer.storage.start, axis=None)) & (size - 1)

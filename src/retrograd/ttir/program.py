@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +123,7 @@ class Compiler:
         code = Code(self.slots(block.arguments))
         for operation in block.operations:
             for value in (*operation.operands, *operation.results):
-                self._largest = max(self._largest, int(np.prod(value.type.shape)))
+                self._largest = max(self._largest, math.prod(value.type.shape))
             self.used.update(self.slots(operation.operands))
             if operation.name in _DECIDES:
                 code.steps.append(defined_only(self, operation, _DECIDES[operation.name]))
@@ -272,11 +273,15 @@ class Compiler:
         slots, results, constants, count = code.arguments, code.operands, self._constants, len(block.arguments)
         first, *more = block.operations
         simple = count == 2 and len(more) == 1 and set(first.operands) == set(block.arguments)
+        filled: dict[int, list[Any]] = {}  # registers that hold constants only, by the axes that values have
 
         def combine(*values: Array) -> Sequence[Array]:
-            registers: list[Any] = [None] * self._registers
-            for slot, value in constants.items():
-                registers[slot] = value.reshape((1,) * values[0].ndim)
+            axes = values[0].ndim
+            if axes not in filled:
+                filled[axes] = [None] * self._registers
+                for slot, value in constants.items():
+                    filled[axes][slot] = value.reshape((1,) * axes)
+            registers = list(filled[axes])
             for slot, value in zip(slots, values, strict=True):
                 registers[slot] = value
             code.run(Frame(registers, _NOBODY, {}, None))  # type: ignore[arg-type]

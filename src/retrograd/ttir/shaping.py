@@ -73,7 +73,8 @@ def _splat(operation: Operation) -> Compute:
 
 def _expand_dims(operation: Operation) -> Compute:
     axis = int(attributes(operation)["axis"]) + 1
-    return lambda values: np.expand_dims(values, axis)
+    index = (slice(None),) * axis + (None,)
+    return lambda values: values[index]
 
 
 def _reshape(operation: Operation) -> Compute:
@@ -246,6 +247,7 @@ def reduction(operation: Operation, simple: str, combine: Combine) -> Compute:
     axis = int(attributes(operation)["axis"]) + 1
     by_numpy = _REDUCES.get(simple)
     rounding = kind_of(operation).round
+    before = (slice(None),) * axis
 
     def reduce(*operands: Array) -> Any:
         values = _operands_along(operands, operation, axis)
@@ -255,8 +257,9 @@ def reduction(operation: Operation, simple: str, combine: Combine) -> Compute:
         if simple == "arith.addf" and rounding is None and axis == values[0].ndim - 1:
             return np.add.reduce(np.ascontiguousarray(values[0]), axis=axis)
         while values[0].shape[axis] > 1:
-            halves = [np.split(x, 2, axis=axis) for x in values]
-            values = [*combine(*(a for a, _ in halves), *(b for _, b in halves))]
+            half = values[0].shape[axis] // 2
+            first, second = (*before, slice(half)), (*before, slice(half, None))
+            values = [*combine(*(x[first] for x in values), *(x[second] for x in values))]
         results = tuple(x.squeeze(axis) for x in values)
         return results[0] if len(results) == 1 else results
 

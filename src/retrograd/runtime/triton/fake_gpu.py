@@ -6,11 +6,11 @@ Only inside a context, and only what launchers commonly ask: devices in calls, `
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from retrograd.compat.triton_compile import GpuDescription
 
@@ -38,11 +38,11 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
             if func is torch.Tensor.cuda:
                 return moved(args[0], args[0])
             values = (*args, *(kwargs or {}).values())
+            if not any(_is_cuda(value) for value in values):
+                return func(*args, **(kwargs or {}))
             keywords = {name: _place(value) if name == "device" else value for name, value in (kwargs or {}).items()}
             result = func(*map(_place, args), **keywords)
-            if isinstance(result, torch.Tensor) and any(_place(value) is not value for value in values):
-                return moved(args[0] if args else None, result)
-            return result
+            return moved(args[0] if args else None, result) if isinstance(result, torch.Tensor) else result
 
     on_gpu = WeakIdKeyDictionary()  # tensors that were put there
 
@@ -53,22 +53,32 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
         on_gpu[result] = True
         return result
 
-    with contextlib.ExitStack() as stack:
-        for name, value in _answers(target).items():
-            stack.enter_context(patch.object(torch.cuda, name, value))
-        stack.enter_context(OnCpu())
-        yield
+    names, answers = torch.cuda.__dict__, _answers(target)
+    stock = {name: names[name] for name in answers}
+    names.update(answers)
+    try:
+        with OnCpu():
+            yield
+    finally:
+        names.update(stock)
+
+
+def _is_cuda(value: Any) -> bool:
+    """Whether a value is a CUDA device, or names one."""
+    import torch
+
+    if isinstance(value, str):
+        return value == "cuda" or value.startswith("cuda:")
+    return isinstance(value, torch.device) and value.type == "cuda"
 
 
 def _place(value: Any) -> Any:
     """The CPU for a CUDA device, anything else as it is."""
     import torch
 
-    if isinstance(value, torch.device):
-        return torch.device("cpu") if value.type == "cuda" else value
-    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
-        return "cpu"
-    return value
+    if not _is_cuda(value):
+        return value
+    return "cpu" if isinstance(value, str) else torch.device("cpu")
 
 
 class _Device(contextlib.nullcontext):
@@ -78,6 +88,7 @@ class _Device(contextlib.nullcontext):
         super().__init__(device)
 
 
+@functools.cache
 def _answers(target: GpuDescription) -> dict[str, Any]:
     import torch
 
