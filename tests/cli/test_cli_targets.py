@@ -100,7 +100,7 @@ def test_a_file_that_needs_torch_without_torch(write) -> None:
     [
         ("rmsnorm", "did you mean 'rms_norm'"),
         ("zzz", "shipped: rms_norm"),
-        ("op.py", r"op\.py:NAME"),
+        ("op.py", r"expected op\.py:norm; it has the specs norm"),
         ("op.py:", r"op\.py:NAME"),
         ("ob.py:norm", r"no file 'ob\.py'; did you mean 'op\.py'"),
         ("op.py:nrm", r"did you mean 'norm'\?; it has the specs norm"),
@@ -119,3 +119,12 @@ def test_unknown_targets_are_usage_errors(write, target: str, message: str) -> N
 
 def test_shipped_names_are_full_targets() -> None:
     assert all(full.startswith("retrograd.catalog.") and ":" in full for full in SHIPPED.values())
+
+
+def test_a_file_without_a_name_says_which_it_has(write) -> None:
+    write(SPEC)
+    with pytest.raises(UsageError, match=r"'op.py' names no spec, expected op.py:norm; it has the specs norm$"):
+        resolve("op.py")
+    write("VALUE = 1\n", "empty.py")
+    with pytest.raises(UsageError, match=r"expected empty.py:NAME; it has no op spec; make one with rg.op"):
+        resolve("empty.py")

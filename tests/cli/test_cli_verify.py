@@ -1,3 +1,4 @@
+import io
 import os
 import subprocess
 import sys
@@ -218,3 +219,21 @@ def test_help_imports_neither_torch_nor_rich(args: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert "verify" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_mistyped_command_is_told_its_neighbour_and_the_version_is_told() -> None:
+    result = CliRunner().invoke(main, ["verfy"])
+    assert (result.exit_code, "No such command 'verfy'; did you mean 'verify'?" in result.output) == (2, True)
+    result = CliRunner().invoke(main, ["--version"])
+    assert (result.exit_code, result.output.split()[0]) == (0, "retrograd")
+
+
+def test_a_pipe_is_as_wide_as_a_written_text_unless_columns_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrograd.cli._output import console
+    from retrograd.report.text import WIDTH
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console().width == WIDTH
+    monkeypatch.setenv("COLUMNS", "80")
+    assert console().width == 80

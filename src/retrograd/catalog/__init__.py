@@ -71,6 +71,10 @@ def resolve(target: str) -> OpSpec:
         MissingExtraError: the module needs torch, which is not installed.
     """
     place, _, name = SHIPPED.get(target, target).rpartition(":")
+    if not place and target.endswith(".py") and Path(target).is_file():
+        specs = [k for k, v in vars(load(target, target, _FORMS)).items() if isinstance(v, OpSpec)]
+        listed = f"it has the specs {', '.join(specs)}" if specs else "it has no op spec; make one with rg.op"
+        raise UsageError(f"{target!r} names no spec, expected {target}:{specs[0] if specs else 'NAME'}; {listed}")
     if not place or not name:
         raise UsageError(f"unknown target {target!r}{near(target, SHIPPED)}; expected {_FORMS}{_colon(target)}")
     module = load(place, target, _FORMS)

@@ -48,7 +48,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "compiler": ("schema", "fake", "operator", "form", *_VALUES),
 }  # fmt: skip
 # With these the stage has not come to its end, and what it would have said is not known.
-_ENDED = ("crash", "hang", "memory")
+ENDED = ("crash", "hang", "memory")
 
 
 def check_class(text: Any, argument: str) -> str:
@@ -96,7 +96,7 @@ def _acceptance(entry: Mapping[str, Any], argument: str, source: str) -> Accepta
 def covers(acceptance: Acceptance, finding: Finding) -> bool:
     """Whether a finding is of the accepted class."""
     parts = acceptance.finding.split("/", 2)
-    return finding.kind not in (*_ENDED, GONE) and [finding.stage, finding.kind, finding.tensor][: len(parts)] == parts
+    return finding.kind not in (*ENDED, GONE) and [finding.stage, finding.kind, finding.tensor][: len(parts)] == parts
 
 
 def accepted(finding: Finding, by: Iterable[Acceptance]) -> Finding | None:
@@ -110,7 +110,7 @@ def settled(result: StageResult, by: Iterable[Acceptance]) -> StageResult:
     Only if the stage came to its end in everything that was asked of it.
     """
     ended = result.status in ("passed", "failed") and not result.reason
-    if not ended or any(f.kind in _ENDED for f in result.findings):
+    if not ended or any(f.kind in ENDED for f in result.findings):
         return result
     stale = [
         a for a in by
@@ -199,7 +199,7 @@ def write_baseline(path: Path, reports: Sequence[Report]) -> int:
         here = {e.get("class") for e in entries if e.get("target") == target}
         for finding in report.findings:
             name = "/".join(filter(None, (finding.stage, finding.kind, finding.tensor)))
-            if finding.kind in (*_ENDED, GONE) or name in here:
+            if finding.kind in (*ENDED, GONE) or name in here:
                 continue
             here.add(name)
             reason = f"as it stood: {shortened(finding.what.splitlines()[0], 100)}"

@@ -192,8 +192,11 @@ def _refused(child: _Child) -> RetrogradError:
 def _lost(child: _Child, command: VerifyCommand, limits: ProcessLimits) -> StageResult:
     """The result of the stage that the process was in."""
     kind = {"hung": "hang", "memory": "memory"}.get(child.ended, "crash")
+    hang = "the op hangs, or needs a longer --timeout"
+    if not child.case:  # the op has not run: sizes are chosen and inputs drawn
+        hang = "its cases take long to make; give `sizes=` an end, or a longer --timeout"
     message = {
-        "hang": f"no answer for {limits.timeout:g} s: the op hangs, or needs a longer --timeout",
+        "hang": f"no answer for {limits.timeout:g} s: {hang}",
         "memory": f"the process came to hold {limits.memory / 1e9:.1f} GB: the op leaks, or needs more --memory",
         "crash": f"the op took the process down ({child.ended})",
     }[kind]
@@ -201,10 +204,12 @@ def _lost(child: _Child, command: VerifyCommand, limits: ProcessLimits) -> Stage
     again = ["retrograd", "verify", *command.always, "--only", child.running]
     again += ["--dtype", child.dtype] if child.dtype else []
     again += ["--case", child.case] if child.case else []
+    again += ["--timeout", f"{limits.timeout:g}"] if kind == "hang" else []
+    log = child.log.replace("Fatal Python error: Aborted\n", "") if kind == "hang" else child.log  # it was we who did
     finding = Finding(
         stage=child.running,
         kind=kind,
-        what="\n".join(filter(None, [message, child.log])),
+        what="\n".join(filter(None, [message, log])),
         case=Case(child.dtype),
         where=f"at {at}" if at else "before its first case",
         repro=shlex.join(again),

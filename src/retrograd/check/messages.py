@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from retrograd.check import charts
+from retrograd.check.acceptance import ENDED
 from retrograd.check.schema import Case, Finding, Profile, Report, StageResult
 from retrograd.core import document as doc
 from retrograd.core.wording import count, duration
@@ -90,7 +91,8 @@ def _covers(report: Report) -> list[str]:
 
 
 def _progress(report: Report) -> str:
-    done = sum(stage.status in ("passed", "failed") for stage in report.stages)
+    ended = [stage for stage in report.stages if any(f.kind in ENDED for f in stage.findings)]
+    done = sum(stage.status in ("passed", "failed") and stage not in ended for stage in report.stages)
     return f"{done} of {len(report.stages)} stages ran to their end"
 
 

@@ -32,6 +32,16 @@ class _Commands(CommandGroup):
             ctx.exit(error.exit_code)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_EXAMPLES = """\b
+Examples:
+  retrograd verify my_op.py:spec -o report.html   prove an op, or say what is wrong
+  retrograd flake tests/test_x.py::test_backward  how often a test fails, and why
+  retrograd trace record -o run.trace --nan -- train.py && retrograd trace nan run.trace
+  retrograd env                                   for a bug report
+"""
+
+
+@click.group(cls=_Commands, epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="retrograd", message="retrograd %(version)s")
 def main() -> None:
     """Prove the backward pass of a PyTorch op, or find what is wrong with it."""

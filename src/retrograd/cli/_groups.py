@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from retrograd.core.loading import near
+
 _LONGEST_SENTENCE = 1000  # characters; click cuts after 45
 
 
@@ -13,6 +15,16 @@ class CommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order in which the commands were declared; click would sort them."""
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of a name; of one that there is not, the error says which is spelt alike."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = near(args[0], self.list_commands(ctx))
+            raise click.UsageError(error.message.rstrip(".") + close, ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""

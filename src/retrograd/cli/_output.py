@@ -15,6 +15,8 @@ from retrograd import config
 from retrograd.cli._options import AS_JSON, OUTPUTS, Decorator, options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from retrograd.report import AnyRecord
 
 Progress = Callable[[str, str], None]
@@ -31,9 +33,17 @@ def show(record: AnyRecord, outputs: Sequence[str] = (), form: str = "text", eve
     elif form == "github":
         click.echo(report.to_github(record), nl=False)
     else:
-        from rich.console import Console
+        report.show(record, console(), everything)
 
-        report.show(record, Console(), everything)
+
+def console() -> Console:
+    """The terminal; a file or a pipe has the width of a text that is written, unless COLUMNS says otherwise."""
+    from rich.console import Console
+
+    from retrograd.report.text import WIDTH
+
+    redirected = not sys.stdout.isatty() and not config.variables(["COLUMNS"])
+    return Console(width=WIDTH if redirected else None)
 
 
 def answers(record: str, *more: Decorator, everything: bool = False) -> Decorator:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from retrograd.cli._options import PATH, words
-from retrograd.cli._output import answers, live
+from retrograd.cli._output import answers, console, live
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -129,9 +129,8 @@ def _print_history(path: Path, targets: tuple[str, ...], as_json: bool) -> None:
 
         click.echo(json.dumps([asdict(period) for period in periods], indent=1))
         return
-    from rich.console import Console
 
     from retrograd.flake.messages import history as history_text
     from retrograd.report.text import show as show_parts
 
-    show_parts(history_text(periods), Console())
+    show_parts(history_text(periods), console())

@@ -14,7 +14,7 @@ import click
 
 from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, PASSES_OPTIONS_ON, PATH, choice, program
-from retrograd.cli._output import answers
+from retrograd.cli._output import answers, console
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,12 +118,11 @@ def ls(files: tuple[str, ...], as_json: bool) -> None:
         rows = [{**asdict(each), "recorded": key} for each, key in zip(sides, recorded, strict=True)]
         click.echo(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
 
     from retrograd.graph.messages import listing
     from retrograd.report.text import show as show_parts
 
-    show_parts([listing(sides, recorded)], Console())
+    show_parts([listing(sides, recorded)], console())
 
 
 @graph.command(context_settings=PASSES_OPTIONS_ON)

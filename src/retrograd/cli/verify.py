@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 
 _STAGES = "List the stages."
+_EXAMPLES = """\b
+Examples:
+  retrograd verify rms_norm --level quick
+  retrograd verify my_op.py:spec -o report.html -o report.json
+  retrograd verify my_op.py:spec --only oracle --dtype bfloat16 --case 'M=5 N=7'
+  retrograd repro report.json#1
+"""
 
 
 def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any] | None:
@@ -44,7 +51,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     ctx.exit()
 
 
-@click.command()
+@click.command(epilog=_EXAMPLES)
 @click.argument("target")
 @choice("--level", of=["quick", "full"], default="full", help="How much.")
 @click.option("--only", callback=words, metavar="A,B", help="Run these stages only.")

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from retrograd.core.document import Cell, Document, Table, TextLine
 
+WIDTH = 140  # columns of a table that folds, where no terminal has a width
+
 
 def show(parts: Iterable[TextLine | Table], console: Console) -> None:
     """Print lines and tables; nothing that a person may want to copy is wrapped or cut."""
@@ -24,7 +26,7 @@ def show(parts: Iterable[TextLine | Table], console: Console) -> None:
                 _line(console, line)
 
 
-def to_text(document: Document, width: int = 140) -> str:
+def to_text(document: Document, width: int = WIDTH) -> str:
     """The document as plain text without colour; tables that fold do so at `width` columns."""
     out = StringIO()
     show(document.text, Console(file=out, width=width, color_system=None, force_terminal=False))
