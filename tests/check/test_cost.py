@@ -113,3 +113,15 @@ def test_the_histogram_counts_each_distance_once():
     case = StageContext.of(_spec(_norm), "float32").base
     drawn = profile("out", got, want, compare(got, want, torch.ones_like(want)), case)
     assert drawn.ulp_counts == (2, 1, 2, 1, 1, 1, 1, 1, 2)
+
+
+def test_what_is_too_large_by_its_dimensions_is_not_drawn():
+    drawn = []
+
+    def values(generator, shape, dtype):
+        drawn.append(shape)
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
+    spec = rg.op(torch.sin, torch.sin, dict(x=rg.tensor("N", "N", values=values)))
+    assert rg.verify(spec, level="quick", only=["shapes"])
+    assert max(rows for rows, _ in drawn) == 1025

@@ -48,7 +48,7 @@ def _fitting(context: StageContext, base: Case, name: str, size: Size) -> list[C
         return []
     rank_free = free_rank(context.spec)
     for small in _SMALL:
-        if elements(context.runner, case) <= context.budget.elements:
+        if elements(context.runner, case, context.budget.elements) <= context.budget.elements:
             break
         for other, usual in base.sizes:
             lower: Size = (small,) if other in rank_free else small
@@ -68,7 +68,9 @@ def cases(context: StageContext) -> list[Case]:
     always, in_turn = _sweep(context)
     every = list(dict.fromkeys([*always, *in_turn]))
     chosen = dict.fromkeys([*in_turn[: context.budget.shapes], *always])
-    cheap = [case for case in chosen if elements(context.runner, case) <= context.budget.elements]
+    cheap = [
+        case for case in chosen if elements(context.runner, case, context.budget.elements) <= context.budget.elements
+    ]
     context.ran("sizes", len(cheap), len(every))
     return cheap
 
