@@ -177,3 +177,10 @@ def test_assert_backward_hides_its_own_lines(project):
     )
     result.stdout.no_fnmatch_line("*asserts.py*")
     result.stdout.fnmatch_lines(["FAILED *- grad x[[]*"])
+
+
+def test_ops_may_share_a_table_of_sizes():
+    shared = dict(B=(1, 2), K=(3, 5), width=4)
+    assert rg.op(torch.sin, torch.sin, dict(x=rg.tensor("B", "width")), sizes=shared)
+    with pytest.raises(SpecError, match=r"about 'widht', .* did you mean 'width'"):
+        rg.op(torch.sin, torch.sin, dict(x=rg.tensor("B", "width")), sizes=dict(B=(1, 2), widht=4))

@@ -234,7 +234,9 @@ def _check_names(spec: OpSpec, rules: Mapping[str, Any], where: tuple[str, ...],
     related = {name for _, name in asked}
     for argument, name in [*(("sizes", name) for name in rules if name not in related), *asked]:
         names = known if argument == "sizes" else known_by_relation
-        if name not in names:
+        # Several ops may share a table of sizes: what is neither alone nor nearly another's name is meant for another.
+        shared = argument == "sizes" and known & set(rules) and not near(name, names)
+        if name not in names and not shared:
             raise SpecError(
                 f"`{argument}` is about {name!r}, which no dimension of `inputs` has{near(name, names)}; "
                 f"they have {', '.join(sorted(names)) or 'none'}"
