@@ -27,7 +27,7 @@ $(STAMP): | .uv/bin/uv
 	@touch $@
 
 demo: setup
-	@TRITON_INTERPRET=1 $(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -29,7 +29,7 @@ from retrograd import codegen
 from retrograd.codegen import kernel_facts as machine
 from retrograd.core.schema import decode, plain
 from retrograd.ops.msda.arguments import Levels, MsdaInputs, MsdaSpec, NeededGrads
-from retrograd.runtime.triton import launch as device
+from retrograd.runtime.triton import planned_gpu
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # dtypes of value and of locations and weights
@@ -119,7 +119,7 @@ def record(cases: list[Case], targets: list[str]) -> Iterator[tuple[codegen.Laun
         target = codegen.target_named(name)
         arch = target.arch if isinstance(target.arch, int) else 0
         for case in cases:
-            with device.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
+            with planned_gpu.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
                 launch(case)
             for found in launches:
                 if found.identity not in seen:

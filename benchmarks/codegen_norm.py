@@ -26,7 +26,7 @@ import triton
 from retrograd import codegen
 from retrograd.core.schema import decode, plain
 from retrograd.ops.norm.spec import NormSpec
-from retrograd.runtime.triton import launch as device
+from retrograd.runtime.triton import planned_gpu
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -194,7 +194,7 @@ def record(cases: list[Case], targets: list[str]) -> Iterator[tuple[codegen.Laun
         target = codegen.target_named(name)
         for case in sorted(cases, key=lambda case: not case.aligned):
             arch = target.arch if isinstance(target.arch, int) else 0
-            with device.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
+            with planned_gpu.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
                 launch(case)
             for found in launches:
                 if found.identity not in seen:

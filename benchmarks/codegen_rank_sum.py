@@ -23,7 +23,7 @@ import torch
 
 from retrograd import codegen
 from retrograd.core.schema import plain
-from retrograd.runtime.triton import launch as device
+from retrograd.runtime.triton import planned_gpu
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -80,7 +80,7 @@ def record(targets: list[str]) -> Iterator[tuple[codegen.Launch, Case]]:
         target = codegen.target_named(name)
         for case in CASES:
             arch = target.arch if isinstance(target.arch, int) else 0
-            with device.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
+            with planned_gpu.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
                 launch(case)
             yield launches[0], case
 

@@ -15,7 +15,7 @@ import codegen_gates
 import torch
 
 from retrograd import codegen
-from retrograd.runtime.triton import launch as device
+from retrograd.runtime.triton import planned_gpu
 from retrograd.trace.statistics.digest import BLOCK
 from retrograd.trace.statistics.exponents import BUCKETS
 from retrograd.trace.statistics.triton import kernel
@@ -30,7 +30,7 @@ def record(target: str, dtype: torch.dtype, histogram: bool) -> codegen.Launch:
     counts = torch.empty(1, BUCKETS, dtype=torch.int64) if histogram else None
     arch = chosen.arch if isinstance(chosen.arch, int) else 0
     x = torch.empty(1 << 20, dtype=dtype)
-    with device.dry(chosen.num_sms, hip=not chosen.nvidia, arch=arch), codegen.recording(target) as launches:
+    with planned_gpu.dry(chosen.num_sms, hip=not chosen.nvidia, arch=arch), codegen.recording(target) as launches:
         kernel.measure(x, kernel.PartialResults(ints, floats, counts, keys), 0)
     return launches[0]
 

@@ -208,7 +208,7 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
         nvrtc.compile_cubin(backward.SOURCE, ("--gpu-architecture=sm_90", *options), (HEADER,))
         return ""
     from retrograd.codegen import facts_of, recording
-    from retrograd.runtime.triton.launch import dry
+    from retrograd.runtime.triton.planned_gpu import dry
 
     try:
         with dry(132), recording("sm_90") as launches:

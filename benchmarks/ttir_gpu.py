@@ -1,8 +1,8 @@
 """TTIR executed on a CPU beside a GPU: the results of the same kernels, tensor by tensor.
 
     python benchmarks/ttir_gpu.py run --on cpu --out cpu.pt                      # anywhere
-    python benchmarks/ttir_gpu.py run --on cuda --out cuda.pt                    # on the GPU, perhaps elsewhere
-    python benchmarks/ttir_gpu.py compare cpu.pt cuda.pt --out benchmarks/results/ttir-NAME
+    python benchmarks/ttir_gpu.py run --on cuda --part 0/4 --out cuda-0.pt       # on the GPU, perhaps elsewhere
+    python benchmarks/ttir_gpu.py compare --cpu cpu.pt --cuda cuda-*.pt --out benchmarks/results/ttir-NAME
 
 Run are the healthy programs of tests/ttir, the norms and deformable attention of this package, forward and backward,
 and the ops of benchmarks/outside_triton whose library can be imported (PYTHONPATH). A tensor is "equal" if all bits
@@ -121,9 +121,11 @@ def libraries() -> Iterator[tuple[str, Callable[[str], Results]]]:
             yield f"{name} {dtype}", run
 
 
-def run(where: str, out: Path, only: str) -> None:
+def run(where: str, out: Path, only: str, part: str) -> None:
     """Run all of it, keeping what was done at each step."""
-    records: dict[str, Any] = {}
+    device = torch.cuda.get_device_name() if where == "cuda" else platform.machine()
+    records: dict[str, Any] = {"": dict(device=device, torch=torch.__version__, triton=triton.__version__)}
+    first, parts = map(int, part.split("/"))
     # fla decides at import whether there is a GPU.
     with rg.cpu_triton() if where == "cpu" else contextlib.nullcontext():
         every = [*programs(), *shipped()]
@@ -131,7 +133,7 @@ def run(where: str, out: Path, only: str) -> None:
             every += libraries()
         except ImportError as error:
             print(f"left out: {error}", file=sys.stderr)
-    for name, function in every:
+    for name, function in every[first::parts]:
         if only not in name:
             continue
         try:
@@ -140,9 +142,6 @@ def run(where: str, out: Path, only: str) -> None:
             records[name] = f"{type(error).__name__}: {error}"
             print(name, traceback.format_exc(limit=-2), file=sys.stderr)
         torch.save(records, out)
-    device = torch.cuda.get_device_name() if where == "cuda" else platform.machine()
-    records[""] = dict(device=device, torch=torch.__version__, triton=triton.__version__)
-    torch.save(records, out)
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -159,9 +158,9 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(off.max() / (unit * b.double().abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1e-300)))
 
 
-def compare(cpu: Path, gpu: Path, out: Path) -> None:
+def compare(cpu: list[Path], gpu: list[Path], out: Path) -> None:
     """A table of what differs."""
-    left, right = (torch.load(path, weights_only=False) for path in (cpu, gpu))
+    left, right = ({k: v for f in each for k, v in torch.load(f, weights_only=False).items()} for each in (cpu, gpu))
     machines = left.pop(""), right.pop("")
     rows, failed = [], []
     for name in left.keys() & right.keys():
@@ -200,16 +199,17 @@ def main() -> int:
     runs = commands.add_parser("run")
     runs.add_argument("--on", choices=("cpu", "cuda"), required=True)
     runs.add_argument("--out", type=Path, required=True)
+    runs.add_argument("--part", default="0/1", help="I/N: every Nth program from the Ith on")
     runs.add_argument("--only", default="", help="names that contain this")
     both = commands.add_parser("compare")
-    both.add_argument("cpu", type=Path)
-    both.add_argument("gpu", type=Path)
+    both.add_argument("--cpu", type=Path, nargs="+", required=True)
+    both.add_argument("--cuda", type=Path, nargs="+", required=True)
     both.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if args.command == "run":
-        run(args.on, args.out, args.only)
+        run(args.on, args.out, args.only, args.part)
     else:
-        compare(args.cpu, args.gpu, args.out)
+        compare(args.cpu, args.cuda, args.out)
     return 0
 
 

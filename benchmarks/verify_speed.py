@@ -11,13 +11,10 @@ finding counts when it is told, which is before it is shrunk and explained.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 
@@ -48,7 +45,7 @@ class Watch:
 def ops(kind: str) -> Iterator[tuple[str, OpSpec]]:
     """Ops of a set by name, made anew."""
     if kind == "shipped":
-        yield from ((name, catalog.resolve(name)) for name in NORMS)
+        yield from ((name, catalog.resolve(name)) for name in (*NORMS, "ms_deform_attn"))
         return
     for path in files(kind, kernels=False):
         yield from load(path).items()

@@ -238,7 +238,7 @@ def _mark(node: Any) -> pytest.Mark:
 def _stages(mark: pytest.Mark, nodeid: str) -> list[Any]:
     """The stages that a mark asks for; CollectError where it asks for what there is not, once for all of them."""
     from retrograd.check.levels import check_level
-    from retrograd.check.runner import choose
+    from retrograd.check.stages import choose
     from retrograd.errors import UsageError
 
     try:

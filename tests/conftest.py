@@ -1,4 +1,4 @@
-"""Shared fixtures. Without a GPU the real kernels run in Triton's interpreter, which must be asked for before import."""
+"""Shared fixtures. Without a GPU the real kernels are executed on CPU tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import specimens  # noqa: F401  before tests/codegen, whose folder has a script of that name, comes ahead on the path
 import torch
 
-from retrograd import config
+from retrograd.check import cpu_kernels
 
 if TYPE_CHECKING:
     from ranks import Ranks
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 # What C++ there is in the user's cache would change what is tested; its own tests switch it on.
 os.environ.setdefault("RETROGRAD_HOST", "off")
 os.environ.setdefault("RETROGRAD_TAPE", "off")
-if not torch.cuda.is_available():
-    config.request_interpreter()
 torch.set_num_threads(1)  # two cores: small tests lose more to threads than they gain
 
 
@@ -31,8 +30,18 @@ def pytest_make_parametrize_id(val: object, argname: str) -> None:
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Where kernels run: "cuda", or "cpu" with Triton's interpreter."""
+    """Where kernels run: "cuda", or "cpu" where they are executed without it."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def executed_kernels(request: pytest.FixtureRequest, device: str) -> Iterator[None]:
+    """Kernels that a test launches on CPU tensors are executed, unless it is marked `outside`."""
+    if request.node.get_closest_marker("outside") is not None:
+        yield
+        return
+    with cpu_kernels.executed(device):
+        yield
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16, torch.device("meta")], ids=["double", "half", "meta"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -76,9 +77,12 @@ class Ranks:
                     )
                 answers |= {self.ends.index(end): _receive(end) for end in ready}
             except (EOFError, RuntimeError) as error:
+                # A rank that died has its exit code soon after its pipe closes; one that lives has none.
+                codes = [(process.join(1), process.exitcode)[1] for process in self.processes]
                 self.close()
                 told = "".join(text for ok, text in answers.values() if not ok)
-                raise RuntimeError(f"the group ended: {type(error).__name__} {error}\n{told}") from None
+                ended = f"the group ended, exit codes {codes}: {type(error).__name__} {error}\n{told}"
+                raise RuntimeError(ended) from None
         if failed := [f"rank {rank}:\n{answers[rank][1]}" for rank in sorted(answers) if not answers[rank][0]]:
             self.close()  # their collectives may be out of step
             raise RuntimeError("\n".join(failed))
@@ -86,6 +90,7 @@ class Ranks:
 
 
 def _serve(rank: int, size: int, store: str, end: Connection) -> None:
+    faulthandler.enable()  # a crash in a collective says where, on the error stream of the tests
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=COLLECTIVE)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)

@@ -148,8 +148,25 @@ def versions() -> dict[str, str]:
     """Of the compilers: their machine code differs."""
     import triton
 
-    found = ".".join(map(str, nvrtc.version())) if nvrtc.is_there() else "none"
-    return {"triton": triton.__version__, "nvrtc": found}
+    cuda = ".".join(map(str, nvrtc.version())) if nvrtc.is_there() else "none"
+    return {"triton": triton.__version__, "nvrtc": cuda}
+
+
+def differences(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], int]:
+    """Names of launches whose instructions differ, with what became of them, and how many are only named otherwise."""
+    gone = [name for name in before if after.get(name) != before[name]]
+    new = {name for name in after if before.get(name) != after[name]}
+    told, renamed = [], 0
+    for name in gone:
+        # One launch of the same case on the same architecture with the same instructions stands for one that is gone.
+        case = name.rpartition("/")[0]
+        same = min((n for n in new if n.rpartition("/")[0] == case and after[n] == before[name]), default=None)
+        if same is None:
+            told.append(f"{name}: {'not launched any more' if name not in after else 'other instructions'}")
+        else:
+            new.remove(same)
+            renamed += 1
+    return [*told, *(f"{name}: new" for name in sorted(new - before.keys()))], renamed
 
 
 def main() -> int:
@@ -169,13 +186,12 @@ def main() -> int:
     if before["versions"] != versions():
         print(f"other compilers: {before['versions']} before, {versions()} now", file=sys.stderr)
         return 2
-    wanted = [n for n in before["kernels"] if args.only in n and n.split("/")[2] in args.targets]
-    changed = [name for name in wanted if after.get(name) != before["kernels"][name]]
-    for name in changed:
-        print(f"{name}: {'not launched any more' if name not in after else 'other instructions'}")
-    for name in sorted(after.keys() - before["kernels"].keys()):
-        print(f"{name}: new")
-    print(f"{len(wanted)} kernels compared, {len(changed)} differ")
+    wanted = {n: h for n, h in before["kernels"].items() if args.only in n and n.split("/")[2] in args.targets}
+    told, renamed = differences(wanted, after)
+    for line in told:
+        print(line)
+    changed = sum(not line.endswith(": new") for line in told)
+    print(f"{len(wanted)} kernels compared, {changed} differ; {renamed} with the same instructions have another name")
     return 1 if changed else 0
 
 

@@ -39,7 +39,7 @@ def main() -> int:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     code = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
     proofs = [command[0], "-m", "pytest", "-q", "tests/docs/test_gallery.py"]
-    return code or subprocess.run(proofs, cwd=ROOT, env={**env, "TRITON_INTERPRET": "1"}, check=False).returncode
+    return code or subprocess.run(proofs, cwd=ROOT, env=env, check=False).returncode
 
 
 if __name__ == "__main__":

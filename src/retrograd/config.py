@@ -16,7 +16,6 @@ PYTHONPATH are set for the program of `retrograd fsdp check`. `retrograd env` sh
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -31,19 +30,6 @@ _WAYS = ("auto", "build", "off")  # of what is compiled on the user's machine
 def interpreting() -> bool:
     """Whether Triton kernels of this process run in Triton's interpreter (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
-
-
-def request_interpreter() -> bool:
-    """Ask for Triton's interpreter in this process; False if triton was imported without it (then it is too late).
-
-    Triton reads the variable while it is imported, so only a command or a conftest may call this, at its start.
-    """
-    if interpreting():
-        return True
-    if "triton" in sys.modules:
-        return False
-    os.environ["TRITON_INTERPRET"] = "1"
-    return True
 
 
 def in_ci() -> bool:

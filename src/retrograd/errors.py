@@ -27,7 +27,7 @@ class UndecidedError(RetrogradError):
 
 
 class InterpreterError(RetrogradError):
-    """Triton's interpreter cannot be relied on in these versions; ops without Triton kernels need none of it."""
+    """Kernels are to be executed as on a GPU, but this process interprets them (TRITON_INTERPRET=1)."""
 
 
 class UnsupportedOperationError(UndecidedError):

@@ -259,16 +259,31 @@ def _spec(opinfo: Any, sample: Any, number: int, dtype: Any, device: str, inplac
         fn, reference, dict(parts.inputs), dtypes=[dtype_name(dtype)], name=f"{full_name(opinfo)}#{number}",
         deterministic=False if getattr(opinfo, "gradcheck_nondet_tol", 0.0) else None,
         double_backward="right" if _twice(opinfo, _torch_dtype(dtype)) else None,
+        transforms=_transforms(opinfo, _torch_dtype(dtype)),
     )  # fmt: skip
     return spec, ""
 
 
-def _twice(opinfo: Any, dtype: torch.dtype) -> bool:
-    """Whether second derivatives are promised: where PyTorch tests them, so not in 16 bits, and skips nothing."""
+def _promises(opinfo: Any, dtype: torch.dtype, flag: str, test: str) -> bool:
+    """Whether something is promised: where PyTorch tests it, so not in 16 bits, and does not skip the test."""
     if dtype in (torch.float16, torch.bfloat16):
         return False
     skipped = {getattr(decorator, "test_name", "") for decorator in getattr(opinfo, "decorators", ())}
-    return getattr(opinfo, "supports_gradgrad", None) is True and "test_fn_gradgrad" not in skipped
+    return getattr(opinfo, flag, None) is True and test not in skipped
+
+
+def _twice(opinfo: Any, dtype: torch.dtype) -> bool:
+    """Whether second derivatives are promised."""
+    return _promises(opinfo, dtype, "supports_gradgrad", "test_fn_gradgrad")
+
+
+def _transforms(opinfo: Any, dtype: torch.dtype) -> list[str]:
+    """Transforms that are promised: forward mode, gradients for a batch of grad_outs."""
+    flags = (
+        ("jvp", "supports_forward_ad", "test_forward_mode_AD"),
+        ("batched_grad", "check_batched_grad", "test_fn_grad"),
+    )
+    return [name for name, flag, test in flags if _promises(opinfo, dtype, flag, test)]
 
 
 def _seeded(fn: Callable[..., Any], device: str, seed: int = 0) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from specimens import with_backward
 from torch import nn
 
 import retrograd as rg
+from retrograd.check import stages
 from retrograd.errors import SpecError
 
 t = rg.tensor
@@ -299,6 +300,32 @@ def test_a_random_op_is_called_under_the_seed_of_its_reference():
     state = torch.get_rng_state()
     _verify(_drop, _drop, MN, random=True, only=["contract"])
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_an_op_that_is_seen_to_draw_is_called_under_one_seed_with_a_note():
+    for reference in (_drop, None):
+        report = _verify(_drop, reference, MN)
+        assert report.verdict == "proved"
+        assert "random=True says that it is meant to" in " ".join(report.notes)
+    assert not _verify(lambda x: _drop(x, 1.01), _drop, MN)
+    assert not _verify(lambda x: x.sin() + 1e-3 * torch.rand_like(x), torch.sin, MN)  # noise is no other draw
+    assert not any("torch's generators" in note for note in _verify(torch.sin, torch.sin, MN).notes)
+
+
+@pytest.mark.parametrize("stage", [stage.id for stage in stages.load()])
+def test_draws_are_seen_by_whatever_stage_is_the_first(stage):
+    report = _verify(_drop, _drop, MN, only=[stage])
+    assert not report.findings
+    assert not report.stage(stage).runs or any("torch's generators" in note for note in report.notes)
+
+
+def test_draws_are_a_finding_where_bits_or_no_draws_are_promised():
+    report = _verify(_drop, None, MN, deterministic=True)
+    assert {f.stage for f in report.findings} >= {"determinism"}
+    assert "random=True calls it under one seed" in " ".join(report.notes)
+    as_it_is = _verify(_drop, _drop, MN, random=False)
+    assert as_it_is.verdict == "finding"
+    assert not any("torch's generators" in note for note in as_it_is.notes)
 
 
 def _other_generator(x, factor=1.0):

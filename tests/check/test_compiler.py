@@ -90,6 +90,52 @@ def test_wrong_batching_is_found():
     assert "vmap" in report.findings[0].what
 
 
+def _with_jvp(factor):
+    class Cubed(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx, inputs, _output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return 3 * dy * ctx.saved_tensors[0] ** 2
+
+        @staticmethod
+        def jvp(ctx, move):
+            return factor * move * ctx.saved_tensors[0] ** 2
+
+    return Cubed.apply
+
+
+def test_forward_mode_is_compared_with_what_backwards_give():
+    assert _verify(_with_jvp(3), lambda x: x**3, transforms=["jvp"])
+    (finding,) = _verify(_with_jvp(2.99), lambda x: x**3, transforms=["jvp"]).findings
+    assert finding.kind == "jvp"
+    assert finding.what.startswith("in forward mode: slope out")
+    (finding,) = _verify(mutants.DropsBackward.apply, lambda x: x * x, transforms=["jvp"]).findings
+    assert "in forward mode" in finding.what
+    assert _verify(lambda x: (x.sin(), x.prod(-1)), transforms=["jvp"])
+
+
+def test_gradients_of_a_batch_of_grad_outs_are_those_of_each():
+    class First(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(_, dy):
+            return 2 * dy if "Batched" not in repr(dy) else 2.01 * dy
+
+    assert _verify(F.gelu, transforms=["batched_grad"])
+    assert "is_grads_batched" in _verify(First.apply, lambda x: 2 * x, transforms=["batched_grad"]).findings[0].what
+
+
 def test_transforms_are_named():
     with pytest.raises(SpecError, match="transforms"):
         rg.op(F.gelu, inputs=X, transforms=["jit"])

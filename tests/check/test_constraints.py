@@ -15,9 +15,9 @@ t = rg.tensor
 N = dict(N=(1, 40))
 
 
-def _verify(fn, reference, inputs, **more):
+def _verify(fn, reference, inputs, only=(), **more):
     more = {"sizes": N, **more} if any("N" in v.names for v in inputs.values()) else more
-    return rg.verify(rg.op(fn, reference, inputs, **more), level="quick")
+    return rg.verify(rg.op(fn, reference, inputs, **more), level="quick", only=only)
 
 
 def _drawn(spec, draw=0, dtype="float32"):
@@ -125,11 +125,33 @@ def test_a_projected_gradient_stays_as_it_is():
         assert torch.allclose(constraints.project(spec, name, once, x), once, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fn", "grad"),
+    [
+        ("symmetric", lambda a: a @ a, lambda dy, a: dy @ a.mT + a.mT @ dy),
+        ("positive_definite", torch.logdet, lambda dy, a: dy * torch.linalg.inv(a)),
+        ("lower_triangular", torch.linalg.inv, lambda dy, a: -(torch.linalg.inv(a).mT @ dy @ torch.linalg.inv(a).mT)),
+        ("simplex", lambda p: -(p * p.log()).sum(-1), lambda dy, p: -dy[..., None] * p.log()),
+    ],
+)
+def test_slopes_along_a_plane_show_a_wrong_gradient_without_a_reference(kind, fn, grad):
+    inputs = dict(a=t("N", "N", values=kind))
+    right = _verify(with_backward(fn, grad, once=True), None, inputs, only=["adjoint"], sizes=dict(N=(2, 40)))
+    assert right
+    assert right.stage("adjoint").cases
+    wrong = with_backward(fn, lambda dy, a: 1.01 * grad(dy, a), once=True)
+    assert not _verify(wrong, None, inputs, only=["adjoint"], sizes=dict(N=(2, 40)))
+    for kind in ("unit_norm", "orthogonal"):
+        report = _verify(torch.sin, None, dict(a=t("N", "N", values=kind)), only=["adjoint"])
+        assert "keep to a constraint" in report.stage("adjoint").reason
+
+
 def test_stages_that_leave_the_values_say_so_in_a_line():
     weighted = lambda p, y: p.log().sum(-1) * y  # noqa: E731
     report = _verify(weighted, weighted, dict(p=t("M", "N", values="simplex"), y=t("M")))
     assert report
-    for stage in ("adjoint", "kinks", "higher_order"):
+    assert report.stage("adjoint").status == "passed"
+    for stage in ("kinks", "higher_order"):
         assert report.stage(stage).status == "skipped"
         assert report.stage(stage).reason.startswith("the values of `p` (simplex) keep to a constraint: ")
     layouts = {item for case in _layouts() for item in case.layouts}

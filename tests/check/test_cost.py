@@ -125,3 +125,15 @@ def test_what_is_too_large_by_its_dimensions_is_not_drawn():
     spec = rg.op(torch.sin, torch.sin, dict(x=rg.tensor("N", "N", values=values)))
     assert rg.verify(spec, level="quick", only=["shapes"])
     assert max(rows for rows, _ in drawn) == 1025
+
+
+def test_elements_of_a_case_are_counted_once_for_all_dtypes():
+    counted = []
+
+    def reference(x):
+        counted.extend([tuple(x.shape)] * (x.device.type == "meta"))
+        return _norm(x)
+
+    assert rg.verify(_spec(_norm, reference, dtypes=["float32", "bfloat16"]), level="quick")
+    assert len(counted) == len(set(counted))
+    assert 0 < len(counted) < BUDGETS["quick"].shapes

@@ -18,6 +18,7 @@ def _verify(fn, reference, inputs=MN, only=("contract", "oracle", "shapes"), **m
 
 
 def test_a_line_says_what_was_compared_at_which_sizes(tmp_path):
+    pytest.importorskip("vl_convert", reason="charts need vl-convert-python (extra html)")
     report = _verify(torch.sin, torch.sin, dtypes=["float32", "bfloat16"], sizes=dict(M=(2, 40)))
     assert report.covers.startswith(
         "out, grad x compared with the reference; float32, bfloat16; M 2 to 40, N 0 to 4097; "

@@ -12,6 +12,7 @@ from torch import Tensor
 from retrograd.check.diagnosis.elements import describe
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec, op, tensor
+from retrograd.check.tolerance import lower_precision_noise
 
 M, N = 13, 10
 ROWS, COLS = torch.meshgrid(torch.arange(M), torch.arange(N), indexing="ij")
@@ -139,3 +140,12 @@ def test_memory_that_was_never_written_is_no_rule_of_counts() -> None:
     found = verify(spec(lost, "lost"), level="quick", only=["oracle"]).findings[0]
     assert not found.looks_like
     assert found.elements == "N = 3"
+
+
+def test_errors_of_a_lower_precision_are_named_where_they_are_noise() -> None:
+    want = torch.randn(40, 30, dtype=torch.float64)
+    rounded = want.to(torch.bfloat16).double()
+    assert "as if bfloat16 were used" in lower_precision_noise(rounded, want)
+    few = torch.where(torch.arange(1200).reshape(40, 30) % 100 == 0, want + 0.03, want)
+    assert not lower_precision_noise(few, want)  # twelve elements are wrong, the others right
+    assert not lower_precision_noise(rounded[0], want[0])  # of thirty a pattern could not be seen

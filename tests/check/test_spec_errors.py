@@ -33,7 +33,7 @@ def inputs():
         (dict(where="K <= N"), "`where` is about 'K', which no dimension"),
         (dict(deterministic="yes"), "`deterministic` is 'yes', expected True or False, or None"),
         (dict(surrogate="yes"), "`surrogate` is 'yes', expected True or False$"),
-        (dict(random=1), "`random` is 1, expected True or False$"),
+        (dict(random=1), "`random` is 1, expected True or False, or None to find out$"),
         (dict(name=3), "`name` is 3, expected a string"),
         (dict(algorithm_error="4"), "`algorithm_error` is '4', expected a factor"),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from retrograd import config
 from retrograd.check.schema import Case, Finding, Report, StageResult
 from retrograd.check.spec import OpSpec
 from retrograd.cli import main
@@ -51,8 +50,6 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     monkeypatch.chdir(tmp_path)
-    # request_interpreter would change the environment of the whole test run.
-    monkeypatch.setattr(config, "request_interpreter", lambda: True)
     (tmp_path / "op.py").write_text(SPEC)
     return Fake(monkeypatch)
 

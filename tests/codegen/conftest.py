@@ -1,4 +1,4 @@
-"""Kernels are compiled in a process of their own: this one interprets them where there is no GPU."""
+"""Kernels are compiled in a process of their own: this one executes them where there is no GPU."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from gate_process import run
 COUNT = """
 import json, sys, torch
 from retrograd import codegen
-from retrograd.runtime.triton import launch
+from retrograd.runtime.triton import planned_gpu
 from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 
 n, spec = int(sys.argv[1]), NormSpec(True, 1e-5)
 vector, half = torch.empty(n, dtype=torch.bfloat16), torch.bfloat16
-with launch.dry(132), codegen.recording("sm_90") as launches:
+with planned_gpu.dry(132), codegen.recording("sm_90") as launches:
     for rows in [*range(1, 41), *(2**k + 1 for k in range(6, 16))]:
         x = torch.empty(rows, n, dtype=half)
         y = norm_fwd(NormTensors(x=x, weight=vector, bias=vector), spec, WantedOutput(out_dtype=half, s_dtype=half)).y

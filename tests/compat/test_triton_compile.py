@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 # Kernels are compiled in processes of their own: this one interprets them where there is no GPU.
 START = """
 import torch
-from retrograd.compat import cuda_tools, registry, triton_compile, triton_launch, triton_relaunch
+from retrograd.compat import cuda_tools, registry, triton_autotuning, triton_compile, triton_launch, triton_relaunch
 from retrograd.errors import RetrogradError
 """
 
@@ -27,11 +27,13 @@ def said(code: str) -> str:
 
 def test_every_part_works_here() -> None:
     code = """
-for part in (triton_compile.COMPILE, triton_relaunch.RELAUNCH, cuda_tools.TOOLS, triton_launch.HOOK):
+parts = triton_compile.COMPILE, triton_relaunch.RELAUNCH, cuda_tools.TOOLS, triton_launch.HOOK, triton_autotuning.TUNING
+for part in parts:
     print(part.id, registry.status(part).state, registry.status(part).difference)
 """
     assert said(code).splitlines() == [
-        "triton.compile works ", "triton.relaunch works ", "triton.cuda_tools works ", "triton.launch_hook works",
+        "triton.compile works ", "triton.relaunch works ", "triton.cuda_tools works ", "triton.launch_hook works ",
+        "triton.autotuning works",
     ]  # fmt: skip
 
 

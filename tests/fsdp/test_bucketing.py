@@ -158,7 +158,7 @@ def test_the_self_test_notices_another_fsdp2(net, monkeypatch, change):
 
 
 def test_the_table_of_versions():
-    from retrograd.compat.fsdp2.versions import VERSIONS, version
+    from retrograd.compat.fsdp2.names import VERSIONS, version
 
     assert list(VERSIONS) == ["2.11", "2.12", "2.13", "2.14", "2.15"]
     assert len(version().returns) in (6, 7)

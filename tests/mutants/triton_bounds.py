@@ -1,7 +1,4 @@
-"""Real Triton kernels that read or write outside their tensors.
-
-They need a GPU, or TRITON_INTERPRET=1 set before Triton is imported.
-"""
+"""Real Triton kernels that read or write outside their tensors."""
 
 from __future__ import annotations
 

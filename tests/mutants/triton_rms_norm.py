@@ -1,7 +1,4 @@
-"""Real Triton backward kernels of RMSNorm that are broken on purpose.
-
-They need a GPU, or TRITON_INTERPRET=1 set before Triton is imported.
-"""
+"""Real Triton backward kernels of RMSNorm that are broken on purpose."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from retrograd.errors import UsageError
 pytest.importorskip("triton")
 
 from retrograd.runtime.cuda import driver
-from retrograd.runtime.triton.launch import dry, gpu_of
+from retrograd.runtime.triton.launch import gpu_of
+from retrograd.runtime.triton.planned_gpu import dry
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CUlaunchAttributeID in cuda.h
 

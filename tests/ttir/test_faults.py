@@ -13,7 +13,19 @@ FAULTS = {
     "reads_beyond_the_end": ("out of bounds", "x_ptr", 100, "the tensor has 100 elements"),
     "reads_beyond_the_end_of_a_view": ("out of bounds", "x_ptr", 100, "the tensor has 100 elements"),
     "writes_between_rows": ("between rows", "out_ptr", 8, "a tensor that is not contiguous"),
-    "overflows_32_bits": ("out of bounds", "x_ptr", 1 << 30, "an offset of 32 bits may have overflowed"),
+    "overflows_32_bits": ("out of bounds", "x_ptr", 1 << 30, "the tensor has 64 elements"),
+    "overflows_below_the_tensor": (
+        "out of bounds",
+        "x_ptr",
+        -(1 << 31),
+        "its offset, 2147483648, overflows 32 bits: it ",
+    ),
+    "overflows_into_the_tensor": (
+        "overflow",
+        "x_ptr",
+        0,
+        "its offset, 4294967296, overflows 32 bits: it is computed in ",
+    ),
     "reads_crooked": ("misaligned", "x_ptr", 1, "an access of 4 bytes"),
     "sums_what_nobody_has_written": ("uninitialised", "", None, "depends on memory that nobody has written"),
     "goes_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
@@ -26,7 +38,7 @@ FAULTS = {
 }
 HEALTHY = (
     "stays_inside", "masks_what_nobody_has_written", "padding_that_nobody_has_written", "counts_in_any_order",
-    "waits_in_assembly",
+    "waits_in_assembly", "hashes_in_32_bits", "goes_far_and_comes_back", "overflows_where_nothing_is_read",
 )  # fmt: skip
 
 
@@ -34,7 +46,7 @@ HEALTHY = (
 def rows() -> dict[str, dict]:
     """What was noticed of each specimen."""
     pytest.importorskip("triton")
-    return {row["name"]: row for row in in_a_process(HERE / "specimens.py")}
+    return {row["name"]: row for row in in_a_process(HERE / "faulty_kernels.py")}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -43,7 +55,7 @@ def test_a_mistake_is_told(rows, name):
     ((seen, *where, _, text),) = rows[name]["faults"]
     assert (seen, *where) == (kind, argument, element)
     assert part in text
-    assert "specimens.py:" in text
+    assert "faulty_kernels.py:" in text
     assert text in rows[name]["report"]
 
 
@@ -61,5 +73,5 @@ def test_every_specimen_is_judged(rows):
 def test_what_is_not_known_is_refused_by_name_and_line(rows):
     error = rows["asks_for_a_vote"]["error"]
     assert error.startswith("UnsupportedOperationError: tt.elementwise_inline_asm (")
-    assert "specimens.py:" in error
+    assert "faulty_kernels.py:" in error
     assert "vote.sync" in error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import programs
 import pytest
-from test_corpora import NEEDS, REGISTRY, _registered
+from test_corpora import REGISTRY, _registered, of_this_triton
 
 HERE = Path(__file__).resolve().parent
 # Seeds of the order of programs, each with another GPU: grids of persistent kernels have a program a multiprocessor.
@@ -36,12 +36,6 @@ def rows() -> dict[tuple[int, str, str], dict]:
         for seed, multiprocessors in RUNS
         for row in in_a_process(script, seed, multiprocessors)
     }
-
-
-def of_this_triton(name: str) -> None:
-    tl = pytest.importorskip("triton.language")
-    if name in NEEDS and not hasattr(tl, NEEDS[name]):
-        pytest.skip(f"this Triton has no tl.{NEEDS[name]}")
 
 
 def arguments_of(name: str) -> tuple[str, ...]:

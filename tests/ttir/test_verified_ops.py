@@ -35,7 +35,24 @@ def test_products_have_the_error_of_what_they_multiply(rows, precision):
     assert rows[f"product 1.0 {precision}"]["verdict"] == "proved", rows[f"product 1.0 {precision}"]
 
 
-@pytest.mark.parametrize("name", ["product 1.03 tf32", "product 1.0005 ieee"])
+def test_a_reference_without_products_of_matrices_allows_for_tf32_as_well(rows):
+    assert rows["product by element 1.0 tf32"]["verdict"] == "proved", rows["product by element 1.0 tf32"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "product 1.03 tf32", "product 1.0005 ieee",
+        "product by element 1.03 tf32", "product by element 1.0005 ieee",
+    ],
+)  # fmt: skip
 def test_a_factor_that_no_rounding_explains_is_found(rows, name):
     assert rows[name]["verdict"] == "finding"
     assert any("grad a" in text for _, _, text in rows[name]["findings"])
+
+
+def test_sizes_beside_the_blocks_of_kernels_are_tried(rows):
+    assert rows["all blocks"]["verdict"] == "proved", rows["all blocks"]
+    assert rows["whole blocks"]["verdict"] == "finding"
+    (where,) = {(stage, text.split("[")[1].split(",")[0]) for stage, _, text in rows["whole blocks"]["findings"]}
+    assert where == ("shapes", "512")

@@ -89,6 +89,34 @@ def product(factor: float, precision: str) -> Any:
     return Product.apply
 
 
+@triton.jit
+def double_kernel(x_ptr, y_ptr, M, N, ROWS: tl.constexpr, COLS: tl.constexpr):
+    row, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None]
+    mask = (row < M) & (col < N)
+    tl.store(y_ptr + row * N + col, 2.0 * tl.load(x_ptr + row * N + col, mask), mask)
+
+
+def double(whole_blocks: bool) -> Any:
+    def launch(x):
+        x, y = x.contiguous(), torch.zeros_like(x, memory_format=torch.contiguous_format)
+        programs = max(len(x) // 512, 1) if whole_blocks else triton.cdiv(len(x), 512)
+        if x.numel():
+            double_kernel[(programs,)](x, y, *x.shape, ROWS=512, COLS=triton.next_power_of_2(x.shape[1]))
+        return y
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return launch(x)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(_, dy):
+            return launch(dy)
+
+    return Double.apply
+
+
 FACTORS = dict(a=rg.tensor("M", "K"), b=rg.tensor("K", "N"))
 INPUTS = dict(x=rg.tensor("M", "N"), w=rg.tensor("N"))
 OPS = {how: rg.op(scale(how), lambda x, w: x * w, INPUTS, name=how) for how in ("store", "atomic", "partial")}
@@ -97,6 +125,24 @@ OPS = {how: rg.op(scale(how), lambda x, w: x * w, INPUTS, name=how) for how in (
 OPS |= {
     f"product {factor} {precision}": rg.op(product(factor, precision), torch.matmul, FACTORS)
     for factor, precision in ((1.0, "tf32"), (1.03, "tf32"), (1.0, "ieee"), (1.0005, "ieee"))
+}
+
+
+def by_element(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A product of matrices as a reference says it that goes step by step."""
+    return (a[:, :, None] * b).sum(1)
+
+
+OPS |= {
+    f"product by element {factor} {precision}": rg.op(product(factor, precision), by_element, FACTORS)
+    for factor, precision in ((1.0, "tf32"), (1.03, "tf32"), (1.0005, "ieee"))
+}
+
+
+# Rows are cut into blocks of 512, which no usual size is beside.
+OPS |= {
+    name: rg.op(double(name == "whole blocks"), lambda x: 2 * x, dict(x=rg.tensor("M", "N")), sizes=dict(N=(1, 64)))
+    for name in ("whole blocks", "all blocks")
 }
 
 

@@ -105,7 +105,8 @@ def command_line() -> Iterator[Made]:
         command = main.get_command(context, name)
         assert command is not None
         assert command.callback is not None
-        shown = f"::: mkdocs-click\n    :module: {command.callback.__module__}\n    :command: {name}\n"
+        function = command.callback
+        shown = f"::: mkdocs-click\n    :module: {function.__module__}\n    :command: {function.__name__}\n"
         shown += f"    :prog_name: retrograd {name}\n    :style: table\n"
         yield Made(f"cli/{name}.md", f"---\ntitle: retrograd {name}\n---\n\n{shown}")
 

@@ -1,6 +1,6 @@
 """Specs of the shipped norms: what `retrograd verify rms_norm` proves. One name an option, on GPU kernels and on CPU.
 
-`rms_norm_heads` runs the Triton kernels (in Triton's interpreter without a GPU), `rms_norm_heads_cpu` the native
+`rms_norm_heads` runs the Triton kernels (executed on the CPU without a GPU), `rms_norm_heads_cpu` the native
 code, `rms_norm_heads_torch` the torch operations.
 """
 
@@ -59,7 +59,7 @@ _VARIANTS = {
     "no_weight": _NormVariant(dict(x=_X)),
     "bias_alone": _NormVariant(dict(x=_X, weight=None, bias=_VECTOR)),
     "offset": _NormVariant(options=dict(weight_offset=1.0)),
-    # M times H rows: few of each, since the interpreter runs them one tile after another.
+    # M times H rows: few of each, as without a GPU every one is executed.
     "heads": _NormVariant(
         dict(x=_HEADS, weight=_HEAD_VECTOR, bias=_HEAD_VECTOR), sizes=dict(M=(0, 17), H=[0, 1, 2, 8, 3])
     ),

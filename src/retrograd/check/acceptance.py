@@ -43,7 +43,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         "kept-buffer", "carried-over", "second-backward", "two-graphs", "stale-copy", "stream", "device", "raises",
     ),
     "extremes": (*_VALUES, "vanished", "spread", "not-finite"),
-    "determinism": (*_VALUES, "not-repeatable"),
+    "determinism": (*_VALUES, "not-repeatable", "configuration"),
+    "batch": ("batch-dependent", "raises"),
     "higher_order": (*_VALUES, "silently-constant", "does-not-raise"),
     "compiler": ("schema", "fake", "operator", "form", *_VALUES),
 }  # fmt: skip

@@ -93,6 +93,13 @@ class Call:
         return Returned(result, after, not self.returns_new or self._writes)
 
 
+def seeded(fn: Any) -> Any:
+    """The same function under one seed of torch's generators at every call; None stays None."""
+    if isinstance(fn, Call):
+        return dataclasses.replace(fn, seed=_SEED)
+    return None if fn is None else Call(fn, seed=_SEED)
+
+
 def _is_module(fn: Any) -> bool:
     return hasattr(fn, "named_parameters") and hasattr(fn, "named_buffers")
 
@@ -207,10 +214,8 @@ def arranged(
         if _is_module(fn) or mutates:
             reason = "a module" if _is_module(fn) else "an op that writes to some (`mutates`)"
             raise SpecError(f"`inputs` is a callable, and `fn` {reason}; expected a dict of retrograd.tensor(...)")
-        if not random:
-            return Arranged(fn, reference, inputs, dict(params))
-        seeded = None if reference is None else Call(reference, seed=seed)
-        return Arranged(Call(fn, seed=seed), seeded, inputs, dict(params))
+        calls = (seeded(fn), seeded(reference)) if random else (fn, reference)
+        return Arranged(*calls, inputs, dict(params))
     named = inputs if isinstance(inputs, Mapping) else {f"input{i}": v for i, v in enumerate(_row(inputs))}
     by_keyword = {k: v for k, v in params.items() if isinstance(v, (TensorSpec, SizeSpec)) or _is_tensor(v)}
     rest = {k: v for k, v in params.items() if k not in by_keyword}
@@ -254,7 +259,7 @@ def _call(
     only = {name: place for name, place in places.items() if name in _keyword_only(fn)}
     simple = all(place == InputPlace(name) for name, place in places.items()) and not only and not keywords
     if simple and not state and not written:
-        return fn if seed is None else Call(fn, seed=seed)
+        return fn if seed is None else seeded(fn)
     arguments = tuple(place for name, place in places.items() if name not in only)
     return Call(fn, tuple(flat), arguments, {**keywords, **only}, state, written, returns_new, seed)
 

@@ -38,7 +38,7 @@ def shard_cases(stage: Stage, context: StageContext, cases: list[Case]) -> tuple
 def shard(
     context: StageContext, items: Sequence[T], label: str, dtypes: Sequence[str] | None = None, least: int = 2
 ) -> tuple[list[T], str]:
-    """Likewise of what a stage does in one case, where kernels are interpreted or inputs many; `label` for the note.
+    """Likewise of what a stage does in one case, where runs are dear; `label` for the note.
 
     `dtypes` are those that share them, if not all; fewer items than `least` are left to each.
     """
@@ -52,8 +52,8 @@ def shard(
 
 def _costly(context: StageContext) -> str:
     """Why each run of this op is dear; "" if it is not."""
-    if context.interpreted():
-        return "kernels are interpreted"
+    if context.emulated():
+        return "kernels run without a GPU"
     inputs = context.spec.inputs
     # Inputs that a function makes are not counted before there are any.
     return "there are many inputs" if isinstance(inputs, Mapping) and len(inputs) >= _WIDE else ""

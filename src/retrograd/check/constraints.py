@@ -14,6 +14,8 @@ from retrograd.check.input_specs import MATRICES, TensorSpec
 from retrograd.check.spec import OpSpec
 from retrograd.errors import SpecError
 
+# Whose values lie in a plane: a direction that is projected onto it stays in it however far one goes.
+_PLANES = ("symmetric", "positive_definite", "triangular", "lower_triangular", "upper_triangular", "simplex")
 # Stages that move values, or need what lies beside them.
 _MOVES = {
     "adjoint": "differences of the forward move values off it",
@@ -39,6 +41,8 @@ def refusal(stage: str, spec: OpSpec) -> str:
     floating = {n: c for n, c in constrained(spec).items() if (spec.tensor_specs or {})[n].differentiable}
     if stage == "higher_order":  # what is sorted or unique stays so nearby, in any direction
         floating = {n: c for n, c in floating.items() if c in (*MATRICES, "simplex", "unit_norm")}
+    if stage == "adjoint":
+        floating = {n: c for n, c in floating.items() if c not in _PLANES}
     if not floating:
         return ""
     kept = ", ".join(f"`{name}` ({constraint})" for name, constraint in floating.items())

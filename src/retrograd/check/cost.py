@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrograd.check.levels import BUDGETS
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.schema import Case
+from retrograd.check.sizes import elements as extent
 from retrograd.check.sizes import shape
 from retrograd.check.spec import TensorSpec
 from retrograd.compat.torch_dispatch import tree_leaves
@@ -48,3 +51,39 @@ def elements(runner: OpRunner, case: Case, most: int) -> int:
             pass
     # A size of 0 must not hide the others.
     return math.prod(max(n, 1) for _, size in case.sizes for n in (size if isinstance(size, tuple) else (size,)))
+
+
+@dataclass
+class CostLimit:
+    """Which cases make at most so many elements; shared by dtypes, on which that does not depend.
+
+    A case with no size larger than one that is cheap enough is so too, and one with none smaller than one that is not
+    is not: counting again takes a run of the reference.
+    """
+
+    most: int
+    _cheap: list[Case] = field(default_factory=list)
+    _dear: list[Case] = field(default_factory=list)
+
+    @classmethod
+    def of_level(cls, level: str) -> CostLimit:
+        """That of level quick or full."""
+        return cls(BUDGETS[level].elements)
+
+    def allows(self, runner: OpRunner, case: Case) -> bool:
+        """Whether the operators of the reference make few enough elements in the case."""
+        if any(_within(case, other) for other in self._cheap):
+            return True
+        if any(_within(other, case) for other in self._dear):
+            return False
+        allowed = elements(runner, case, self.most) <= self.most
+        (self._cheap if allowed else self._dear).append(case)
+        return allowed
+
+
+def _within(case: Case, other: Case) -> bool:
+    """Whether no size of a case is larger than the other's, with the same parameters."""
+    if case.params != other.params:
+        return False
+    sizes = dict(other.sizes)
+    return all(extent(size) <= extent(sizes[name]) for name, size in case.sizes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from retrograd.ttir.session import Session
 
 _SESSIONS: list[Session] = []
+_HONEST: list[None] = []  # one for each `without_pretending` that is entered
+_KEPT: list[dict[str, Any] | None] = []
+_KNOWING = ("retrograd.ops.", "retrograd.catalog.")  # modules of launchers that ask for no GPU
 
 
 def current() -> Session | None:
@@ -25,15 +29,21 @@ def current() -> Session | None:
 
 
 @contextmanager
-def executed(device: str) -> Iterator[None]:
+def executed(device: str, kept: dict[str, Any] | None = None) -> Iterator[None]:
     """Have Triton kernels that are launched inside executed on CPU tensors.
 
     Triton is not imported for it. Nothing happens on other devices, without Triton, and where it interprets kernels.
+
+    Args:
+        device: of the tensors.
+        kept: has launches that need not be executed again, empty at first; None where each is executed.
     """
     if torch.device(device).type != "cpu" or config.interpreting() or not versions.installed("triton"):
         yield
         return
     with ExitStack() as stack:
+        _KEPT.append(kept)
+        stack.callback(_KEPT.pop)
         if "triton" in sys.modules:
             stack.enter_context(session())
         else:
@@ -53,11 +63,19 @@ def _forget(finder: AfterImport) -> None:
 
 
 @contextmanager
-def session(seed: int = 0, multiprocessors: int = 132) -> Iterator[Session]:
-    """Kernels launched inside are executed by a session of their own."""
+def session(
+    seed: int = 0, multiprocessors: int = 132, configuration: int = 0, tuned_kernel: str = ""
+) -> Iterator[Session]:
+    """Kernels launched inside are executed by a session of their own; arguments as of `retrograd.cpu_triton`."""
+    from retrograd.ttir.kept_launches import KeptLaunches
     from retrograd.ttir.launch import cpu_triton
 
-    with cpu_triton(seed, multiprocessors, pretend=False, follow_undefined=False) as run:
+    with cpu_triton(
+        seed, multiprocessors, pretend=False, follow_undefined=False, configuration=configuration,
+        tuned_kernel=tuned_kernel,
+    ) as run:  # fmt: skip
+        if _KEPT and (kept := _KEPT[-1]) is not None:
+            run.kept = kept.setdefault("launches", KeptLaunches())
         _SESSIONS.append(run)
         try:
             yield run
@@ -67,12 +85,29 @@ def session(seed: int = 0, multiprocessors: int = 132) -> Iterator[Session]:
 
 def tf32() -> bool:
     """Whether a kernel that was executed multiplied matrices of float32 rounded to tf32."""
-    return any(launch.tf32 for run in _SESSIONS for launch in run.launches)
+    return any(run.tf32 for run in _SESSIONS)
 
 
-def pretended() -> AbstractContextManager[object]:
-    """Inside, torch says that it has a GPU where kernels are executed without it: other people's launchers ask."""
-    if not _SESSIONS:
+@contextmanager
+def without_pretending() -> Iterator[None]:
+    """Inside, `pretended` is nothing: torch.compile asks a GPU that is said to be there for more than it has."""
+    _HONEST.append(None)
+    try:
+        yield
+    finally:
+        _HONEST.pop()
+
+
+def pretended(function: Callable[..., Any]) -> AbstractContextManager[object]:
+    """Inside, torch says that it has a GPU where kernels are executed without it: other people's launchers ask.
+
+    Args:
+        function: what is called; launchers of this library know the truth, and every call of torch takes its time.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    module = getattr(function, "__module__", None) or ""  # None of what is made by exec or eval
+    if _HONEST or not _SESSIONS or module.startswith(_KNOWING):
         return nullcontext()
     from retrograd.ttir.launch import pretended
 

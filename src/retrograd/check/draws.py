@@ -1,4 +1,4 @@
-"""Random numbers of ops that draw: whether an op and its reference draw the same under one seed, in any precision."""
+"""Random numbers of ops that draw: whether one does, and whether its reference draws the same under one seed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from dataclasses import replace
 
 import torch
 
-from retrograd.check.calling import Call
+from retrograd.check.calling import Call, seeded
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.outputs import as_real
 from retrograd.check.reference import NotApplicable, OpRaised
+from retrograd.check.spec import OpSpec
 
 # A draw that differs replaces elements; rounding to the coarsest dtype, bfloat16, moves them by 2**-8.
 SAME_DRAW = 2.0**-4
 _SEEDS = 64
 _ERRORS = 8.0  # standard errors, of thousands of elements: normal noise passes them once in 1e11
+
+
+def under_one_seed(spec: OpSpec) -> tuple[OpSpec, str]:
+    """An op that was seen to draw, as it is to be called, and a note: under one seed unless its bits are promised."""
+    note = "the op draws from torch's generators"
+    if spec.deterministic:
+        return replace(spec, random=False), f"{note}; random=True calls it under one seed"
+    calls = dict(fn=seeded(spec.fn), reference=seeded(spec.reference))
+    note += ": it and its reference were called under one seed; random=True says that it is meant to"
+    return replace(spec, **calls, random=True), note
 
 
 def alike(got: torch.Tensor, want: torch.Tensor) -> bool:

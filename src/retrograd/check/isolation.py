@@ -150,7 +150,7 @@ def _joined(results: Sequence[StageResult]) -> StageResult:
 
 
 def _verify_share(command: VerifyCommand, limits: ProcessLimits, progress: Progress | None) -> Report:
-    header, in_a_row = None, 0
+    header, in_a_row, notes = None, 0, dict[str, None]()
     done: list[StageResult] = []
     failed: dict[str, list[str]] = {}
     while in_a_row < _ENOUGH:
@@ -158,7 +158,8 @@ def _verify_share(command: VerifyCommand, limits: ProcessLimits, progress: Progr
         words = [*command.always, *command.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
         child = _run(words, {"failed": failed, "share": command.share}, limits, progress)
         done += child.stages
-        header, failed = header or child.header, child.failed or failed
+        header, failed = child.header if header is None else header, child.failed or failed
+        notes |= dict.fromkeys(() if child.header is None else child.header.notes)
         if child.ended == "end":
             break
         if child.ended == "lost":  # a new process gets a GPU that answers
@@ -176,7 +177,7 @@ def _verify_share(command: VerifyCommand, limits: ProcessLimits, progress: Progr
         header,
         stages=tuple(done),
         verdict=verdict_of(done),
-        notes=(*header.notes, *stopped),
+        notes=(*notes, *stopped),
     )
 
 
@@ -253,8 +254,11 @@ def _hear(words: list[Any], child: _Child, progress: Progress | None) -> bool:
         if progress:
             progress(*rest)
     elif kind == "stage":
-        (result,) = Report.from_json(rest[0]).stages
+        part = Report.from_json(rest[0])
+        (result,) = part.stages
         child.stages.append(result)
+        # What is only known once something has run, as what the level left out so far.
+        child.header = part if child.header is None else replace(child.header, notes=part.notes)
         child.failed = rest[1]
         child.running = ""
         if progress:

@@ -107,9 +107,8 @@ class Judge:
 
     def _by_luck(self, case: Case, name: str, want: torch.Tensor, truth: Truth) -> bool:
         """Whether repeated rows made a matrix singular, and float64 alone has a result: rounding may make it any."""
-        if not any(layout in REPEATING for _, layout in case.layouts) or not tolerance.no_digit_left(
-            truth.tol[name], want
-        ):
+        repeats = any(layout in REPEATING for _, layout in case.layouts)
+        if not repeats or not tolerance.no_digit_left(truth.tol[name], want):
             return False
         self.remarks.append(f"{name} not judged at {case.text()}: one rounding changes it by more than its size")
         return True

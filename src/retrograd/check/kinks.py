@@ -123,12 +123,13 @@ def _around_case(reference: Reference, times: float) -> Bounds:
     return bounds
 
 
-def _rounded_at_case(reference: Reference, times: float, *, inputs: bool = False) -> Bounds:
+def _rounded_at_case(reference: Reference, times: float, bounds: Bounds | None = None) -> Bounds:
     """Lowest and highest results where no point beside the case may be asked for: of randomly rounded runs at it.
 
-    With `inputs` they are rounded too, so that what a tie gives is not among them.
+    With `bounds` those are widened, and inputs are rounded too, so that what a tie gives is not among them.
     """
-    bounds: Bounds = ({}, {})
+    inputs = bounds is not None
+    bounds = bounds or ({}, {})
     for k in range(2 * _DIRECTIONS):
         _widen(bounds, reference.run(torch.float64, _rounding(reference, k, times, inputs=inputs)))
     return bounds
@@ -221,8 +222,7 @@ def _bounds(reference: Reference, *, apart: bool) -> tuple[Bounds, Bounds] | Non
         return near, far
     if apart:
         for bounds, times in zip((near, far), scales, strict=True):
-            for other in _rounded_at_case(reference, times, inputs=True):
-                _widen(bounds, dict(other))
+            _rounded_at_case(reference, times, bounds)
     return near, far
 
 

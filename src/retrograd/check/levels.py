@@ -20,6 +20,7 @@ class Budget:
         directions: along which the adjoint stage differentiates the forward, for each input.
         extremes: of `extreme_values.NAMES`, which are in the order of how much each finds.
         combinations: of parameters, beyond which those that cover every pair of values stand for all.
+        configurations: of autotuned kernels, beside the first.
         elements: that all operators of the reference may make together in a case of the shapes stage.
     """
 
@@ -31,6 +32,7 @@ class Budget:
     directions: int
     extremes: int
     combinations: int
+    configurations: int
     elements: int
 
 
@@ -44,6 +46,7 @@ BUDGETS = {
         directions=1,
         extremes=6,
         combinations=12,
+        configurations=3,
         elements=1 << 21,
     ),
     "full": Budget(
@@ -55,6 +58,7 @@ BUDGETS = {
         directions=3,
         extremes=12,
         combinations=64,
+        configurations=63,
         elements=1 << 25,
     ),
 }

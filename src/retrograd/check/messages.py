@@ -9,7 +9,7 @@ from typing import cast
 
 from retrograd.check import charts
 from retrograd.check.acceptance import ENDED
-from retrograd.check.schema import Case, Finding, Profile, Report, StageResult
+from retrograd.check.schema import NO_REFERENCE, Case, Finding, Profile, Report, StageResult
 from retrograd.core import document as doc
 from retrograd.core.wording import count, duration
 
@@ -26,7 +26,7 @@ _MOST_PROFILES = 12
 
 def document(report: Report, everything: bool = True) -> doc.Document:
     """The report; nothing of it is left out."""
-    verdict = VERDICTS[report.verdict]
+    verdict = _verdict(report)
     facts = [report.device, ", ".join(report.dtypes), f"level {report.level}", f"seed {report.seed}"]
     head = (" \u00b7 ".join([*facts, duration(report.seconds)]), *_covers(report))
     cards = tuple(map(_card, report.findings))
@@ -76,7 +76,7 @@ def _text(report: Report, notes: list[str]) -> Iterator[doc.TextLine | doc.Table
     yield from (doc.TextLine(line, "dim") for line in _covers(report))
     parts = [count(len(report.findings), "finding")] * bool(report.findings)
     parts += [f"{len(report.accepted)} accepted"] * bool(report.accepted) + [_progress(report)]
-    text = f"{VERDICTS[report.verdict]} in {duration(report.seconds)} ({', '.join(parts)})"
+    text = f"{_verdict(report)} in {duration(report.seconds)} ({', '.join(parts)})"
     yield doc.TextLine(text, _VERDICT_STYLE[report.verdict])
 
 
@@ -84,6 +84,12 @@ def _accepted(finding: Finding) -> str:
     """An accepted finding in a line: its class, the reason, what it is."""
     name = "/".join(filter(None, (finding.stage, finding.kind, finding.tensor)))
     return f"{name}: {finding.accepted} | {finding.what.splitlines()[0]}"
+
+
+def _verdict(report: Report) -> str:
+    """The verdict; that nothing was compared with a truth is not to be missed beside PROVED."""
+    alone = report.verdict == "proved" and NO_REFERENCE in report.notes
+    return VERDICTS[report.verdict] + " without a reference" * alone
 
 
 def _covers(report: Report) -> list[str]:
@@ -185,7 +191,7 @@ def _annotations(report: Report) -> Iterator[doc.Annotation]:
     yield doc.Annotation(
         "notice",
         f"retrograd verify {report.target}",
-        "; ".join([f"{VERDICTS[report.verdict]}: {_progress(report)}", *_covers(report)]),
+        "; ".join([f"{_verdict(report)}: {_progress(report)}", *_covers(report)]),
     )
 
 

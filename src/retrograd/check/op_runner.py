@@ -30,6 +30,10 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
+class DrawsRandomNumbers(Exception):
+    """The first forward of an op moved torch's generators, and its description says nothing of it."""
+
+
 @dataclass
 class OpRun:
     """One forward and backward: results by name ("out" or "out0".., "grad x"), and what went in.
@@ -80,7 +84,7 @@ class ForwardPass:
         """The backward from all outputs, or from the one with index `root`; OpRaised if it raises."""
         used = slice(None) if root is None else slice(root, root + 1)
         try:
-            with cpu_kernels.pretended():
+            with cpu_kernels.pretended(self.spec.fn):
                 grads = grads_of(self.outs[used], [self.inputs[n] for n in self.names], self.grad_outs[used])
         except (InterpreterError, UnsupportedOperationError):
             raise
@@ -199,17 +203,29 @@ class OpRunner:
         return repeat_values(g, case.layout("grad_out"))
 
     def call(self, case: Case, inputs: dict[str, Any]) -> Outputs:
-        """All outputs of the op, under the names that the reference has for them; OpRaised if it raises."""
+        """All outputs of the op, under the names that the reference has for them; OpRaised if it raises.
+
+        DrawsRandomNumbers if the first call draws and the description does not say whether the op does.
+        """
         self.calls += 1
+        first = self.calls == 1 and self.spec.random is None
+        before = self._generators() if first else []
         try:
-            with cpu_kernels.pretended():
+            with cpu_kernels.pretended(self.spec.fn):
                 result = self.spec.fn(*inputs.values(), **dict(case.params))
         except (InterpreterError, UnsupportedOperationError):
             raise
         except Exception as error:
             raise OpRaised.at("forward", error) from error
+        if any(not torch.equal(b, state) for b, state in zip(before, self._generators() if first else [], strict=True)):
+            raise DrawsRandomNumbers
         outputs = Outputs.of(result, self.spec, "fn")
         return outputs.named_as(self._named[case.params]) if case.params in self._named else outputs
+
+    def _generators(self) -> list[torch.Tensor]:
+        """States of torch's generators, of the CPU and of a GPU that the op runs on."""
+        place = torch.device(self.device)
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(place)] if place.type == "cuda" else [])]
 
     def forward(
         self, case: Case, *, inputs: dict[str, Any] | None = None, grad_outs: list[torch.Tensor] | None = None,

@@ -112,9 +112,11 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
         raise
     except Exception as error:
         raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
+    reference = replace(reference, matrices=plain.matrices)
     eager, stored = _eager(reference, order)
     floor: dict[str, torch.Tensor] = {}
     unit, _ = tolerance.units(case.dtype, reference.spec.compute)
+    unit = max(unit, tolerance.TF32) if reference.tf32 else unit
     stored |= _stored_inputs(reference)
     terms = _terms(reference, exact if order is first_order else None)
     for name, want in exact.items():

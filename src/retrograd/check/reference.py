@@ -76,6 +76,8 @@ class Reference:
         ordinary: makes them without the extreme values of the case.
         grad_outs: makes a fresh gradient for each floating or complex output.
         tf32: whether the op multiplies float32 matrices in tf32.
+        matrices: whether the reference multiplies any. Where it has none (a recurrence, step by step), the op's are
+            among its elementwise products, and nobody can tell which.
     """
 
     spec: OpSpec
@@ -86,6 +88,7 @@ class Reference:
     ordinary: Callable[[], dict[str, Any]]
     grad_outs: Callable[[], list[torch.Tensor]]
     tf32: bool = False
+    matrices: bool = True
 
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""
@@ -172,7 +175,10 @@ class Reference:
         for round_inputs in (True, False) if inputs else (False,):
             try:
                 products = tolerance.TF32 if self.tf32 else 0.0
-                mode = Float64(unit, accumulate, seed, self.device, products, inputs=round_inputs, grad_outs=grad_outs)
+                mode = Float64(
+                    unit, accumulate, seed, self.device, products,
+                    inputs=round_inputs, grad_outs=grad_outs, elementwise=not self.matrices,
+                )  # fmt: skip
                 return self.run(torch.float64, mode, order)
             except Exception:
                 if not round_inputs:

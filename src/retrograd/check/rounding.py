@@ -77,7 +77,9 @@ _KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 # Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.
 _WHOLE = {"add", "sub", "rsub", "mul"}
 
-_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "convolution"}
+# Products of matrices, and where their factors stand among the arguments.
+_FACTORS = {"mm": ("mm", 0), "bmm": ("bmm", 0), "addmm": ("mm", 1), "baddbmm": ("bmm", 1)}
+_PRODUCTS = {*_FACTORS, "convolution"}
 
 # What adds up, so that a partial sum may be larger than the result.
 _ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
@@ -104,6 +106,12 @@ def _square(t: torch.Tensor) -> torch.Tensor:
     return t.abs().square()
 
 
+def _squares_of_terms(name: str, args: tuple[Any, ...]) -> torch.Tensor:
+    """The sum of the squares of what a product of matrices adds up, an element each."""
+    kind, first = _FACTORS[name]
+    return getattr(_ATEN, kind)(_square(args[first]), _square(args[first + 1]))
+
+
 def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     if name in ("sum", "mean"):
         x = args[0]
@@ -115,7 +123,7 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
         return error / max(n, 1) if name == "mean" else error
     if name in ("mm", "bmm"):
         n = args[0].shape[-1]
-        squares = getattr(_ATEN, name)(_square(args[0]), _square(args[1]))
+        squares = _squares_of_terms(name, args)
         return (max(n - 1, 0) * (_square(out) / 3 + squares / 6)).sqrt()
     if name.startswith("_fft_"):  # errors of a transform are of the size of all of it, and grow with its depth
         return math.sqrt(math.log2(max(out.numel(), 2))) * _square(out).mean().sqrt().expand(out.shape)
@@ -152,11 +160,10 @@ def _product_error(name: str, out: torch.Tensor, args: tuple[Any, ...]) -> torch
 
     Both factors of each of the n terms are, so sqrt(2) of the terms' size.
     """
-    if name in ("mm", "bmm"):
-        return (2 * getattr(_ATEN, name)(_square(args[0]), _square(args[1]))).sqrt()
-    if name in ("addmm", "baddbmm"):
-        product = _ATEN.mm if name == "addmm" else _ATEN.bmm
-        return (2 * product(_square(args[1]), _square(args[2]))).sqrt()
+    if name in _FACTORS:
+        return (2 * _squares_of_terms(name, args)).sqrt()
+    if name == "mul":
+        return math.sqrt(2) * out.abs()
     return math.sqrt(2) * _square(out).mean().sqrt().expand(out.shape)
 
 
@@ -188,7 +195,8 @@ class Float64(TorchDispatchMode):
         unit: relative half-width of the noise on each inexact result, e.g. 2**-24 for float32.
         accumulate: unit roundoff of accumulators inside reductions (16-bit ops add in float32).
         seed: of the noise.
-        products: unit roundoff of what goes into products of matrices, where that is less than `unit`'s; else 0.
+        products: unit roundoff of what goes into products of matrices, where that is less than `unit`'s; else 0. It is
+            that of all products of two tensors where `elementwise`, for a formula that multiplies no matrices.
         inputs: whether what goes in is perturbed too, as whoever measures a formula's error must; False leaves exact
             what a lower precision would be given exactly.
         grad_outs: whether the gradients that go in are.
@@ -199,14 +207,17 @@ class Float64(TorchDispatchMode):
     def __init__(
         self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu", products: float = 0.0,
         *, inputs: bool = True, grad_outs: bool = False, track: bool = False, record: bool = False,
+        elementwise: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.matrices = False  # whether a product of matrices was met
         self.switches: set[str] = set()  # operators that may have a kink, by name
         self._inside = 0  # depth of operators that are being taken apart
         self.peak = 0.0  # the largest number met, sums of sizes for what adds up
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
         self.unit, self.accumulate, self.products = unit, accumulate, products
+        self._multiplying = _PRODUCTS | {"mul"} if elementwise else _PRODUCTS
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()
 
@@ -225,6 +236,7 @@ class Float64(TorchDispatchMode):
         name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
         if not self._inside and name not in _SMOOTH:
             self.switches.add(name)
+        self.matrices = self.matrices or name in _PRODUCTS
         if kwargs.get("dtype") in _LIFTED:
             kwargs["dtype"] = _LIFTED[kwargs["dtype"]]
         if func in _DECOMPOSE:
@@ -250,9 +262,15 @@ class Float64(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()
             extra = _reduction_error(name, out, args, kwargs) if counted and out.numel() else None
-            if self.products and extra is not None and name in _PRODUCTS:
+            if (
+                self.products
+                and counted
+                and out.numel()
+                and name in self._multiplying
+                and isinstance(args[1], torch.Tensor)
+            ):
                 coarse = self.products / self.accumulate * _product_error(name, out, args)
-                extra = (_square(extra) + _square(coarse)).sqrt()
+                extra = coarse if extra is None else (_square(extra) + _square(coarse)).sqrt()
             return self._perturb(out, extra)
         if name in _EXACT_RESULTS:
             return tuple(t if i in _EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))

@@ -15,24 +15,25 @@ from typing import Any
 
 import torch
 
-from retrograd.check import constraints, stages
+from retrograd import config
+from retrograd.check import constraints
 from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline, settle
 from retrograd.check.calling import mismatched_call
 from retrograd.check.case_sharding import shard_cases
+from retrograd.check.cost import CostLimit
 from retrograd.check.coverage import Coverage
 from retrograd.check.cpu_kernels import executed
 from retrograd.check.devices import checked, describe, environment, lost
-from retrograd.check.draws import disagreement
+from retrograd.check.draws import disagreement, under_one_seed
 from retrograd.check.finding_summary import explain, progress_line, worst_faults
 from retrograd.check.levels import check_level
+from retrograd.check.op_runner import DrawsRandomNumbers
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.refusals import refused_alike, refused_by_design
-from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult, verdict_of
+from retrograd.check.schema import NO_REFERENCE, Acceptance, Case, Finding, Report, StageResult, verdict_of
 from retrograd.check.spec import OpSpec, dtype_name, op
-from retrograd.check.stages import CaseOutcome, Stage, StageContext
-from retrograd.compat.triton_interpreter.launch_cache import caching_launches
-from retrograd.compat.triton_interpreter.preparation import prepare_at_first_launch
+from retrograd.check.stages import CaseOutcome, Stage, StageContext, choose
 from retrograd.compat.triton_launch import LaunchCount, count_launches
 from retrograd.core import gc_pause
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
@@ -43,6 +44,8 @@ Progress = Callable[[str, str], None]
 Watch = Callable[[str, Any], None]
 
 _LOST = "the op lost the GPU"
+_INTERPRETED = """TRITON_INTERPRET=1: kernels run in Triton's own interpreter, which is wrong in bfloat16 and at NaN; \
+races and addresses are not looked at; unset it to have them executed as on a GPU"""
 GPU_LOST = "the GPU no longer answers this process"
 
 
@@ -81,21 +84,24 @@ class Verification:
             known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
             if unknown - known:
                 raise UsageError(f"`case` is about {sorted(unknown - known)}, the inputs are {sorted(known)}")
-        prepare_at_first_launch()
         self.acceptances = self._accepted_by(baseline, case is None and set(names) >= set(self.spec.dtypes))
         all_dtypes, names = names, names[share[0] :: share[1]]
-        self.launches: dict[Any, Any] = {}  # what interpreted ones did, to be put in place when they come again
+        self.launches: dict[str, Any] = {}  # what executed ones did, to be put in place when they come again
         self.launch_counts: list[LaunchCount] = []
-        self.contexts = {
-            d: StageContext.of(
-                self.spec, d, level=level, seed=seed, device=self.device, dtypes=all_dtypes,
-                case=None if case is None else make.parse_case(self.spec, d, case),
-                interpreted=lambda: any(count.interpreted for count in self.launch_counts),
-            )
-            for d in names
-        }  # fmt: skip
+        self._describe = partial(self._contexts, names, all_dtypes, case)
+        self.contexts, self._notes = self._describe(), tuple[str, ...]()
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
         self.watch, self.progress, self._doubts = watch, progress, dict[str, str]()
+
+    def _contexts(self, dtypes: Sequence[str], every: tuple[str, ...], case: str | None) -> dict[str, StageContext]:
+        cost = CostLimit.of_level(self.level)  # what a case costs is counted once for all dtypes
+        return {
+            d: StageContext.of(
+                self.spec, d, cost=cost, level=self.level, seed=self.seed, device=self.device, dtypes=every,
+                case=None if case is None else make.parse_case(self.spec, d, case),
+                emulated=lambda: self.device == "cpu" and any(count.total for count in self.launch_counts),
+            ) for d in dtypes
+        }  # fmt: skip
 
     def _accepted_by(self, baseline: str | Path | None, every: bool) -> tuple[Acceptance, ...]:
         """What may stand; where `every` case and dtype is run, it must be seen as well."""
@@ -104,12 +110,14 @@ class Verification:
 
     def report(self, results: Sequence[StageResult], seconds: float) -> Report:
         """The report of these results."""
-        notes = ("no reference: values were not compared with a truth",) if self.spec.reference is None else ()
+        notes = (NO_REFERENCE,) * (self.spec.reference is None) + self._notes
         left_out = {k: v for context in self.contexts.values() for k, v in context.left_out.items()}
         if left_out:
             parts = ", ".join(f"{count} of {of} {label}" for label, (count, of) in left_out.items())
             more = "; level full runs more" if self.level != "full" else ""
             notes += (f"level {self.level} ran {parts}{more}",)
+        if config.interpreting():
+            notes += (_INTERPRETED,)
         return Report(
             target=self.target, verdict=verdict_of(results), level=self.level, seed=self.seed,
             dtypes=tuple(self.contexts), device=describe(self.device), stages=tuple(results),
@@ -137,8 +145,13 @@ class Verification:
 
     def run_stage(self, stage: Stage) -> StageResult:
         """Every case of a stage in every dtype, merged into one result."""
-        with executed(self.device):
-            return self._run_stage(stage)
+        with executed(self.device, self.launches):
+            try:
+                return self._run_stage(stage)
+            except DrawsRandomNumbers:
+                self.spec, note = under_one_seed(self.spec)
+                self._notes, self.contexts = (note,), self._describe()
+                return self._run_stage(stage)
 
     def _run_stage(self, stage: Stage) -> StageResult:
         start, calls = time.perf_counter(), self.calls()
@@ -156,7 +169,7 @@ class Verification:
             if stage.needs_reference and (doubt := self._random_doubt(dtype)):
                 outcomes.append(CaseOutcome(power=None, power_text="", undecided=[doubt]))
                 continue
-            with caching_launches(self.launches), count_launches() as count:
+            with count_launches() as count:
                 self.launch_counts.append(count)
                 done, outcome = self._run_dtype(stage, context)
             cases += done
@@ -207,9 +220,9 @@ class Verification:
             except UndecidedError as error:
                 merged.undecided.append(str(error))
                 continue
+            except NotApplicable as error:  # of the ordinary case
+                return self._no_base(stage, context, error)
             if outcome is None:
-                if case == context.base:
-                    return self._no_base(stage, context, NotApplicable(self._refusal))
                 merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
                 continue
             self._set_apart(outcome)
@@ -253,23 +266,25 @@ class Verification:
         raise SpecError(f"{self.target}: {error} at {at} in {context.runner.dtype}; {mend}")
 
     def _again(self, stage: Stage, context: StageContext, case: Case) -> CaseOutcome | None:
-        """As `_try`; None too if nobody can decide the case."""
+        """As `_try`; None too if nobody can decide the case, or the reference refuses the ordinary one."""
         try:
             return self._try(stage, context, case)
-        except UndecidedError:
+        except (UndecidedError, NotApplicable):
             return None
 
     def _try(self, stage: Stage, context: StageContext, case: Case) -> CaseOutcome | None:
-        """The outcome of one case; None if the case means nothing for the op."""
+        """The outcome of one case; None if it means nothing for the op, NotApplicable if that is the ordinary one."""
         try:
             outcome = stage.check(context, case)
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize(self.device)  # an illegal access is this case's fault, not the next one's
             return outcome
-        except NotApplicable as error:
-            self._refusal = str(error)
-            # The reference may raise because of what the op has done to the GPU.
-            return CaseOutcome([Finding(stage.id, "crash", _LOST, case)], power_text="") if lost(self.device) else None
+        except NotApplicable:
+            if lost(self.device):  # the reference may raise because of what the op has done to the GPU
+                return CaseOutcome([Finding(stage.id, "crash", _LOST, case)], power_text="")
+            if case == context.base:
+                raise
+            return None
         except OpRaised as error:
             if refused_by_design(context.spec, case, error):
                 note = f"refused by design: {', '.join(f'{k}:{v}' for k, v in case.layouts)} ({error})"
@@ -299,18 +314,6 @@ def _worst_profiles(profiles: list[Any]) -> list[Any]:
     return sorted(best.values(), key=lambda p: -p.worst)
 
 
-def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
-    """The stages to run; UsageError for an unknown id."""
-    every = stages.load()
-    ids = [s.id for s in every]
-    for label, names in (("only", only), ("skip", skip)):
-        if isinstance(names, str):
-            raise UsageError(f"`{label}` is {names!r}, expected a sequence of stages such as ['oracle']")
-        if unknown := [w for w in names if w not in ids]:
-            raise UsageError(f"`{label}` names {unknown}, expected stages among {', '.join(ids)}")
-    return [s for s in every if (not only or s.id in only) and s.id not in skip]
-
-
 def verify(
     target: Any, *, level: str = "full", seed: int = 0, only: Sequence[str] = (), skip: Sequence[str] = (),
     dtypes: Sequence[Any] | None = None, device: str = "cpu", case: str | None = None, name: str | None = None,
@@ -325,7 +328,7 @@ def verify(
         seed: of all data; the same seed gives the same report, races apart.
         only, skip: stage ids.
         dtypes: instead of those of the spec.
-        device: "cpu", "cuda" or "cuda:1". On "cpu" Triton kernels need the interpreter (TRITON_INTERPRET=1).
+        device: "cpu", "cuda" or "cuda:1". On "cpu" Triton kernels are executed as a GPU would run them.
         case: one case as `Case.text` writes it, instead of the cases of each stage.
         name: how repro lines call the target.
         progress: called with a stage id and a line of text as each stage starts and ends, and when it finds something.

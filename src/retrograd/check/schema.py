@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from retrograd.core.notebook import Shown
 from retrograd.core.schema import Record
+from retrograd.core.wording import count
 from retrograd.errors import UndecidedError, VerificationError
 
 SCHEMA = "retrograd.report/1"
@@ -21,6 +22,9 @@ Size = int | tuple[int, ...]
 
 # Exit codes of the command line, by verdict.
 EXIT_CODES = {"proved": 0, "finding": 1, "undecided": 3}
+
+
+NO_REFERENCE = "no reference: values were not compared with a truth"
 
 
 @dataclass(frozen=True)
@@ -248,7 +252,9 @@ class Report(Record, Shown):
         parts += [f"not compared: {', '.join(others)}"] * bool(others)
         sizes = [name + (f" {low} to {high}" if low != high else f" {low}") for name, (low, high) in ranges.items()]
         parts += [", ".join(self.dtypes)] + [", ".join(sizes)] * bool(sizes)
-        return f"{'; '.join(parts)}; {sum(s.cases for s in ran)} cases, {sum(s.runs for s in ran)} runs"
+        return (
+            f"{'; '.join(parts)}; {count(sum(s.cases for s in ran), 'case')}, {count(sum(s.runs for s in ran), 'run')}"
+        )
 
     def stage(self, stage_id: str) -> StageResult:
         """The result of one stage; KeyError names the stages there are."""

@@ -26,7 +26,7 @@ from retrograd.core.loading import near
 from retrograd.errors import SpecError, UsageError
 
 LAYOUTS = ("transposed", "rows", "offset", "sliced", "expanded")
-TRANSFORMS = ("compile", "inductor", "vjp", "vmap")
+TRANSFORMS = ("compile", "inductor", "vjp", "vmap", "jvp", "batched_grad")
 
 # A size may be fixed (int), a range (lowest, highest), a list of the sizes that are allowed, or an expression.
 SizeRule = int | tuple[int, int] | list[int] | str
@@ -56,7 +56,16 @@ class OpSpec:
     accept: tuple[Acceptance, ...] = ()
     where: tuple[str, ...] = ()
     layouts: str | Mapping[str, type[Exception]] | None = None
-    random: bool = False
+    random: bool | None = None
+    batch_invariant: str | bool | None = None
+
+    @property
+    def leading(self) -> str:
+        """The first named dimension that a tensor begins with and no index counts; "" without one."""
+        tensors = [t for t in (self.tensor_specs or {}).values() if isinstance(t, TensorSpec)]
+        counted = {str(t.high) for t in tensors}
+        firsts = (str(t.dims[0]).removesuffix("...") for t in tensors if t.dims)
+        return next((name for name in firsts if name in self.size_names and name not in counted), "")
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -106,7 +115,8 @@ def op(
     accept: Mapping[str, Any] | None = None,
     mutates: Sequence[str] = (),
     layouts: str | Mapping[str, type[Exception]] | None = None,
-    random: bool = False,
+    random: bool | None = None,
+    batch_invariant: str | bool | None = None,
     name: str | None = None,
 ) -> OpSpec:
     """Describe a differentiable op, so that `verify` can prove its backward pass.
@@ -141,7 +151,8 @@ def op(
             derivative, in the input's own units. Kinks of the reference are found without it; this is for those that
             it hides, such as a coordinate computed otherwise than in `fn`.
         transforms: what the op promises to work under: "compile" (torch.compile with one graph, checked with the
-            backend aot_eager), "inductor" (the same with code generation, slow), "vjp", "vmap" (torch.func).
+            backend aot_eager), "inductor" (the same with code generation, slow), "vjp", "vmap" (torch.func), "jvp"
+            (forward mode), "batched_grad" (torch.autograd.grad with is_grads_batched=True).
         algorithm_error: how many times the attainable error of the reference's formula the op's own algorithm may be
             off, where it is another one: sums by blocks, a transform, a function by another. None: it is the same;
             up to 4 times are undecided then, and more a finding.
@@ -155,6 +166,9 @@ def op(
         layouts: strides that the op refuses by design: "contiguous" if inputs of any other may raise; or the exception
             by layout, `dict(transposed=ValueError)`. What is not refused must be right.
         random: True for an op that draws from torch's generators: it and the reference are called under one seed.
+        batch_invariant: True: outputs and gradients of a row have the same bits in whatever batch it stands, and any
+            other bit is a finding; the batch is the first dimension, or the one named here. None: it is noted.
+            False: nobody looks.
         name: how reports call the op; `fn.__name__` unless given.
 
     Raises:
@@ -165,7 +179,7 @@ def op(
     """
     _check_callables(fn, reference, inputs)
     _check_kinds(params, sizes, dict(deterministic=deterministic, surrogate=surrogate, random=random), name)
-    arguments = arranged(fn, reference, inputs, params or {}, _sequence("mutates", mutates), random)
+    arguments = arranged(fn, reference, inputs, params or {}, _sequence("mutates", mutates), bool(random))
     swept = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in arguments.params.items()}
     if empty := [k for k, v in swept.items() if not v]:
         raise SpecError(f"`params` has no value for {empty}; give at least one")
@@ -179,10 +193,24 @@ def op(
         compute=None if compute is None else dtype_name(compute, "compute"), kinks=kinks, where=relations,
         extremes=_unbounded(flat) if extremes is None else _names(extremes, flat), transforms=tuple(transforms),
         double_backward=_order_two(double_backward), algorithm_error=algorithm_error, accept=acceptances(accept),
-        layouts=_layouts(layouts), random=random,
+        layouts=_layouts(layouts), random=random, batch_invariant=batch_invariant,
     )  # fmt: skip
+    _check_batch(spec)
     _check_names(spec, sizes or {}, dimensions.check_relations(where), arguments.inputs)
     return spec
+
+
+def _check_batch(spec: OpSpec) -> None:
+    name, known = spec.batch_invariant, ", ".join(spec.size_names) or "none"
+    if not isinstance(name, (str, bool)) and name is not None:
+        raise SpecError(f"`batch_invariant` is {name!r}, expected True, False, None or the name of a dimension")
+    if isinstance(name, str) and name not in spec.size_names:
+        raise SpecError(
+            f"`batch_invariant` is {name!r}, expected the name of a dimension; they are {known}"
+            f"{near(name, spec.size_names)}"
+        )
+    if name is True and not spec.leading:
+        raise SpecError(f"`batch_invariant` is True, but no tensor begins with a batch; name it (dimensions: {known})")
 
 
 def _check_callables(fn: Any, reference: Any, inputs: Any) -> None:
@@ -207,8 +235,10 @@ def _check_kinds(params: Any, sizes: Any, flags: Mapping[str, Any], name: Any) -
         if value is not None and not isinstance(value, Mapping):
             raise SpecError(f"`{argument}` is {value!r}, expected a dict such as {example}")
     for argument, value in flags.items():
-        if not isinstance(value, bool) and not (value is None and argument == "deterministic"):
-            nothing = ", or None that promises nothing" if argument == "deterministic" else ""
+        nothing = {"deterministic": ", or None that promises nothing", "random": ", or None to find out"}.get(
+            argument, ""
+        )
+        if not isinstance(value, bool) and not (value is None and nothing):
             raise SpecError(f"`{argument}` is {value!r}, expected True or False{nothing}")
     if name is not None and not isinstance(name, str):
         raise SpecError(f"`name` is {name!r}, expected a string")

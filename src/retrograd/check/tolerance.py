@@ -229,8 +229,10 @@ def mistake_tolerance(tol: torch.Tensor, want: torch.Tensor, suspect: torch.Tens
 # Mean errors, in units of a lower precision, that show it: rounding once leaves a third of a unit in the mean, sums of
 # rounded terms reach a few.
 _COARSE = (0.1, 8.0)
-# Standard deviations that a mean of independent errors keeps within.
+# Standard deviations that a mean of independent errors keeps within; of fewer elements than its square times four a
+# correlation of a half is still chance.
 _CHANCE = 4.0
+_SPREAD = 0.1  # of the mean error, that of the middle element: noise of rounding has 0.3 to 0.7, a few wrong ones none
 
 
 def lower_precision_noise(got: torch.Tensor, want: torch.Tensor) -> str:
@@ -240,6 +242,8 @@ def lower_precision_noise(got: torch.Tensor, want: torch.Tensor) -> str:
         return ""
     error = (got - want) / size
     mean, count = float(error.square().mean().sqrt()), error.numel()
+    if count < 4 * _CHANCE**2 or float(error.abs().median()) < _SPREAD * mean:
+        return ""
     along = float((error * want).mean()) / (mean * size) if mean else 1.0  # correlation with the right result
     means = [error.mean(axis) for axis in range(error.ndim)]
     ways = [float(m.square().mean().sqrt()) / mean * (count / m.numel()) ** 0.5 for m in means if mean and m.numel()]

@@ -10,7 +10,7 @@ from retrograd.cli._groups import CommandGroup
 from retrograd.errors import RetrogradError
 
 _ELSEWHERE = {"repro": "verify"}  # a command in the file of another
-_COMMANDS = ("verify", "repro", "flake", "trace", "graph", "fsdp", "codegen", "report", "bench", "env")
+_COMMANDS = ("verify", "repro", "flake", "trace", "graph", "fsdp", "codegen", "run-kernel", "report", "bench", "env")
 
 
 class _Commands(CommandGroup):
@@ -20,8 +20,9 @@ class _Commands(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"{__name__}.{_ELSEWHERE.get(cmd_name, cmd_name)}")
-        command: click.Command = getattr(module, cmd_name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"{__name__}.{_ELSEWHERE.get(name, name)}")
+        command: click.Command = getattr(module, name)
         return command
 
     def invoke(self, ctx: click.Context) -> object:

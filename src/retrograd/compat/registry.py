@@ -91,8 +91,6 @@ def in_fresh_thread(self_test: Callable[[], str]) -> Callable[[], str]:
     return run
 
 
-# What parts ran on that do not say it themselves.
-_RAN = versions.TESTED | {"torch": ("2.11", "2.13", "2.15")}
 _parts: dict[str, Part] = {}
 _statuses: dict[str, Status] = {}
 
@@ -109,7 +107,7 @@ def part(
     """Decorator that makes a self-test a registered part; arguments as in `Part`, `id` begins with the package."""
     package = id.partition(".")[0]
     return lambda self_test: register(
-        Part(id, package, purpose, names, ran or _RAN[package], otherwise, self_test, refuses)
+        Part(id, package, purpose, names, ran or versions.PARTS_RAN[package], otherwise, self_test, refuses)
     )
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch, _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,6 +41,11 @@ def without_modes() -> AbstractContextManager[Any]:
     """Inside, no dispatch mode sees operators."""
     require(WITHOUT_MODES)
     return _python_dispatch._disable_current_modes()
+
+
+def without_functions() -> AbstractContextManager[Any]:
+    """Inside, no function mode is told of calls of torch."""
+    return torch._C.DisableTorchFunction() if works(WITHOUT_FUNCTIONS) else nullcontext()
 
 
 def _is_watched() -> bool:
@@ -133,6 +139,30 @@ def WITHOUT_MODES() -> str:
             torch.ones(1, device="cpu")
         torch.zeros(1, device="cpu")
     return "" if mode.names == ["aten::zeros"] else f"a mode that is switched off sees {', '.join(mode.names)}"
+
+
+@part(
+    "torch.dispatch.without_functions",
+    "looks at arguments of kernels without the mode that pretends a GPU to other people's launchers",
+    "it looks at them through that mode, which takes three times as long",
+    names=("torch._C.DisableTorchFunction",),
+)
+@in_fresh_thread
+def WITHOUT_FUNCTIONS() -> str:
+    told: list[Any] = []
+
+    class Telling(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            told.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.zeros(2, device="cpu")
+    with Telling():
+        with torch._C.DisableTorchFunction():
+            x.numel()
+        before = len(told)
+        x.numel()
+    return "" if (before, len(told)) == (0, 1) else "function modes are told otherwise than known"
 
 
 @part(

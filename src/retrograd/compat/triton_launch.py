@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -54,6 +54,15 @@ class KernelLaunch:
         """Numbers of programs; () where a function is to compute them."""
         grid = self.kwargs.get("grid", ())
         return () if callable(grid) else tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+
+    @property
+    def blocks(self) -> set[int]:
+        """Whole numbers above 1 among the compile-time constants; none where Triton does not tell which these are."""
+        params = getattr(self.function, "params", ())
+        names = [getattr(param, "name", "") for param in params]
+        bound = dict(zip(names, self.args, strict=False)) | self.kwargs
+        values = [bound.get(name) for name, p in zip(names, params, strict=True) if getattr(p, "is_constexpr", False)]
+        return {value for value in values if isinstance(value, int) and value > 1}
 
 
 # A callback decides what becomes of the launch: `proceed(**changes)` makes it, with other keyword arguments if wanted.
@@ -220,10 +229,14 @@ def through_triton() -> Iterator[None]:
 
 @dataclass
 class LaunchCount:
-    """Launches that were made through Triton: all of them, and those in its interpreter."""
+    """Launches that were made through Triton: all of them, those in its interpreter, and what kernels were built with.
+
+    `blocks` are whole numbers above 1 among the compile-time constants: block sizes, and whatever else is constant.
+    """
 
     total: int = 0
     interpreted: int = 0
+    blocks: set[int] = field(default_factory=set)
 
 
 @contextmanager
@@ -235,6 +248,7 @@ def count_launches() -> Iterator[LaunchCount]:
         if not launch.warmup:
             count.total += 1
             count.interpreted += launch.interpreted
+            count.blocks |= launch.blocks
         return proceed()
 
     with around_launches(note):

@@ -9,6 +9,7 @@ Binder, heuristics, autotuner and specialisation stay Triton's. What is replaced
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,7 +46,9 @@ class LaunchedKernel:
 
     function = None
     packed_metadata = None
-    n_regs = n_spills = 0
+    # No machine code is made. Launchers divide by these to say how many programs fit on a multiprocessor: one program
+    # in many registers, so that grids of persistent kernels are no larger than that of a real GPU.
+    n_regs, n_spills, _SHARED_BYTES = 128, 0, 1024
     n_max_threads = 1024
 
     @property
@@ -59,7 +62,9 @@ class LaunchedKernel:
     @property
     def metadata(self) -> Any:
         options = self.options
-        return SimpleNamespace(name=self.name, shared=0, num_warps=options.num_warps, num_ctas=options.num_ctas)
+        return SimpleNamespace(
+            name=self.name, shared=self._SHARED_BYTES, num_warps=options.num_warps, num_ctas=options.num_ctas
+        )
 
     def launch_metadata(self, *_: Any) -> None:
         return None
@@ -68,6 +73,10 @@ class LaunchedKernel:
         return self
 
     def _init_handles(self) -> None: ...
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        """A launch of the kernel that JITFunction.warmup gave, with all its arguments."""
+        return lambda *values, **_: self.run(*grid, None, None, None, None, None, None, *values)
 
     def run(
         self, grid_0: int, grid_1: int, grid_2: int, stream: Any, function: Any, packed: Any, metadata: Any,
@@ -126,13 +135,18 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None],
         return 0.0 if quantiles is None else [0.0] * len(quantiles)
 
     driver.get_benchmarker = lambda: benchmark
+    # For triton.testing.do_bench in a person's program: the pretended torch.cuda has a clock, and no cache to empty.
+    driver.get_device_interface = lambda: sys.modules["torch"].cuda
+    driver.get_empty_cache_for_benchmark = lambda: None
+    driver.clear_cache = lambda cache: None
 
     @functools.wraps(compile_stock)
     def compile_ttir(
-        self: Any, key: Any, signature: Any, device_: Any, constexprs: Any, options: Any, attrs: Any, *rest: Any
-    ) -> Any:
+        self: Any, key: Any, signature: Any, device_: Any, constexprs: Any, options: Any, attrs: Any, *rest: Any,
+        **named: Any,
+    ) -> Any:  # fmt: skip
         if device_ != device:
-            return compile_stock(self, key, signature, device_, constexprs, options, attrs, *rest)
+            return compile_stock(self, key, signature, device_, constexprs, options, attrs, *rest, **named)
         kernels, _, target, backend, _ = self.device_caches[device_]
         source = self.ASTSource(self, signature, constexprs, attrs)
         name = frontend_key(source, target, options)
@@ -165,7 +179,7 @@ def _ttir(source: Any, target: Any, backend: Any, options: Any) -> str:
 @part(
     "triton.ttir",
     "runs kernels without a GPU by Triton's first intermediate code",
-    "kernels run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)",
+    "kernels run on a GPU, or, not checked, in Triton's interpreter (TRITON_INTERPRET=1)",
     names=(
         "JITFunction._do_compile", "JITFunction.device_caches", "ASTSource.make_ir", "make_ttir", "load_dialects",
         "get_codegen_implementation", "get_module_map", "driver._active", "CompiledKernel.run", "get_benchmarker",
@@ -184,7 +198,7 @@ def TTIR() -> str:
         calls.append(call)
 
     with _executing(PROBE_GPU, execute, print, lambda key, make: make()), unheard():
-        doubling_kernel[(3,)](memory, N=16)
+        doubling_kernel[(3,)](memory, N=16, enable_fp_fusion=True)  # Triton 3.9 warns who leaves it open
     ((kernel, grid, values),) = calls
     if grid != (3, 1, 1) or list(values) != ["x_ptr", "N"] or values["x_ptr"] is not memory or values["N"] != 16:
         return f"a launch brings the grid {grid} and the arguments {list(values)}"

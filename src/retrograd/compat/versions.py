@@ -20,6 +20,8 @@ TESTED: dict[str, tuple[str, ...]] = {
     "torch_xla": ("2.9",),
     "numpy": ("2.4", "2.5"),
 }
+# What parts of `retrograd.compat` ran on where they do not say it themselves: releases on which all of their tests ran.
+PARTS_RAN = TESTED | {"torch": ("2.11", "2.13", "2.15")}
 _DISTRIBUTIONS = {"torch_xla": "torch-xla"}
 
 

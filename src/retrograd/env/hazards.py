@@ -13,7 +13,7 @@ _ON = ("1", "true", "on", "yes", "y")
 _SWITCHED_ON = {
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "TF32 on for matrix products, unless the program turns it off",
     **dict.fromkeys(("XLA_USE_BF16", "XLA_DOWNCAST_BF16"), "float32 tensors are bfloat16 on XLA devices"),
-    "TRITON_INTERPRET": "Triton kernels are interpreted on the CPU: right, and thousands of times slower",
+    "TRITON_INTERPRET": "Triton kernels are interpreted: wrong in bfloat16 and at NaN, slow, and no race can show",
     "CUDA_LAUNCH_BLOCKING": "each launch waits for its kernel: races hide, times are not those of a real run",
 }
 _NOT_EMPTY = {

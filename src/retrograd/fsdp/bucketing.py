@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.fsdp2 import foreach_reduce, param_groups, self_test, versions
+from retrograd.compat.fsdp2 import foreach_reduce, names, param_groups, self_test
 from retrograd.compat.registry import require
 from retrograd.compat.torch_autograd import BACKWARD, in_backward
 from retrograd.compat.torch_dynamo import compiles_backward
@@ -134,10 +134,10 @@ class Buckets:
         self._step_hook.remove()
         self._step_hook = None
         for state in self._model.states:
-            for name in (versions.BACKWARD_BEGINS, versions.BACKWARD_ENDS, versions.FORWARD_BEGINS, versions.RESET):
+            for name in (names.BACKWARD_BEGINS, names.BACKWARD_ENDS, names.FORWARD_BEGINS, names.RESET):
                 param_groups.unshadow(state, name)
         for group in self._model.group_list:
-            param_groups.unshadow(group, versions.INPUTS_WATCHED)
+            param_groups.unshadow(group, names.INPUTS_WATCHED)
         foreach_reduce.give_back(self._model.group_list)
         withdraw(self._model.root)
 
@@ -150,14 +150,14 @@ class Buckets:
         if self._agreed and self.plan is not None:
             self._announce(self.plan)
         for state in self._model.states:
-            param_groups.shadow(state, versions.BACKWARD_BEGINS, self._begins, state)
-            param_groups.shadow(state, versions.BACKWARD_ENDS, self._ends)
-            param_groups.shadow(state, versions.FORWARD_BEGINS, self._forward)
-        if versions.version().resets:
-            param_groups.shadow(self._model.states[0], versions.RESET, self._reset)
+            param_groups.shadow(state, names.BACKWARD_BEGINS, self._begins, state)
+            param_groups.shadow(state, names.BACKWARD_ENDS, self._ends)
+            param_groups.shadow(state, names.FORWARD_BEGINS, self._forward)
+        if names.version().resets:
+            param_groups.shadow(self._model.states[0], names.RESET, self._reset)
         if self.plan is None:
             for name, group in self._model.groups.items():
-                param_groups.shadow(group, versions.INPUTS_WATCHED, self._watched, name)
+                param_groups.shadow(group, names.INPUTS_WATCHED, self._watched, name)
 
     def _watched(self, name: str, before: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         answer = before(args, kwargs)
@@ -230,7 +230,7 @@ class Buckets:
         self.plan, self._agreed = plan, True
         self._announce(plan)
         for group in self._model.group_list:
-            param_groups.unshadow(group, versions.INPUTS_WATCHED)
+            param_groups.unshadow(group, names.INPUTS_WATCHED)
         return plan
 
     def _announce(self, plan: BucketPlan) -> None:
@@ -275,7 +275,7 @@ class Buckets:
 
     def _recover(self) -> None:
         """A forward begins, and the last backward never ended."""
-        if not versions.version().resets:
+        if not names.version().resets:
             raise BucketError(
                 f"the last backward ended in an exception, and FSDP2 of PyTorch {torch.__version__} cannot be reset; "
                 "start again from a checkpoint, or use PyTorch 2.13, which can"

@@ -37,6 +37,7 @@ _RECORDS = {
     "retrograd.trace-listing/1": "retrograd.trace.filters:Listing",
     "retrograd.trace.diff/1": "retrograd.trace.diffing.schema:TraceDiff",
     "retrograd.trace.bisect/1": "retrograd.trace.bisecting.schema:Bisection",
+    "retrograd.kernel-run/1": "retrograd.ttir.schema:KernelRun",
 }
 _VERIFY, _FLAKE = "retrograd.report/1", "retrograd.flake/1"
 # Of which pages have charts, so that a missing package is told before minutes of work.

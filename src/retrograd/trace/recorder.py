@@ -202,7 +202,7 @@ class Recorder:
         return out
 
     def unrecorded(self, run: Callable[[], Any]) -> Any:
-        """Run a function whose operators are no part of the step: Triton's interpreter copies tensors about."""
+        """Run a function whose operators are no part of the step: a kernel without a GPU may use operators itself."""
         before = getattr(self._local, "unrecorded", False)
         self._local.unrecorded = True
         if self._tape is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from retrograd.ttir.ir import SsaValue
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.program import NumpyKernel, compile_text
 from retrograd.ttir.races import OrderedRaces, UnorderedRaces
-from retrograd.ttir.storage import MemoryAccess, Pointer, Storage
+from retrograd.ttir.storage import LearnedStorages, Pointer, Storage
 
 _CHUNK = 1 << 18  # elements of the largest tensor of a kernel that are computed at once: about 1 MiB a value
+_LEAVES_32_BITS = 1 << 31
 _MOST_ORDERED = 4096  # programs whose clocks are kept: a matrix of that many rows and columns
 Undefined = Callable[[torch.Tensor], Array | None]
 
@@ -35,8 +36,9 @@ class Execution:
         kernel: compiled.
         grid: programs along each axis.
         pointers: tensors by the number of their argument.
-        scalars: values by slot.
+        scalars: values by slot, of pointers their addresses.
         library: folder of Triton's own functions on the device.
+        learned: tensors that pointers in memory lead to.
     """
 
     kernel: NumpyKernel
@@ -44,6 +46,7 @@ class Execution:
     pointers: dict[int, Pointer]
     scalars: dict[int, Array]
     library: str
+    learned: LearnedStorages = field(default_factory=LearnedStorages)
 
     @classmethod
     def of(
@@ -60,7 +63,12 @@ class Execution:
         if kernel is None:
             kernel = launched.kept["program"] = compile_text(launched.text)
         leaves = _leaves(launched.signature, values, [value.type.element for value in kernel.arguments])
-        return cls(kernel, grid, *_arguments(kernel.arguments, leaves, undefined), library)
+        return cls(kernel, grid, *_arguments(kernel.arguments, leaves, undefined), library, LearnedStorages(undefined))
+
+    @property
+    def storages(self) -> list[Storage]:
+        """Where the tensors lie, in the order of the arguments."""
+        return list({id(p.storage): p.storage for p in self.pointers.values()}.values())
 
     @property
     def programs(self) -> int:
@@ -68,7 +76,18 @@ class Execution:
 
     def memory(self, faults: FaultList) -> Memory:
         """A view of the tensors that notes faults."""
-        return Memory(self.pointers, self.kernel.accesses, self.kernel.name, faults, self.grid, self.library)
+        accesses, name = self.kernel.accesses, self.kernel.name
+        memory = Memory(self.pointers, accesses, name, faults, self.grid, self.library, self.learned)
+        memory.may_overflow = self._may_overflow
+        return memory
+
+    @property
+    def _may_overflow(self) -> bool:
+        """Whether the two largest numbers of the launch, multiplied, leave 32 bits: programs, arguments, extents."""
+        pointers = {self.kernel.arguments[number].slot for number in self.pointers}
+        numbers = [abs(int(v[0])) for slot, v in self.scalars.items() if slot not in pointers and v.dtype.kind == "i"]
+        *_, second, first = sorted([self.programs, self.kernel.largest, self.kernel.bound, *numbers])
+        return first * second >= _LEAVES_32_BITS
 
     def in_turns(self, memory: Memory) -> bool:
         """Whether programs can learn of each other, so that they have to run in turns."""
@@ -177,8 +196,3 @@ def _leaves(signature: dict[str, Any], values: dict[str, Any], types: list[str])
     for name, kind in signature.items():
         add(name, kind, values[name])
     return leaves
-
-
-def _spins(accesses: list[MemoryAccess], memory: Memory) -> bool:
-    """Whether a loop may wait for what another program writes: it reads memory that the kernel writes to."""
-    return any(a.in_loop and a.does == "load" and any(s.cell for s in memory.storages_of(a)) for a in accesses)

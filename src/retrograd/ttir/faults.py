@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 Kind = Literal[
-    "out of bounds", "between rows", "misaligned", "uninitialised", "race", "same value", "assertion", "endless loop",
-    "order", "autotune",
+    "out of bounds", "overflow", "between rows", "misaligned", "uninitialised", "race", "same value", "assertion",
+    "endless loop", "order", "autotune",
 ]  # fmt: skip
 Program = tuple[int, int, int]
 # What is a note about a kernel that is right, and not a mistake in it.
@@ -71,8 +71,9 @@ class KernelFault:
         )
         if self.kind in ("race", "same value") and self.other is not None:
             same = "two programs write it, " if self.kind == "same value" else ""
+            times = _count(self.count, "time")
             return (
-                f"{self.kind} in kernel {self.kernel}: {same}{where} ({_count(self.count)}): {self.access.text()}; "
+                f"{self.kind} in kernel {self.kernel}: {same}{where} ({times}): {self.access.text()}; "
                 f"{self.other.text()}; nothing orders the two{'; ' if self.detail else ''}{self.detail}"
             )
         kernel = f" in kernel {self.kernel}" if self.kernel else ""
@@ -80,13 +81,32 @@ class KernelFault:
         return f"{self.kind}{kernel}: {place}{self.access.text()}{'; ' if self.detail else ''}{self.detail}"
 
 
-def _count(n: int) -> str:
-    return f"{n} element{'s' * (n != 1)}"
+def _count(n: int, noun: str = "element") -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def _program(program: Program) -> str:
     used = max((i for i, n in enumerate(program) if n), default=0) + 1
     return str(program[0]) if used == 1 else f"({', '.join(map(str, program[:used]))})"
+
+
+@dataclass
+class LaunchRecord:
+    """One launch that was executed.
+
+    Attributes:
+        kernel: name of its function.
+        grid: programs along each axis.
+        in_turns: whether programs learn of each other, and ran in turns.
+        undecided: why races were not looked for; "" if they were.
+        order_matters: lines whose order of programs may decide bits: sums of floats by atomics.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    in_turns: bool
+    undecided: str = ""
+    order_matters: list[AccessAt] = field(default_factory=list)
 
 
 class FaultList:
@@ -104,6 +124,11 @@ class FaultList:
             known.count += fault.count
             known.launches += new_launch
             known.programs |= fault.programs
+
+    def add_all(self, faults: Iterable[KernelFault]) -> None:
+        """Note copies of faults, which are counted on here."""
+        for fault in faults:
+            self.add(replace(fault, programs=set(fault.programs)))
 
     def __iter__(self) -> Iterator[KernelFault]:
         return iter(self._faults.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,11 @@ class Type:
     element: str
     shape: tuple[int, ...] = ()
     pointee: Type | None = None
+
+    @functools.cached_property
+    def elements(self) -> int:
+        """How many a value has."""
+        return math.prod(self.shape)
 
     def with_element(self, element: str) -> Type:
         return Type(element, self.shape)

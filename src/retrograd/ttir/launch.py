@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+from retrograd import config
+from retrograd.compat.registry import works
+from retrograd.compat.triton_autotuning import TUNING
 from retrograd.compat.triton_compile import GpuDescription
-from retrograd.compat.triton_launch import around_autotuning
+from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotuning
 from retrograd.compat.triton_ttir import executing
+from retrograd.errors import InterpreterError
 from retrograd.runtime.triton import fake_gpu
-from retrograd.runtime.triton.launch import executed
+from retrograd.runtime.triton.planned_gpu import executed
 from retrograd.ttir.kept_texts import kept_text
 from retrograd.ttir.session import Session
 from retrograd.ttir.undefined import UndefinedMemory
 
 _GPU = GpuDescription("sm_90", "cuda", 90, 32, 132, 232448, 65536)
+_SESSIONS: list[Session] = []  # the innermost last
 
 
 def pretended(gpu: GpuDescription = _GPU) -> contextlib.AbstractContextManager[None]:
@@ -31,11 +37,13 @@ def cpu_triton(
     limit: int = 1_000_000,
     pretend: bool = True,
     follow_undefined: bool = True,
+    configuration: int = 0,
+    tuned_kernel: str = "",
 ) -> Iterator[Session]:
     """Run anybody's Triton program on CPU tensors, its kernels as a GPU would, with every access checked.
 
     Inside, torch says that it has a GPU, tensors made on it are on the CPU, and launches execute the TTIR that Triton
-    makes for it. TRITON_INTERPRET must not be set.
+    makes for it.
 
     Args:
         seed: of the order of programs and atomics; 0 is the order of their numbers.
@@ -44,19 +52,31 @@ def cpu_triton(
         limit: rounds of loops that the programs of a launch may make together.
         pretend: whether torch says that it has a GPU; launchers of this library need no such thing.
         follow_undefined: whether memory of torch.empty is followed through operators of torch and through kernels.
+        configuration: number of the configuration that autotuned kernels run with, modulo how many pruning leaves.
+        tuned_kernel: the only kernel of which it is, where others run with their first; "" for all.
 
     Yields:
         A session: `faults` has what was noticed, `launches` what was executed, `report()` says it in words.
 
     Raises:
+        InterpreterError: TRITON_INTERPRET is set.
         UnsupportedVersionError: this Triton compiles or launches otherwise.
         UnsupportedOperationError: a kernel has an operation that cannot be executed.
     """
-    session = Session(seed, orders, limit)
+    if config.interpreting():
+        raise InterpreterError("TRITON_INTERPRET=1 has kernels in Triton's interpreter; unset it to have them executed")
+    session = Session(seed, orders, limit, configuration=configuration, tuned_kernel=tuned_kernel)
+
+    def tuning(launch: KernelLaunch, proceed: Proceed) -> Any:
+        return session.tuning(launch, proceed) if _SESSIONS[-1] is session else proceed()
+
     gpu = replace(_GPU, num_sms=multiprocessors)
     with contextlib.ExitStack() as stack:
         stack.enter_context(executing(gpu, session.execute, session.tune, kept_text))
-        stack.enter_context(around_autotuning(session.tuning))
+        works(TUNING)  # before launches pass by, those of its self-test among them
+        stack.enter_context(around_autotuning(tuning))
+        _SESSIONS.append(session)
+        stack.callback(_SESSIONS.remove, session)
         if pretend:
             stack.enter_context(pretended(gpu))
         stack.enter_context(executed(gpu.num_sms))

@@ -18,7 +18,7 @@ from retrograd.ttir.element_types import Array, ElementType
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.memory_faults import AccessFaults
 from retrograd.ttir.races import Cells, OrderedRaces, UnorderedRaces
-from retrograd.ttir.storage import MemoryAccess, Pointer, Storage
+from retrograd.ttir.storage import LearnedStorages, MemoryAccess, Pointer, Storage
 
 _KINDS = {"load": "read", "store": "write", "atomic": "atomic"}
 
@@ -56,18 +56,25 @@ class Memory(AccessFaults):
         races: the detector; None where races are not looked for.
         grid: programs along each axis.
         changed: is called when a store or an atomic changes memory.
+        may_overflow: whether every address is held against the exact one, and not only those outside of tensors.
+        learned: storages that pointers in memory led to in other runs of the launch.
+        on_learning: is called with each that they lead to in this one, before it is touched.
     """
 
     def __init__(
         self, pointers: dict[int, Pointer], accesses: Sequence[MemoryAccess], kernel: str, faults: FaultList,
-        grid: tuple[int, int, int], library: str = "",
+        grid: tuple[int, int, int], library: str = "", learned: LearnedStorages | None = None,
     ) -> None:  # fmt: skip
         super().__init__(pointers, accesses, kernel, faults, grid, library)
         self.races: UnorderedRaces | OrderedRaces | None = None
         self.version = 0
+        self.may_overflow = False
         self.order_matters: dict[int, int] = {}
         self.on_access: list[Callable[[MemoryAccess, Array, Array], None]] = []
+        self.on_learning: list[Callable[[Storage], None]] = []
+        self._learned = learned if learned is not None else LearnedStorages()
         self._storages = list({id(p.storage): p.storage for p in pointers.values()}.values())
+        self._storages += self._learned.storages
         self._mark_shadows()
 
     def _mark_shadows(self) -> None:
@@ -129,6 +136,7 @@ class Memory(AccessFaults):
             bits = kind.encode(bits)
             view = storage.view(kind.memory)
             unsigned = f"u{kind.size}"
+            storage.note_written(index, kind.size)
             if storage.undefined is not None:
                 cells = (index[:, None] * kind.size + np.arange(kind.size)).reshape(-1)
                 storage.undefined[cells] = False if unknown is None else np.repeat(unknown, kind.size)
@@ -158,6 +166,7 @@ class Memory(AccessFaults):
             if self.races is not None:
                 self._synchronise(access, storage, index, who)
             view = storage.view(kind.memory)
+            storage.note_written(index, kind.size)
             update = UPDATES[access.operation]
             direct = update.ufunc if kind.round is None and kind.name != "i1" else None
             if storage.undefined is not None:
@@ -204,6 +213,8 @@ class Memory(AccessFaults):
                 mask = None
             elif not mask.any():
                 return []
+        if self.may_overflow and access.exact is not None and self.registers is not None:
+            self._note_overflow(access, access.exact.of(access.address, self.registers), programs, addresses, mask)
         size = access.kind.size
         pointer = self.only(access)
         whole = pointer if pointer is not None and pointer.covered is None else None
@@ -223,6 +234,19 @@ class Memory(AccessFaults):
         if pointer is not None:
             return self._in_tensor(access, programs, addresses, lanes, pointer)
         return self._anywhere(access, programs, addresses, lanes)
+
+    def _note_overflow(
+        self, access: MemoryAccess, exact: Array, programs: Array, addresses: Array, mask: Array | None
+    ) -> None:
+        """Note addresses in a tensor that are not those which arithmetic without end gives."""
+        pointer = self.only(access)
+        wrong = exact != addresses
+        if pointer is None or not wrong.any():
+            return
+        wrong = wrong & (addresses >= pointer.start) & (addresses < pointer.end)
+        wrong = wrong if mask is None else wrong & mask
+        if wrong.any():
+            self.fault("overflow", access, programs, _spread(addresses, wrong.shape), wrong, pointer)
 
     def _in_tensor(
         self, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer
@@ -273,7 +297,9 @@ class Memory(AccessFaults):
                 memory = thing.untyped_storage()
                 start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
                 if thing.device.type == "cpu" and ((unknown >= start) & (unknown < end)).any():
-                    self._storages.append(Storage.of(thing))
+                    self._storages.append(self._learned.add(thing))
+                    for notify in self.on_learning:
+                        notify(self._storages[-1])
                     unknown = unknown[(unknown < start) | (unknown >= end)]
         self._mark_shadows()
 

@@ -14,7 +14,6 @@ from retrograd.ttir.races import Cells, Conflict
 from retrograd.ttir.storage import MemoryAccess, Pointer, Storage
 
 _DOES = {"load": "reads", "store": "writes", "atomic": "updates"}
-_FAR = 1 << 30  # elements away from a tensor
 
 
 class AccessFaults:
@@ -27,6 +26,7 @@ class AccessFaults:
         faults: where faults go.
         grid: programs along each axis.
         library: folder of Triton's own functions on the device, whose lines are not the user's.
+        registers: of the frame that makes an access.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class AccessFaults:
         self.pointers = pointers
         self.accesses = accesses
         self.kernel, self._faults, self._grid, self._library = kernel, faults, grid, library
+        self.registers: Sequence[Any] | None = None
 
     def only(self, access: MemoryAccess) -> Pointer | None:
         if access.arguments is None or len(access.arguments) != 1:
@@ -101,6 +102,20 @@ class AccessFaults:
         fitting = (p for p in self.pointers.values() if p.storage is storage and p.start <= address < p.end)
         return next(fitting, None)
 
+    def _overflow(self, access: MemoryAccess, addresses: Array, index: tuple[Any, ...]) -> str:
+        """Where an offset has overflowed, if the address at an index is not the exact one."""
+        if access.exact is None or self.registers is None:
+            return ""
+        exact = access.exact.of(access.address, self.registers)
+        if np.broadcast_to(exact, addresses.shape)[index] == addresses[index]:
+            return ""
+        wrap = access.exact.first_wrap(access.address, self.registers, int(index[0]))
+        if wrap is None:
+            return ""
+        place, bits, value = wrap
+        file, line = place.outside_of(self._library)
+        return f"; its offset, {value}, overflows {bits} bits: it {AccessAt('is computed', file, line).text()}"
+
     def fault(
         self, kind: Any, access: MemoryAccess, programs: Array, addresses: Array, lanes: Array, pointer: Pointer | None
     ) -> None:
@@ -112,12 +127,12 @@ class AccessFaults:
             element = (address - pointer.start) // pointer.size
             holds = (pointer.end - pointer.start) // pointer.size
             detail = {
+                "overflow": "an element that is not meant",
                 "out of bounds": f"the tensor has {holds} element{'s' * (holds != 1)}",
                 "between rows": "memory between the rows of a tensor that is not contiguous",
                 "misaligned": f"an access of {access.kind.size} bytes at an address that is no multiple of that",
             }[kind]
-            if kind == "out of bounds" and abs(element) >= _FAR:
-                detail += "; so far away, an offset of 32 bits may have overflowed"
+        detail += self._overflow(access, addresses, tuple(first)) if kind != "misaligned" else ""
         name = pointer.name if pointer else ""
         at = self.where(access, int(who))
         self._faults.add(KernelFault(kind, self.kernel, at, None, name, element, detail, int(lanes.sum())))

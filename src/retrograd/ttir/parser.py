@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
 
 from retrograd.errors import RetrogradError
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SourcePlace, SsaValue, Type
@@ -64,6 +64,7 @@ def parse(text: str) -> Module:
     return _Parser(text).module()
 
 
+@functools.cache
 def parse_type(text: str) -> Type:
     """Type of its text: "i32", "!tt.ptr<f32>", "tensor<16x!tt.ptr<bf16>>"."""
     text = text.strip()
@@ -79,7 +80,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._aliases = dict(_ALIAS.findall(text))
         self._places: dict[str, SourcePlace] = {}
-        self._types: dict[str, Type] = {}
+        self._chains: dict[str, tuple[tuple[str, int], ...]] = {}
         self._lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         self._at = 0
 
@@ -104,7 +105,7 @@ class _Parser:
         return Function(name, body, scope.counter[0], public)
 
     def _arguments(self, text: str, scope: _Scope) -> list[SsaValue]:
-        return [scope.define(name, [self._type(type)])[0] for name, type in _ARGUMENT.findall(text)]
+        return [scope.define(name, [parse_type(type)])[0] for name, type in _ARGUMENT.findall(text)]
 
     def _region(self, scope: _Scope, entry: Block) -> tuple[OperationRegion, str]:
         """Blocks up to the line that closes the region, and that line."""
@@ -165,10 +166,10 @@ class _Parser:
             entry.arguments = [
                 inner.define(n, [v.type])[0] for (n, _), v in zip(pairs, operation.operands, strict=True)
             ]
-            types = self._types_of(head.rpartition("->")[2].strip(" {"))
+            types = _types_of(head.rpartition("->")[2].strip(" {"))
         else:
             operation.operands = self._uses(head, scope)
-            types = self._types_of(head.rpartition("->")[2].strip(" {")) if "->" in head else []
+            types = _types_of(head.rpartition("->")[2].strip(" {")) if "->" in head else []
         while True:
             region, closing = self._region(inner, entry)
             operation.regions.append(region)
@@ -178,7 +179,7 @@ class _Parser:
         plain, location = _without_locations(closing)
         operation.place = self._place(location)
         if "->" in plain:
-            types = self._types_of(plain.rpartition("->")[2])
+            types = _types_of(plain.rpartition("->")[2])
         operation.text += plain.lstrip("}) ")
         operation.results = self._define(names, types, scope)
         return operation
@@ -208,10 +209,10 @@ class _Parser:
         name = operation.name
         for arrow in ("->", " to "):
             if arrow in signature:
-                return self._types_of(signature.rpartition(arrow)[2])
+                return _types_of(signature.rpartition(arrow)[2])
         if not signature and "->" in operation.text:  # without operands there is no colon
-            return self._types_of(operation.text.rpartition("->")[2])
-        types = self._types_of(signature)
+            return _types_of(operation.text.rpartition("->")[2])
+        types = _types_of(signature)
         if operation.text.strip() in ("true", "false"):
             return [Type("i1")]
         if not types:
@@ -223,40 +224,40 @@ class _Parser:
             return [result.with_element(result.pointee.element)]
         return [result]
 
-    def _types_of(self, text: str) -> list[Type]:
-        text = text.strip()
-        if text.startswith("(") and text.endswith(")"):
-            text = text[1:-1]
-        return [self._type(part) for part in _split(text)]
-
-    def _type(self, text: str) -> Type:
-        if text not in self._types:
-            self._types[text] = parse_type(text)
-        return self._types[text]
-
     def _uses(self, text: str, scope: _Scope) -> list[SsaValue]:
         text = _STRING.sub("", text) if '"' in text else text
         return [scope.value(name, index) for name, index in _USE.findall(text)]
 
     def _place(self, location: str) -> SourcePlace:
         if location not in self._places:
-            chain = list(self._chain(location))
-            (file, line), *callers = chain or [("", 0)]
+            (file, line), *callers = self._chain(location) or [("", 0)]
             self._places[location] = SourcePlace(file, line, tuple(callers))
         return self._places[location]
 
-    def _chain(self, location: str) -> Iterator[tuple[str, int]]:
-        """Lines of a location, the innermost first."""
-        location = location.strip()
+    def _chain(self, location: str) -> tuple[tuple[str, int], ...]:
+        """Lines of a location, the innermost first; many have most of theirs in common."""
+        if location not in self._chains:
+            self._chains[location] = self._lines_of(location.strip())
+        return self._chains[location]
+
+    def _lines_of(self, location: str) -> tuple[tuple[str, int], ...]:
         if location.startswith("#"):
-            yield from self._chain(self._aliases.get(location[1:], ""))
-        elif call := _CALL.match(location):
-            yield from self._chain(call[1])
-            yield from self._chain(call[2])
-        elif line := _LINE.match(location):
-            yield line[1], int(line[2])
-        elif named := _NAMED.match(location):
-            yield from self._chain(named[1])
+            return self._chain(self._aliases.get(location[1:], ""))
+        if call := _CALL.match(location):
+            return self._chain(call[1]) + self._chain(call[2])
+        if line := _LINE.match(location):
+            return ((line[1], int(line[2])),)
+        named = _NAMED.match(location)
+        return self._chain(named[1]) if named else ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _types_of(text: str) -> list[Type]:
+    """Types of a list, which is not to be changed."""
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    return [parse_type(part) for part in _split(text)]
 
 
 def _without_locations(line: str) -> tuple[str, str]:
@@ -287,6 +288,9 @@ def _closing(text: str) -> int:
 
 def _signature(text: str) -> tuple[str, str]:
     """What stands before the types of an operation, and the types: after the last colon outside of braces."""
+    before, colon, after = text.rpartition(" : ")
+    if colon and not any(letter in after for letter in '{}[]"'):
+        return before, after
     depth, quoted = 0, False
     for index in range(len(text) - 1, 0, -1):
         letter = text[index]

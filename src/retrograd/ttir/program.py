@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from retrograd.core import gc_pause
 from retrograd.ttir.asm_memory import asm_with_loads, loads
 from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_loop
 from retrograd.ttir.element_types import Array, ElementType, element_type
+from retrograd.ttir.exact_addresses import ExactAddresses
 from retrograd.ttir.frames import Code, Frame, Step
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SsaValue
 from retrograd.ttir.operations import ELEMENTWISE, refused
@@ -27,6 +29,8 @@ _ANY = -1  # a pointer that comes from memory
 _DECIDES = {"scf.if": 1, "scf.for": 3, "scf.condition": 1, "cf.cond_br": 1}
 _NOBODY = np.zeros(1, np.int64)
 _IGNORED = frozenset({"llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier"})
+# What is seen by others than memory, or depends on where that lies.
+_SHOWS = frozenset({"tt.print", "tt.ptr_to_int", "tt.int_to_ptr"})
 _ENDS = frozenset({"tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br", "tt.reduce.return",
                    "tt.scan.return", "tt.map_elementwise.return"})  # fmt: skip
 
@@ -44,6 +48,8 @@ class NumpyKernel:
         accesses: all loads, stores and atomics.
         waits: whether a program can learn of another: a result of an atomic is used.
         largest: elements of its largest tensor.
+        bound: size of its largest whole number.
+        repeats: whether it does the same again where arguments and memory are the same, wherever that lies.
     """
 
     name: str
@@ -54,6 +60,18 @@ class NumpyKernel:
     accesses: list[MemoryAccess]
     waits: bool
     largest: int
+    bound: int
+    repeats: bool
+
+    @functools.cached_property
+    def read(self) -> frozenset[int]:
+        """Numbers of the arguments from which it loads, or which it updates atomically."""
+        return frozenset(n for a in self.accesses if a.does != "store" for n in a.arguments or ())
+
+    @functools.cached_property
+    def updates(self) -> bool:
+        """Whether any access is atomic."""
+        return any(access.does == "atomic" or access.is_atomic for access in self.accesses)
 
 
 def compile_text(text: str) -> NumpyKernel:
@@ -66,7 +84,8 @@ def compile_text(text: str) -> NumpyKernel:
         RetrogradError: it cannot be parsed.
         UnsupportedOperationError: it has an operation that cannot be executed; names it and its line.
     """
-    return Compiler(parse(text)).kernel()
+    with gc_pause.paused():
+        return Compiler(parse(text)).kernel()
 
 
 class Compiler:
@@ -77,10 +96,12 @@ class Compiler:
         self._constants: dict[int, Array] = {}
         self._accesses: list[tuple[MemoryAccess, int]] = []
         self._flows: list[tuple[int, int]] = []
+        self._exact = ExactAddresses()
         self._sources: dict[int, set[int]] = {}
         self.used: set[int] = set()
         self._loops = 0
         self._largest = 1
+        self._repeats = True
 
     def kernel(self) -> NumpyKernel:
         function = self._module.kernel
@@ -91,8 +112,11 @@ class Compiler:
         self._settle()
         accesses = [access for access, _ in self._accesses]
         waits = any(a.operation == "cas" or (a.does == "atomic" and a.result in self.used) for a in accesses)
+        repeats = self._repeats and all(a.arguments is not None and a.kind.name != "ptr" for a in accesses)
+        whole = (int(np.abs(v.astype(np.float64)).max()) for v in self._constants.values() if v.dtype.kind == "i")
         return NumpyKernel(
-            function.name, function.arguments, blocks, self._registers, self._constants, accesses, waits, self._largest
+            function.name, function.arguments, blocks, self._registers, self._constants, accesses, waits,
+            self._largest, max(whole, default=1), repeats,
         )  # fmt: skip
 
     def slot(self, value: SsaValue) -> int:
@@ -122,8 +146,8 @@ class Compiler:
     def _block(self, block: Block, labels: dict[str, int]) -> Code:
         code = Code(self.slots(block.arguments))
         for operation in block.operations:
-            for value in (*operation.operands, *operation.results):
-                self._largest = max(self._largest, math.prod(value.type.shape))
+            for value in operation.results:
+                self._largest = max(self._largest, value.type.elements)
             self.used.update(self.slots(operation.operands))
             if operation.name in _DECIDES:
                 code.steps.append(defined_only(self, operation, _DECIDES[operation.name]))
@@ -158,6 +182,8 @@ class Compiler:
 
     def _step(self, operation: Operation) -> Step | None:
         name = operation.name
+        shows = name in _SHOWS or (name == "tt.elementwise_inline_asm" and loads(operation))
+        self._repeats = self._repeats and not shows
         if name == "arith.constant":
             self._constants[self.slot(operation.results[0])] = constant(operation)
             return None
@@ -186,6 +212,8 @@ class Compiler:
         """A step that computes results from operands."""
         sources, targets = self.slots(operation.operands), self.slots(operation.results)
         spread = spreading(operation, sources, targets, compute)
+        if len(targets) == 1:
+            self._exact.note(operation, sources, targets[0], compute)
         if len(targets) == 1 and len(sources) == 1:
             (a,), (d,) = sources, targets
 
@@ -322,6 +350,7 @@ class Compiler:
         number = len(self._accesses)
         shape = operation.operands[0].type.shape
         access = MemoryAccess(number, does, update, operation.place, kind, shape, order, scope, self._loops > 0, result)
+        access.exact, access.address = self._exact, self.slot(operation.operands[0])
         self._accesses.append((access, self.slot(operation.operands[0])))
         return access
 

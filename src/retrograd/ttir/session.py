@@ -5,43 +5,29 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from retrograd.compat import triton_autotuning
+from retrograd.compat.numpy_blas import one_thread
+from retrograd.compat.registry import works
+from retrograd.compat.torch_dispatch import without_functions
 from retrograd.compat.triton_launch import KernelLaunch, Proceed
 from retrograd.compat.triton_ttir import LaunchedKernel, library_folder
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.execution import Execution
-from retrograd.ttir.faults import AccessAt, FaultList, KernelFault
+from retrograd.ttir.faults import AccessAt, FaultList, KernelFault, LaunchRecord
 from retrograd.ttir.frames import EndlessLoopError
+from retrograd.ttir.kept_launches import KeptLaunches
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.storage import Storage
 
 _TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
-
-
-@dataclass
-class LaunchRecord:
-    """One launch that was executed.
-
-    Attributes:
-        kernel: name of its function.
-        grid: programs along each axis.
-        in_turns: whether programs learn of each other, and ran in turns.
-        undecided: why races were not looked for; "" if they were.
-        order_matters: lines whose order of programs may decide bits: sums of floats by atomics.
-        tf32: whether it multiplies matrices of float32 that are rounded to tf32.
-    """
-
-    kernel: str
-    grid: tuple[int, int, int]
-    in_turns: bool
-    undecided: str = ""
-    order_matters: list[AccessAt] = field(default_factory=list)
-    tf32: bool = False
 
 
 @dataclass(eq=False)
@@ -52,9 +38,13 @@ class _Snapshot:
 
     def add(self, memory: Memory) -> None:
         for storage in memory.written():
-            if storage.start not in self.kept:
-                marks = None if storage.undefined is None else storage.undefined.copy()
-                self.kept[storage.start] = storage, storage.octets.copy(), marks
+            self.add_storage(storage)
+        memory.on_learning.append(self.add_storage)
+
+    def add_storage(self, storage: Storage) -> None:
+        if storage.start not in self.kept:
+            marks = None if storage.undefined is None else storage.undefined.copy()
+            self.kept[storage.start] = storage, storage.octets.copy(), marks
 
     def restore(self) -> None:
         for storage, octets, marks in self.kept.values():
@@ -75,26 +65,39 @@ class Session:
         orders: in how many orders each launch is run, to say which bits depend on it; memory is as after the first.
         limit: rounds of loops that the programs of a launch may make together.
         printed: takes lines of tl.device_print; they go to standard output by default.
+        configuration: number of the configuration that autotuned kernels run with, modulo how many pruning leaves.
+        tuned_kernel: the only kernel of which it is, where others run with their first; "" for all.
 
     Attributes:
         faults: what was noticed, over all launches.
         launches: what was executed.
+        tf32: whether any of it multiplied matrices of float32 that are rounded to tf32.
         undefined: which bytes of a tensor's storage nobody has written, None where all are written.
+        kept: launches that need not be executed again; None where each is.
+        configurations: of autotuned kernels by name, those that pruning leaves, at most.
+        chosen: of these kernels, the configuration that the latest launch ran with.
     """
 
     def __init__(
-        self, seed: int = 0, orders: int = 1, limit: int = 1_000_000, printed: Callable[[str], Any] | None = None
-    ) -> None:
+        self, seed: int = 0, orders: int = 1, limit: int = 1_000_000, printed: Callable[[str], Any] | None = None,
+        configuration: int = 0, tuned_kernel: str = "",
+    ) -> None:  # fmt: skip
         self.faults = FaultList()
         self.launches: list[LaunchRecord] = []
+        self.tf32 = False
         self.seed = seed
         self.undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
+        self.kept: KeptLaunches | None = None
         self._orders, self._limit = orders, limit
         self.printed = printed or (lambda line: sys.stdout.write(line + "\n"))
         self._library = library_folder()
         self._last: Memory | None = None
+        self.configurations: dict[str, list[Any]] = {}
+        self.chosen: dict[str, Any] = {}
+        self._configuration, self._tuned_kernel = configuration, tuned_kernel
         self._tuned = False
-        self._tuners: dict[int, tuple[Any, Any]] = {}
+        self._tuners: dict[int, Any] = {}
+        self._put_aside = ExitStack()
         self._trial: _Snapshot | None = None
 
     def execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
@@ -106,18 +109,45 @@ class Session:
         """
         if not grid[0] * grid[1] * grid[2]:
             return
+        with without_functions(), one_thread():
+            self._execute(launched, grid, values)
+
+    def _execute(self, launched: LaunchedKernel, grid: tuple[int, int, int], values: dict[str, Any]) -> None:
         execution = Execution.of(launched, grid, values, self.undefined, self._library)
-        memory = self._last = execution.memory(self.faults)
-        in_turns = execution.in_turns(memory)
-        record = LaunchRecord(execution.kernel.name, grid, in_turns, execution.undecided if in_turns else "")
         if "tf32" not in launched.kept:
             launched.kept["tf32"] = _TF32.search(launched.text) is not None
-        record.tf32 = launched.kept["tf32"]
-        self.launches.append(record)
+        self.tf32 = self.tf32 or launched.kept["tf32"]
+        # Each launch has an order of its own.
+        seed = self.seed and self.seed + len(self.launches) + 1
+        kept = self.kept if self._trial is None and self._orders == 1 else None
+        key = None if kept is None else kept.key(execution)
+        if kept is None or key is None:
+            self.launches.append(self._run(execution, seed, self.faults))
+            return
+        launch = kept.find(key, seed)
+        if launch is None:
+            faults = FaultList()
+            try:
+                launch = kept.keep(key, seed, execution, self._run(execution, seed, faults, noted=True), faults)
+            except EndlessLoopError:
+                self.faults.add_all(faults)
+                raise
+        else:
+            launch.put(execution.storages)
+        self.faults.add_all(launch.faults)
+        self.launches.append(launch.record)
+
+    def _run(self, execution: Execution, seed: int, faults: FaultList, noted: bool = False) -> LaunchRecord:
+        """Execute a launch; `noted`: note which bytes it writes."""
+        memory = self._last = execution.memory(faults)
+        if noted:
+            for storage in memory.written():
+                storage.written = np.zeros(len(storage.octets), bool)
+        in_turns = execution.in_turns(memory)
+        undecided = execution.undecided if in_turns else ""
+        record = LaunchRecord(execution.kernel.name, execution.grid, in_turns, undecided)
         if self._trial is not None:
             self._trial.add(memory)
-        # Each launch has an order of its own.
-        seed = self.seed and self.seed + len(self.launches)
         others = self._orders - 1 if execution.programs > 1 and self._trial is None else 0
         before = _Snapshot()
         if others:
@@ -129,9 +159,10 @@ class Session:
         except EndlessLoopError as error:
             file, line = error.place.outside_of(self._library)
             at = AccessAt("loops", file, line)
-            self.faults.add(KernelFault("endless loop", execution.kernel.name, at, detail=error.why))
+            faults.add(KernelFault("endless loop", execution.kernel.name, at, detail=error.why))
             raise
         record.order_matters = [memory.where(memory.accesses[number]) for number in sorted(memory.order_matters)]
+        return record
 
     def _in_other_orders(self, execution: Execution, before: _Snapshot, first: Memory, seed: int, others: int) -> None:
         """Run a launch again in other orders of its programs, and note which stores leave other bits."""
@@ -164,15 +195,27 @@ class Session:
     def tuning(self, launch: KernelLaunch, proceed: Proceed) -> Any:
         """A launch of an autotuned kernel begins; what was chosen before, by a GPU or another session, is put aside."""
         tuner = launch.function
+        if not works(triton_autotuning.TUNING):
+            return proceed()
+        name = triton_autotuning.kernel_name(tuner)
         if id(tuner) not in self._tuners:
-            self._tuners[id(tuner)] = tuner, tuner.cache
-            tuner.cache = {}
-            tuner.__dict__.pop("do_bench", None)  # kept by the tuner from its first launch on
+            self._tuners[id(tuner)] = tuner
+            self._put_aside.enter_context(triton_autotuning.tuned_anew(tuner, partial(self._in_turn, name)))
         self._tuned = False
-        return proceed()
+        result = proceed()
+        if name in self.configurations:
+            self.chosen[name] = tuner.best_config
+        return result
+
+    def _in_turn(self, name: str, configs: list[Any]) -> list[Any]:
+        """The configurations of a kernel, from the one on that it is to run with: what does not compile is left out."""
+        self.configurations[name] = max(self.configurations.get(name, []), configs, key=len)
+        start = self._configuration % len(configs) if self._tuned_kernel in ("", name) else 0
+        self.chosen[name] = configs[start]
+        return [*configs[start:], *configs[:start]]
 
     def tune(self, call: Callable[[], Any]) -> None:
-        """Launch the first configuration of an autotuned kernel twice, as its autotuner does many times, and undo it.
+        """Launch a configuration of an autotuned kernel twice, as its autotuner does many times, and undo it.
 
         What the second launch changes once more, a user finds changed by as many launches as were timed.
         """
@@ -189,6 +232,9 @@ class Session:
                 changed = np.flatnonzero(once[start] != storage.octets)
                 if len(changed) and self._last is not None:
                     changes += self._left_by_tuning(self._last, storage, changed)
+        except Exception:
+            self._tuned = False  # where it does not compile, the autotuner goes on to the next
+            raise
         finally:
             self._trial.restore()
             self._trial = None
@@ -208,19 +254,28 @@ class Session:
                 return [KernelFault("autotune", memory.kernel, where, None, pointer.name, element, detail, 1)]
         return []
 
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Why races of some kernels were not looked for."""
+        return tuple(
+            sorted({f"races of {r.kernel} are undecided: {r.undecided}" for r in self.launches if r.undecided})
+        )
+
+    @property
+    def order_remarks(self) -> tuple[str, ...]:
+        """Lines whose order of programs may decide bits."""
+        order = {(r.kernel, at.text()) for r in self.launches for at in r.order_matters}
+        return tuple(f"bits of {name} may depend on the order of programs: it {text}" for name, text in sorted(order))
+
     def report(self) -> str:
         """What was executed and noticed, a line each."""
         kernels = sorted({record.kernel for record in self.launches})
         plural = "es" * (len(self.launches) != 1)
         lines = [f"{len(self.launches)} launch{plural} of {', '.join(kernels) or 'no kernel'}, seed {self.seed}"]
         lines += [fault.text() for fault in sorted(self.faults, key=lambda fault: fault.is_mild)]
-        lines += sorted({f"races of {r.kernel} are undecided: {r.undecided}" for r in self.launches if r.undecided})
-        order = {(r.kernel, at.text()) for r in self.launches for at in r.order_matters}
-        lines += [f"bits of {kernel} may depend on the order of programs: it {text}" for kernel, text in sorted(order)]
+        lines += [*self.undecided, *self.order_remarks]
         return "\n".join(lines if len(lines) > 1 else [*lines, "no fault"])
 
     def close(self) -> None:
         """Give autotuned kernels back what was chosen for them before."""
-        for tuner, cache in self._tuners.values():
-            tuner.cache = cache
-            tuner.__dict__.pop("do_bench", None)
+        self._put_aside.close()

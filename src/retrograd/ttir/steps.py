@@ -61,7 +61,9 @@ def _load(compiler: Compiling, operation: Operation) -> Step:
         if taint:
             _complain(frame, taint.get(address), operation.place, "an address")
             _complain(frame, taint.get(mask, None) if mask is not None else None, operation.place, "a mask")
-        values, undefined = frame.launch.memory.load(
+        memory = frame.launch.memory
+        memory.registers = registers
+        values, undefined = memory.load(
             access, frame.programs, registers[address],
             None if mask is None else registers[mask], None if other is None else registers[other],
         )  # fmt: skip
@@ -80,11 +82,12 @@ def _store(compiler: Compiling, operation: Operation) -> Step:
     mask = rest[0] if rest else None
 
     def run(frame: Frame) -> None:
-        registers, taint = frame.registers, frame.taint
+        registers, taint, memory = frame.registers, frame.taint, frame.launch.memory
+        memory.registers = registers
         if taint:
             _complain(frame, taint.get(address), operation.place, "an address")
             _complain(frame, taint.get(mask, None) if mask is not None else None, operation.place, "a mask")
-        frame.launch.memory.store(
+        memory.store(
             access, frame.programs, registers[address], registers[value],
             None if mask is None else registers[mask], taint.get(value) if taint else None,
         )  # fmt: skip
@@ -109,7 +112,9 @@ def _atomic(compiler: Compiling, operation: Operation) -> Step:
         registers = frame.registers
         if frame.taint:
             _complain(frame, frame.taint.get(address), operation.place, "an address")
-        registers[result] = frame.launch.memory.atomic(
+        memory = frame.launch.memory
+        memory.registers = registers
+        registers[result] = memory.atomic(
             access, frame.programs, registers[address], [registers[slot] for slot in values],
             None if mask is None else registers[mask], result in used,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,17 @@ import numpy as np
 import torch
 
 from retrograd.ttir.element_types import Array, ElementType
+from retrograd.ttir.exact_addresses import ExactAddresses
 from retrograd.ttir.ir import SourcePlace
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class _Octets:
+    """Memory as NumPy takes it from others; a tensor of a storage takes five times as long."""
+
+    def __init__(self, start: int, size: int) -> None:
+        self.__array_interface__ = dict(data=(start, False), shape=(size,), typestr="|u1", version=3)
 
 
 @dataclass(eq=False)
@@ -27,6 +38,7 @@ class MemoryAccess:
         in_loop: whether it is in a loop that may wait for others (scf.while).
         result: slot of the values that it gives.
         arguments: numbers of the pointer arguments that the address may come from; None if it may be any memory.
+        exact, address: what arithmetic without end gives for the slot of the address; None where it is not known.
     """
 
     number: int
@@ -40,6 +52,8 @@ class MemoryAccess:
     in_loop: bool = False
     result: int = -1
     arguments: frozenset[int] | None = None
+    exact: ExactAddresses | None = None
+    address: int = -1
 
     @property
     def is_atomic(self) -> bool:
@@ -56,12 +70,14 @@ class Storage:
         octets: the bytes, as an array of uint8.
         kept: keeps the memory alive.
         undefined: which bytes nobody has written yet; None where all are defined.
+        written: which bytes the launch has written, where that is to be known.
     """
 
     start: int
     octets: Array
     kept: Any
     undefined: Array | None = None
+    written: Array | None = None
     views: dict[Any, Array] = field(default_factory=dict)
     cell: int = 0  # bytes of a cell of the shadow; 0 where no shadow is kept
     readable: bool = False  # whether loads of the kernel may meet its stores here
@@ -77,11 +93,17 @@ class Storage:
             self.views[dtype] = self.octets[: count * dtype.itemsize].view(dtype)
         return self.views[dtype]
 
+    def note_written(self, index: Array, size: int) -> None:
+        """Note that elements of this size were written."""
+        if self.written is not None:
+            whole = self.written[: len(self.octets) // size * size].view(f"u{size}")
+            whole[index] = int.from_bytes(b"\1" * size, "little")
+
     @staticmethod
     def of(tensor: torch.Tensor) -> Storage:
         storage = tensor.untyped_storage()
-        octets = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        return Storage(storage.data_ptr(), octets, storage)
+        start, size = storage.data_ptr(), storage.nbytes()
+        return Storage(start, np.asarray(_Octets(start, size)) if size else _NOTHING, storage)
 
 
 @dataclass(eq=False)
@@ -105,15 +127,35 @@ class Pointer:
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor, storage: Storage) -> Pointer:
-        size = tensor.element_size()
-        extent = (
-            1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
-        )
-        start = tensor.data_ptr() if tensor.numel() else storage.start
+        size, count = tensor.element_size(), tensor.numel()
+        extent = count
+        if count and not tensor.is_contiguous():
+            extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr() if count else storage.start
         covered = None
-        if 0 < tensor.numel() < extent:
-            covered = torch.zeros(extent, dtype=torch.bool)
+        if 0 < count < extent:
+            covered = torch.zeros(extent, dtype=torch.bool, device="cpu")
             covered.as_strided(tensor.shape, tensor.stride()).fill_(True)
             covered = covered.numpy()
             covered = None if covered.all() else covered
         return Pointer(name, start, start + extent * size, size, storage, covered)
+
+
+@dataclass(eq=False)
+class LearnedStorages:
+    """Storages that no argument names and pointers in memory lead to, over all runs of a launch.
+
+    Attributes:
+        undefined: says which bytes of a tensor's storage nobody has written.
+        storages: so far.
+    """
+
+    undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
+    storages: list[Storage] = field(default_factory=list[Storage])
+
+    def add(self, tensor: torch.Tensor) -> Storage:
+        """The storage of a tensor that a pointer leads to."""
+        storage = Storage.of(tensor)
+        storage.undefined = self.undefined(tensor)
+        self.storages.append(storage)
+        return storage

@@ -80,7 +80,7 @@ class UndefinedMemory(TorchDispatchMode):
             storage = tensor.untyped_storage()
             start = storage.data_ptr()
             if self._mask(tensor) is None:
-                self._known[start] = weakref.ref(storage), torch.zeros(storage.nbytes(), dtype=torch.bool)
+                self._known[start] = weakref.ref(storage), torch.zeros(storage.nbytes(), dtype=torch.bool, device="cpu")
             # Each element has a byte in which the fillings differ, so that one which was not written stays undefined.
             differs = (self._geometry(once[start], tensor) != self._geometry(storages[start], tensor)).any(-1, True)
             marks = self._geometry(self._known[start][1], tensor)
@@ -90,7 +90,8 @@ class UndefinedMemory(TorchDispatchMode):
                 if name in _SINKS and tensor != octets:
                     self._tell(name)
             elif tensor.untyped_storage().data_ptr() not in storages:
-                self._fresh(tensor, _octets(tensor) != octets)
+                now = _octets(tensor)  # of another size where it is undefined how many there are
+                self._fresh(tensor, now != octets if now.shape == octets.shape else True)
         return second
 
     def _fill(self, tensors: list[torch.Tensor], which: int) -> None:
@@ -99,7 +100,7 @@ class UndefinedMemory(TorchDispatchMode):
             mask = self._mask(tensor)
             if mask is not None:
                 size = tensor.element_size()
-                pattern = torch.zeros(len(mask), dtype=torch.uint8)
+                pattern = torch.zeros(len(mask), dtype=torch.uint8, device="cpu")
                 if which and tensor.is_floating_point():
                     pattern.fill_(0x3F)
                 elif which:
@@ -115,7 +116,7 @@ class UndefinedMemory(TorchDispatchMode):
         self._known.pop(storage.data_ptr(), None)
         if not storage.nbytes() or undefined is False or (undefined is not True and not undefined.any()):
             return
-        mask = torch.ones(storage.nbytes(), dtype=torch.bool) if undefined is True else undefined
+        mask = torch.ones(storage.nbytes(), dtype=torch.bool, device="cpu") if undefined is True else undefined
         self._known[storage.data_ptr()] = weakref.ref(storage), mask
 
     def _mask(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -160,7 +161,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 def _octets(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of a tensor's storage."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
 
 
 def _caller(frame: FrameType | None) -> tuple[str, int]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import extensions
 import pytest
 import torch
 
-from retrograd.ops.msda import cpu
-
-no_native = "tensors are on the GPU" if torch.cuda.is_available() else cpu.why_not()
+no_native = "tensors are on the GPU" if torch.cuda.is_available() else extensions.why_no_compiler()
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(no_native is not None, reason=str(no_native)))
 
 # Tests in float64 whose names do not say so.
@@ -34,8 +33,8 @@ def impl(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-# What a minute of Triton's interpreter is spent on: a call takes half a second there. A GPU runs all tests.
-INTERPRETED = (
+# What is tested with Triton kernels without a GPU, in a minute: each plan and kernel. A GPU runs all tests.
+EXECUTED = (
     "test_within_budget[zeros-edges-",
     "test_within_budget[border-aligned-",
     "test_one_tensor_in_float32[",
@@ -85,8 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def left_out(item: pytest.Item) -> bool:
         chosen = getattr(item, "callspec", None)
-        interpreted = chosen is not None and chosen.params.get("impl") == "triton" and here in item.path.parents
-        return interpreted and not item.name.startswith(INTERPRETED)
+        executed = chosen is not None and chosen.params.get("impl") == "triton" and here in item.path.parents
+        return executed and not item.name.startswith(EXECUTED)
 
     config.hook.pytest_deselected(items=[item for item in items if left_out(item)])
     items[:] = [item for item in items if not left_out(item)]

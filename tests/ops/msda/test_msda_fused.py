@@ -261,7 +261,7 @@ SMALL = ([(3, 4), (2, 3)], [2, 1])
 
 
 def small(device: str, *, boxes: bool = False, **options: Any) -> Case:
-    """A case that the interpreter computes quickly, with rows of 16 bytes for CUDA C++."""
+    """A case that is computed quickly without a GPU, with rows of 16 bytes for CUDA C++."""
     sizes = dict(batch=2, queries=3, heads=2, channels=16 // options.get("dtype", torch.float32).itemsize)
     return placed(*SMALL, boxes=boxes, device=device, **(sizes | options))
 
@@ -472,7 +472,6 @@ def test_mixed_dtypes(impl: str, device: str) -> None:
             assert torch.equal(got[name], want[name].to(dtype)), name
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's, about inf - inf
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "-inf"])
 def test_logits_without_a_softmax(logit: float, impl: str, device: str) -> None:
     """NaN and infinity make the query's head NaN, -inf a weight of 0 unless all logits are -inf."""

@@ -1,4 +1,4 @@
-"""Deformable attention on a GPU with real kernels: sizes no interpreter reaches, hot pixels, the same bits."""
+"""Deformable attention on a GPU with real kernels: sizes that take too long on a CPU, hot pixels, the same bits."""
 
 from __future__ import annotations
 

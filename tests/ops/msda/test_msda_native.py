@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import extensions
 import pytest
 import torch
 from msda_cases import INPUTS, Case, arguments, assert_within_budget, make_inputs, run, truth
@@ -30,7 +31,8 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 HALVES = DTYPES[2:]
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(cpu.why_not() is not None, reason=str(cpu.why_not()))
+NO_COMPILER = extensions.why_no_compiler()
+pytestmark = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
 
 
 def both_ways(module: Any, case: Case, spec: MsdaSpec | None = None) -> list[torch.Tensor]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import extensions
 import pytest
-
-from retrograd.ops.norm import cpu
 
 
 @pytest.fixture(params=["triton", "native", "torch"])
@@ -12,7 +11,7 @@ def impl(request: pytest.FixtureRequest, device: str) -> str:
     if request.param == "native":
         if device != "cpu":
             pytest.skip("native code runs on CPU tensors")
-        if (reason := cpu.why_not()) is not None:
+        if (reason := extensions.why_no_compiler()) is not None:
             pytest.skip(f"no native code here: {reason}")
     return request.param
 

@@ -74,7 +74,7 @@ from retrograd.ops.norm import host  # noqa: E402
 from retrograd.ops.norm.host import library as host_library  # noqa: E402
 from retrograd.ops.norm.host import recipes  # noqa: E402
 from retrograd.ops.norm.triton import backward, backward_launch, forward, launch  # noqa: E402
-from retrograd.runtime.triton.launch import dry  # noqa: E402
+from retrograd.runtime.triton.planned_gpu import dry  # noqa: E402
 
 BYTES = {"i32": 4, "i64": 8, "fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2, "i16": 2, "i8": 1}
 SINK = ctypes.CFUNCTYPE(

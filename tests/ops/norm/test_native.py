@@ -12,6 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import extensions
 import pytest
 import torch
 
@@ -28,8 +29,8 @@ SOURCE = Path(cpu.__file__).with_name("norm.cpp")
 # rows in float32 (grad_weight, grad_bias).
 ROOM = {"y": 1.1, "grad_x": 1.1, "grad_residual": 1.1, "grad_weight": 1.25, "grad_bias": 1.25}
 
-needs_compiler = pytest.mark.skipif(cpu.why_not() is not None, reason=str(cpu.why_not()))
-pytestmark = needs_compiler
+NO_COMPILER = extensions.why_no_compiler()
+pytestmark = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
 
 
 def normal(*size: int, seed: int = 0) -> torch.Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from norm_cases import Case
 
+import retrograd as rg
 from retrograd.ops import rms_norm
 
 X = torch.zeros(4, 8)
@@ -62,11 +63,16 @@ def test_wrong_arguments_are_refused(changes: Case, error: type[Exception], mess
         rms_norm(**({"x": X} | changes))
 
 
-def test_triton_on_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("retrograd.ops.norm.triton")  # imported under 0 it would stay bound to the compiler
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(RuntimeError, match=r"impl='triton' on a CPU tensor needs TRITON_INTERPRET=1 set before"):
+@pytest.mark.outside
+def test_triton_on_cpu_says_what_it_needs() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(RuntimeError, match=r"impl='triton' on a CPU tensor needs `with retrograd.cpu_triton\(\):`"):
         rms_norm(X, impl="triton")
+    with rg.cpu_triton() as session:
+        y = rms_norm(X, impl="triton")
+    assert session.launches
+    assert not session.faults
+    assert y.shape == X.shape
 
 
 def test_native_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

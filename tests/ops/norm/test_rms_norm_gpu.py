@@ -1,4 +1,4 @@
-"""RMSNorm on a GPU with real kernels: sizes no interpreter reaches, two devices, one truth (assert_backward)."""
+"""RMSNorm on a GPU with real kernels: sizes that take too long on a CPU, two devices, one truth (assert_backward)."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import extensions
 import pytest
 import torch
 from norm_cases import INPUTS, Case, make_inputs, run
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 
 from retrograd import ops
-from retrograd.ops.norm import cpu, custom_op, functional
+from retrograd.ops.norm import custom_op, functional
 
 collectives = pytest.importorskip("torch.distributed._functional_collectives")
 # Without a process group nothing is under way, but the address is as null as with one.
@@ -185,7 +186,7 @@ def test_main_grad_is_added_under_a_mode(norm: str, impl: str, device: str) -> N
     assert torch.equal(weight.main_grad, want["weight"])
 
 
-@pytest.mark.skipif(cpu.why_not() is not None, reason="no native code here")
+@pytest.mark.skipif(extensions.why_no_compiler() is not None, reason="no C++ compiler here")
 def test_native_code_refuses_a_null_address(norm: str) -> None:
     case = make_inputs((6, 16))
     y = getattr(ops, norm)(case["x"].requires_grad_(), impl="native")

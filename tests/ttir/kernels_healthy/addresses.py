@@ -96,23 +96,22 @@ def descriptor_atomics(device):
     return [Check(out, x.view(3, 8, 16).sum(0))]
 
 
-if hasattr(tl, "make_block_ptr"):  # gone in Triton 3.9
+@triton.jit
+def block_pointer_kernel(x_ptr, out_ptr, M, N, ROWS: tl.constexpr, COLS: tl.constexpr):
+    x = tl.make_block_ptr(x_ptr, (M, N), (N, 1), (tl.program_id(0) * ROWS, 0), (ROWS, COLS), (1, 0))
+    out = tl.make_block_ptr(out_ptr, (M, N), (N, 1), (tl.program_id(0) * ROWS, 0), (ROWS, COLS), (1, 0))
+    for _ in range(0, tl.cdiv(N, COLS)):
+        block = tl.load(x, boundary_check=(0, 1), padding_option="zero")
+        tl.store(out, block * 2 + tl.sum(block, axis=1)[:, None], boundary_check=(0, 1))
+        x, out = tl.advance(x, (0, COLS)), tl.advance(out, (0, COLS))
 
-    @triton.jit
-    def block_pointer_kernel(x_ptr, out_ptr, M, N, ROWS: tl.constexpr, COLS: tl.constexpr):
-        x = tl.make_block_ptr(x_ptr, (M, N), (N, 1), (tl.program_id(0) * ROWS, 0), (ROWS, COLS), (1, 0))
-        out = tl.make_block_ptr(out_ptr, (M, N), (N, 1), (tl.program_id(0) * ROWS, 0), (ROWS, COLS), (1, 0))
-        for _ in range(0, tl.cdiv(N, COLS)):
-            block = tl.load(x, boundary_check=(0, 1), padding_option="zero")
-            tl.store(out, block * 2 + tl.sum(block, axis=1)[:, None], boundary_check=(0, 1))
-            x, out = tl.advance(x, (0, COLS)), tl.advance(out, (0, COLS))
 
-    @healthy("block pointers with boundary checks, advanced in a loop")
-    def block_pointers(device):
-        x, out = integers(20, 41), torch.zeros(20, 41, device=device)
-        block_pointer_kernel[(3,)](x.to(device), out, 20, 41, ROWS=8, COLS=16)
-        sums = torch.nn.functional.pad(x, (0, 7)).view(20, 3, 16).sum(2).repeat_interleave(16, 1)[:, :41]
-        return [Check(out, 2 * x + sums)]
+@healthy("block pointers with boundary checks, advanced in a loop")
+def block_pointers(device):
+    x, out = integers(20, 41), torch.zeros(20, 41, device=device)
+    block_pointer_kernel[(3,)](x.to(device), out, 20, 41, ROWS=8, COLS=16)
+    sums = torch.nn.functional.pad(x, (0, 7)).view(20, 3, 16).sum(2).repeat_interleave(16, 1)[:, :41]
+    return [Check(out, 2 * x + sums)]
 
 
 @triton.jit

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
 
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.errors import UsageError
 
-__all__ = ["CaseOutcome", "Stage", "StageContext", "load"]
+__all__ = ["CaseOutcome", "Stage", "StageContext", "choose", "load"]
 
 
 def load() -> list[Stage]:
@@ -15,3 +17,15 @@ def load() -> list[Stage]:
     names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
     stages = [importlib.import_module(f"{__name__}.{name}").STAGE for name in names]
     return sorted(stages, key=lambda s: s.order)
+
+
+def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Stage]:
+    """The stages to run; UsageError for an unknown id."""
+    every = load()
+    ids = [s.id for s in every]
+    for label, names in (("only", only), ("skip", skip)):
+        if isinstance(names, str):
+            raise UsageError(f"`{label}` is {names!r}, expected a sequence of stages such as ['oracle']")
+        if unknown := [w for w in names if w not in ids]:
+            raise UsageError(f"`{label}` names {unknown}, expected stages among {', '.join(ids)}")
+    return [s for s in every if (not only or s.id in only) and s.id not in skip]

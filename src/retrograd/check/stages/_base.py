@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from retrograd.check.cost import CostLimit
 from retrograd.check.judge import Judge
 from retrograd.check.levels import BUDGETS, Budget
 from retrograd.check.op_runner import OpRunner
@@ -25,8 +26,8 @@ class StageContext:
         level, budget: how much is to be done.
         case: the only one to check; None for those that each stage wants.
         dtypes: all that are verified.
-        interpreted: says whether the op has launched kernels in Triton's interpreter, where one run takes tens of
-            milliseconds.
+        emulated: says whether the op has launched Triton kernels without a GPU, where one run takes milliseconds.
+        cost: which cases are cheap enough.
         left_out: by kind, how many of how many things are run where a level or a limit leaves some out.
     """
 
@@ -35,9 +36,10 @@ class StageContext:
     judge: Judge
     level: str
     budget: Budget
+    cost: CostLimit
     case: Case | None = None
     dtypes: tuple[str, ...] = ()
-    interpreted: Callable[[], bool] = lambda: False
+    emulated: Callable[[], bool] = lambda: False
     left_out: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def ran(self, label: str, count: int, of: int) -> None:
@@ -48,12 +50,14 @@ class StageContext:
     @classmethod
     def of(
         cls, spec: OpSpec, dtype: str, *, level: str = "quick", seed: int = 0, device: str = "cpu",
-        case: Case | None = None, dtypes: tuple[str, ...] = (), interpreted: Callable[[], bool] = lambda: False,
+        case: Case | None = None, dtypes: tuple[str, ...] = (), emulated: Callable[[], bool] = lambda: False,
+        cost: CostLimit | None = None,
     ) -> StageContext:  # fmt: skip
-        """A context in which nothing has run yet."""
+        """A context in which nothing has run yet; `cost` is what is known of other dtypes' cases."""
         runner, budget = OpRunner(spec, dtype, seed, device), BUDGETS[level]
         oracle = Oracle(runner, budget.noise_runs)
-        return cls(runner, oracle, Judge(runner, oracle), level, budget, case, dtypes, interpreted)
+        cost = cost or CostLimit.of_level(level)
+        return cls(runner, oracle, Judge(runner, oracle), level, budget, cost, case, dtypes, emulated)
 
     @property
     def spec(self) -> OpSpec:

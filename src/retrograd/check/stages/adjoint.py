@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from retrograd.check import finite_differences, kinks, tolerance
+from retrograd.check import constraints, finite_differences, kinks, tolerance
 from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import ForwardPass, OpRunner
 from retrograd.check.outputs import as_real, like
@@ -125,7 +125,10 @@ class Line:
 
 
 def _direction(context: StageContext, case: Case, name: str, number: int) -> torch.Tensor:
-    """Random signs times the size of the values around: per row where there are rows. Zero at the edge of a range."""
+    """Random signs times the size of the values around: per row where there are rows. Zero at the edge of a range.
+
+    Of values that keep to a constraint, along it.
+    """
     value = as_real(context.runner.inputs(case)[name]).double()
     size = kinks.around(value)
     generator = torch.Generator().manual_seed(derive(context.runner.seed, "direction", name, number))
@@ -134,7 +137,7 @@ def _direction(context: StageContext, case: Case, name: str, number: int) -> tor
     if isinstance(rule, TensorSpec) and rule.low is not None and isinstance(rule.high, (int, float)):
         reach = size * _STEPS[0]
         signs = torch.where((value - reach < rule.low) | (value + reach > rule.high), 0.0, signs)
-    return signs * size
+    return constraints.project(context.spec, name, signs * size, value)
 
 
 def _locate(line: Line) -> Line | None:
@@ -144,7 +147,8 @@ def _locate(line: Line) -> Line | None:
     difference quotient converges, and what the whole seemed to show was chance.
     """
     left = line.direction.flatten().nonzero().flatten()
-    while len(left) > 1:
+    whole = line.name in constraints.constrained(line.runner.spec)  # half of a direction would leave the constraint
+    while len(left) > 1 and not whole:
         halves: list[tuple[float, torch.Tensor, Line]] = []
         open_ends = False
         for part in (left[: len(left) // 2], left[len(left) // 2 :]):
@@ -175,11 +179,14 @@ def _crosses_jumps(context: StageContext, line: Line) -> bool:
     """Whether the reference jumps between the closest points of a line, and has the gradient that the op has."""
     if context.spec.reference is None:
         return False
-    label, reference = f"grad {line.name}", context.runner.reference(line.case)
-    if not kinks.jumps_between(reference, line.name, _STEPS[-1] * line.direction):
-        return False
+    reference = context.runner.reference(line.case)
+    return kinks.jumps_between(reference, line.name, _STEPS[-1] * line.direction) and _agrees(context, line)
+
+
+def _agrees(context: StageContext, line: Line) -> bool:
+    """Whether the oracle finds nothing wrong with the gradient of a line's input."""
     findings, _ = context.judge.against_truth(_ID, line.case, context.runner.run(line.case))
-    return all(finding.tensor != label for finding in findings)
+    return all(finding.tensor != f"grad {line.name}" for finding in findings)
 
 
 def _within_rounding(context: StageContext, line: Line, value: float, allowed: float) -> bool:
@@ -189,15 +196,12 @@ def _within_rounding(context: StageContext, line: Line, value: float, allowed: f
     """
     if context.spec.reference is None:
         return False
-    label, case = f"grad {line.name}", line.case
-    truth = context.oracle.truth(case)
-    if label not in truth.tol:
+    label = f"grad {line.name}"
+    truth = context.oracle.truth(line.case)
+    if label not in truth.tol or not _agrees(context, line):
         return False
     # Random rounding alone: the error of the reference in this precision is the op's own where it is its own reference.
     tol = truth.tol[label] - truth.floor[label]
-    findings, _ = context.judge.against_truth(_ID, case, context.runner.run(case))
-    if any(finding.tensor == label for finding in findings):
-        return False
     rounding = float((tol * line.direction).square().sum().sqrt())
     return abs(value) <= max(allowed + rounding, tolerance.ALGORITHM * allowed)
 
@@ -237,7 +241,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     directions = context.budget.directions
     powers = _together(context, case, grads)
     if powers:
-        out.notes.append("all inputs moved at once, as kernels are interpreted; level full moves each alone")
+        out.notes.append("all inputs moved at once, as kernels run without a GPU; level full moves each alone")
     for name, grad in grads.items() if not powers else ():
         label = f"grad {name}"
 
@@ -270,12 +274,12 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 
 def _together(context: StageContext, case: Case, grads: dict[str, torch.Tensor]) -> list[float]:
-    """At level quick, for kernels that are interpreted: all inputs moved at once, which costs as much as one of them.
+    """At level quick, for kernels without a GPU: all inputs moved at once, which costs as much as one of them.
 
     The smallest relative errors of each gradient that this would have shown; empty where it is not done, shows
     something, or would say little of one of them: then each input has a line of its own.
     """
-    if not context.interpreted() or context.level != "quick" or len(grads) < 2:
+    if not context.emulated() or context.level != "quick" or len(grads) < 2:
         return []
     first, *others = (
         Line(context.runner, case, name, grad, _direction(context, case, name, 0)) for name, grad in grads.items()

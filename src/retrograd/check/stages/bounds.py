@@ -1,29 +1,33 @@
 """bounds: nothing outside the tensors is read or written, in a kernel of whatever kind.
 
 Every tensor that the op is given, or makes with an operator of PyTorch, lies inside guard bands: results must not
-depend on what they hold, and they must hold it afterwards. Kernels in Triton's interpreter have every address checked.
+depend on what they hold, and they must hold it afterwards. Kernels executed on the CPU have every address checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from retrograd import config
-from retrograd.check import memory_accesses
+from retrograd.check import cpu_kernels
 from retrograd.check.guard_bands import HUGE, NAN, PLAIN, SIDES, Bands, Guard
-from retrograd.check.memory_accesses import watches_kernels
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages import shapes
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
+if TYPE_CHECKING:
+    from retrograd.ttir.session import Session
+
 _ID = "bounds"
+_FAULTS = ("out of bounds", "overflow", "between rows", "misaligned")
 _REPEATS = 20  # to see whether an op differs from itself, as everywhere
 
 
@@ -33,7 +37,8 @@ def cases(context: StageContext) -> list[Case]:
     rows = [n for n, v in context.runner.inputs(base).items() if isinstance(v, torch.Tensor) and v.ndim > 1]
     rows += ["grad_out"] if any(g.ndim > 1 for g in context.runner.grad_outs(base)) else []
     gaps = [base.but(layouts=dict.fromkeys(rows, "rows"))] if rows else []
-    return [base, *gaps, *shapes.cases(context)[: context.budget.bounds_shapes]]
+    more = context.budget.bounds_shapes
+    return [base, *gaps, *(shapes.cases(context)[:more] if more else [])]
 
 
 @dataclass
@@ -43,7 +48,7 @@ class _Guarded:
     run: OpRun | None = None
     error: OpRaised | None = None
     written: list[tuple[str, Guard, list[int]]] = field(default_factory=list)
-    watches: list[memory_accesses.AccessWatch] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
 
 
 @dataclass
@@ -52,13 +57,11 @@ class _Trial:
 
     Attributes:
         whole: whether the bands are part of the storages, as Triton's interpreter copies those of arguments.
-        launched: whether a kernel was interpreted.
     """
 
     context: StageContext
     case: Case
     whole: bool
-    launched: bool = False
 
     def bands(self, fill: str, only: tuple[str, tuple[str, ...]] | None = None) -> Bands:
         """Bands that hold `fill`, `only` on some sides of one tensor."""
@@ -66,9 +69,7 @@ class _Trial:
 
     def run(self, bands: Bands) -> _Guarded:
         """One forward and backward inside them."""
-        done = _run(self.context, self.case, bands)
-        self.launched = self.launched or any(watch.launched for watch in done.watches)
-        return done
+        return _run(self.context, self.case, bands)
 
 
 def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
@@ -80,8 +81,9 @@ def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
     graph: Any = None
 
     def part(phase: str) -> Any:
-        with bands, memory_accesses.watch(bands.guards) as watch:
-            done.watches.append(watch)
+        with bands, nullcontext() if cpu_kernels.current() is None else cpu_kernels.session() as session:
+            if session is not None:
+                done.sessions.append(session)
             return context.runner.forward(case, inputs=inputs, grad_outs=gs) if phase == "forward" else graph.backward()
 
     for phase in ("forward", "backward"):
@@ -123,11 +125,8 @@ def _nearest(guard: Guard, side: str, places: list[int]) -> str:
 
 
 def _outside(case: Case, done: _Guarded) -> Iterator[Finding]:
-    for watch in done.watches:
-        for access in watch.accesses.values():
-            kind = "address-write" if access.write else "address-read"
-            yield Finding(_ID, kind, access.text(), case, tensor=access.argument.strip("`"))
-        for fault in watch.faults:
+    for session in done.sessions:
+        for fault in (fault for fault in session.faults if fault.kind in _FAULTS):
             kind = "address-read" if fault.access.does == "reads" else "address-write"
             yield Finding(_ID, kind, fault.text(), case, tensor=fault.argument, wrong=fault.count)
 
@@ -215,7 +214,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     """Two runs inside guard bands, with NaN and with huge values; more to say where, once there is a finding."""
     trial = _Trial(context, case, whole=config.interpreting())
     out = _judged(trial)
-    if trial.whole and not trial.launched and out.findings:
+    if trial.whole and not context.emulated() and out.findings:
         # No kernel that is interpreted: then storages begin at their tensors, as an op finds them elsewhere.
         out = _judged(_Trial(context, case, whole=False))
     return out
@@ -223,13 +222,13 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 def _judged(trial: _Trial) -> CaseOutcome:
     context, case = trial.context, trial.case
-    out = CaseOutcome(power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * watches_kernels()}")
+    executed = cpu_kernels.current() is not None
+    out = CaseOutcome(power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * executed}")
     runs = {fill: trial.run(trial.bands(fill)) for fill in (NAN, HUGE)}
     findings: dict[Any, Finding] = {}
     for done in runs.values():
         for finding in (*_outside(case, done), *_writes(case, done)):
             findings.setdefault((finding.kind, finding.tensor, finding.what), finding)
-        out.notes += [watch.missing for watch in done.watches if watch.missing]
     errors = [done.error for done in runs.values()]
     if all(errors):
         _refusal(context, case, out, errors[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrograd.check import cpu_kernels, forward_mode
 from retrograd.check.op_runner import OpRun
 from retrograd.check.outputs import Outputs, as_real
 from retrograd.check.reference import OpRaised
@@ -108,7 +110,8 @@ def _compiled(context: StageContext, case: Case, eager: OpRun, backend: str, out
     how = f"with torch.compile(fullgraph=True, backend={backend!r})"
     torch.compiler.reset()
     try:
-        with warnings.catch_warnings():
+        # An op that launches kernels is told of a GPU all the same, as its launchers ask for one.
+        with warnings.catch_warnings(), nullcontext() if context.emulated() else cpu_kernels.without_pretending():
             warnings.simplefilter("ignore")
             fn = torch.compile(context.spec.fn, backend=backend, fullgraph=True)
             run = replace(context.runner, spec=replace(context.spec, fn=fn)).run(case)
@@ -132,9 +135,26 @@ def _vmap(call: Callable[..., Any], leaves: list[torch.Tensor], gs: list[torch.T
     return [t[0].detach() for t in outs], [None if g is None else g[0] for g in grads]
 
 
+def _batched(call: Callable[..., Any], leaves: list[torch.Tensor], gs: list[torch.Tensor]) -> tuple[Any, Any]:
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    outs = call(*leaves)
+    pairs = [(out, torch.stack([g, g.flip(0) if g.ndim else -g])) for out, g in zip(outs, gs, strict=True)]
+    roots, batches = zip(*((out, batch) for out, batch in pairs if out.requires_grad), strict=True)
+    grads = torch.autograd.grad(roots, leaves, batches, is_grads_batched=True, allow_unused=True)
+    return [out.detach() for out in outs], [None if g is None else g[0] for g in grads]
+
+
+_WAYS = {"vjp": _vjp, "vmap": _vmap, "batched_grad": _batched}
+
+
 def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str, out: CaseOutcome) -> None:
     """torch.func.vjp with the case's grad_out, or vmap over two draws, of which the first must be what eager gives."""
-    runner, spec, how = context.runner, context.spec, f"with torch.func.{transform}"
+    runner, spec = context.runner, context.spec
+    how = (
+        "with torch.autograd.grad(is_grads_batched=True)"
+        if transform == "batched_grad"
+        else f"with torch.func.{transform}"
+    )
     inputs, names, gs = runner.inputs(case), runner.differentiable(case), eager.grad_outs
     leaves = [inputs[name] for name in names]
     if transform == "vmap":
@@ -148,7 +168,7 @@ def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str
         return tuple(Outputs.of(result, spec, "fn").inexact.values())
 
     try:
-        outs, grads = (_vmap if transform == "vmap" else _vjp)(call, leaves, gs)
+        outs, grads = _WAYS[transform](call, leaves, gs)
     except Exception as error:
         message = f"{how}: {type(error).__name__}: {str(error).splitlines()[0]}"
         out.findings.append(Finding(_ID, "raises", message, case))
@@ -174,6 +194,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     for name in declared:
         if name in _BACKENDS:
             _compiled(context, case, eager, _BACKENDS[name], out)
+        elif name == "jvp":
+            forward_mode.check(context, case, out)
         else:
             _transformed(context, case, eager, name, out)
     parts = [f"{count} custom operator{'s' if count != 1 else ''}"] if count else []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from retrograd.check import cpu_kernels
+from retrograd import config
+from retrograd.check import configurations, cpu_kernels
 from retrograd.check.case_sharding import shard
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
@@ -21,20 +22,20 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     """Repeat; where bits differ, each odd run must still be within the attainable error."""
     n, note = context.budget.repeats, ""
     first = context.runner.run(case)
-    if context.interpreted():
+    if context.emulated():
         repeats, note = shard(context, range(n - 1), f"{n - 1} repeats")
         n = len(repeats) + 1
     out = CaseOutcome(power_text=f"{n} runs: P(a run differs) < {bound(n):.1%} (95 %)", notes=[note] * bool(note))
-    if context.interpreted():
+    if context.emulated() and config.interpreting():
         out.notes.append("kernels were interpreted, one program after another: no race between programs can show")
     differing = 0
     name = ""
     executed = cpu_kernels.current() is not None
-    if executed:
-        out.notes.append("each run has another order of programs and atomics")
+    launched = False
     for number in range(n - 1):
-        with cpu_kernels.session(number + 1) if executed else nullcontext():
+        with cpu_kernels.session(number + 1) if executed else nullcontext() as session:
             again = context.runner.run(case)
+        launched = launched or bool(session and session.launches)
         differs = again.first_difference(first)
         if not differs:
             continue
@@ -44,6 +45,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
             if findings:
                 out.findings.append(findings[0])
                 break
+    if launched:
+        out.notes.append("each run had another order of programs and atomics")
     if differing and not out.findings:
         message = f"{name} differs in {differing} of {n - 1} repeats of the same call"
         if context.spec.deterministic:
@@ -53,6 +56,9 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
             unknown = "how far cannot be said without a reference"
             out.notes.append(f"{message}, {'within the attainable error' if context.spec.reference else unknown}")
             out.power, out.power_text = None, f"not bitwise repeatable: {differing} of {n - 1} repeats differ"
+    tuned = configurations.compare(context, _ID, case)
+    out.power_text += f"; {tuned.power_text}" * bool(tuned.power_text)
+    out.add(tuned)
     return out
 
 

@@ -223,7 +223,7 @@ def cases(context: StageContext) -> list[Case]:
 
 
 def _shared(context: StageContext) -> tuple[list[tuple[str, str]], list[str]]:
-    """The extremes of floating inputs in this dtype, and notes on what others take where kernels are interpreted.
+    """The extremes of floating inputs in this dtype, and notes on what others take where runs are dear.
 
     Where a NaN goes is asked in one of the dtypes; of finite extremes the dtypes after the first take a share each:
     only their range is another.

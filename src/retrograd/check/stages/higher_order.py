@@ -78,7 +78,7 @@ def _line(outs: Iterable[torch.Tensor]) -> str:
         code = getattr(backward, "__code__", None)
         at = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
         places.append(f"{function.__name__}.backward{at}")
-    return ", ".join(sorted(places)) or "the backward"
+    return ", ".join(sorted(set(places))) or "the backward"
 
 
 def _not_offered(context: StageContext, truth: Truth, got: Results, outs: Iterable[torch.Tensor]) -> str:

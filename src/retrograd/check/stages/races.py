@@ -1,11 +1,20 @@
-"""races: programs of a kernel that touch the same memory, one of them writing, with nothing that orders them."""
+"""races: programs of a kernel that touch the same memory, one of them writing, with nothing that orders them.
+
+On a GPU, where memory is not watched, the op runs once more on CPU tensors, with its kernels executed there.
+"""
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
+
+from retrograd import config
 from retrograd.check import cpu_kernels
+from retrograd.check.op_runner import OpRunner
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.errors import RetrogradError
 
 _ID = "races"
 # Orders of programs by seed, each with the multiprocessors of another GPU: grids of persistent kernels depend on them.
@@ -15,24 +24,38 @@ _KINDS = {"race": "race", "autotune": "autotune", "endless loop": "endless-loop"
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """Runs of the op in several orders of programs, every access of a kernel compared with those of other programs."""
-    out = CaseOutcome()
+    out, on_gpu = CaseOutcome(), context.runner.device != "cpu"
     if cpu_kernels.current() is None and not _launches(context, case):
         out.power_text = "no Triton kernel was executed on the CPU"
-        if context.interpreted():
+        if context.emulated():
             out.notes.append("races were not looked for: Triton's interpreter runs programs one after another")
-        elif context.runner.device != "cpu":
-            out.notes.append("races of Triton kernels are looked for on the CPU (`--device cpu`), not on a GPU")
         return out
+    runner = OpRunner(context.spec, context.runner.dtype, context.runner.seed, "cpu") if on_gpu else context.runner
+    try:
+        with cpu_kernels.executed("cpu") if on_gpu else nullcontext():
+            return _watched(context, runner, case, out)
+    except (OpRaised, RetrogradError) as error:
+        if not on_gpu:
+            raise
+        # It is right where it belongs, and the other stages have nothing to do with the CPU.
+        out.notes.append(f"races were not looked for: without a GPU, where memory can be watched, {error}")
+        out.power, out.power_text = None, "no Triton kernel was executed on the CPU"
+        return out
+
+
+def _watched(context: StageContext, runner: OpRunner, case: Case, out: CaseOutcome) -> CaseOutcome:
+    """What is noticed of runs on CPU tensors; `runner` is not the context's own where that has a GPU."""
     runs = _RUNS[: 2 if context.level == "quick" else len(_RUNS)]
     kernels: set[str] = set()
     findings: dict[tuple[str, str], Finding] = {}
     for seed, multiprocessors in runs:
         with cpu_kernels.session(seed, multiprocessors) as session:
             try:
-                context.runner.run(case)
+                runner.run(case)
             except OpRaised:
                 # Before any kernel it is no matter of races, and told by the stages that compare.
-                if session.launches and not any(fault.kind == "endless loop" for fault in session.faults):
+                unheard = session.launches or runner is not context.runner
+                if unheard and not any(fault.kind == "endless loop" for fault in session.faults):
                     raise
         kernels |= {launch.kernel for launch in session.launches}
         out.undecided += [f"races of {r.kernel}: {r.undecided}" for r in session.launches if r.undecided]
@@ -54,9 +77,11 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 
 def _launches(context: StageContext, case: Case) -> bool:
-    """Whether the op has loaded Triton once it has run."""
+    """Whether the op has loaded Triton once it has run, and its kernels can be executed."""
     context.runner.run(case)
-    return cpu_kernels.current() is not None
+    if context.runner.device == "cpu":
+        return cpu_kernels.current() is not None
+    return "triton" in sys.modules and not config.interpreting()
 
 
 STAGE = Stage(_ID, "programs do not race for memory", 36, lambda context: [context.base], check, shrinks=False)

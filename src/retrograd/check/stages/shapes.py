@@ -1,14 +1,18 @@
-"""shapes: 0, 1, block edges, primes, more than two dimensions, tall and wide, and the ends of every range."""
+"""shapes: 0, 1, block edges, primes, more than two dimensions, tall, wide, ends of ranges, beside blocks of kernels."""
 
 from __future__ import annotations
 
-from retrograd.check.cost import elements
+import itertools
+import math
+import sys
+
 from retrograd.check.inputs import allows, fitted, free_rank
 from retrograd.check.schema import Case, Size
-from retrograd.check.sizes import names_of
+from retrograd.check.sizes import elements, names_of
 from retrograd.check.spec import TensorSpec
 from retrograd.check.stages._base import Stage, StageContext
 from retrograd.check.stages.oracle import judged
+from retrograd.compat.triton_launch import count_launches, through_triton
 
 _ID = "shapes"
 # In order of how often each finds something: level quick takes the first ones.
@@ -41,6 +45,22 @@ def _sweep(context: StageContext) -> tuple[list[Case], list[Case]]:
     return always, [column[i] for i in range(turns) for column in by_name if i < len(column)]
 
 
+def _beside_blocks(context: StageContext) -> list[Case]:
+    """For each dimension, sizes beside the blocks that the op's Triton kernels were built with at the ordinary case."""
+    if "triton" not in sys.modules:
+        return []
+    with count_launches() as count, through_triton():
+        context.runner.run(context.base)
+    rank_free, every = free_rank(context.spec), list[Case]()
+    blocks = sorted(count.blocks, reverse=True)  # beside the small ones are usual sizes
+    for beside in (1, -1, 0):  # one element in a block of its own finds most
+        for block, (name, size) in itertools.product(blocks, context.base.sizes):
+            near: Size = (block + beside,) if name in rank_free else block + beside
+            if near != size and allows(context.spec, name, near):
+                every += _fitting(context, context.base, name, near)
+    return every
+
+
 def _fitting(context: StageContext, base: Case, name: str, size: Size) -> list[Case]:
     """The case with one size; the others are lowered where it would cost too much beside them. None if none fits."""
     case = fitted(context.spec, base.with_size(name, size), name)
@@ -48,7 +68,7 @@ def _fitting(context: StageContext, base: Case, name: str, size: Size) -> list[C
         return []
     rank_free = free_rank(context.spec)
     for small in _SMALL:
-        if elements(context.runner, case, context.budget.elements) <= context.budget.elements:
+        if context.cost.allows(context.runner, case):
             break
         for other, usual in base.sizes:
             lower: Size = (small,) if other in rank_free else small
@@ -63,14 +83,20 @@ def all_sizes(base: Case, rank_free: frozenset[str], n: int) -> Case:
     return base.but(sizes={k: (n,) if k in rank_free else n for k, _ in base.sizes})
 
 
+def _extent(case: Case) -> int:
+    return math.prod(max(elements(size), 1) for _, size in case.sizes)
+
+
 def cases(context: StageContext) -> list[Case]:
     """The sweep, without what costs too much."""
     always, in_turn = _sweep(context)
-    every = list(dict.fromkeys([*always, *in_turn]))
-    chosen = dict.fromkeys([*in_turn[: context.budget.shapes], *always])
-    cheap = [
-        case for case in chosen if elements(context.runner, case, context.budget.elements) <= context.budget.elements
-    ]
+    beside = _beside_blocks(context)
+    every = list(dict.fromkeys([*always, *in_turn, *beside]))
+    most = context.budget.shapes
+    chosen = dict.fromkeys([*in_turn[:most], *always, *beside[: most // 3]])
+    # The largest first: smaller ones need not be counted then.
+    allowed = {case: context.cost.allows(context.runner, case) for case in sorted(chosen, key=_extent, reverse=True)}
+    cheap = [case for case in chosen if allowed[case]]
     context.ran("sizes", len(cheap), len(every))
     return cheap
 

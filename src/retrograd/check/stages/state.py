@@ -178,7 +178,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     out = CaseOutcome(power_text="exact: any bit carried from one call into another")
     alone = context.runner.run(case)
     parts: list[Callable[[StageContext, Case, OpRun, CaseOutcome], None]] = [_between_calls, _twice, _two_graphs]
-    if context.interpreted():
+    if context.emulated():
         parts, note = shard(context, parts, "second calls, second backwards and two graphs at once")
         out.notes += [note] * bool(note)
     if torch.device(context.runner.device).type == "cuda":

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from retrograd.compat.fsdp2.versions import HOME, Version, module, refuse, version
+from retrograd.compat.fsdp2.names import HOME, Version, module, refuse, version
 from retrograd.errors import UsageError
 
 _OWNER = "_retrograd_reduce"  # on each FSDPParam that has buckets: who takes its gradients

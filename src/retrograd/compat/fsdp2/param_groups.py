@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from retrograd.compat.fsdp2 import leftovers, parameter_groups
-from retrograd.compat.fsdp2.versions import HOME, module
+from retrograd.compat.fsdp2.names import HOME, module
 from retrograd.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from retrograd.compat.fsdp2.foreach_reduce import ReduceCall, give_back, original, reduce_as_given, take_over
-from retrograd.compat.fsdp2.versions import INPUTS_WATCHED, RESET, VERSIONS, Version, module, refuse, version
+from retrograd.compat.fsdp2.names import INPUTS_WATCHED, RESET, VERSIONS, Version, module, refuse, version
 from retrograd.compat.registry import in_fresh_thread, part
 from retrograd.errors import UnsupportedVersionError
 

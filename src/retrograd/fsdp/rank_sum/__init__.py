@@ -55,7 +55,7 @@ def rank_sum(
 
     Raises:
         UsageError: impl="triton" and a tensor is float64, or the name is unknown.
-        RuntimeError: impl="triton" on a CPU tensor outside Triton's interpreter.
+        RuntimeError: impl="triton" on a CPU tensor outside `retrograd.cpu_triton`.
         MissingExtraError: impl="triton" without Triton.
     """
     if impl is None:

@@ -22,7 +22,7 @@ def rank_sum_triton(
     """See `rank_sum`; received [W, N], output [N], flags [W]. One launch on the current stream, nothing waits for it.
 
     Raises:
-        RuntimeError: the tensors are on the CPU and this process does not interpret kernels.
+        RuntimeError: the tensors are on the CPU outside `retrograd.cpu_triton`.
     """
     block = _BLOCK_HIP if gpu_of(output).backend is Backend.HIP else _BLOCK
     ranks, count = received.shape

@@ -72,7 +72,7 @@ def rms_norm(
         ValueError: A shape or a device does not fit x, eps is negative or not finite, weight_offset lacks a
             weight, main_grad is missing, impl is unknown, or a DTensor's placement does not allow local rows.
         RuntimeError: deterministic=False under torch.use_deterministic_algorithms(True), impl="triton" on a
-            CPU tensor without Triton's interpreter, impl="native" without a compiler, or a second derivative is
+            CPU tensor outside `retrograd.cpu_triton`, impl="native" without a compiler, or a second derivative is
             asked for.
 
     Numerics: statistics, sums and products in float32 (float64 for float64), also under autocast, which changes no

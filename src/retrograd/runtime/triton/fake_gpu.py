@@ -8,11 +8,54 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
 from retrograd.compat.triton_compile import GpuDescription
+
+
+class _OnCpu(TorchFunctionMode):
+    """Calls of torch as if tensors on a GPU were there.
+
+    Args:
+        knowing: prefixes of the modules that are told the truth about `is_cuda`.
+    """
+
+    def __init__(self, knowing: tuple[str, ...]) -> None:
+        super().__init__()
+        is_cuda: Any = torch.Tensor.is_cuda  # a descriptor, which torch's stubs call a bool
+        self._asks_cuda, self._knowing = is_cuda.__get__, knowing
+        self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A wrapper is made at each look, so that only equality holds.
+        if func == self._asks_cuda and not sys._getframe(1).f_globals.get("__name__", "").startswith(self._knowing):
+            return True
+        if func is torch.Tensor.cuda:
+            return self._moved(args[0], args[0])
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        kwargs = kwargs or {}
+        if "pin_memory" in kwargs:
+            kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        if not any(_is_cuda(value) for value in (*args, *kwargs.values())):
+            return func(*args, **kwargs)
+        keywords = {name: _place(value) if name == "device" else value for name, value in kwargs.items()}
+        result = func(*map(_place, args), **keywords)
+        return self._moved(args[0] if args else None, result) if isinstance(result, torch.Tensor) else result
+
+    def _moved(self, source: Any, result: torch.Tensor) -> torch.Tensor:
+        # What comes from the CPU is a copy: who changes it there leaves the other as it is.
+        if result is source and source not in self._on_gpu:
+            result = source.clone()
+        self._on_gpu[result] = True
+        return result
 
 
 @contextlib.contextmanager
@@ -23,50 +66,27 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
         target: which.
         knowing: prefixes of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
     """
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils.weak import WeakIdKeyDictionary
+    names, answers, stock_generator = torch.cuda.__dict__, _answers(target), torch.Generator
 
-    is_cuda: Any = torch.Tensor.is_cuda  # a descriptor, which torch's stubs call a bool
-    asks_cuda = is_cuda.__get__
+    class Generator(torch.Generator):
+        """Made by a type, which asks no torch function."""
 
-    class OnCpu(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # A wrapper is made at each look, so that only equality holds.
-            if func == asks_cuda and not sys._getframe(1).f_globals.get("__name__", "").startswith(knowing):
-                return True
-            if func is torch.Tensor.cuda:
-                return moved(args[0], args[0])
-            values = (*args, *(kwargs or {}).values())
-            if not any(_is_cuda(value) for value in values):
-                return func(*args, **(kwargs or {}))
-            keywords = {name: _place(value) if name == "device" else value for name, value in (kwargs or {}).items()}
-            result = func(*map(_place, args), **keywords)
-            return moved(args[0] if args else None, result) if isinstance(result, torch.Tensor) else result
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return stock_generator(_place(device))
 
-    on_gpu = WeakIdKeyDictionary()  # tensors that were put there
-
-    def moved(source: Any, result: torch.Tensor) -> torch.Tensor:
-        # What comes from the CPU is a copy: who changes it there leaves the other as it is.
-        if result is source and source not in on_gpu:
-            result = source.clone()
-        on_gpu[result] = True
-        return result
-
-    names, answers = torch.cuda.__dict__, _answers(target)
     stock = {name: names[name] for name in answers}
     names.update(answers)
+    torch.Generator = Generator
     try:
-        with OnCpu():
+        with _OnCpu(knowing):
             yield
     finally:
+        torch.Generator = stock_generator
         names.update(stock)
 
 
 def _is_cuda(value: Any) -> bool:
     """Whether a value is a CUDA device, or names one."""
-    import torch
-
     if isinstance(value, str):
         return value == "cuda" or value.startswith("cuda:")
     return isinstance(value, torch.device) and value.type == "cuda"
@@ -74,8 +94,6 @@ def _is_cuda(value: Any) -> bool:
 
 def _place(value: Any) -> Any:
     """The CPU for a CUDA device, anything else as it is."""
-    import torch
-
     if not _is_cuda(value):
         return value
     return "cpu" if isinstance(value, str) else torch.device("cpu")
@@ -88,10 +106,40 @@ class _Device(contextlib.nullcontext):
         super().__init__(device)
 
 
+class _Event:
+    """torch.cuda.Event with the clock of the CPU, in milliseconds."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1e3 * (end._at - self._at)
+
+    def synchronize(self) -> None: ...
+
+    wait = record
+
+
+class _Stream(contextlib.nullcontext):
+    """torch.cuda.Stream, and the context torch.cuda.stream: there is one order of work alone."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__(self)
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    wait_event = record_event = wait_stream
+
+    def synchronize(self) -> None: ...
+
+
 @functools.cache
 def _answers(target: GpuDescription) -> dict[str, Any]:
-    import torch
-
     capability = divmod(target.arch, 10) if isinstance(target.arch, int) else (9, 4)
     properties = SimpleNamespace(
         name=target.name,
@@ -112,7 +160,9 @@ def _answers(target: GpuDescription) -> dict[str, Any]:
         "get_device_name": lambda device=None: target.name,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
-        "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0),
+        **dict.fromkeys(("current_stream", "default_stream"), lambda device=None: _Stream()),
+        **dict.fromkeys(("Stream", "stream"), _Stream),
+        "Event": _Event,
         "device": _Device,
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda *_, **__: True,
@@ -120,4 +170,8 @@ def _answers(target: GpuDescription) -> dict[str, Any]:
         "set_rng_state": lambda state, device="cuda": None,
         **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda device=None: 0),
         "reset_peak_memory_stats": lambda device=None: None,
+        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
+        "nvtx": SimpleNamespace(
+            range=contextlib.nullcontext, **dict.fromkeys(("range_push", "range_pop", "mark"), lambda *_: None)
+        ),
     }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -12,10 +10,10 @@ import torch
 
 from retrograd import config
 from retrograd.compat.torch_cuda import current_device
-from retrograd.compat.triton_interpreter.preparation import prepare
 from retrograd.compat.triton_relaunch import KernelHandle, hooked, loaded_kernel
 from retrograd.compat.triton_relaunch import relaunch as relaunch
 from retrograd.runtime.cuda import driver
+from retrograd.runtime.triton import planned_gpu
 from retrograd.runtime.triton.gpu import Backend, Gpu
 
 # The interpreter runs programs one after another; the number only shapes the plan.
@@ -30,67 +28,32 @@ PINNED = {
     Backend.HIP: {"enable_fp_fusion": True, "allow_flush_denorm": False},
 }
 
-# What launches are planned for while nothing is executed; None outside `dry`.
-_DRY: ContextVar[Gpu | None] = ContextVar("dry", default=None)
-
-
-# What launches of all threads are planned for while kernels are executed without a GPU.
-_EXECUTED: list[Gpu] = []
-
-
-@contextmanager
-def executed(num_sms: int, arch: int = 90) -> Iterator[None]:
-    """Plan launches on CPU tensors, of all threads, as if for a GPU; for whoever executes them without it."""
-    gpu = Gpu(Backend.CUDA, num_sms, arch, pdl=arch >= driver.PDL_FROM_ARCH)
-    _EXECUTED.append(gpu)
-    try:
-        yield
-    finally:
-        _EXECUTED.remove(gpu)
-
-
-def _planned() -> Gpu | None:
-    return _DRY.get() or (_EXECUTED[-1] if _EXECUTED else None)
-
-
-@contextmanager
-def dry(num_sms: int, hip: bool = False, arch: int = 90) -> Iterator[None]:
-    """Plan launches on CPU tensors as if for a GPU of `num_sms` multiprocessors, an AMD one if `hip`, else sm_`arch`.
-
-    For whoever records launches instead of executing them; launching for real inside is an error of Triton's.
-    """
-    gpu = Gpu(Backend.HIP, num_sms, 0) if hip else Gpu(Backend.CUDA, num_sms, arch, pdl=arch >= driver.PDL_FROM_ARCH)
-    token = _DRY.set(gpu)
-    try:
-        yield
-    finally:
-        _DRY.reset(token)
-
 
 def gpu_of(tensor: torch.Tensor) -> Gpu:
     """The device that a launch on `tensor` is planned for.
 
     Raises:
-        RuntimeError: The tensor is on the CPU and this process does not interpret kernels, or its device is
-            neither CPU nor CUDA.
+        RuntimeError: The tensor is on the CPU outside `retrograd.cpu_triton` and this process does not interpret
+            kernels, or its device is neither CPU nor CUDA.
     """
     device = tensor.device
     if device.type == "cuda":
         # Kernels of an interpreting process run on the host, whatever the device.
-        return _cuda_gpu(device.index) if not config.interpreting() else _interpreter()
-    planned = _planned()
+        return _cuda_gpu(device.index) if not config.interpreting() else _INTERPRETER
+    planned = planned_gpu.planned()
     if planned is not None:
         return planned
     if device.type != "cpu":
         raise RuntimeError(
-            f"impl='triton' got a tensor on {device}, expected cuda (or cpu under TRITON_INTERPRET=1); use impl='torch'"
+            f"impl='triton' got a tensor on {device}, expected cuda (or cpu inside `with retrograd.cpu_triton():`); "
+            "use impl='torch'"
         )
     if not config.interpreting():
         raise RuntimeError(
-            "impl='triton' on a CPU tensor needs TRITON_INTERPRET=1 set before triton is imported; "
-            "set it, move the tensor to a GPU, or use impl='torch'"
+            "impl='triton' on a CPU tensor needs `with retrograd.cpu_triton():` around forward and backward, which "
+            "executes kernels without a GPU; or move the tensor to a GPU, or use impl='torch'"
         )
-    return _interpreter()
+    return _INTERPRETER
 
 
 def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
@@ -128,15 +91,10 @@ def relaunchable(*tensors: torch.Tensor | None) -> bool:
 
 def _backend() -> Backend:
     """Whose compiler a launch goes to; the interpreter takes no options and drops them."""
-    planned = _planned()
+    planned = planned_gpu.planned()
     if planned is not None:
         return planned.backend
     return Backend.CUDA if torch.version.hip is None else Backend.HIP
-
-
-def _interpreter() -> Gpu:
-    prepare()
-    return _INTERPRETER
 
 
 @cache

@@ -33,7 +33,7 @@ def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec, *, plan: SamplePlan | None = No
     What is not contiguous is copied; a tensor of levels is read by the kernel, nobody waits for it.
 
     Raises:
-        RuntimeError: value is on the CPU and kernels are not interpreted.
+        RuntimeError: value is on the CPU outside `retrograd.cpu_triton`.
 
     Numerics: inside float32; each term is added with one rounding. In the fused form locations have the bits that torch
     operations in float32 give them, each step of reference + offset / (w, h), or of
@@ -79,7 +79,7 @@ def msda_bwd(
     grad_value, None asks `plan_ordered`.
 
     Raises:
-        RuntimeError: value is on the CPU and kernels are not interpreted.
+        RuntimeError: value is on the CPU outside `retrograd.cpu_triton`.
 
     Numerics: inside float32. grad_value is added atomically, terms below 2^-126 may count as 0 on NVIDIA. Where
     spec.deterministic the samples of a pixel are added in their order in memory, in a number of partial sums that

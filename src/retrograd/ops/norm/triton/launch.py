@@ -38,7 +38,7 @@ def norm_fwd(
     """Launch the forward; see `arguments`. `plan`: launch plan, None asks `plan_forward`.
 
     Raises:
-        RuntimeError: x is on the CPU and kernels are not interpreted.
+        RuntimeError: x is on the CPU outside `retrograd.cpu_triton`.
 
     Numerics: float32 inside; square root and divisions correctly rounded where s is float32, else within 2 ulp;
     two-pass variance.
@@ -110,7 +110,7 @@ def norm_bwd(
     grad_out * h and of grad_out.
 
     Raises:
-        RuntimeError: s is on the CPU and kernels are not interpreted.
+        RuntimeError: s is on the CPU outside `retrograd.cpu_triton`.
 
     Numerics: float32 inside. With spec.deterministic the sums over rows have a fixed order, which depends on
     spec.parts, or, where that is None, on how many programs or clusters the GPU holds.

@@ -137,7 +137,7 @@ def _launch(
     if handle is not None:
         relaunch(handle._replace(grid=grid), args, ints.device.index)
         return
-    gpu_of(ints)  # prepares the interpreter, whose least and greatest of NaN and a number would be NaN
+    gpu_of(ints)  # refuses a tensor on the CPU in words
     with on_device_of(ints):
         launched = launch(statistics_kernel, grid, args, num_warps=_WARPS)
     if launched is not None and again:

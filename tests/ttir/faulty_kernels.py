@@ -1,6 +1,6 @@
 """Kernels with one mistake each, and their healthy neighbours, run without a GPU in a process of their own.
 
-python tests/ttir/specimens.py    # a line of JSON a specimen: its faults, and what it printed
+python tests/ttir/faulty_kernels.py    # a line of JSON a specimen: its faults, and what it printed
 """
 
 from __future__ import annotations
@@ -61,6 +61,69 @@ def overflow_kernel(x_ptr, stride, BLOCK: tl.constexpr):
 @specimen()
 def overflows_32_bits():
     overflow_kernel[(3,)](torch.zeros(64), 1 << 30, BLOCK=16)
+
+
+@triton.jit
+def wrapped_kernel(x_ptr, out_ptr, stride, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * stride * 65536 + i)
+    tl.store(out_ptr + tl.program_id(0) * BLOCK + i, x)
+
+
+@specimen()
+def overflows_into_the_tensor():
+    wrapped_kernel[(2,)](torch.zeros(64), torch.zeros(32), 65536, BLOCK=16)
+
+
+@specimen()
+def overflows_below_the_tensor():
+    wrapped_kernel[(2,)](torch.zeros(64), torch.zeros(32), 32768, BLOCK=16)
+
+
+@triton.jit
+def unsigned_kernel(x_ptr, out_ptr, stride, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK).to(tl.uint32) * stride.to(tl.uint32) // 65536
+    tl.store(out_ptr + i, tl.load(x_ptr + i))
+
+
+@triton.jit
+def hash_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    h = i * 1664525 + 1013904223
+    h = (h ^ (h >> 15)) * 1540483477
+    first = (h & 0x7FFFFFFF) % n
+    second = (h.to(tl.uint32) % n.to(tl.uint32)).to(tl.int32)
+    tl.store(out_ptr + i, tl.load(x_ptr + first) + tl.load(x_ptr + second))
+
+
+@specimen()
+def hashes_in_32_bits():
+    hash_kernel[(3,)](torch.zeros(100), torch.zeros(96), 100, BLOCK=32)
+    unsigned_kernel[(1,)](torch.zeros(64), torch.zeros(64), 65536 * 3, BLOCK=16)
+
+
+@triton.jit
+def returning_kernel(x_ptr, out_ptr, stride, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    far = tl.program_id(0) * stride + i
+    tl.store(out_ptr + tl.program_id(0) * BLOCK + i, tl.load(x_ptr + (far - tl.program_id(0) * stride)))
+
+
+@specimen()
+def goes_far_and_comes_back():
+    returning_kernel[(3,)](torch.zeros(16), torch.zeros(48), 1 << 30, BLOCK=16)
+
+
+@specimen()
+def overflows_where_nothing_is_read():
+    masked_kernel[(3,)](torch.zeros(64), torch.zeros(48), 1 << 30, BLOCK=16)
+
+
+@triton.jit
+def masked_kernel(x_ptr, out_ptr, stride, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * stride + i, mask=(tl.program_id(0) == 0) & (i < BLOCK), other=0.0)
+    tl.store(out_ptr + tl.program_id(0) * BLOCK + i, x)
 
 
 @triton.jit

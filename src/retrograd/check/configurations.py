@@ -1,0 +1,154 @@
+"""Configurations of autotuned kernels: the op under others than the first, where kernels run without a GPU.
+
+A GPU chooses by time, so that any of them may be what a user runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from retrograd.check import cpu_kernels
+from retrograd.check.case_sharding import shard
+from retrograd.check.op_runner import OpRun
+from retrograd.check.reference import OpRaised
+from retrograd.check.schema import Case, Finding
+from retrograd.check.stages._base import CaseOutcome, StageContext
+from retrograd.compat.triton_autotuning import constants, written
+from retrograd.errors import RetrogradError
+
+if TYPE_CHECKING:
+    from retrograd.ttir.session import Session
+
+_LABEL = "configurations of autotuned kernels"
+
+
+@dataclass
+class _Configured:
+    """The op run with a configuration of its autotuned kernels, or of `kernel` alone, and what is wrong with it."""
+
+    context: StageContext
+    stage: str
+    case: Case
+    number: int
+    kernel: str = ""
+
+    def __post_init__(self) -> None:
+        self.run: OpRun | None = None
+        with cpu_kernels.session(configuration=self.number, tuned_kernel=self.kernel) as session:
+            self.session: Session = session
+            self.findings = self._judged()
+
+    def _judged(self) -> list[Finding]:
+        context, case = self.context, self.case
+        try:
+            self.run = context.runner.run(case)
+        except OpRaised as error:
+            return [Finding(self.stage, "raises", str(error), case)]
+        if context.spec.reference is None:
+            return []
+        return context.judge.against_truth(self.stage, case, self.run)[0]
+
+    def differing(self, first: _Configured) -> dict[str, Any]:
+        """The configurations that are not those of the first run, by kernel."""
+        return {name: config for name, config in self.session.chosen.items() if config != first.session.chosen[name]}
+
+    def faults(self, first: _Configured) -> Iterator[Finding]:
+        """What kernels do in their memory under this configuration and not under the first."""
+        known = {(fault.kind, fault.kernel, fault.access.line) for fault in first.session.faults}
+        for fault in self.session.faults:
+            if not fault.is_mild and (fault.kind, fault.kernel, fault.access.line) not in known:
+                yield Finding(self.stage, "configuration", fault.text(), self.case, wrong=fault.count)
+
+    def wrong(self, first: _Configured) -> list[Finding]:
+        """What is wrong under this configuration and not under the first."""
+        return [*self.faults(first), *self.findings]
+
+    def alone(self, first: _Configured, bits: bool) -> _Configured:
+        """The same of the one kernel that makes the difference, or this where it takes several."""
+        kernels = self.differing(first)
+        for kernel in kernels if len(kernels) > 1 else ():
+            other = replace(self, kernel=kernel)
+            if _difference(other, first) if bits else other.wrong(first):
+                return other
+        return self
+
+
+def compare(context: StageContext, stage: str, case: Case) -> CaseOutcome:
+    """Run the op with each configuration; a wrong value, race or access is a finding, as are other bits if promised.
+
+    Nothing is run where no autotuned kernel was launched on the CPU.
+    """
+    out, session = CaseOutcome(power_text=""), cpu_kernels.current()
+    if session is None or not session.configurations:
+        return out
+    first = _Configured(context, stage, case, 0)
+    if first.findings:
+        return out  # told by the stages that compare
+    numbers = _numbers(context, first.session.configurations)
+    numbers, note = shard(context, numbers, f"{len(numbers)} more {_LABEL}")
+    out.notes += [note] * bool(note)
+    differing, compared = list[_Configured](), 1
+    for number in numbers:
+        try:
+            run = _Configured(context, stage, case, number)
+        except RetrogradError as error:
+            out.undecided.append(f"configuration {number + 1} of autotuned kernels: {error}")
+            continue
+        if not run.differing(first):
+            continue  # those that do not compile are not chosen
+        compared += 1
+        out.undecided += [why for why in run.session.undecided if why not in first.session.undecided]
+        if run.wrong(first):
+            run = run.alone(first, bits=False)
+            under = _text(run.differing(first))
+            out.findings += [replace(finding, what=f"under {under}: {finding.what}") for finding in run.wrong(first)]
+        elif _difference(run, first):
+            differing.append(run)
+    if differing:
+        _tell_bits(out, context, first, differing, compared - 1)
+    out.power_text = f"{compared} {_LABEL}" if compared > 1 else ""
+    return out
+
+
+def _numbers(context: StageContext, configurations: Mapping[str, list[Any]]) -> list[int]:
+    """Those to run beside the first: at level quick each that has a constant with a value that none before it has."""
+    total, seen, numbers = max(map(len, configurations.values())), set[Any](), list[int]()
+    for number in range(total):
+        chosen = {kernel: configs[number % len(configs)] for kernel, configs in configurations.items()}
+        here = {(kernel, *constant) for kernel, config in chosen.items() for constant in constants(config)}
+        if number and (context.level != "quick" or here - seen):
+            numbers.append(number)
+        seen |= here
+    numbers = numbers[: context.budget.configurations]
+    context.ran(_LABEL, len(numbers) + 1, total)
+    return numbers
+
+
+def _difference(run: _Configured, first: _Configured) -> str:
+    """Name of a tensor whose bits are not those of the first run; "" if none, or one of the two raised."""
+    return "" if run.run is None or first.run is None else run.run.first_difference(first.run)
+
+
+def _tell_bits(
+    out: CaseOutcome, context: StageContext, first: _Configured, differing: list[_Configured], total: int
+) -> None:
+    if _difference(replace(first), first):
+        return  # by themselves
+    run = differing[0].alone(first, bits=True)
+    name, kernels = _difference(run, first), run.differing(first)
+    text = (
+        f"bits of {name} depend on the configuration that autotuning chooses, by time: not the same with "
+        f"{_text(kernels)} as with {', '.join(written(first.session.chosen[kernel]) for kernel in kernels)} "
+        f"({len(differing)} of {total} configurations beside the first)"
+    )
+    if context.spec.deterministic:
+        wrong = len(differing)
+        out.findings.append(Finding(run.stage, "not-repeatable", text, run.case, tensor=name, wrong=wrong, total=total))
+    else:
+        out.notes.append(text)
+
+
+def _text(kernels: Mapping[str, Any]) -> str:
+    return ", ".join(f"{written(config)} of kernel {name}" for name, config in kernels.items())

@@ -1,0 +1,75 @@
+"""Forward-mode derivatives of an op: slopes along random directions, beside those of two backwards of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch.autograd import forward_ad
+
+from retrograd.check.inputs import torch_dtype
+from retrograd.check.op_runner import OpRun
+from retrograd.check.outputs import as_real, like, real_dtype
+from retrograd.check.reference import NotApplicable, OpRaised, Results, grads_of
+from retrograd.check.schema import Case, Finding
+from retrograd.check.seeds import derive
+from retrograd.check.stages._base import CaseOutcome, StageContext
+from retrograd.compat.torch_dispatch import without_modes
+from retrograd.errors import UndecidedError
+
+_STAGE = "compiler"
+_RUNS = 3  # of second derivatives: an alarm is confirmed with more
+
+
+def slopes(
+    case: Case, seed: int, outs: dict[str, torch.Tensor], leaves: dict[str, torch.Tensor], gs: list[torch.Tensor]
+) -> Results:
+    """Slopes of the outputs along fixed random directions of all inputs, by two backwards: what forward mode gives."""
+    del gs
+    through = {name: torch.zeros_like(out).requires_grad_() for name, out in outs.items() if out.requires_grad}
+    first = grads_of([outs[name] for name in through], list(leaves.values()), list(through.values()), create_graph=True)
+    moves = _directions(case, seed, leaves)
+    moved = [(g, moves[name]) for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad]
+    second = grads_of([g for g, _ in moved], list(through.values()), [move for _, move in moved])
+    return {f"slope {name}": slope for name, slope in zip(through, second, strict=True)}
+
+
+def _directions(case: Case, seed: int, leaves: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    moves: dict[str, torch.Tensor] = {}
+    with without_modes():  # the same numbers for the op and for its reference, which float64 would not round
+        for name, leaf in leaves.items():
+            generator = torch.Generator().manual_seed(derive(seed, "slope", name))
+            drawn = torch.randn(as_real(leaf).shape, generator=generator, dtype=torch.float64)
+            moves[name] = like(drawn.to(real_dtype(torch_dtype(case.dtype))), leaf).to(leaf.device)
+    return moves
+
+
+def check(context: StageContext, case: Case, out: CaseOutcome) -> None:
+    """Forward-mode derivatives along random directions, beside those that two backwards of the reference give."""
+    runner, inputs = context.runner, context.runner.inputs(case)
+    moves = _directions(case, runner.seed, {name: inputs[name] for name in runner.differentiable(case)})
+    try:
+        with forward_ad.dual_level():
+            duals = inputs | {name: forward_ad.make_dual(inputs[name], move) for name, move in moves.items()}
+            outs = runner.call(case, duals).inexact
+            pairs = {name: forward_ad.unpack_dual(t) for name, t in outs.items()}
+            got = {f"slope {n}": torch.zeros_like(p) if t is None else t.clone() for n, (p, t) in pairs.items()}
+    except OpRaised as error:
+        out.findings.append(Finding(_STAGE, "raises", f"in forward mode: {str(error).splitlines()[0]}", case))
+        return
+    if context.spec.reference is None:
+        out.notes.append("slopes in forward mode have no reference to be compared with")
+        return
+    try:
+        wanted = context.oracle.truth(case, _RUNS, slopes).want
+        results = {name: as_real(t.detach()) for name, t in got.items() if wanted.get(name) is not None}
+        run = OpRun({}, results, inputs, [])  # type: ignore[arg-type]
+        findings, _ = context.judge.against_truth(_STAGE, case, run, order=slopes, noise_runs=_RUNS)
+    except (NotApplicable, UndecidedError) as error:
+        out.notes.append(f"slopes in forward mode cannot be judged: {error}")
+        return
+    # Two backwards of the reference are another algorithm by nature: what that may be off is no doubt of the op.
+    out.notes += [f"in forward mode: {doubt}" for doubt in context.judge.doubts]
+    context.judge.doubts.clear()
+    out.findings += [replace(finding, kind="jvp", what=f"in forward mode: {finding.what}") for finding in findings]

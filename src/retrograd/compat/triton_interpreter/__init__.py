@@ -1,1 +1,0 @@
-"""Triton's interpreter: repairs it needs to give a GPU's results, speed-ups that change none, hooks on its memory."""

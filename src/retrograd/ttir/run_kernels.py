@@ -1,0 +1,85 @@
+"""Run of a person's Triton program without a GPU, with a record of what was noticed of its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from retrograd import config
+from retrograd.core import run_program
+from retrograd.errors import UndecidedError, UsageError
+from retrograd.ttir.faults import KernelFault
+from retrograd.ttir.frames import EndlessLoopError
+from retrograd.ttir.launch import cpu_triton
+from retrograd.ttir.schema import ExecutedKernel, KernelFinding, KernelRun
+from retrograd.ttir.session import Session
+
+_USAGE = "`retrograd run-kernel [options] -- script.py ...`"
+
+
+def run_kernels(program: Sequence[str], seed: int = 0, multiprocessors: int = 132, orders: int = 1) -> KernelRun:
+    """Run a program, as Python does, with its Triton kernels executed on CPU tensors.
+
+    Args:
+        program: a script, "-m" and a module, or "-c" and code; then its arguments.
+        seed, multiprocessors, orders: as of `retrograd.cpu_triton`.
+
+    Raises:
+        UsageError: there is no such program, or TRITON_INTERPRET is set.
+        UnsupportedVersionError: this Triton compiles or launches otherwise.
+    """
+    command = run_program.command_of(program, _USAGE)
+    if config.interpreting():
+        raise UsageError("TRITON_INTERPRET is set, so that Triton interprets kernels itself; unset it")
+    refusals: list[str] = []
+    with cpu_triton(seed, multiprocessors, orders) as session:
+        code = run_program.run(command, _going_on(refusals))
+    return record_of(session, " ".join(program), multiprocessors, code, refusals)
+
+
+@contextmanager
+def _going_on(refusals: list[str]) -> Iterator[None]:
+    """What cannot be executed, or does not end, ends the program and not its report."""
+    try:
+        yield
+    except EndlessLoopError:
+        pass  # noted as a fault
+    except UndecidedError as error:
+        refusals.append(str(error))
+
+
+def record_of(
+    session: Session, target: str, multiprocessors: int, code: int = 0, refusals: Sequence[str] = ()
+) -> KernelRun:
+    """The record of a session that has ended."""
+    kernels: dict[str, list[Any]] = {}
+    for launch in session.launches:
+        kernels.setdefault(launch.kernel, []).append(launch)
+    executed = tuple(
+        ExecutedKernel(name, len(each), max(_programs(r.grid) for r in each), any(r.in_turns for r in each))
+        for name, each in kernels.items()
+    )
+    findings = tuple(_finding(fault) for fault in sorted(session.faults, key=lambda fault: fault.is_mild))
+    undecided = (*refusals, *session.undecided)
+    if code:
+        undecided += (f"the program failed with exit code {code}",)
+    elif not undecided and not executed:
+        undecided = ("no Triton kernel was launched",)
+    verdict = "finding" if any(not f.mild for f in findings) else "undecided" if undecided else "clean"
+    return KernelRun(
+        target, verdict, session.seed, multiprocessors, executed, findings, undecided, session.order_remarks, code
+    )
+
+
+def _programs(grid: tuple[int, int, int]) -> int:
+    return grid[0] * grid[1] * grid[2]
+
+
+def _finding(fault: KernelFault) -> KernelFinding:
+    accesses = [fault.access] if fault.other is None else [fault.access, fault.other]
+    places = tuple(dict.fromkeys(f"{access.file}:{access.line}" for access in accesses))
+    return KernelFinding(
+        fault.kind, fault.kernel, fault.text(), places, fault.argument, fault.element, fault.count, fault.launches,
+        fault.is_mild,
+    )  # fmt: skip

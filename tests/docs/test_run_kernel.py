@@ -1,0 +1,97 @@
+"""The page of run-kernel shows what its examples print, and what people's Triton programs do runs without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrograd import report as reports
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAMS = sorted((ROOT / "tests" / "ttir" / "user_programs").glob("*.py"))
+SHOWN = dict(
+    re.findall(
+        r"^```\n\$ retrograd run-kernel (\S+)\n(.*?)^```$", (ROOT / "docs" / "run-kernel.md").read_text(), re.M | re.S
+    )
+)
+
+
+def run_kernel(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "retrograd", "run-kernel", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+
+
+@pytest.mark.parametrize("script", SHOWN)
+def test_the_page_shows_what_an_example_prints(script):
+    done = run_kernel(script)
+    assert done.stdout.splitlines() == SHOWN[script].splitlines(), done.stderr
+    assert done.returncode == ("FINDING" in SHOWN[script])
+
+
+def test_every_example_is_on_the_page():
+    assert len(SHOWN) == len(list((ROOT / "examples").glob("triton_*.py"))) == 4
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_of_the_kind_that_people_write_is_clean(program):
+    done = run_kernel(program)
+    assert (done.returncode, "CLEAN" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_the_report_is_written_in_each_form(tmp_path):
+    files = [tmp_path / f"run.{suffix}" for suffix in ("json", "html", "txt")]
+    done = run_kernel(*(word for file in files for word in ("-o", file)), "--format", "github", *LOST)
+    assert done.returncode == 1
+    assert "::error file=" in done.stdout
+    record = reports.load(files[0])
+    assert (record.verdict, record.exit_code, record.kernels[0].programs) == ("finding", 1, 64)
+    assert record.findings[0].places == tuple(f"{LOST[0]}:{line}" for line in (17, 16))
+    assert "race" in files[1].read_text()
+    assert files[2].read_text() == record.text() + "\n"
+
+
+LOST = ("examples/triton_lost_sums.py",)
+
+
+def test_a_program_that_fails_keeps_its_exit_code_and_proves_nothing(tmp_path):
+    done = run_kernel("-o", tmp_path / "r.json", "--", "-c", "raise SystemExit(7)")
+    assert done.returncode == 7
+    assert json.loads((tmp_path / "r.json").read_text())["undecided"] == ["the program failed with exit code 7"]
+
+
+def test_without_a_kernel_nothing_is_decided():
+    assert run_kernel("--", "-c", "print(1)").returncode == 3
+
+
+SPIN = """
+import torch, triton, triton.language as tl
+@triton.jit
+def spin_kernel(flag_ptr):
+    while tl.atomic_add(flag_ptr, 0) == 0:
+        pass
+spin_kernel[(4,)](torch.zeros(1, dtype=torch.int32, device="cuda"))
+"""
+
+
+def test_a_kernel_that_never_ends_is_reported(tmp_path):
+    (tmp_path / "spin.py").write_text(SPIN)
+    done = run_kernel(tmp_path / "spin.py")
+    assert done.returncode == 1
+    assert "endless loop in kernel spin_kernel" in done.stdout
+
+
+def test_the_interpreter_is_refused(monkeypatch):
+    from retrograd.errors import UsageError
+    from retrograd.ttir.run_kernels import run_kernels
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UsageError, match="unset it"):
+        run_kernels(["-c", "print(1)"])
