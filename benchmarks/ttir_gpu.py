@@ -126,6 +126,9 @@ def run(where: str, out: Path, only: str, part: str) -> None:
     device = torch.cuda.get_device_name() if where == "cuda" else platform.machine()
     records: dict[str, Any] = {"": dict(device=device, torch=torch.__version__, triton=triton.__version__)}
     first, parts = map(int, part.split("/"))
+    # The CPU takes the first configuration of an autotuned kernel; a GPU would time all, minutes for each op of fla.
+    tuner, pruned = triton.runtime.Autotuner, triton.runtime.Autotuner.prune_configs
+    tuner.prune_configs = lambda self, kwargs: pruned(self, kwargs)[:1]
     # fla decides at import whether there is a GPU.
     with rg.cpu_triton() if where == "cpu" else contextlib.nullcontext():
         every = [*programs(), *shipped()]

@@ -289,3 +289,13 @@ def test_gpus_are_those_of_the_driver(monkeypatch, tmp_path):
         "driver": "580.95.05",
     }
     assert second["memory_mib"] is None
+
+
+def test_a_fork_that_may_not_ask_cuda_says_so(monkeypatch):
+    def refused(index):
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.\nMore of it.")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", refused)
+    devices = env.collect()["devices"]
+    assert devices == "cpu (CUDA is not asked: Cannot re-initialize CUDA in forked subprocess.)"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrograd.errors import RetrogradError, UnsupportedOperationError
-from retrograd.ttir.element_types import element_type, from_bits, round_tf32, to_bits
+from retrograd.ttir.element_types import element_type, from_bits, to_bits, truncate_tf32
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.inline_asm import inline_asm
@@ -72,8 +72,9 @@ def test_eight_bits_are_read_and_written_as_torch_does(name):
 
 
 def test_tf32_keeps_ten_bits():
-    x = np.array([1 + 2**-11, 1 + 2**-12, 1 + 2**-10, -1 - 2**-11], np.float32)
-    assert round_tf32(x).tolist() == [1 + 2**-10, 1, 1 + 2**-10, -1 - 2**-10]
+    x = np.array([1 + 2**-11, 1 + 2**-10 + 2**-12, 2 - 2**-20, -1 - 2**-11, np.inf, np.nan], np.float32)
+    assert truncate_tf32(x)[:5].tolist() == [1, 1 + 2**-10, 2 - 2**-10, -1, np.inf]
+    assert np.isnan(truncate_tf32(x)[5])
 
 
 X = np.array([0.1, 0.5, 0.9, 1.5, 3.25], np.float64)

@@ -169,7 +169,7 @@ class OpRunner:
 
     @property
     def tf32(self) -> bool:
-        """Whether kernels of the op have multiplied float32 matrices in tf32, in which products have 11 bits."""
+        """Whether kernels of the op have multiplied float32 matrices in tf32, in which factors have 11 bits."""
         self._tf32 = self._tf32 or (self.dtype == "float32" and cpu_kernels.tf32())
         return self._tf32
 

@@ -270,6 +270,8 @@ class Float64(TorchDispatchMode):
                 and isinstance(args[1], torch.Tensor)
             ):
                 coarse = self.products / self.accumulate * _product_error(name, out, args)
+                # Both factors may be cut towards zero, and then all of a product is too small by up to so much.
+                out = out * (1.0 + 2.0 * self.products * self.noise(out.new_empty((), dtype=torch.float64)))
                 extra = coarse if extra is None else (_square(extra) + _square(coarse)).sqrt()
             return self._perturb(out, extra)
         if name in _EXACT_RESULTS:

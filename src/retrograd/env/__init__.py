@@ -133,5 +133,8 @@ def _devices() -> str:
         import torch
     except (ImportError, OSError) as error:
         return f"torch does not import: {error}"
-    names = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    try:
+        names = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    except RuntimeError as error:  # a child that was forked after CUDA began, for one, may not ask
+        return f"cpu (CUDA is not asked: {str(error).splitlines()[0]})"
     return ", ".join(["cpu", *names])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.ttir.element_types import Array, element_type, from_bits, round_tf32, small_float, to_bits
+from retrograd.ttir.element_types import Array, element_type, from_bits, small_float, to_bits, truncate_tf32
 from retrograd.ttir.ir import Operation
 from retrograd.ttir.operations import Compute, attributes, integers, kind_of, refused
 
@@ -152,7 +152,7 @@ def _dot(operation: Operation) -> Compute:
     def dot(a: Array, b: Array, c: Array) -> Array:
         a, b = full(a, shapes[0]), full(b, shapes[1])
         if to_tf32:
-            a, b = round_tf32(a), round_tf32(b)
+            a, b = truncate_tf32(a), truncate_tf32(b)
         if result.compute.kind == "i":
             return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(result.compute) + c
         product = np.matmul(a, b).astype(result.compute, copy=False) + c

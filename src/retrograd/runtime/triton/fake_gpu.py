@@ -67,6 +67,11 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
         knowing: prefixes of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
     """
     names, answers, stock_generator = torch.cuda.__dict__, _answers(target), torch.Generator
+    stock_module = torch.get_device_module
+
+    def device_module(device: Any = None) -> Any:
+        """Not asked with a device that the mode places on the CPU: it would keep that answer for ever."""
+        return torch.cuda if _is_cuda(device) else stock_module(device)
 
     class Generator(torch.Generator):
         """Made by a type, which asks no torch function."""
@@ -76,12 +81,12 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
 
     stock = {name: names[name] for name in answers}
     names.update(answers)
-    torch.Generator = Generator
+    torch.Generator, torch.get_device_module = Generator, device_module
     try:
         with _OnCpu(knowing):
             yield
     finally:
-        torch.Generator = stock_generator
+        torch.Generator, torch.get_device_module = stock_generator, stock_module
         names.update(stock)
 
 

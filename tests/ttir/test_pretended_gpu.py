@@ -1,0 +1,33 @@
+"""What torch answers while a GPU is pretended, and that none of it is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from retrograd.codegen.targets import target_named
+from retrograd.runtime.triton import fake_gpu
+
+
+@pytest.fixture
+def gpu():
+    torch.get_device_module.cache_clear()
+    with fake_gpu.gpu(target_named("sm_90")):
+        yield
+    torch.get_device_module.cache_clear()
+
+
+def test_the_generator_is_forked_and_comes_back(gpu):
+    before = torch.get_rng_state()
+    with torch.random.fork_rng(device_type="cuda"):
+        torch.manual_seed(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_the_module_of_a_device_is_not_kept_beyond(device):
+    torch.get_device_module.cache_clear()
+    with fake_gpu.gpu(target_named("sm_90")):
+        assert torch.get_device_module(device) is torch.cuda
+    assert torch.get_device_module(device) is torch.cuda
+    assert torch.get_device_module("cpu") is torch.cpu
