@@ -67,7 +67,10 @@ outside: .uv/bin/uv
 	@$(PYTHON) tools/outside.py $(OPTIONS)
 
 .uv/bin/uv:
-	@$(PYTHON) -m pip install -q --disable-pip-version-check --root-user-action=ignore --target .uv uv
+	@if command -v uv >/dev/null; then mkdir -p .uv/bin && ln -sf "$$(command -v uv)" $@; \
+	elif $(PYTHON) -m pip --version >/dev/null 2>&1; then \
+	  $(PYTHON) -m pip install -q --disable-pip-version-check --root-user-action=ignore --target .uv uv; \
+	else echo "$(PYTHON) has no pip, and uv is not on PATH; run make PYTHON=... with one that has, or install uv"; false; fi
 
 package: setup
 	@rm -rf dist

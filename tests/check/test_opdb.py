@@ -16,6 +16,10 @@ from specimens import square
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "opdb.py"
 
+forks = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="torch runs no backward in a fork of a process that ran one where there is a GPU"
+)
+
 
 @pytest.fixture(scope="module")
 def opdb():
@@ -71,6 +75,7 @@ def run(opdb, path, infos=INFOS, *options):
     return {(r["variant"], r["sample"]): r for r in results.of(tasks, args.level, args.seed)}, args
 
 
+@forks
 def test_a_case_that_dies_is_recorded_and_the_others_go_on(opdb, tmp_path):
     path = tmp_path / "results.jsonl"
     records, args = run(opdb, path)
@@ -93,6 +98,7 @@ def test_a_case_that_dies_is_recorded_and_the_others_go_on(opdb, tmp_path):
     assert "[0]" in script
 
 
+@forks
 def test_a_case_that_hangs_ends_its_worker(opdb, tmp_path):
     infos = {"hangs": Info("hangs", hangs)}
     # Only the op's sleep reaches the limit: ten times what the other sample takes on a busy machine.

@@ -67,7 +67,11 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
         knowing: prefixes of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
     """
     names, answers, stock_generator = torch.cuda.__dict__, _answers(target), torch.Generator
-    stock_module = torch.get_device_module
+    stock_module, stock_fork = torch.get_device_module, torch.random.fork_rng
+
+    def fork_rng(devices: Any = (), *args: Any, **kwargs: Any) -> Any:
+        """All draws are the CPU's, whose state is forked whatever the devices."""
+        return stock_fork((), *args, **kwargs)
 
     def device_module(device: Any = None) -> Any:
         """Not asked with a device that the mode places on the CPU: it would keep that answer for ever."""
@@ -81,12 +85,12 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
 
     stock = {name: names[name] for name in answers}
     names.update(answers)
-    torch.Generator, torch.get_device_module = Generator, device_module
+    torch.Generator, torch.get_device_module, torch.random.fork_rng = Generator, device_module, fork_rng
     try:
         with _OnCpu(knowing):
             yield
     finally:
-        torch.Generator, torch.get_device_module = stock_generator, stock_module
+        torch.Generator, torch.get_device_module, torch.random.fork_rng = stock_generator, stock_module, stock_fork
         names.update(stock)
 
 
