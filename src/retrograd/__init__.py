@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from retrograd.check.spec import size as size
     from retrograd.check.spec import tensor as tensor
     from retrograd.flake.in_process import flake_rate as flake_rate
+    from retrograd.mutation.runner import mutate as mutate
     from retrograd.report import write as write
     from retrograd.ttir.launch import cpu_triton as cpu_triton
 
@@ -39,6 +40,7 @@ _HOMES = {
     "verify": "retrograd.check.runner",
     "assert_backward": "retrograd.check.asserts",
     "flake_rate": "retrograd.flake.in_process",
+    "mutate": "retrograd.mutation.runner",
     "Report": "retrograd.check.schema",
     "write": "retrograd.report",
     "cpu_triton": "retrograd.ttir.launch",
@@ -55,6 +57,7 @@ __all__ = [
     "flake_rate",
     "fsdp",
     "graph",
+    "mutate",
     "nn",
     "op",
     "ops",

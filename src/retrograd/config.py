@@ -137,21 +137,27 @@ def rank() -> tuple[int, int] | None:
     return (int(number), int(size)) if number.isdecimal() and size.isdecimal() else None
 
 
-def fsdp_check() -> str | None:
-    """Options of `retrograd fsdp check` for this process, JSON; None where it is not checked."""
-    return os.environ.get("RETROGRAD_FSDP_CHECK") or None
+# The folder of our `sitecustomize`, and the one in which this package lies.
+_AT_START, _PACKAGE = Path(__file__).parent / "core" / "at_start", Path(__file__).resolve().parents[1]
 
 
-def request_fsdp_check(options: str, site: Path, package: Path) -> dict[str, str]:
-    """Variables by which a Python process that is started checks itself: options, and where it finds `sitecustomize`.
+def at_start() -> tuple[str, str] | None:
+    """The module whose `begin` this process calls before its program, and what with; None where nobody asked for it."""
+    module = os.environ.get("RETROGRAD_AT_START")
+    return (module, os.environ.get("RETROGRAD_AT_START_OPTIONS", "")) if module else None
 
-    Args:
-        options: JSON.
-        site: the folder of our `sitecustomize`, before all others.
-        package: the folder in which `retrograd` lies, after all others.
+
+def request_at_start(module: str, options: str) -> dict[str, str]:
+    """Variables by which each Python process that is started calls `begin(options)` of one of our modules first.
+
+    Our `sitecustomize` stands before all others and runs the one that it hides; the package is found after all others.
     """
-    path = [str(site), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(package)]
-    return {"RETROGRAD_FSDP_CHECK": options, "PYTHONPATH": os.pathsep.join(path)}
+    path = [str(_AT_START), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(_PACKAGE)]
+    return {
+        "RETROGRAD_AT_START": module,
+        "RETROGRAD_AT_START_OPTIONS": options,
+        "PYTHONPATH": os.pathsep.join(path),
+    }
 
 
 def variables(names: Iterable[str], prefixes: Iterable[str] = ()) -> dict[str, str]:
@@ -182,7 +188,11 @@ def settings() -> list[Setting]:
         ("XDG_CACHE_HOME", str(Path.home() / ".cache"), "where compiled files are kept"),
         ("CI", "unset", "no live progress"),
         ("PYTHONHASHSEED", "random", "hash seed; `retrograd flake` sets it where it is unset"),
-        ("RETROGRAD_FSDP_CHECK", "unset", "options of `retrograd fsdp check` for this process"),
+        (
+            "RETROGRAD_AT_START",
+            "unset",
+            "our module that this process begins with, RETROGRAD_AT_START_OPTIONS what for",
+        ),
         ("XLA_SAVE_TENSORS_FILE", "unset", "torch_xla's graphs, which `retrograd graph watch` reads"),
     ]
     settings: list[Setting] = []

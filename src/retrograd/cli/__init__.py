@@ -10,7 +10,20 @@ from retrograd.cli._groups import CommandGroup
 from retrograd.errors import RetrogradError
 
 _ELSEWHERE = {"repro": "verify"}  # a command in the file of another
-_COMMANDS = ("verify", "repro", "flake", "trace", "graph", "fsdp", "codegen", "run-kernel", "report", "bench", "env")
+_COMMANDS = (
+    "verify",
+    "repro",
+    "mutate",
+    "flake",
+    "trace",
+    "graph",
+    "fsdp",
+    "codegen",
+    "run-kernel",
+    "report",
+    "bench",
+    "env",
+)
 
 
 class _Commands(CommandGroup):

@@ -74,9 +74,16 @@ def _function(function: Any, seen: set[int]) -> Iterator[str]:
     seen.add(id(function))
     yield f"{function.fn.__code__.co_filename}:{function.starting_line_number} {function._fn_name}"
     yield f"{getattr(function, 'noinline', None)} {''.join(function.raw_src)}{function.src}"
-    scope = function.get_capture_scope()
     for parameter in function.signature.parameters.values():
         yield "" if parameter.default is parameter.empty else f"{parameter.name}={_text(parameter.default)}"
+    for path, value in _read(function):
+        if id(value) not in seen:
+            yield from _function(value, seen) if _is_users(value) else (f"{path} {_text(value)}",)
+
+
+def _read(function: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What a function reads from its module and the enclosing scopes, by name; modules themselves apart."""
+    scope = function.get_capture_scope()
     for path in _names(function.src):
         if path[0] not in scope:
             continue
@@ -85,10 +92,13 @@ def _function(function: Any, seen: set[int]) -> Iterator[str]:
             if not isinstance(value, ModuleType):
                 break
             value = getattr(value, name, None)
-        if isinstance(value, ModuleType):
-            continue
-        if id(value) not in seen:
-            yield from _function(value, seen) if _is_users(value) else (f"{path} {_text(value)}",)
+        if not isinstance(value, ModuleType):
+            yield path, value
+
+
+def user_functions(function: Any) -> list[Any]:
+    """Functions of Triton that a function names, Triton's own apart."""
+    return [value for _, value in _read(function) if _is_users(value)]
 
 
 @functools.lru_cache(4096)

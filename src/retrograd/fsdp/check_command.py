@@ -25,7 +25,6 @@ from retrograd.errors import UsageError, VerificationError
 from retrograd.fsdp.log_diff import LogDiff, diff
 from retrograd.fsdp.schema import Log
 
-_SITE = Path(__file__).parent / "_site"
 _STOPPED = 70  # exit code of a process that the watchdog ended
 
 
@@ -84,8 +83,7 @@ def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = N
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("rank-*.json"):
             old.unlink()
-        package = Path(__file__).resolve().parents[2]
-        changes = config.request_fsdp_check(json.dumps(options | {"folder": str(folder.resolve())}), _SITE, package)
+        changes = config.request_at_start(__name__, json.dumps(options | {"folder": str(folder.resolve())}))
         try:
             code = subprocess.run(list(command), env=config.child_environment(changes), check=False).returncode
         except OSError as error:
@@ -124,10 +122,10 @@ def assert_same_order(*logs: Any) -> None:
         raise VerificationError("\n".join(texts))
 
 
-def begin() -> None:
+def begin(encoded: str) -> None:
     """In a process of the job: record from the moment at which torch has been imported. Called by `sitecustomize`."""
-    encoded, rank = config.fsdp_check(), config.rank()
-    if encoded is None or rank is None:
+    rank = config.rank()
+    if rank is None:
         return  # torchrun itself, and what else Python runs
     options = json.loads(encoded)
     sys.meta_path.insert(0, AfterImport(("torch",), lambda name: _record(options, rank[0])))

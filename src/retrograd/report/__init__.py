@@ -28,6 +28,7 @@ __all__ = ["check_paths", "load", "read", "write"]
 _RECORDS = {
     "retrograd.report/1": "retrograd.check.schema:Report",
     "retrograd.flake/1": "retrograd.flake.schema:FlakeReport",
+    "retrograd.mutation/1": "retrograd.mutation.schema:MutationReport",
     "retrograd.codegen/1": "retrograd.codegen.schema:Codegen",
     "retrograd.graph.diff/1": "retrograd.graph.schema:Diff",
     "retrograd.graph.unique/1": "retrograd.graph.schema:Unique",

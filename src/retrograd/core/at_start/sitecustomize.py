@@ -1,7 +1,8 @@
-"""Imported by Python at the start of each process of `retrograd fsdp check`; then the user's own one is."""
+"""Imported by Python at the start of processes that we ask to begin with something; before it the user's own one is."""
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ def _own() -> Path | None:
 if (_shadowed := _own()) is not None:
     runpy.run_path(str(_shadowed), run_name="sitecustomize")
 
-from retrograd.fsdp import check_command  # noqa: E402 (the user's may change sys.path)
+from retrograd import config  # noqa: E402 (the user's may change sys.path)
 
-check_command.begin()
+if (_asked := config.at_start()) is not None:
+    importlib.import_module(_asked[0]).begin(_asked[1])

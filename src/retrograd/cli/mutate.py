@@ -1,0 +1,138 @@
+"""`retrograd mutate`: changes an op's functions one at a time, and says which mistakes tests would let pass."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from retrograd.cli._options import EVERYTHING, FORMAT, choice
+from retrograd.cli._output import answers, live
+from retrograd.core.loading import require_torch
+from retrograd.errors import UsageError
+
+if TYPE_CHECKING:
+    from retrograd.mutation.schema import MutationReport
+
+_EXAMPLES = """\b
+Examples:
+  retrograd mutate my_op.py:spec --tests "pytest tests/test_my_op.py" -j 2
+  retrograd mutate my_op.py:spec --since main --fail-under 90 --format github
+  retrograd mutate my_op.py:spec --function my_op:MyOp.backward -n 30 -o report.html
+"""
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
+    if found is None:
+        raise UsageError(f"`--budget` is {value!r}, expected seconds, or a time such as 90s, 5m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    if found is None:
+        raise UsageError(f"`--only-lines` is {value!r}, expected lines such as 12 or 10-40")
+    return int(found[1]), int(found[2] or found[1])
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("target")
+@click.option("--tests", metavar="COMMAND", help="Judge these tests too: 'pytest tests/test_op.py', or any command.")
+@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Mutants at most.")
+@click.option(
+    "--function", "functions", multiple=True, metavar="MODULE:NAME", help="Mutate this one  [default: all it runs]."
+)
+@click.option("--since", metavar="REV", help="Only lines that changed since this revision of git.")
+@click.option("--only-lines", "only", callback=_range, metavar="A-B", help="Only these lines.")
+@click.option("--budget", callback=_seconds, metavar="5m", help="Begin no mutant after this time.")
+@click.option(
+    "--fail-under",
+    "least",
+    type=click.FloatRange(0, 100),
+    default=0.0,
+    metavar="PERCENT",
+    help="Exit with 1 below this share.",
+)
+@choice("--level", of=["quick", "full"], help="Of verify.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the choice and of all inputs.")
+@click.option("--timeout", type=float, default=120.0, show_default=True, help="Seconds that a mutant may take.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes at a time.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@answers("retrograd.mutation.schema:MutationReport", FORMAT, EVERYTHING)
+def mutate(
+    target: str,
+    since: str | None,
+    only: tuple[int, int] | None,
+    least: float,
+    quiet: bool,
+    **options: object,
+) -> MutationReport:
+    """Change the functions that TARGET runs, one at a time, and say which mistakes would pass.
+
+    TARGET is an op spec, as for `retrograd verify`. Judges are verify and, with --tests, a command of your own. Your
+    files are not touched: each mutant lives in a process of its own. Survivors come with the smallest input that shows
+    them and a test to paste.
+
+    Exit code: 0, 1 below --fail-under, 2 wrong usage.
+    """
+    require_torch("retrograd mutate")
+    from retrograd.catalog import resolve
+    from retrograd.mutation import runner
+    from retrograd.mutation.messages import progress_line
+
+    spec = resolve(target)
+    lines = _chosen(_changed(since) if since else None, only)
+    with live(quiet) as show:
+
+        def progress(done: int, of: int, result: runner.MutantResult) -> None:
+            if show:
+                show(f"{done} of {of}", progress_line(result))
+
+        return runner.mutate(
+            spec, lines=lines, least=least / 100, name=target, progress=progress, **options  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def _chosen(
+    changed: dict[Path, set[int]] | None, only: tuple[int, int] | None
+) -> Callable[[str, int], bool] | None:  # fmt: skip
+    if changed is None and only is None:
+        return None
+
+    def chosen(file: str, line: int) -> bool:
+        inside = only is None or only[0] <= line <= only[1]
+        return inside and (changed is None or line in changed.get(Path(file).resolve(), ()))
+
+    return chosen
+
+
+def _changed(revision: str) -> dict[Path, set[int]]:
+    """Lines that differ from a revision, by file; files that git does not know are not among them."""
+    root = Path(_git(revision, "rev-parse", "--show-toplevel").strip())
+    changed: dict[Path, set[int]] = {}
+    file = Path()
+    for line in _git(revision, "diff", "--unified=0", "--no-color", revision, "--", "*.py").splitlines():
+        if line.startswith("+++ "):
+            file = (root / line[4:].removeprefix("b/")).resolve()
+        elif found := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, number = int(found[1]), int(found[2] or 1)
+            changed.setdefault(file, set()).update(range(first, first + number))
+    return changed
+
+
+def _git(revision: str, *words: str) -> str:
+    try:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
+        raise UsageError(f"`--since` is {revision!r}, which git cannot compare with: {''.join(reason)}") from None

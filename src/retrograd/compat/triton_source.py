@@ -1,0 +1,74 @@
+"""Source of Triton's kernels: read, and replaced in place, so that whoever imported the kernel launches the other."""
+
+# The stubs do not have private names, or not as they are.
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from retrograd.compat.registry import part
+from retrograd.compat.triton_frontend_key import user_functions
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether it is a function that Triton compiles."""
+    jit = sys.modules.get("triton.runtime.jit")
+    return jit is not None and isinstance(value, jit.JITFunction)
+
+
+def functions_of(kernel: Any) -> list[Any]:
+    """A kernel and all functions of Triton that it calls, Triton's own apart."""
+    return list(_reached(kernel, {}))
+
+
+def _reached(function: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    if id(function) in seen or not is_kernel(function):
+        return
+    seen[id(function)] = function
+    yield function
+    for other in user_functions(function):
+        yield from _reached(other, seen)
+
+
+def source_of(function: Any) -> tuple[str, int, str]:
+    """File, first line of the `def`, and its text without decorators and indentation."""
+    decorators = 0
+    for line in function.raw_src:
+        if line.lstrip().startswith("def "):
+            break
+        decorators += 1
+    return function.fn.__code__.co_filename, function.starting_line_number + decorators, function.src
+
+
+def replace(function: Any, source: str, callers: Iterable[Any]) -> None:
+    """Give a kernel another source, for all who hold it; what was compiled of it and of its callers is forgotten."""
+    function._unsafe_update_src(source)
+    for caller in (function, *callers):
+        caller.hash = None
+        caller.device_caches.clear()
+
+
+@part(
+    "triton.source",
+    "puts a mutated kernel in the place of a kernel",
+    "kernels of Triton are not mutated",
+    names=("JITFunction._unsafe_update_src", "JITFunction.hash", "JITFunction.device_caches", "JITFunction.src"),
+)  # fmt: skip
+def SOURCE() -> str:
+    from retrograd.compat.triton_probe import scaling_kernel
+
+    file, line, source = source_of(scaling_kernel)
+    if not (file.endswith("triton_probe.py") and line > 1 and source.startswith("def scaling_kernel(")):
+        return f"the source of a kernel is not where it was: {file}:{line} {source[:40]!r}"
+    before = scaling_kernel.cache_key
+    try:
+        replace(scaling_kernel, f"{source.rstrip()}\n    pass\n", ())
+        changed = scaling_kernel.cache_key
+    finally:
+        replace(scaling_kernel, source, ())
+    if changed == before:
+        return "the key of a kernel does not follow its source"
+    return "" if scaling_kernel.cache_key == before else "the key of a kernel does not come back with its source"

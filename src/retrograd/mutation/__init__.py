@@ -1,0 +1,1 @@
+"""Mutation testing of backward passes: how many bugs would gradient tests miss?"""

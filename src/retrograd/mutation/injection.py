@@ -1,0 +1,51 @@
+"""A mutant in a process of the user's tests: put in place when the file of its function has been imported.
+
+Imports nothing that takes time: it is called at the start of each Python process of the tests.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import inspect
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def begin(options: str) -> None:
+    """Wait for the file; called by our `sitecustomize`.
+
+    Args:
+        options: JSON: file, name, kind, line and `edited` source of the function; `applied`, a file to leave as a sign.
+    """
+    job = json.loads(options)
+    execute = importlib.machinery.SourceFileLoader.exec_module
+
+    def exec_module(loader: Any, module: ModuleType) -> None:
+        execute(loader, module)
+        if Path(loader.path).resolve() == Path(job["file"]).resolve():
+            _apply(job, module)
+
+    importlib.machinery.SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def _apply(job: dict[str, Any], module: ModuleType) -> None:
+    from retrograd.compat import triton_source
+    from retrograd.mutation.functions import recompiled
+
+    value: Any = module
+    for name in job["name"].split("."):
+        value = inspect.getattr_static(value, name, None) if isinstance(value, type) else getattr(value, name, None)
+    if job["kind"] == "triton":
+        while value is not None and not hasattr(value, "raw_src"):
+            value = getattr(value, "fn", None)  # of an Autotuner or Heuristics
+    elif value is not None:
+        value = inspect.unwrap(getattr(value, "__func__", value))
+    if value is None:
+        return
+    if job["kind"] == "triton":
+        triton_source.replace(value, job["edited"], ())
+    else:
+        value.__code__ = recompiled(value, job["edited"], job["line"])
+    Path(job["applied"]).touch()

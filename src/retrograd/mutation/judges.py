@@ -1,0 +1,127 @@
+"""The two judges of a mutant: `verify`, stopped at its first finding, and a command that runs the user's tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from retrograd import config
+from retrograd.check.runner import verify
+from retrograd.check.schema import Finding, Report
+from retrograd.check.spec import OpSpec
+from retrograd.core.subprocesses import Child
+from retrograd.errors import RetrogradError, UsageError
+from retrograd.mutation.edits import Edit
+from retrograd.mutation.functions import Target
+from retrograd.mutation.schema import Judgement
+
+_PASSED, _NO_TESTS = 0, 5  # exit codes of pytest
+
+
+class _Found(BaseException):
+    """Passes through whatever catches exceptions of an op."""
+
+
+def findings_of(report: Report) -> set[tuple[str, ...]]:
+    """What a report finds: stage, kind, tensor and dtype of each."""
+    return {_key(f) for stage in report.stages for f in (*stage.findings, *stage.accepted)}
+
+
+def _key(finding: Finding) -> tuple[str, ...]:
+    return finding.stage, finding.kind, finding.tensor, finding.case.dtype
+
+
+def by_verify(spec: OpSpec, level: str, seed: int, known: set[tuple[str, ...]]) -> Judgement:
+    """What verify says of the op as it is now; findings that the original has (`known`) do not count."""
+    start = time.perf_counter()
+    first: list[Finding] = []
+
+    def watch(event: str, thing: Any) -> None:
+        if event == "finding" and _key(thing) not in known:
+            first.append(thing)
+            raise _Found
+
+    try:
+        report = verify(spec, level=level, seed=seed, watch=watch)
+        first += [f for s in report.stages for f in s.findings if _key(f) not in known]
+    except _Found:
+        pass
+    except RetrogradError as error:
+        return Judgement("verify", True, f"{type(error).__name__}: {str(error).splitlines()[0]}", _since(start))
+    why = f"{first[0].stage}: {first[0].what.splitlines()[0]}" if first else ""
+    return Judgement("verify", bool(first), why, _since(start))
+
+
+def _since(start: float) -> float:
+    return round(time.perf_counter() - start, 3)
+
+
+class Tests:
+    """A command that runs tests, its exit code the verdict.
+
+    Args:
+        command: as on a command line. Where it is pytest, it is told to stop at the first failure.
+        timeout: seconds it may take for a mutant; None for five times what it takes for the original, and 10 more.
+
+    Raises:
+        UsageError: it fails on the original, or runs no test.
+    """
+
+    def __init__(self, command: str, timeout: float | None = None) -> None:
+        self.command, words = command, shlex.split(command)
+        if not words:
+            raise UsageError("`tests` is empty, expected a command such as 'pytest tests/test_op.py'")
+        if Path(words[0]).name in ("pytest", "py.test"):
+            words[:1] = [sys.executable, "-m", "pytest"]
+        elif Path(words[0]).name in ("python", "python3"):
+            words[0] = sys.executable
+        if "pytest" in words:
+            words += ["-x", "-q", "-p", "no:cacheprovider"]
+        self._words = words
+        start = time.perf_counter()
+        code, output = self._run({}, timeout or 3600.0)
+        self.seconds = _since(start)
+        self.timeout = timeout or 5 * self.seconds + 10
+        if code != _PASSED:
+            reason = "runs no test" if "pytest" in words and code == _NO_TESTS else f"ends with {code}"
+            last = "\n".join(output.strip().splitlines()[-5:])
+            raise UsageError(f"`tests` must pass without any mutant: {command!r} {reason}\n{last}")
+
+    def judge(self, target: Target, edit: Edit) -> Judgement:
+        """Whether the tests fail where the mutant stands in the place of the function."""
+        start = time.perf_counter()
+        with TemporaryDirectory(prefix="retrograd-mutant-") as folder:
+            applied = Path(folder) / "applied"
+            job = dict(
+                file=target.file, name=target.name, kind=target.kind, line=target.line,
+                edited=edit.applied(target.source), applied=str(applied),
+            )  # fmt: skip
+            code, output = self._run(
+                config.request_at_start("retrograd.mutation.injection", json.dumps(job)), self.timeout
+            )
+            stood = applied.exists()
+        seconds = _since(start)
+        if code is None:
+            return Judgement("tests", True, f"timed out after {self.timeout:.0f} s", seconds)
+        if code != _PASSED:
+            return Judgement("tests", True, _reason(output, code), seconds)
+        return Judgement("tests", False, "" if stood else "the tests never import it", seconds)
+
+    def _run(self, changes: dict[str, str], timeout: float) -> tuple[int | None, str]:
+        with Child(self._words, changes) as child:
+            ended = child.wait(timeout)
+            return child.process.returncode if ended else None, child.output()
+
+
+def _reason(output: str, code: int) -> str:
+    """The line of pytest's summary that names the first failure, else the last line."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    with contextlib.suppress(StopIteration):
+        return next(line for line in lines if line.startswith(("FAILED ", "ERROR ")))
+    return lines[-1] if lines else f"exit code {code}"

@@ -1,0 +1,256 @@
+"""`mutate`: chooses mutants of the functions an op runs, and has each searched for a difference and judged."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrograd.check.cpu_kernels import executed
+from retrograd.check.op_runner import OpRunner
+from retrograd.check.runner import verify
+from retrograd.check.spec import OpSpec
+from retrograd.env import collect
+from retrograd.errors import UsageError
+from retrograd.mutation.edits import Edit
+from retrograd.mutation.functions import Target, functions_of, named
+from retrograd.mutation.isolation import Outcome, run_forked
+from retrograd.mutation.judges import Tests, by_verify, findings_of
+from retrograd.mutation.operators import WEIGHTS
+from retrograd.mutation.regression_test import text_of
+from retrograd.mutation.schema import Mutant, MutantResult, MutationReport
+from retrograd.mutation.search import Search
+
+Progress = Callable[[int, int, MutantResult], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mutant that may be made."""
+
+    target: Target
+    edit: Edit
+    mutant: Mutant
+
+
+def mutate(
+    spec: OpSpec,
+    *,
+    functions: Sequence[str] = (),
+    count: int = 100,
+    level: str = "quick",
+    seed: int = 0,
+    tests: str | None = None,
+    budget: float | None = None,
+    jobs: int = 1,
+    timeout: float = 120.0,
+    lines: Callable[[str, int], bool] | None = None,
+    least: float = 0.0,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> MutationReport:
+    """Change the functions of an op one at a time, and see who notices: `verify`, and the user's tests.
+
+    Each mutant lives in a forked process (its tests in one of their own); files of the user are not touched.
+
+    Args:
+        spec: of the op, from `retrograd.op`; on a CPU, its Triton kernels executed as a GPU would.
+        functions: `package.module:function` each; () for those that the op's forward and backward run, those of
+            frameworks and those that the reference runs too apart.
+        count: how many mutants at most, drawn by `seed`.
+        level: of verify, "quick" or "full".
+        seed: of the choice and of all inputs.
+        tests: a command such as "pytest tests/test_op.py".
+        budget: seconds after which no further mutant is begun.
+        jobs: processes at once.
+        timeout: seconds that search and verify of a mutant may take together.
+        lines: which changes to make, by file and line; None for all.
+        least: share that the first judge (the tests, where there are some) must notice, for the report's exit code.
+        name: how the report calls the op.
+        progress: called after each mutant with how many are done, of how many, and its result.
+
+    Returns:
+        A MutationReport.
+
+    Raises:
+        UsageError: there is nothing to mutate, or the tests fail without a mutant.
+        SpecError: the description of the op does not work.
+    """
+    start = time.monotonic()
+    command = Tests(tests) if tests else None
+    # A child of a process whose OpenMP has had threads would wait for them for ever.
+    with _one_thread():
+        targets = named(functions) if functions else _run_by(spec, seed)
+        chosen, candidates = _choose(targets, count, seed, lines)
+        if not chosen:
+            raise UsageError(
+                f"there is nothing to mutate in {spec.name}: {len(targets)} functions with source, none with a change "
+                "in the lines asked for; name some with functions=['package.module:f']"
+            )
+        known = findings_of(verify(spec, level=level, seed=seed))
+        search = Search(spec, seed)
+        tasks = [_Trial(c, targets, search, spec, level, seed, known) for c in chosen]
+        until = float("inf") if budget is None else start + budget
+        results: dict[int, MutantResult] = {}
+        ended = run_forked(tasks, jobs=jobs, timeout=timeout, until=until)
+        judged = _judged(((n, _result(chosen[n], outcome)) for n, outcome in ended), chosen, command, jobs)
+        for number, result in judged:
+            results[number] = result
+            if progress:
+                progress(len(results), len(chosen), result)
+    notes = (f"the original has findings of verify, which no mutant is credited with: {len(known)}",) * bool(known)
+    if len(results) < len(chosen):
+        notes += (f"the budget ended after {len(results)} of {len(chosen)} mutants",)
+    return MutationReport(
+        target=name or spec.name, seed=seed, level=level, functions=tuple(t.name for t in targets),
+        candidates=candidates, results=tuple(results[n] for n in sorted(results)),
+        judges=("tests", "verify") if tests else ("verify",), seconds=round(time.monotonic() - start, 1),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), command=tests or "", least=least,
+        notes=notes, environment=collect(),
+    )  # fmt: skip
+
+
+@dataclass
+class _Trial:
+    """What a child does: the mutant in place, searched and verified."""
+
+    candidate: Candidate
+    targets: Sequence[Target]
+    search: Search
+    spec: OpSpec
+    level: str
+    seed: int
+    known: set[tuple[str, ...]]
+
+    def __call__(self) -> MutantResult:
+        target, edit, search = self.candidate.target, self.candidate.edit, self.search
+        blank = MutantResult(self.candidate.mutant, "equivalent")
+        try:
+            target.replace(edit, self.targets)
+        except (SyntaxError, ValueError) as error:
+            return replace(blank, fate="not applicable", difference=str(error))
+        search.original = self._original
+        first = next(search.differences(), None)
+        if first is not None and first.raises and first.rarity == "every input":
+            return replace(blank, fate="raises", difference=first.text)
+        if first is not None and search.at_kink(first):
+            return replace(blank, fate="kink", difference=first.text)
+        verified = by_verify(self.spec, self.level, self.seed, self.known)
+        if first is None and not verified.killed:
+            return replace(blank, judgements=(verified,))
+        found = replace(blank, fate="differs", rarity="found by verify alone", judgements=(verified,))
+        if first is None:
+            return replace(found, difference=verified.why)
+        trial = search.smaller(first.trial)
+        test = text_of(search.runner(trial), trial.case, trial.only, self.candidate.mutant.operator)
+        return replace(
+            found, rarity=first.rarity, dtype=trial.case.dtype, case=trial.case.text(),
+            difference=search.difference(trial) or first.text, test=test,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _original(self) -> Iterator[None]:
+        self.candidate.target.replace(Edit("", 0, 0, "", 0), self.targets)
+        try:
+            yield
+        finally:
+            self.candidate.target.replace(self.candidate.edit, self.targets)
+
+
+def _run_by(spec: OpSpec, seed: int) -> list[Target]:
+    """Functions that an ordinary call of the op runs."""
+    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
+    with executed("cpu", None):
+        runner.grad_outs(runner.base)  # runs the reference
+
+        def without() -> None:
+            if spec.reference is not None:
+                runner.reference(runner.base).run(torch.float64)
+
+        return functions_of(lambda: runner.run(runner.base), without)
+
+
+def _choose(
+    targets: Sequence[Target], count: int, seed: int, lines: Callable[[str, int], bool] | None
+) -> tuple[list[Candidate], int]:
+    """Mutants in the order of their places, drawn without replacement, and how many there are."""
+    every: list[Candidate] = []
+    taken = Counter[str]()
+    for target in targets:
+        for edit in target.edits():
+            if lines is None or lines(target.file, target.line + edit.line):
+                every.append(Candidate(target, edit, _described(target, edit, taken)))
+    draw = random.Random(seed)
+    # Weighted, without replacement (Efraimidis and Spirakis, 2006).
+    keys = [draw.random() ** (1 / WEIGHTS.get(c.edit.operator, 1)) for c in every]
+    order = sorted(range(len(every)), key=lambda i: -keys[i])[:count]
+    return [every[i] for i in sorted(order)], len(every)
+
+
+def _described(target: Target, edit: Edit, taken: Counter[str]) -> Mutant:
+    path = _relative(target.file)
+    diff = edit.diff(target.source, path, target.line)
+    digest = hashlib.sha256(f"{target.name}\n{edit.operator}\n{diff.partition('@@')[2]}".encode()).hexdigest()[:8]
+    taken[digest] += 1
+    number = f".{taken[digest]}" if taken[digest] > 1 else ""
+    return Mutant(
+        f"{target.name}-{digest}{number}",
+        target.kind,
+        target.name,
+        edit.operator,
+        target.file,
+        target.line + edit.line,
+        diff,
+    )
+
+
+def _relative(file: str) -> str:
+    with contextlib.suppress(ValueError):
+        return str(Path(file).resolve().relative_to(Path.cwd()))
+    return file
+
+
+def _judged(
+    results: Iterator[tuple[int, MutantResult]], chosen: Sequence[Candidate], tests: Tests | None, jobs: int
+) -> Iterator[tuple[int, MutantResult]]:
+    """The results with what the tests say of those that differ, which run once no process is forked any more."""
+    waiting: list[tuple[int, MutantResult]] = []
+    for number, result in results:
+        if tests is not None and result.fate == "differs":
+            waiting.append((number, result))
+        else:
+            yield number, result
+    if tests is not None:
+        with ThreadPoolExecutor(jobs) as pool:
+            judge = tests.judge
+            said = pool.map(lambda n: judge(chosen[n].target, chosen[n].edit), [n for n, _ in waiting])
+            for (number, result), judgement in zip(waiting, said, strict=True):
+                yield number, replace(result, judgements=(judgement, *result.judgements))
+
+
+def _result(candidate: Candidate, outcome: Outcome) -> MutantResult:
+    if outcome.state == "done":
+        return replace(outcome.value, seconds=round(outcome.seconds, 3))
+    # Whoever runs it sees that: a process that dies or never ends is as loud as a failing test.
+    fate: Any = "crashed" if outcome.state == "crashed" else "timed out"
+    return MutantResult(candidate.mutant, fate, difference=outcome.text, seconds=round(outcome.seconds, 3))
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,245 @@
+"""Search for an input at which a mutant differs from the original, apart from anything that verify does.
+
+In float64 a difference is more than 1e-8 of the largest element; in another dtype an error of more than ten times the
+original's plus 16 roundoffs. None instead of a tensor, another shape, a NaN where there was none, and an exception are
+differences. What lies between gradients of the original at inputs nearby is a kink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from retrograd.check import extreme_values, layouts
+from retrograd.check import inputs as make
+from retrograd.check.cpu_kernels import executed
+from retrograd.check.input_specs import TensorSpec
+from retrograd.check.op_runner import OpRunner
+from retrograd.check.rounding import Float64
+from retrograd.check.schema import Case
+from retrograd.check.spec import OpSpec
+from retrograd.mutation.schema import RARITIES
+
+_ORDINARY = 6  # draws of the ordinary inputs
+_SIZES = (0, 1, 2, 3, 8, 17, 33, 64, 65, 129, 300)
+_NEARBY = 1e-6  # of an input's size, how far inputs are moved to see whether a difference is that of a kink
+_MOVES = 6
+_RAISES = "raises:"
+
+Values = dict[str, torch.Tensor | None] | Exception
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One input: the class of rarity that it stands for, the case, and the only inputs that want a gradient."""
+
+    rarity: str
+    case: Case
+    only: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first trial of its class that differs, and how."""
+
+    rarity: str
+    trial: Trial
+    text: str
+
+    @property
+    def raises(self) -> bool:
+        """Whether the mutant raises there."""
+        return self.text.startswith(_RAISES)
+
+
+class Search:
+    """Results of the original at every trial, to be compared with a mutant's later.
+
+    Args:
+        spec: of the op; it supplies inputs and sizes.
+        seed: of the inputs.
+
+    Attributes:
+        trials: all of them.
+        original: a context in which the original is in place; to be set where a mutant is.
+    """
+
+    def __init__(self, spec: OpSpec, seed: int) -> None:
+        self.spec, self.seed = spec, seed
+        self._runners = {d: OpRunner(spec, d, seed, "cpu") for d in spec.dtypes}
+        self.exact = next((d for d in ("float64", "complex128") if d in spec.dtypes), "")
+        self.trials = list(self._trials())
+        self.original: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self._wanted: dict[Trial, Values] = {}
+        self._truths: dict[Trial, Values | None] = {}
+        for trial in self.trials:
+            self.wanted(trial)
+
+    def _trials(self) -> Iterator[Trial]:
+        first = self.exact or self.spec.dtypes[0]
+        base = self._runners[first].base
+        for draw in range(_ORDINARY):
+            yield Trial("every input", base.but(draw=draw))
+        yield from (Trial("parameters", case) for case in make.param_cases(self.spec, base)[1:])
+        for name, _ in base.sizes:
+            free = isinstance(base.size(name), tuple)
+            for size in [*((n,) for n in _SIZES), (), (2, 3), (2, 1, 3)] if free else _SIZES:
+                if make.allows(self.spec, name, size) and (
+                    case := make.fitted(self.spec, base.with_size(name, size), name)
+                ):
+                    yield Trial("sizes", case)
+        specs = {n: s for n, s in (self.spec.tensor_specs or {}).items() if isinstance(s, TensorSpec)}
+        for name in specs:
+            for value in (*extreme_values.NAMES, *extreme_values.ENDS):
+                yield Trial("special values", base.but(values={name: value}))
+            for layout in layouts.applicable(3):
+                yield Trial("layouts", base.but(layouts={name: layout}))
+        for layout in layouts.applicable(3):
+            yield Trial("layouts", base.but(layouts={"grad_out": layout}))
+        names = self._runners[first].differentiable(base)
+        if len(names) > 1:
+            yield from (Trial("subset of gradients", base, (name,)) for name in names)
+            yield from (Trial("subset of gradients", base, tuple(n for n in names if n != name)) for name in names)
+        for dtype in self.spec.dtypes:
+            if dtype != first:
+                yield from (Trial("dtypes", self._runners[dtype].base.but(draw=draw)) for draw in range(2))
+
+    def runner(self, trial: Trial) -> OpRunner:
+        """What runs a trial."""
+        return self._runners[trial.case.dtype]
+
+    def wanted(self, trial: Trial) -> Values:
+        """What the original gives, and gave where it is known."""
+        if trial not in self._wanted:
+            with self.original():
+                self._wanted[trial] = self._run(trial)
+            self._truths[trial] = self._true(trial)
+        return self._wanted[trial]
+
+    def _run(self, trial: Trial, inputs: dict[str, Any] | None = None) -> Values:
+        runner = self._runners[trial.case.dtype]
+        try:
+            with executed("cpu", {}):
+                tensors = runner.forward(trial.case, inputs=inputs, only=trial.only).backward().tensors
+        except Exception as error:
+            return error
+        return {name: None if t is None else t.detach().to(torch.float64) for name, t in tensors.items()}
+
+    def _true(self, trial: Trial) -> Values | None:
+        """What the reference gives in float64; None where the op's own values are compared, or it refuses the trial."""
+        if trial.case.dtype == self.exact or self.spec.reference is None:
+            return None
+        with contextlib.suppress(Exception):
+            return {**self._runners[trial.case.dtype].reference(trial.case).run(torch.float64, Float64())}
+        return None
+
+    def differences(self, rarities: tuple[str, ...] = RARITIES) -> Iterator[Difference]:
+        """What differs now, in the order of the classes: at most one of each, `every input` or `some inputs` first."""
+        for rarity in (r for r in rarities if r != "some inputs"):
+            trials = [t for t in self.trials if t.rarity == rarity]
+            if rarity == "every input":
+                shown = [(t, text) for t in trials if (text := self.difference(t))]
+                if shown and (len(shown) == len(trials) or "some inputs" in rarities):
+                    yield Difference(rarity if len(shown) == len(trials) else "some inputs", *shown[0])
+                continue
+            if first := next(((t, text) for t in trials if (text := self.difference(t))), None):
+                yield Difference(rarity, *first)
+
+    def difference(self, trial: Trial) -> str:
+        """How the op differs now from the original at a trial, in words; "" if it does not, or the original raised."""
+        want = self.wanted(trial)
+        if isinstance(want, Exception):
+            return ""
+        got = self._run(trial)
+        if isinstance(got, Exception):
+            return f"{_RAISES} {str(got).splitlines()[0] if str(got) else type(got).__name__}"
+        truth = self._truths[trial]
+        for name in want.keys() | got.keys():
+            if text := self._differs(name, got.get(name), want.get(name), truth, trial):
+                return f"{name} {text}"
+        return ""
+
+    def _differs(
+        self, name: str, got: torch.Tensor | None, want: torch.Tensor | None, truth: Values | None, trial: Trial
+    ) -> str:
+        if got is None or want is None:
+            return "" if got is want else f"is {'None' if got is None else 'a tensor'}"
+        if got.shape != want.shape:
+            return f"has shape {tuple(got.shape)} instead of {tuple(want.shape)}"
+        if not got.numel():
+            return ""
+        alike = (got == want) | (got.isnan() & want.isnan())
+        if bool((got.isfinite() != want.isfinite()).any()):
+            return (
+                "is not finite where it was"
+                if bool((want.isfinite() & ~got.isfinite()).any())
+                else "is finite where it was not"
+            )
+        true = truth.get(name) if isinstance(truth, dict) else None
+        center = want if true is None or true.shape != want.shape else true.to(want.dtype)
+        finite = center.isfinite() & want.isfinite() & ~alike
+        if not bool(finite.any()):
+            return "" if bool(alike.all()) else "has another infinity"
+        size = float(center[center.isfinite()].abs().max())
+        off = float((got - center)[finite].abs().max())
+        allowed = 1e-8 * size
+        if trial.case.dtype != self.exact:
+            eps = torch.finfo(make.torch_dtype(trial.case.dtype)).eps
+            allowed = 10 * float((want - center)[center.isfinite() & want.isfinite()].abs().max()) + 16 * eps * size
+        return f"is off by {off:.3g} where the largest is {size:.3g}" if off > allowed else ""
+
+    def at_kink(self, difference: Difference) -> bool:
+        """Whether what is seen lies between results of the original at inputs nearby."""
+        got = self._run(difference.trial)
+        with self.original():
+            hull = self._envelope(difference.trial)
+        if isinstance(got, Exception) or hull is None:
+            return False
+        for name, (low, high) in hull.items():
+            value = got.get(name)
+            if value is None or value.shape != low.shape:
+                return False
+            slack = 1e-4 * (high - low) + 1e-8 * torch.maximum(low.abs(), high.abs())
+            if bool(((value < low - slack) | (value > high + slack)).any()):
+                return False
+        return True
+
+    def _envelope(self, trial: Trial) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
+        """Least and most of the original's results near a trial; None where it cannot be told."""
+        want = self.wanted(trial)
+        if isinstance(want, Exception) or trial.case.dtype != self.exact:
+            return None
+        seen = [want]
+        runner, generator = self._runners[trial.case.dtype], torch.Generator().manual_seed(self.seed)
+        for _ in range(_MOVES):
+            inputs = runner.inputs(trial.case)
+            for name, t in inputs.items():
+                if isinstance(t, torch.Tensor) and t.is_floating_point():
+                    step = _NEARBY * t.abs().mean().nan_to_num(1.0).clamp_min(1e-30)
+                    inputs[name] = t + step * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+            moved = self._run(trial, inputs)
+            if isinstance(moved, Exception):
+                return None
+            seen.append(moved)
+        hull = {}
+        for name in want:
+            values = [v for run in seen if (v := run.get(name)) is not None]
+            if len(values) == len(seen):
+                stacked = torch.stack(values)  # (moves + 1, *shape)
+                hull[name] = (stacked.amin(0), stacked.amax(0))
+        return hull
+
+    def smaller(self, trial: Trial) -> Trial:
+        """The trial with smaller sizes at which the mutant still differs, tried one size after another."""
+        for name, size in trial.case.sizes:
+            for less in (n for n in (1, 2, 3, 4, 8) if isinstance(size, int) and n < size):
+                case = make.fitted(self.spec, trial.case.with_size(name, less), name)
+                fits = case is not None and make.allows(self.spec, name, less)
+                if case is not None and fits and self.difference(other := Trial(trial.rarity, case, trial.only)):
+                    trial = other
+                    break
+        return trial
