@@ -51,7 +51,7 @@ class Target:
         """Every edit of it."""
         return triton_edits(self.source) if self.kind == "triton" else python_edits(self.source)
 
-    def replace(self, edit: Edit, others: Iterable[Target] = ()) -> None:
+    def replace(self, edit: Edit, others: Iterable[Any] = ()) -> None:
         """Put the mutant in place, for whoever calls the function, for the rest of this process.
 
         Args:
@@ -115,6 +115,7 @@ def functions_of(run: Callable[[], Any], without: Callable[[], Any] | None = Non
         run: forward and backward of the op.
         without: what must not change: functions that it runs too are left out.
     """
+    run()  # what is imported and built at the first call is none of the op's
     codes, kernels = _recorded(run)
     shared = set(_recorded(without)[0]) if without is not None else set()
     targets = [_python(code) for code in codes if code not in shared and _is_users(code)]

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
+from retrograd.check.calling import Call
 from retrograd.check.cpu_kernels import executed
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
 from retrograd.env import collect
 from retrograd.errors import UsageError
+from retrograd.mutation.backward_operations import BackwardOperations
 from retrograd.mutation.edits import Edit
 from retrograd.mutation.functions import Target, functions_of, named
 from retrograd.mutation.isolation import Outcome, run_forked
@@ -31,6 +33,7 @@ from retrograd.mutation.regression_test import text_of
 from retrograd.mutation.schema import Mutant, MutantResult, MutationReport
 from retrograd.mutation.search import Search
 
+LEVELS = ("python", "triton", "operation")
 Progress = Callable[[int, int, MutantResult], None]
 
 
@@ -38,7 +41,7 @@ Progress = Callable[[int, int, MutantResult], None]
 class Candidate:
     """A mutant that may be made."""
 
-    target: Target
+    target: Target | BackwardOperations
     edit: Edit
     mutant: Mutant
 
@@ -47,6 +50,7 @@ def mutate(
     spec: OpSpec,
     *,
     functions: Sequence[str] = (),
+    levels: Sequence[str] = (),
     count: int = 100,
     level: str = "quick",
     seed: int = 0,
@@ -67,6 +71,8 @@ def mutate(
         spec: of the op, from `retrograd.op`; on a CPU, its Triton kernels executed as a GPU would.
         functions: `package.module:function` each; () for those that the op's forward and backward run, those of
             frameworks and those that the reference runs too apart.
+        levels: "python" and "triton" source, and "operation" of the recorded backward, which needs no source but has
+            no meaning to the user's tests; () for all that there are.
         count: how many mutants at most, drawn by `seed`.
         level: of verify, "quick" or "full".
         seed: of the choice and of all inputs.
@@ -87,10 +93,16 @@ def mutate(
         SpecError: the description of the op does not work.
     """
     start = time.monotonic()
+    _check_levels(levels, tests)
     command = Tests(tests) if tests else None
     # A child of a process whose OpenMP has had threads would wait for them for ever.
     with _one_thread():
-        targets = named(functions) if functions else _run_by(spec, seed)
+        wanted = levels or (LEVELS[:-1] if tests or functions or lines else LEVELS)
+        targets: list[Target | BackwardOperations] = []
+        targets += [t for t in (named(functions) if functions else _run_by(spec, seed)) if t.kind in wanted]
+        if "operation" in wanted and not spec.state:  # a module is called by its own means
+            spec, operations = _with_operations(spec, seed)
+            targets.append(operations)
         chosen, candidates = _choose(targets, count, seed, lines)
         if not chosen:
             raise UsageError(
@@ -125,7 +137,7 @@ class _Trial:
     """What a child does: the mutant in place, searched and verified."""
 
     candidate: Candidate
-    targets: Sequence[Target]
+    targets: Sequence[Target | BackwardOperations]
     search: Search
     spec: OpSpec
     level: str
@@ -180,8 +192,32 @@ def _run_by(spec: OpSpec, seed: int) -> list[Target]:
         return functions_of(lambda: runner.run(runner.base), without)
 
 
+def _check_levels(levels: Sequence[str], tests: str | None) -> None:
+    if isinstance(levels, str) or (unknown := [level for level in levels if level not in LEVELS]):
+        raise UsageError(f"`levels` is {levels!r}, expected some of {', '.join(LEVELS)}; unknown: {unknown}")
+    if tests and "operation" in levels:
+        raise UsageError(
+            "`levels` has 'operation', which the processes of `tests` cannot be given; leave one of them out"
+        )
+
+
+def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperations]:
+    """The spec with an op whose backward is watched, and the operations of an ordinary one."""
+    call = spec.fn if isinstance(spec.fn, Call) else None
+    operations = BackwardOperations(call.fn if call else spec.fn)
+    spec = replace(spec, fn=replace(call, fn=operations) if call else operations)
+    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
+    with executed("cpu", None):
+        forward = runner.forward(runner.base)
+        operations.recorded = recorded = []
+        forward.backward()
+        operations.recorded = None
+    operations.listed = tuple(recorded)
+    return spec, operations
+
+
 def _choose(
-    targets: Sequence[Target], count: int, seed: int, lines: Callable[[str, int], bool] | None
+    targets: Sequence[Target | BackwardOperations], count: int, seed: int, lines: Callable[[str, int], bool] | None
 ) -> tuple[list[Candidate], int]:
     """Mutants in the order of their places, drawn without replacement, and how many there are."""
     every: list[Candidate] = []
@@ -197,7 +233,7 @@ def _choose(
     return [every[i] for i in sorted(order)], len(every)
 
 
-def _described(target: Target, edit: Edit, taken: Counter[str]) -> Mutant:
+def _described(target: Target | BackwardOperations, edit: Edit, taken: Counter[str]) -> Mutant:
     path = _relative(target.file)
     diff = edit.diff(target.source, path, target.line)
     digest = hashlib.sha256(f"{target.name}\n{edit.operator}\n{diff.partition('@@')[2]}".encode()).hexdigest()[:8]

@@ -21,6 +21,7 @@ from retrograd.check.input_specs import TensorSpec
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
+from retrograd.check.sizes import elements
 from retrograd.check.spec import OpSpec
 from retrograd.mutation.schema import RARITIES
 
@@ -236,7 +237,8 @@ class Search:
     def smaller(self, trial: Trial) -> Trial:
         """The trial with smaller sizes at which the mutant still differs, tried one size after another."""
         for name, size in trial.case.sizes:
-            for less in (n for n in (1, 2, 3, 4, 8) if isinstance(size, int) and n < size):
+            for count in (n for n in (1, 2, 3, 4, 8) if n < elements(size)):
+                less = (count,) if isinstance(size, tuple) else count
                 case = make.fitted(self.spec, trial.case.with_size(name, less), name)
                 fits = case is not None and make.allows(self.spec, name, less)
                 if case is not None and fits and self.difference(other := Trial(trial.rarity, case, trial.only)):
