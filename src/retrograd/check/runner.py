@@ -39,8 +39,8 @@ from retrograd.core import gc_pause
 from retrograd.errors import RetrogradError, SpecError, UndecidedError, UsageError
 
 Progress = Callable[[str, str], None]
-# Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "finding" and the first one
-# of a stage in a dtype as it was made, "stage" and a report of that stage alone.
+# Called with "begin" and a report without stages, "start" and a stage, "case" and a case, "outcome" and what came of
+# it, "finding" and the first one of a stage in a dtype as it was made, "stage" and a report of that stage alone.
 Watch = Callable[[str, Any], None]
 
 _LOST = "the op lost the GPU"
@@ -226,6 +226,8 @@ class Verification:
                 merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
                 continue
             self._set_apart(outcome)
+            if self.watch:
+                self.watch("outcome", outcome)
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, False) or bool(outcome.findings)

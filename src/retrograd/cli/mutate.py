@@ -30,19 +30,19 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
-    if found is None:
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
+    if matched is None:
         raise UsageError(f"`--budget` is {value!r}, expected seconds, or a time such as 90s, 5m or 1h")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(matched[1]) * _UNITS[matched[2]]
 
 
 def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
     if value is None:
         return None
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
-    if found is None:
+    matched = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    if matched is None:
         raise UsageError(f"`--only-lines` is {value!r}, expected lines such as 12 or 10-40")
-    return int(found[1]), int(found[2] or found[1])
+    return int(matched[1]), int(matched[2] or matched[1])
 
 
 @click.command(epilog=_EXAMPLES)
@@ -124,8 +124,8 @@ def _changed(revision: str) -> dict[Path, set[int]]:
     for line in _git(revision, "diff", "--unified=0", "--no-color", revision, "--", "*.py").splitlines():
         if line.startswith("+++ "):
             file = (root / line[4:].removeprefix("b/")).resolve()
-        elif found := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
-            first, number = int(found[1]), int(found[2] or 1)
+        elif matched := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, number = int(matched[1]), int(matched[2] or 1)
             changed.setdefault(file, set()).update(range(first, first + number))
     return changed
 

@@ -223,7 +223,7 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
             for finding in [f for f in (*about.findings, *about.accepted) if not f.partial]:
                 failed.setdefault(finding.case.dtype, []).append(finding.stage)
             messages.send(event, about.to_json(), failed)
-        else:
+        elif event == "begin":
             messages.send(event, about.to_json())
 
     try:

@@ -29,7 +29,7 @@ for _name in __future__.all_feature_names:
 
 
 @dataclass(frozen=True)
-class Target:
+class MutationTarget:
     """A function to mutate.
 
     Attributes:
@@ -103,12 +103,12 @@ def _inner(code: CodeType, name: str) -> CodeType | None:
         if isinstance(constant, CodeType):
             if constant.co_name == name:
                 return constant
-            if found := _inner(constant, name):
-                return found
+            if inner := _inner(constant, name):
+                return inner
     return None
 
 
-def functions_of(run: Callable[[], Any], without: Callable[[], Any] | None = None) -> list[Target]:
+def functions_of(run: Callable[[], Any], without: Callable[[], Any] | None = None) -> list[MutationTarget]:
     """Functions that a call runs, of Python and of Triton, frameworks' own apart.
 
     Args:
@@ -124,7 +124,7 @@ def functions_of(run: Callable[[], Any], without: Callable[[], Any] | None = Non
     return sorted((t for t in targets if t is not None), key=lambda t: (t.file, t.line))
 
 
-def named(words: Iterable[str]) -> list[Target]:
+def named(words: Iterable[str]) -> list[MutationTarget]:
     """Functions by name, as `package.module:Class.backward`; UsageError if there is none."""
     import importlib
 
@@ -138,7 +138,7 @@ def named(words: Iterable[str]) -> list[Target]:
         except (ImportError, AttributeError) as error:
             raise UsageError(f"`functions` names {word!r}, expected package.module:function ({error})") from None
         value = inspect.unwrap(getattr(value, "__func__", value))
-        target = _python(value.__code__) if isinstance(value, FunctionType) else None
+        target = _python(value.__code__, value) if isinstance(value, FunctionType) else None
         if target is None and triton_source.is_kernel(value):
             target = _triton(value)
         if target is None:
@@ -183,9 +183,9 @@ def _is_users(code: CodeType) -> bool:
     return not any(name in path.parts for name in _FRAMEWORKS if name != "retrograd")
 
 
-def _python(code: CodeType) -> Target | None:
+def _python(code: CodeType, function: FunctionType | None = None) -> MutationTarget | None:
     """The target of a function's code, if a function has it that is there to be changed."""
-    function = next((f for f in gc.get_referrers(code) if isinstance(f, FunctionType)), None)
+    function = function or next((f for f in gc.get_referrers(code) if isinstance(f, FunctionType)), None)
     if function is None:
         return None
     with suppress(OSError, SyntaxError, IndentationError):
@@ -195,10 +195,10 @@ def _python(code: CodeType) -> Target | None:
         if isinstance(definition, ast.FunctionDef):
             skipped = definition.lineno - 1  # decorators
             text = "".join(text.splitlines(keepends=True)[skipped:])
-            return Target(function, "python", function.__qualname__, code.co_filename, first + skipped, text)
+            return MutationTarget(function, "python", function.__qualname__, code.co_filename, first + skipped, text)
     return None
 
 
-def _triton(function: Any) -> Target:
+def _triton(function: Any) -> MutationTarget:
     file, line, source = triton_source.source_of(function)
-    return Target(function, "triton", function.__name__, file, line, source)
+    return MutationTarget(function, "triton", function.__name__, file, line, source)

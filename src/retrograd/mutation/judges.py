@@ -14,12 +14,12 @@ from typing import Any
 
 from retrograd import config
 from retrograd.check.runner import verify
-from retrograd.check.schema import Finding, Report
+from retrograd.check.schema import Finding
 from retrograd.check.spec import OpSpec
 from retrograd.core.subprocesses import Child
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.mutation.edits import Edit
-from retrograd.mutation.functions import Target
+from retrograd.mutation.functions import MutationTarget
 from retrograd.mutation.schema import Judgement
 
 _PASSED, _NO_TESTS = 0, 5  # exit codes of pytest
@@ -29,13 +29,20 @@ class _Found(BaseException):
     """Passes through whatever catches exceptions of an op."""
 
 
-def findings_of(report: Report) -> set[tuple[str, ...]]:
-    """What a report finds: stage, kind, tensor and dtype of each."""
-    return {_key(f) for stage in report.stages for f in (*stage.findings, *stage.accepted)}
+def original_findings(spec: OpSpec, level: str, seed: int) -> set[tuple[str, ...]]:
+    """What verify finds of the original: stage, kind, tensor, dtype and case of each finding, before any is shrunk."""
+    known = set[tuple[str, ...]]()
+
+    def watch(event: str, thing: Any) -> None:
+        if event == "outcome":
+            known.update(_key(f) for f in (*thing.findings, *thing.accepted))
+
+    report = verify(spec, level=level, seed=seed, watch=watch)
+    return known | {_key(f) for stage in report.stages for f in (*stage.findings, *stage.accepted)}
 
 
 def _key(finding: Finding) -> tuple[str, ...]:
-    return finding.stage, finding.kind, finding.tensor, finding.case.dtype
+    return finding.stage, finding.kind, finding.tensor, finding.case.dtype, finding.case.text()
 
 
 def by_verify(spec: OpSpec, level: str, seed: int, known: set[tuple[str, ...]], skip: Sequence[str] = ()) -> Judgement:
@@ -44,13 +51,13 @@ def by_verify(spec: OpSpec, level: str, seed: int, known: set[tuple[str, ...]], 
     first: list[Finding] = []
 
     def watch(event: str, thing: Any) -> None:
-        if event == "finding" and _key(thing) not in known:
-            first.append(thing)
+        if event == "outcome":
+            first.extend(f for f in thing.findings if _key(f) not in known)
+        if first:
             raise _Found
 
     try:
-        report = verify(spec, level=level, seed=seed, watch=watch, skip=skip)
-        first += [f for s in report.stages for f in s.findings if _key(f) not in known]
+        verify(spec, level=level, seed=seed, watch=watch, skip=skip)
     except _Found:
         pass
     except RetrogradError as error:
@@ -94,7 +101,7 @@ class Tests:
             last = "\n".join(output.strip().splitlines()[-5:])
             raise UsageError(f"`tests` must pass without any mutant: {command!r} {reason}\n{last}")
 
-    def judge(self, target: Target, edit: Edit) -> Judgement:
+    def judge(self, target: MutationTarget, edit: Edit) -> Judgement:
         """Whether the tests fail where the mutant stands in the place of the function."""
         start = time.perf_counter()
         with TemporaryDirectory(prefix="retrograd-mutant-") as folder:

@@ -8,7 +8,7 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +25,12 @@ from retrograd.env import collect
 from retrograd.errors import UsageError
 from retrograd.mutation.backward_operations import BackwardOperations
 from retrograd.mutation.edits import Edit
-from retrograd.mutation.functions import Target, functions_of, named
+from retrograd.mutation.functions import MutationTarget, functions_of, named
 from retrograd.mutation.isolation import Outcome, run_forked
-from retrograd.mutation.judges import Tests, by_verify, findings_of
+from retrograd.mutation.judges import Tests, by_verify, original_findings
 from retrograd.mutation.operators import WEIGHTS
 from retrograd.mutation.regression_test import text_of
-from retrograd.mutation.schema import Mutant, MutantResult, MutationReport
+from retrograd.mutation.schema import RARITIES, Judgement, Mutant, MutantResult, MutationReport
 from retrograd.mutation.search import Search
 
 LEVELS = ("python", "triton", "operation")
@@ -38,10 +38,10 @@ Progress = Callable[[int, int, MutantResult], None]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MutantCandidate:
     """A mutant that may be made."""
 
-    target: Target | BackwardOperations
+    target: MutationTarget | BackwardOperations
     edit: Edit
     mutant: Mutant
 
@@ -60,6 +60,7 @@ def mutate(
     timeout: float = 120.0,
     lines: Callable[[str, int], bool] | None = None,
     least: float = 0.0,
+    beside: Mapping[str, Callable[[OpSpec, int], bool | None]] | None = None,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> MutationReport:
@@ -82,6 +83,7 @@ def mutate(
         timeout: seconds that search and verify of a mutant may take together.
         lines: which changes to make, by file and line; None for all.
         least: share that the first judge (the tests, where there are some) must notice, for the report's exit code.
+        beside: further judges by name: whether each objects to an op, of a spec and a seed; None is no.
         name: how the report calls the op.
         progress: called after each mutant with how many are done, of how many, and its result.
 
@@ -97,8 +99,9 @@ def mutate(
     command = Tests(tests) if tests else None
     # A child of a process whose OpenMP has had threads would wait for them for ever.
     with _one_thread():
+        verify(spec, level="quick", seed=seed, only=["contract"])  # says what is wrong with the description
         wanted = levels or (LEVELS[:-1] if tests or functions or lines else LEVELS)
-        targets: list[Target | BackwardOperations] = []
+        targets: list[MutationTarget | BackwardOperations] = []
         targets += [t for t in (named(functions) if functions else _run_by(spec, seed)) if t.kind in wanted]
         if "operation" in wanted and not spec.state:  # a module is called by its own means
             spec, operations = _with_operations(spec, seed)
@@ -109,9 +112,9 @@ def mutate(
                 f"there is nothing to mutate in {spec.name}: {len(targets)} functions with source, none with a change "
                 "in the lines asked for; name some with functions=['package.module:f']"
             )
-        known = findings_of(verify(spec, level=level, seed=seed))
+        known = original_findings(spec, level, seed)
         search = Search(spec, seed)
-        tasks = [_Trial(c, targets, search, spec, level, seed, known) for c in chosen]
+        tasks = [_MutantTask(c, targets, search, spec, level, seed, known, beside or {}) for c in chosen]
         until = float("inf") if budget is None else start + budget
         results: dict[int, MutantResult] = {}
         ended = run_forked(tasks, jobs=jobs, timeout=timeout, until=until)
@@ -126,23 +129,24 @@ def mutate(
     return MutationReport(
         target=name or spec.name, seed=seed, level=level, functions=tuple(t.name for t in targets),
         candidates=candidates, results=tuple(results[n] for n in sorted(results)),
-        judges=("tests", "verify") if tests else ("verify",), seconds=round(time.monotonic() - start, 1),
+        judges=(*(("tests",) if tests else ()), "verify", *(beside or ())), seconds=round(time.monotonic() - start, 1),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), command=tests or "", least=least,
         notes=notes, environment=collect(),
     )  # fmt: skip
 
 
 @dataclass
-class _Trial:
+class _MutantTask:
     """What a child does: the mutant in place, searched and verified."""
 
-    candidate: Candidate
-    targets: Sequence[Target | BackwardOperations]
+    candidate: MutantCandidate
+    targets: Sequence[MutationTarget | BackwardOperations]
     search: Search
     spec: OpSpec
     level: str
     seed: int
     known: set[tuple[str, ...]]
+    beside: Mapping[str, Callable[[OpSpec, int], bool | None]]
 
     def __call__(self) -> MutantResult:
         target, edit, search = self.candidate.target, self.candidate.edit, self.search
@@ -152,23 +156,32 @@ class _Trial:
         except (SyntaxError, ValueError) as error:
             return replace(blank, fate="not applicable", difference=str(error))
         search.original = self._original
-        first = next(search.differences(), None)
+        operation = target.kind == "operation"
+        rarities = tuple(r for r in RARITIES if not (operation and r == "subset of gradients"))
+        first = next(search.differences(rarities), None)
         if first is not None and first.raises and first.rarity == "every input":
             return replace(blank, fate="raises", difference=first.text)
         if first is not None and search.at_kink(first):
             return replace(blank, fate="kink", difference=first.text)
-        verified = by_verify(self.spec, self.level, self.seed, self.known)
+        verified = by_verify(self.spec, self.level, self.seed, self.known, ("contract",) * operation)
         if first is None and not verified.killed:
             return replace(blank, judgements=(verified,))
-        found = replace(blank, fate="differs", rarity="found by verify alone", judgements=(verified,))
+        judgements = (verified, *(self._judged(name, judge) for name, judge in self.beside.items()))
+        differs = replace(blank, fate="differs", rarity="found by verify alone", judgements=judgements)
         if first is None:
-            return replace(found, difference=verified.why)
+            return replace(differs, difference=verified.why)
         trial = search.smaller(first.trial)
         test = text_of(search.runner(trial), trial.case, trial.only, self.candidate.mutant.operator)
         return replace(
-            found, rarity=first.rarity, dtype=trial.case.dtype, case=trial.case.text(),
+            differs, rarity=first.rarity, dtype=trial.case.dtype, case=trial.case.text(),
             difference=search.difference(trial) or first.text, test=test,
         )  # fmt: skip
+
+    def _judged(self, name: str, judge: Callable[[OpSpec, int], bool | None]) -> Judgement:
+        try:
+            return Judgement(name, bool(judge(self.spec, self.seed)))
+        except Exception as error:  # what raises is noticed
+            return Judgement(name, True, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
     @contextlib.contextmanager
     def _original(self) -> Iterator[None]:
@@ -179,7 +192,7 @@ class _Trial:
             self.candidate.target.replace(self.candidate.edit, self.targets)
 
 
-def _run_by(spec: OpSpec, seed: int) -> list[Target]:
+def _run_by(spec: OpSpec, seed: int) -> list[MutationTarget]:
     """Functions that an ordinary call of the op runs."""
     runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
     with executed("cpu", None):
@@ -217,15 +230,18 @@ def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperation
 
 
 def _choose(
-    targets: Sequence[Target | BackwardOperations], count: int, seed: int, lines: Callable[[str, int], bool] | None
-) -> tuple[list[Candidate], int]:
+    targets: Sequence[MutationTarget | BackwardOperations],
+    count: int,
+    seed: int,
+    lines: Callable[[str, int], bool] | None,
+) -> tuple[list[MutantCandidate], int]:
     """Mutants in the order of their places, drawn without replacement, and how many there are."""
-    every: list[Candidate] = []
+    every: list[MutantCandidate] = []
     taken = Counter[str]()
     for target in targets:
         for edit in target.edits():
             if lines is None or lines(target.file, target.line + edit.line):
-                every.append(Candidate(target, edit, _described(target, edit, taken)))
+                every.append(MutantCandidate(target, edit, _described(target, edit, taken)))
     draw = random.Random(seed)
     # Weighted, without replacement (Efraimidis and Spirakis, 2006).
     keys = [draw.random() ** (1 / WEIGHTS.get(c.edit.operator, 1)) for c in every]
@@ -233,7 +249,7 @@ def _choose(
     return [every[i] for i in sorted(order)], len(every)
 
 
-def _described(target: Target | BackwardOperations, edit: Edit, taken: Counter[str]) -> Mutant:
+def _described(target: MutationTarget | BackwardOperations, edit: Edit, taken: Counter[str]) -> Mutant:
     path = _relative(target.file)
     diff = edit.diff(target.source, path, target.line)
     digest = hashlib.sha256(f"{target.name}\n{edit.operator}\n{diff.partition('@@')[2]}".encode()).hexdigest()[:8]
@@ -257,7 +273,7 @@ def _relative(file: str) -> str:
 
 
 def _judged(
-    results: Iterator[tuple[int, MutantResult]], chosen: Sequence[Candidate], tests: Tests | None, jobs: int
+    results: Iterator[tuple[int, MutantResult]], chosen: Sequence[MutantCandidate], tests: Tests | None, jobs: int
 ) -> Iterator[tuple[int, MutantResult]]:
     """The results with what the tests say of those that differ, which run once no process is forked any more."""
     waiting: list[tuple[int, MutantResult]] = []
@@ -269,12 +285,12 @@ def _judged(
     if tests is not None:
         with ThreadPoolExecutor(jobs) as pool:
             judge = tests.judge
-            said = pool.map(lambda n: judge(chosen[n].target, chosen[n].edit), [n for n, _ in waiting])
-            for (number, result), judgement in zip(waiting, said, strict=True):
+            judgements = pool.map(lambda n: judge(chosen[n].target, chosen[n].edit), [n for n, _ in waiting])
+            for (number, result), judgement in zip(waiting, judgements, strict=True):
                 yield number, replace(result, judgements=(judgement, *result.judgements))
 
 
-def _result(candidate: Candidate, outcome: Outcome) -> MutantResult:
+def _result(candidate: MutantCandidate, outcome: Outcome) -> MutantResult:
     if outcome.state == "done":
         return replace(outcome.value, seconds=round(outcome.seconds, 3))
     # Whoever runs it sees that: a process that dies or never ends is as loud as a failing test.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -92,7 +91,7 @@ class MutationReport(Record, Shown):
     command: str = ""
     least: float = 0.0
     notes: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     schema: str = MUTATION_SCHEMA
 
     @property

@@ -35,7 +35,7 @@ Values = dict[str, torch.Tensor | None] | Exception
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedInput:
     """One input: the class of rarity that it stands for, the case, and the only inputs that want a gradient."""
 
     rarity: str
@@ -44,11 +44,11 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Difference:
+class MutantDifference:
     """The first trial of its class that differs, and how."""
 
     rarity: str
-    trial: Trial
+    trial: TriedInput
     text: str
 
     @property
@@ -75,45 +75,45 @@ class Search:
         self.exact = next((d for d in ("float64", "complex128") if d in spec.dtypes), "")
         self.trials = list(self._trials())
         self.original: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        self._wanted: dict[Trial, Values] = {}
-        self._truths: dict[Trial, Values | None] = {}
+        self._wanted: dict[TriedInput, Values] = {}
+        self._truths: dict[TriedInput, Values | None] = {}
         for trial in self.trials:
             self.wanted(trial)
 
-    def _trials(self) -> Iterator[Trial]:
+    def _trials(self) -> Iterator[TriedInput]:
         first = self.exact or self.spec.dtypes[0]
         base = self._runners[first].base
         for draw in range(_ORDINARY):
-            yield Trial("every input", base.but(draw=draw))
-        yield from (Trial("parameters", case) for case in make.param_cases(self.spec, base)[1:])
+            yield TriedInput("every input", base.but(draw=draw))
+        yield from (TriedInput("parameters", case) for case in make.param_cases(self.spec, base)[1:])
         for name, _ in base.sizes:
             free = isinstance(base.size(name), tuple)
             for size in [*((n,) for n in _SIZES), (), (2, 3), (2, 1, 3)] if free else _SIZES:
                 if make.allows(self.spec, name, size) and (
                     case := make.fitted(self.spec, base.with_size(name, size), name)
                 ):
-                    yield Trial("sizes", case)
+                    yield TriedInput("sizes", case)
         specs = {n: s for n, s in (self.spec.tensor_specs or {}).items() if isinstance(s, TensorSpec)}
         for name in specs:
             for value in (*extreme_values.NAMES, *extreme_values.ENDS):
-                yield Trial("special values", base.but(values={name: value}))
+                yield TriedInput("special values", base.but(values={name: value}))
             for layout in layouts.applicable(3):
-                yield Trial("layouts", base.but(layouts={name: layout}))
+                yield TriedInput("layouts", base.but(layouts={name: layout}))
         for layout in layouts.applicable(3):
-            yield Trial("layouts", base.but(layouts={"grad_out": layout}))
+            yield TriedInput("layouts", base.but(layouts={"grad_out": layout}))
         names = self._runners[first].differentiable(base)
         if len(names) > 1:
-            yield from (Trial("subset of gradients", base, (name,)) for name in names)
-            yield from (Trial("subset of gradients", base, tuple(n for n in names if n != name)) for name in names)
+            yield from (TriedInput("subset of gradients", base, (name,)) for name in names)
+            yield from (TriedInput("subset of gradients", base, tuple(n for n in names if n != name)) for name in names)
         for dtype in self.spec.dtypes:
             if dtype != first:
-                yield from (Trial("dtypes", self._runners[dtype].base.but(draw=draw)) for draw in range(2))
+                yield from (TriedInput("dtypes", self._runners[dtype].base.but(draw=draw)) for draw in range(2))
 
-    def runner(self, trial: Trial) -> OpRunner:
+    def runner(self, trial: TriedInput) -> OpRunner:
         """What runs a trial."""
         return self._runners[trial.case.dtype]
 
-    def wanted(self, trial: Trial) -> Values:
+    def wanted(self, trial: TriedInput) -> Values:
         """What the original gives, and gave where it is known."""
         if trial not in self._wanted:
             with self.original():
@@ -121,7 +121,7 @@ class Search:
             self._truths[trial] = self._true(trial)
         return self._wanted[trial]
 
-    def _run(self, trial: Trial, inputs: dict[str, Any] | None = None) -> Values:
+    def _run(self, trial: TriedInput, inputs: dict[str, Any] | None = None) -> Values:
         runner = self._runners[trial.case.dtype]
         try:
             with executed("cpu", {}):
@@ -130,7 +130,7 @@ class Search:
             return error
         return {name: None if t is None else t.detach().to(torch.float64) for name, t in tensors.items()}
 
-    def _true(self, trial: Trial) -> Values | None:
+    def _true(self, trial: TriedInput) -> Values | None:
         """What the reference gives in float64; None where the op's own values are compared, or it refuses the trial."""
         if trial.case.dtype == self.exact or self.spec.reference is None:
             return None
@@ -138,19 +138,19 @@ class Search:
             return {**self._runners[trial.case.dtype].reference(trial.case).run(torch.float64, Float64())}
         return None
 
-    def differences(self, rarities: tuple[str, ...] = RARITIES) -> Iterator[Difference]:
+    def differences(self, rarities: tuple[str, ...] = RARITIES) -> Iterator[MutantDifference]:
         """What differs now, in the order of the classes: at most one of each, `every input` or `some inputs` first."""
         for rarity in (r for r in rarities if r != "some inputs"):
             trials = [t for t in self.trials if t.rarity == rarity]
             if rarity == "every input":
                 shown = [(t, text) for t in trials if (text := self.difference(t))]
                 if shown and (len(shown) == len(trials) or "some inputs" in rarities):
-                    yield Difference(rarity if len(shown) == len(trials) else "some inputs", *shown[0])
+                    yield MutantDifference(rarity if len(shown) == len(trials) else "some inputs", *shown[0])
                 continue
             if first := next(((t, text) for t in trials if (text := self.difference(t))), None):
-                yield Difference(rarity, *first)
+                yield MutantDifference(rarity, *first)
 
-    def difference(self, trial: Trial) -> str:
+    def difference(self, trial: TriedInput) -> str:
         """How the op differs now from the original at a trial, in words; "" if it does not, or the original raised."""
         want = self.wanted(trial)
         if isinstance(want, Exception):
@@ -165,7 +165,7 @@ class Search:
         return ""
 
     def _differs(
-        self, name: str, got: torch.Tensor | None, want: torch.Tensor | None, truth: Values | None, trial: Trial
+        self, name: str, got: torch.Tensor | None, want: torch.Tensor | None, truth: Values | None, trial: TriedInput
     ) -> str:
         if got is None or want is None:
             return "" if got is want else f"is {'None' if got is None else 'a tensor'}"
@@ -193,7 +193,7 @@ class Search:
             allowed = 10 * float((want - center)[center.isfinite() & want.isfinite()].abs().max()) + 16 * eps * size
         return f"is off by {off:.3g} where the largest is {size:.3g}" if off > allowed else ""
 
-    def at_kink(self, difference: Difference) -> bool:
+    def at_kink(self, difference: MutantDifference) -> bool:
         """Whether what is seen lies between results of the original at inputs nearby."""
         got = self._run(difference.trial)
         with self.original():
@@ -209,7 +209,7 @@ class Search:
                 return False
         return True
 
-    def _envelope(self, trial: Trial) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
+    def _envelope(self, trial: TriedInput) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
         """Least and most of the original's results near a trial; None where it cannot be told."""
         want = self.wanted(trial)
         if isinstance(want, Exception) or trial.case.dtype != self.exact:
@@ -234,14 +234,14 @@ class Search:
                 hull[name] = (stacked.amin(0), stacked.amax(0))
         return hull
 
-    def smaller(self, trial: Trial) -> Trial:
+    def smaller(self, trial: TriedInput) -> TriedInput:
         """The trial with smaller sizes at which the mutant still differs, tried one size after another."""
         for name, size in trial.case.sizes:
             for count in (n for n in (1, 2, 3, 4, 8) if n < elements(size)):
                 less = (count,) if isinstance(size, tuple) else count
                 case = make.fitted(self.spec, trial.case.with_size(name, less), name)
                 fits = case is not None and make.allows(self.spec, name, less)
-                if case is not None and fits and self.difference(other := Trial(trial.rarity, case, trial.only)):
+                if case is not None and fits and self.difference(other := TriedInput(trial.rarity, case, trial.only)):
                     trial = other
                     break
         return trial

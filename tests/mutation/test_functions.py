@@ -1,0 +1,83 @@
+"""Functions that an op runs, and their mutants in their places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from norm_op import RmsNorm, input_grad, norm, reference, spec
+
+from retrograd.errors import UsageError
+from retrograd.mutation.functions import functions_of, named, recompiled
+from retrograd.mutation.operators import python_edits
+
+
+def step():
+    x, w = torch.randn(3, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+    norm(x, w, 1e-5).sum().backward()
+    return x.grad
+
+
+def test_what_forward_and_backward_run_is_found_and_the_reference_is_not():
+    targets = functions_of(step, lambda: reference(torch.ones(2, 3), torch.ones(3), 1e-5))
+    assert {t.name for t in targets} >= {"RmsNorm.forward", "RmsNorm.backward", "input_grad", "norm"}
+    assert "reference" not in {t.name for t in targets}
+    assert all(t.file.startswith(str(__file__).rpartition("/")[0]) for t in targets)
+
+
+def test_helpers_that_the_reference_shares_are_left_out():
+    shared = functions_of(step, lambda: input_grad(*torch.ones(4, 3, 2)))
+    assert "input_grad" not in {t.name for t in shared}
+
+
+def test_a_mutant_stands_wherever_the_function_was_imported():
+    (target,) = named(["norm_op:input_grad"])
+    edit = next(e for e in target.edits() if e.operator == "factor dropped")
+    code, imported, before = input_grad.__code__, input_grad, step
+    torch.manual_seed(0)
+    right = before()
+    try:
+        target.replace(edit)
+        torch.manual_seed(0)
+        assert not torch.allclose(step(), right)
+        assert imported.__code__ is not code
+        assert imported.__code__.co_firstlineno == code.co_firstlineno
+    finally:
+        imported.__code__ = code
+    torch.manual_seed(0)
+    assert torch.equal(step(), right)
+
+
+def test_a_static_method_is_found_by_its_path():
+    (target,) = named(["norm_op:RmsNorm.backward"])
+    assert target.function is RmsNorm.__dict__["backward"].__func__
+    assert target.source.startswith("def backward(ctx, dy):")
+
+
+@pytest.mark.parametrize("word", ["norm_op:missing", "no_such_module:f", "norm_op:spec", "math:sqrt"])
+def test_what_has_no_source_is_refused(word):
+    with pytest.raises(UsageError, match=r"`functions` names .*" + word):
+        named([word])
+
+
+def test_names_of_enclosing_scopes_are_kept():
+    factor = 3.0
+
+    def scaled(x):
+        return x * factor
+
+    source = "def scaled(x):\n    return x + factor\n"
+    scaled.__code__ = recompiled(scaled, source, 1)
+    assert scaled(1.0) == 4.0
+    with pytest.raises(ValueError, match="enclosing"):
+        recompiled(scaled, "def scaled(x):\n    return x\n", 1)
+
+
+def test_a_wrong_source_is_refused_as_python_does():
+    with pytest.raises(SyntaxError):
+        recompiled(input_grad, "def input_grad(dy):\n    return (\n", 1)
+
+
+def test_edits_do_not_depend_on_the_run():
+    (target,) = named(["norm_op:input_grad"])
+    assert target.edits() == python_edits(target.source)
+    assert spec.fn is norm

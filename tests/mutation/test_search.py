@@ -1,0 +1,105 @@
+"""The search for a difference: each class of rarity on an op that differs there alone, and what is equivalent."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import retrograd as rg
+from retrograd.mutation.search import Search
+
+MISTAKE = {"on": False}
+
+
+@contextmanager
+def corrected():
+    MISTAKE["on"] = False
+    yield
+    MISTAKE["on"] = True
+
+
+def op(mistake, params=None, dtypes=("float64",)):
+    """x ** 2 / 2 with a gradient that is wrong where `mistake` says so, once MISTAKE is on."""
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y, scale):
+            ctx.save_for_backward(x, y)
+            ctx.scale = scale
+            return (x * x / 2 + y) * scale
+
+        @staticmethod
+        def backward(ctx, g):
+            x, _ = ctx.saved_tensors
+            grad = x * g * ctx.scale
+            if MISTAKE["on"]:
+                grad = mistake(ctx, x, grad)
+            return grad, g * ctx.scale, None
+
+    return rg.op(
+        lambda x, y, scale: Square.apply(x, y, scale), lambda x, y, scale: (x * x / 2 + y) * scale,
+        inputs={"x": rg.tensor("M", "N"), "y": rg.tensor("M", "N")}, params=params or {"scale": [1.0, 2.0]}, dtypes=list(dtypes),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def searched():
+    def first(mistake, **options):
+        search = Search(op(mistake, **options), 0)
+        MISTAKE["on"] = True
+        try:
+            return next(search.differences(), None), search
+        finally:
+            MISTAKE["on"] = False
+
+    return first
+
+
+@pytest.mark.parametrize(
+    ("rarity", "mistake"),
+    [
+        ("every input", lambda ctx, x, grad: grad * 1.01),
+        ("some inputs", lambda ctx, x, grad: grad * (1 + 0.1 * (x[0, 0] > 0))),
+        ("parameters", lambda ctx, x, grad: grad / ctx.scale),
+        ("sizes", lambda ctx, x, grad: grad * (1 + (x.shape[1] % 64 == 1))),
+        ("special values", lambda ctx, x, grad: torch.where(x.abs() > 50, 0.0, grad)),
+        ("layouts", lambda ctx, x, grad: grad if x.is_contiguous() else grad * 2),
+        ("subset of gradients", lambda ctx, x, grad: grad if ctx.needs_input_grad[1] else grad * 2),
+    ],
+)
+def test_a_difference_has_the_class_where_it_shows(searched, rarity, mistake):
+    difference, _ = searched(mistake)
+    assert difference is not None
+    assert difference.rarity == rarity
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [lambda ctx, x, grad: grad.clone(), lambda ctx, x, grad: grad * (1 + 1e-15), lambda ctx, x, grad: grad + 0.0],
+)
+def test_what_computes_the_same_is_equivalent(searched, mistake):
+    assert searched(mistake)[0] is None
+
+
+def test_a_rounding_error_of_16_bits_is_none_and_a_wrong_factor_is(searched):
+    assert searched(lambda ctx, x, grad: grad * (1 + 2**-9), dtypes=["bfloat16"])[0] is None
+    assert searched(lambda ctx, x, grad: grad * 1.2, dtypes=["bfloat16"])[0] is not None
+
+
+def test_an_exception_is_a_difference(searched):
+    difference, _ = searched(lambda ctx, x, grad: grad.reshape(-1))
+    assert difference is not None
+    assert difference.raises
+    assert difference.rarity == "every input"
+
+
+def test_the_smallest_sizes_that_show_it(searched):
+    difference, search = searched(lambda ctx, x, grad: grad * 1.5)
+    MISTAKE["on"] = True
+    search.original = corrected
+    try:
+        assert search.smaller(difference.trial).case.text().startswith("M=1 N=1")
+    finally:
+        MISTAKE["on"] = False
