@@ -22,7 +22,7 @@ _EXAMPLES = """\b
 Examples:
   retrograd mutate my_op.py:spec --tests "pytest tests/test_my_op.py" -j 2
   retrograd mutate my_op.py:spec --since main --fail-under 90 --format github
-  retrograd mutate my_op.py:spec --function my_op:MyOp.backward -n 30 -o report.html
+  retrograd mutate my_op.py:spec --function MyOp.backward -n 30 -o report.html
 """
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -49,9 +49,7 @@ def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.argument("target")
 @click.option("--tests", metavar="COMMAND", help="Judge these tests too: 'pytest tests/test_op.py', or any command.")
 @click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Mutants at most.")
-@click.option(
-    "--function", "functions", multiple=True, metavar="MODULE:NAME", help="Mutate this one  [default: all it runs]."
-)
+@click.option("--function", "functions", multiple=True, metavar="NAME", help="Mutate this one  [default: all it runs].")
 @click.option("--since", metavar="REV", help="Only lines that changed since this revision of git.")
 @click.option("--only-lines", "only", callback=_range, metavar="A-B", help="Only these lines.")
 @click.option("--budget", callback=_seconds, metavar="5m", help="Begin no mutant after this time.")

@@ -8,9 +8,12 @@ from __future__ import annotations
 import importlib.machinery
 import inspect
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from retrograd.core.import_hook import AfterImport
 
 
 def begin(options: str) -> None:
@@ -20,14 +23,27 @@ def begin(options: str) -> None:
         options: JSON: file, name, kind, line and `edited` source of the function; `applied`, a file to leave as a sign.
     """
     job = json.loads(options)
-    execute = importlib.machinery.SourceFileLoader.exec_module
+    _watch(importlib.machinery.SourceFileLoader, job)
+    # pytest imports files of tests by a loader of its own, which rewrites their assertions.
+    name, hook = "_pytest.assertion.rewrite", "AssertionRewritingHook"
+
+    def rewriting(_: str) -> None:
+        if hasattr(sys.modules[name], hook):
+            _watch(getattr(sys.modules[name], hook), job)
+
+    sys.meta_path.insert(0, AfterImport((name,), rewriting))
+
+
+def _watch(loader_class: Any, job: dict[str, Any]) -> None:
+    """Have a loader put the mutant in place when it has executed the file."""
+    execute = loader_class.exec_module
 
     def exec_module(loader: Any, module: ModuleType) -> None:
         execute(loader, module)
-        if Path(loader.path).resolve() == Path(job["file"]).resolve():
+        if Path(getattr(module, "__file__", None) or "").resolve() == Path(job["file"]).resolve():
             _apply(job, module)
 
-    importlib.machinery.SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign]
+    loader_class.exec_module = exec_module
 
 
 def _apply(job: dict[str, Any], module: ModuleType) -> None:

@@ -119,7 +119,9 @@ class Tests:
             return Judgement("tests", True, f"timed out after {self.timeout:.0f} s", seconds)
         if code != _PASSED:
             return Judgement("tests", True, _reason(output, code), seconds)
-        return Judgement("tests", False, "" if stood else "the tests never import it", seconds)
+        return Judgement(
+            "tests", False, "" if stood else "the tests never import its file, or run it as a script", seconds
+        )
 
     def _run(self, changes: dict[str, str], timeout: float) -> tuple[int | None, str]:
         with Child(self._words, changes) as child:

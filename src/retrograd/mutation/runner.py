@@ -21,6 +21,8 @@ from retrograd.check.cpu_kernels import executed
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
+from retrograd.core.loading import near
+from retrograd.core.wording import some
 from retrograd.env import collect
 from retrograd.errors import UsageError
 from retrograd.mutation.backward_operations import BackwardOperations
@@ -70,8 +72,8 @@ def mutate(
 
     Args:
         spec: of the op, from `retrograd.op`; on a CPU, its Triton kernels executed as a GPU would.
-        functions: `package.module:function` each; () for those that the op's forward and backward run, those of
-            frameworks and those that the reference runs too apart.
+        functions: names of those that the op runs ("RmsNorm.backward"), or of any as `package.module:function`; () for
+            all that its forward and backward run, those of frameworks and those that the reference runs too apart.
         levels: "python" and "triton" source, and "operation" of the recorded backward, which needs no source but has
             no meaning to the user's tests; () for all that there are.
         count: how many mutants at most, drawn by `seed`.
@@ -102,7 +104,7 @@ def mutate(
         verify(spec, level="quick", seed=seed, only=["contract"])  # says what is wrong with the description
         wanted = levels or (LEVELS[:-1] if tests or functions or lines else LEVELS)
         targets: list[MutationTarget | BackwardOperations] = []
-        targets += [t for t in (named(functions) if functions else _run_by(spec, seed)) if t.kind in wanted]
+        targets += [t for t in _functions(spec, seed, functions) if t.kind in wanted]
         if "operation" in wanted and not spec.state:  # a module is called by its own means
             spec, operations = _with_operations(spec, seed)
             targets.append(operations)
@@ -160,9 +162,9 @@ class _MutantTask:
         rarities = tuple(r for r in RARITIES if not (operation and r == "subset of gradients"))
         first = next(search.differences(rarities), None)
         if first is not None and first.raises and first.rarity == "every input":
-            return replace(blank, fate="raises", difference=first.text)
+            return replace(blank, fate="raises", difference=first.seen.text)
         if first is not None and search.at_kink(first):
-            return replace(blank, fate="kink", difference=first.text)
+            return replace(blank, fate="kink", difference=first.seen.text)
         verified = by_verify(self.spec, self.level, self.seed, self.known, ("contract",) * operation)
         if first is None and not verified.killed:
             return replace(blank, judgements=(verified,))
@@ -174,7 +176,7 @@ class _MutantTask:
         test = text_of(search.runner(trial), trial.case, trial.only, self.candidate.mutant.operator)
         return replace(
             differs, rarity=first.rarity, dtype=trial.case.dtype, case=trial.case.text(),
-            difference=search.difference(trial) or first.text, test=test,
+            difference=(search.difference(trial) or first.seen).text, test=test,
         )  # fmt: skip
 
     def _judged(self, name: str, judge: Callable[[OpSpec, int], bool | None]) -> Judgement:
@@ -190,6 +192,21 @@ class _MutantTask:
             yield
         finally:
             self.candidate.target.replace(self.candidate.edit, self.targets)
+
+
+def _functions(spec: OpSpec, seed: int, names: Sequence[str]) -> list[MutationTarget]:
+    """The functions of these names; all that the op runs where there is none."""
+    targets = named(name for name in names if ":" in name)
+    if len(targets) == len(names) > 0:
+        return targets
+    own = _run_by(spec, seed)
+    known = list(dict.fromkeys(t.name for t in own))
+    for name in (n for n in names if ":" not in n):
+        if name not in known:
+            raise UsageError(
+                f"`functions` names {name!r}, which {spec.name} does not run{near(name, known)}; it runs {some(known)}"
+            )
+    return [*targets, *(t for t in own if not names or t.name in names)]
 
 
 def _run_by(spec: OpSpec, seed: int) -> list[MutationTarget]:

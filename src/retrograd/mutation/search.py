@@ -8,6 +8,7 @@ differences. What lies between gradients of the original at inputs nearby is a k
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,9 @@ from retrograd.mutation.schema import RARITIES
 _ORDINARY = 6  # draws of the ordinary inputs
 _SIZES = (0, 1, 2, 3, 8, 17, 33, 64, 65, 129, 300)
 _NEARBY = 1e-6  # of an input's size, how far inputs are moved to see whether a difference is that of a kink
-_MOVES = 6
+_PAIRS = 3  # of moves of the inputs, there and back
 _RAISES = "raises:"
+_CLEAR = 0.1  # share of the largest element that anybody would call a difference
 
 Values = dict[str, torch.Tensor | None] | Exception
 
@@ -44,17 +46,25 @@ class TriedInput:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """How results differ, in words, and by which share of the largest element of any result; else infinite."""
+
+    text: str
+    share: float = math.inf
+
+
+@dataclass(frozen=True)
 class MutantDifference:
     """The first trial of its class that differs, and how."""
 
     rarity: str
     trial: TriedInput
-    text: str
+    seen: Seen
 
     @property
     def raises(self) -> bool:
         """Whether the mutant raises there."""
-        return self.text.startswith(_RAISES)
+        return self.seen.text.startswith(_RAISES)
 
 
 class Search:
@@ -135,7 +145,8 @@ class Search:
         if trial.case.dtype == self.exact or self.spec.reference is None:
             return None
         with contextlib.suppress(Exception):
-            return {**self._runners[trial.case.dtype].reference(trial.case).run(torch.float64, Float64())}
+            exact = self._runners[trial.case.dtype].reference(trial.case).run(torch.float64, Float64())
+            return {name: None if t is None else t.detach() for name, t in exact.items()}
         return None
 
     def differences(self, rarities: tuple[str, ...] = RARITIES) -> Iterator[MutantDifference]:
@@ -143,55 +154,58 @@ class Search:
         for rarity in (r for r in rarities if r != "some inputs"):
             trials = [t for t in self.trials if t.rarity == rarity]
             if rarity == "every input":
-                shown = [(t, text) for t in trials if (text := self.difference(t))]
+                shown = [(t, seen) for t in trials if (seen := self.difference(t))]
                 if shown and (len(shown) == len(trials) or "some inputs" in rarities):
                     yield MutantDifference(rarity if len(shown) == len(trials) else "some inputs", *shown[0])
-                continue
-            if first := next(((t, text) for t in trials if (text := self.difference(t))), None):
+            elif first := next(((t, seen) for t in trials if (seen := self.difference(t))), None):
                 yield MutantDifference(rarity, *first)
 
-    def difference(self, trial: TriedInput) -> str:
-        """How the op differs now from the original at a trial, in words; "" if it does not, or the original raised."""
+    def difference(self, trial: TriedInput) -> Seen | None:
+        """How the op differs now from the original at a trial; None if it does not, or the original raised."""
         want = self.wanted(trial)
         if isinstance(want, Exception):
-            return ""
+            return None
         got = self._run(trial)
         if isinstance(got, Exception):
-            return f"{_RAISES} {str(got).splitlines()[0] if str(got) else type(got).__name__}"
+            return Seen(f"{_RAISES} {str(got).splitlines()[0] if str(got) else type(got).__name__}")
         truth = self._truths[trial]
-        for name in want.keys() | got.keys():
-            if text := self._differs(name, got.get(name), want.get(name), truth, trial):
-                return f"{name} {text}"
-        return ""
+        finite = (t[t.isfinite()] for t in want.values() if t is not None)
+        scale = max((float(t.abs().max()) for t in finite if t.numel()), default=1.0)
+        seen = (self._compared(name, got, want, truth, trial.case.dtype, scale) for name in {**want, **got})
+        return max((s for s in seen if s is not None), key=lambda s: s.share, default=None)
 
-    def _differs(
-        self, name: str, got: torch.Tensor | None, want: torch.Tensor | None, truth: Values | None, trial: TriedInput
-    ) -> str:
+    def _compared(
+        self,
+        name: str,
+        results: dict[str, torch.Tensor | None],
+        wanted: dict[str, torch.Tensor | None],
+        truth: Values | None,
+        dtype: str,
+        scale: float,
+    ) -> Seen | None:
+        got, want = results.get(name), wanted.get(name)
         if got is None or want is None:
-            return "" if got is want else f"is {'None' if got is None else 'a tensor'}"
+            return None if got is want else Seen(f"{name} is {'None' if got is None else 'a tensor'}")
         if got.shape != want.shape:
-            return f"has shape {tuple(got.shape)} instead of {tuple(want.shape)}"
-        if not got.numel():
-            return ""
-        alike = (got == want) | (got.isnan() & want.isnan())
-        if bool((got.isfinite() != want.isfinite()).any()):
-            return (
-                "is not finite where it was"
-                if bool((want.isfinite() & ~got.isfinite()).any())
-                else "is finite where it was not"
-            )
+            return Seen(f"{name} has shape {tuple(got.shape)} instead of {tuple(want.shape)}")
+        if bool((want.isfinite() & ~got.isfinite()).any()):
+            return Seen(f"{name} is not finite where it was")
+        if bool((got.isfinite() & ~want.isfinite()).any()):
+            return Seen(f"{name} is finite where it was not")
         true = truth.get(name) if isinstance(truth, dict) else None
         center = want if true is None or true.shape != want.shape else true.to(want.dtype)
-        finite = center.isfinite() & want.isfinite() & ~alike
+        finite = center.isfinite() & want.isfinite()
         if not bool(finite.any()):
-            return "" if bool(alike.all()) else "has another infinity"
-        size = float(center[center.isfinite()].abs().max())
-        off = float((got - center)[finite].abs().max())
+            same = (got == want) | (got.isnan() & want.isnan())
+            return None if bool(same.all()) else Seen(f"{name} has another infinity")
+        got, want, center = got[finite], want[finite], center[finite]
+        size, off = float(center.abs().max()), float((got - center).abs().max())
         allowed = 1e-8 * size
-        if trial.case.dtype != self.exact:
-            eps = torch.finfo(make.torch_dtype(trial.case.dtype)).eps
-            allowed = 10 * float((want - center)[center.isfinite() & want.isfinite()].abs().max()) + 16 * eps * size
-        return f"is off by {off:.3g} where the largest is {size:.3g}" if off > allowed else ""
+        if dtype != self.exact:
+            allowed = 10 * float((want - center).abs().max()) + 16 * torch.finfo(make.torch_dtype(dtype)).eps * size
+        if off <= allowed:
+            return None
+        return Seen(f"{name} is off by {off:.3g} where the largest is {size:.3g}", off / scale if scale else math.inf)
 
     def at_kink(self, difference: MutantDifference) -> bool:
         """Whether what is seen lies between results of the original at inputs nearby."""
@@ -215,13 +229,14 @@ class Search:
         if isinstance(want, Exception) or trial.case.dtype != self.exact:
             return None
         seen = [want]
+        noise: dict[str, torch.Tensor] = {}
         runner, generator = self._runners[trial.case.dtype], torch.Generator().manual_seed(self.seed)
-        for _ in range(_MOVES):
+        for sign in (1, -1) * _PAIRS:  # so that each element is seen on both sides
             inputs = runner.inputs(trial.case)
-            for name, t in inputs.items():
-                if isinstance(t, torch.Tensor) and t.is_floating_point():
-                    step = _NEARBY * t.abs().mean().nan_to_num(1.0).clamp_min(1e-30)
-                    inputs[name] = t + step * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+            if sign > 0:
+                noise = {n: _noise(t, generator) for n, t in inputs.items() if isinstance(t, torch.Tensor)}
+            for name, step in noise.items():
+                inputs[name] = inputs[name] + sign * step
             moved = self._run(trial, inputs)
             if isinstance(moved, Exception):
                 return None
@@ -235,13 +250,25 @@ class Search:
         return hull
 
     def smaller(self, trial: TriedInput) -> TriedInput:
-        """The trial with smaller sizes at which the mutant still differs, tried one size after another."""
+        """The trial with smaller sizes at which the mutant still differs by as much, tried one size after another."""
+        seen = self.difference(trial)
+        least = min(seen.share if seen else 0.0, _CLEAR) / 2
         for name, size in trial.case.sizes:
             for count in (n for n in (1, 2, 3, 4, 8) if n < elements(size)):
                 less = (count,) if isinstance(size, tuple) else count
                 case = make.fitted(self.spec, trial.case.with_size(name, less), name)
-                fits = case is not None and make.allows(self.spec, name, less)
-                if case is not None and fits and self.difference(other := TriedInput(trial.rarity, case, trial.only)):
+                if case is None or not make.allows(self.spec, name, less):
+                    continue
+                other = TriedInput(trial.rarity, case, trial.only)
+                if (seen := self.difference(other)) and seen.share >= least:
                     trial = other
                     break
         return trial
+
+
+def _noise(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A small move of an input; none of whole numbers."""
+    if not t.is_floating_point():
+        return torch.zeros_like(t)
+    step = _NEARBY * t.abs().mean().nan_to_num(1.0).clamp_min(1e-30)
+    return step * torch.randn(t.shape, generator=generator, dtype=t.dtype)
