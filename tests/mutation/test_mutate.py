@@ -127,6 +127,7 @@ def test_a_budget_ends_it_between_two_mutants():
     [
         ({"levels": ["ptx"]}, "`levels` is"),
         ({"tests": "true", "levels": ["operation"]}, "`tests` cannot be given"),
+        ({"functions": ["nothing"]}, "which norm does not run"),
         ({"tests": " "}, "`tests` is empty"),
         ({"tests": "false"}, "must pass without any mutant"),
         ({"lines": lambda file, line: False}, "nothing to mutate"),
@@ -146,6 +147,16 @@ def test_kernels_are_mutated_without_a_gpu():
     assert {r.mutant.level for r in mutated.results} == {"triton"}
     assert any(r.fate == "differs" for r in mutated.results)
     assert mutated.survivors("verify") == ()
+
+
+def test_operations_of_a_kernel_need_no_source():
+    pytest.importorskip("triton", reason="kernels of Triton")
+    mutated = rg.mutate(resolve("rms_norm"), count=5, levels=["ttir"])
+    assert mutated.candidates > 50
+    assert any("arith." in r.mutant.diff or "tt." in r.mutant.diff for r in mutated.results)
+    assert len(mutated.differing) >= 3
+    assert mutated.survivors("verify") == ()
+    assert rg.verify(resolve("rms_norm"), level="quick", only=["oracle"]).verdict == "proved"
 
 
 def resolve(name):

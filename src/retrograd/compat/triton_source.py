@@ -46,9 +46,14 @@ def source_of(function: Any) -> tuple[str, int, str]:
 def replace(function: Any, source: str, callers: Iterable[Any]) -> None:
     """Give a kernel another source, for all who hold it; what was compiled of it and of its callers is forgotten."""
     function._unsafe_update_src(source)
-    for caller in (function, *callers):
-        caller.hash = None
-        caller.device_caches.clear()
+    forget((function, *callers))
+
+
+def forget(kernels: Iterable[Any]) -> None:
+    """Have kernels compiled anew at their next launch."""
+    for kernel in kernels:
+        kernel.hash = None
+        kernel.device_caches.clear()
 
 
 @part(

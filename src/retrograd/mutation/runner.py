@@ -21,6 +21,7 @@ from retrograd.check.cpu_kernels import executed
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
+from retrograd.compat import triton_source
 from retrograd.core.loading import near
 from retrograd.core.wording import some
 from retrograd.env import collect
@@ -30,12 +31,15 @@ from retrograd.mutation.edits import Edit
 from retrograd.mutation.functions import MutationTarget, functions_of, named
 from retrograd.mutation.isolation import Outcome, run_forked
 from retrograd.mutation.judges import Tests, by_verify, original_findings
+from retrograd.mutation.kernel_operations import KernelOperations
 from retrograd.mutation.operators import WEIGHTS
 from retrograd.mutation.regression_test import text_of
 from retrograd.mutation.schema import RARITIES, Judgement, Mutant, MutantResult, MutationReport
 from retrograd.mutation.search import Search
+from retrograd.ttir.kept_texts import EDITS
 
-LEVELS = ("python", "triton", "operation")
+LEVELS = ("python", "triton", "ttir", "operation")
+AnyTarget = MutationTarget | KernelOperations | BackwardOperations
 Progress = Callable[[int, int, MutantResult], None]
 
 
@@ -43,7 +47,7 @@ Progress = Callable[[int, int, MutantResult], None]
 class MutantCandidate:
     """A mutant that may be made."""
 
-    target: MutationTarget | BackwardOperations
+    target: AnyTarget
     edit: Edit
     mutant: Mutant
 
@@ -74,8 +78,8 @@ def mutate(
         spec: of the op, from `retrograd.op`; on a CPU, its Triton kernels executed as a GPU would.
         functions: names of those that the op runs ("RmsNorm.backward"), or of any as `package.module:function`; () for
             all that its forward and backward run, those of frameworks and those that the reference runs too apart.
-        levels: "python" and "triton" source, and "operation" of the recorded backward, which needs no source but has
-            no meaning to the user's tests; () for all that there are.
+        levels: "python" and "triton" source; "ttir", an operation of a kernel, and "operation", one of the recorded
+            backward, which need no source and which the user's tests cannot be given; () for all that there are.
         count: how many mutants at most, drawn by `seed`.
         level: of verify, "quick" or "full".
         seed: of the choice and of all inputs.
@@ -102,9 +106,11 @@ def mutate(
     # A child of a process whose OpenMP has had threads would wait for them for ever.
     with _one_thread():
         verify(spec, level="quick", seed=seed, only=["contract"])  # says what is wrong with the description
-        wanted = levels or (LEVELS[:-1] if tests or functions or lines else LEVELS)
-        targets: list[MutationTarget | BackwardOperations] = []
+        wanted = levels or (LEVELS[:2] if tests or functions or lines else LEVELS)
+        targets: list[AnyTarget] = []
         targets += [t for t in _functions(spec, seed, functions) if t.kind in wanted]
+        if "ttir" in wanted and (kernels := _kernel_operations(spec, seed)):
+            targets.append(kernels)
         if "operation" in wanted and not spec.state:  # a module is called by its own means
             spec, operations = _with_operations(spec, seed)
             targets.append(operations)
@@ -142,7 +148,7 @@ class _MutantTask:
     """What a child does: the mutant in place, searched and verified."""
 
     candidate: MutantCandidate
-    targets: Sequence[MutationTarget | BackwardOperations]
+    targets: Sequence[AnyTarget]
     search: Search
     spec: OpSpec
     level: str
@@ -158,7 +164,7 @@ class _MutantTask:
         except (SyntaxError, ValueError) as error:
             return replace(blank, fate="not applicable", difference=str(error))
         search.original = self._original
-        operation = target.kind == "operation"
+        operation = target.kind in ("operation", "ttir")  # others run where fewer gradients are asked for
         rarities = tuple(r for r in RARITIES if not (operation and r == "subset of gradients"))
         first = next(search.differences(rarities), None)
         if first is not None and first.raises and first.rarity == "every input":
@@ -225,10 +231,25 @@ def _run_by(spec: OpSpec, seed: int) -> list[MutationTarget]:
 def _check_levels(levels: Sequence[str], tests: str | None) -> None:
     if isinstance(levels, str) or (unknown := [level for level in levels if level not in LEVELS]):
         raise UsageError(f"`levels` is {levels!r}, expected some of {', '.join(LEVELS)}; unknown: {unknown}")
-    if tests and "operation" in levels:
+    if tests and (unseen := [level for level in LEVELS[2:] if level in levels]):
         raise UsageError(
-            "`levels` has 'operation', which the processes of `tests` cannot be given; leave one of them out"
+            f"`levels` has {unseen}, which the processes of `tests` cannot be given; leave one of them out"
         )
+
+
+def _kernel_operations(spec: OpSpec, seed: int) -> KernelOperations | None:
+    """The operations of the kernels that an ordinary call launches; None without any."""
+    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
+    with executed("cpu", None):
+        kernels = [t.function for t in functions_of(lambda: runner.run(runner.base)) if t.kind == "triton"]
+        operations = KernelOperations(kernels)
+        triton_source.forget(kernels)
+        EDITS.append(operations.note)
+        try:
+            runner.run(runner.base)
+        finally:
+            EDITS.remove(operations.note)
+    return operations if operations.listed else None
 
 
 def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperations]:
@@ -247,7 +268,7 @@ def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperation
 
 
 def _choose(
-    targets: Sequence[MutationTarget | BackwardOperations],
+    targets: Sequence[AnyTarget],
     count: int,
     seed: int,
     lines: Callable[[str, int], bool] | None,
@@ -266,7 +287,7 @@ def _choose(
     return [every[i] for i in sorted(order)], len(every)
 
 
-def _described(target: MutationTarget | BackwardOperations, edit: Edit, taken: Counter[str]) -> Mutant:
+def _described(target: AnyTarget, edit: Edit, taken: Counter[str]) -> Mutant:
     path = _relative(target.file)
     diff = edit.diff(target.source, path, target.line)
     digest = hashlib.sha256(f"{target.name}\n{edit.operator}\n{diff.partition('@@')[2]}".encode()).hexdigest()[:8]

@@ -7,6 +7,10 @@ from contextlib import suppress
 
 from retrograd.runtime import disk_cache
 
+EDITS: list[
+    Callable[[str], str]
+] = []  # what is made of each text before it is executed; the cache has the texts without
+
 
 def kept_text(key: str, make: Callable[[], str]) -> str:
     """The text of this key, from the cache if it is there; where nothing can be written it is made each time.
@@ -15,6 +19,13 @@ def kept_text(key: str, make: Callable[[], str]) -> str:
         key: of all that the text depends on; it is the name of a file.
         make: makes the text.
     """
+    text = _kept(key, make)
+    for edit in EDITS:
+        text = edit(text)
+    return text
+
+
+def _kept(key: str, make: Callable[[], str]) -> str:
     path = disk_cache.folder("ttir") / f"{key}.ttir"
     with suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8")
