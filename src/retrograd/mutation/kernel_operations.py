@@ -63,21 +63,21 @@ def _changes(line: str) -> Iterator[tuple[str, str]]:
     operands = _OPERANDS.search(rest)
     names = operands[0].split(", ") if operands else []
 
-    def given(*others: str) -> str:
+    def with_operands(*others: str) -> str:
         return f"{head}{name}{rest.replace(operands[0], ', '.join(others), 1)}" if operands else line
 
     if name in ("arith.addf", "arith.mulf", "arith.subf", "arith.divf", "arith.addi") and len(names) == 2:
-        yield "variable", given(names[0], names[0])
-        yield "variable", given(names[1], names[1])
+        yield "variable", with_operands(names[0], names[0])
+        yield "variable", with_operands(names[1], names[1])
     if name == "arith.select" and len(names) == 3:
-        yield "mask turned", given(names[0], names[2], names[1])
+        yield "mask turned", with_operands(names[0], names[2], names[1])
     if name in ("arith.cmpi", "arith.cmpf"):
         for edge, other in _EDGES.items():
             if rest.startswith(f" {edge},"):
                 yield "comparison edge", f"{head}{name} {other},{rest[len(edge) + 2 :]}"
     masked = {"tt.load": 2, "tt.store": 3}.get(name, 9)
     if len(names) >= masked:
-        yield "mask= dropped", given(*names[: masked - 1])
+        yield "mask= dropped", with_operands(*names[: masked - 1])
     if name == "arith.constant" and (value := _CONSTANT.search(line)):
         yield "constant", line.replace(value[0], f"{value[1]}{float(value[2]) + 1:.6e}", 1)
 
