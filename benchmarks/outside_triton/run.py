@@ -1,8 +1,8 @@
 """What `verify` says of each op of liger-kernel 0.8.5 and fla-core 0.6.0, beside what was adjudicated before.
 
     python benchmarks/outside_triton/run.py --list
-    pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops networkx
-    PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.jsonl --libraries liger --dtypes float32,bfloat16
+    pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops
+    PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.jsonl --libraries liger --dtypes float32
 
 Runs as benchmarks/outside/suite.py: workers, resumed results, seconds of the processor, exit code 1 where anything
 differs from adjudicated.toml, that is a finding that is not in it or one of it that no longer occurs. `--references`
@@ -28,12 +28,13 @@ import opdb  # noqa: E402
 import suite  # noqa: E402
 import torch  # noqa: E402
 from fla_modules import FLA  # noqa: E402
+from gems import CUT, GEMS  # noqa: E402
 from liger_attention import LIGER  # noqa: E402
 
 from retrograd.check.inputs import base_case, differentiable, draw  # noqa: E402
 from retrograd.check.spec import OpSpec  # noqa: E402
 
-LIBRARIES = {"liger": LIGER, "fla": FLA}
+LIBRARIES = {"liger": LIGER, "fla": FLA, "gems": GEMS, "cut": CUT}
 
 
 def reference_error(spec: OpSpec) -> str:

@@ -142,9 +142,9 @@ def _depends(context: StageContext, case: Case, name: str, label: str, reach: Re
 def _coupled(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
     """Where the way of summing decides what a cell reaches: along dimensions in which float64 couples cells.
 
-    A block of a causal sum multiplies by zeros what it masks, as torch's own masked products do, and a suffix sum may be
-    a difference of two others: NaN then reaches the steps before it, but no other sequence of the batch. The first and
-    the last cell of the input tell too what is coupled: the last step of a causal sum reaches itself alone.
+    A block of a causal sum multiplies by zeros what it masks, as torch's own masked products do, and a suffix sum may
+    be a difference of two others: NaN then reaches the steps before it, but no other sequence of the batch. The first
+    and the last cell of the input tell too what is coupled: the last step of a causal sum reaches itself alone.
     """
     plain = case.but(values=())
     like = context.runner.inputs(plain)[name].double()
