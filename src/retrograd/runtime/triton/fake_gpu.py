@@ -69,6 +69,7 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
     names, answers, stock_generator = torch.cuda.__dict__, _answers(target), torch.Generator
     stock_module = torch.get_device_module
 
+    @functools.wraps(getattr(stock_module, "__wrapped__", stock_module))  # Dynamo asks for its __wrapped__
     def device_module(device: Any = None) -> Any:
         """Not asked with a device that the mode places on the CPU: it would keep that answer for ever."""
         return torch.cuda if _is_cuda(device) else stock_module(device)
