@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.references:
         errors = [f"{name}: {text}" for name, spec in infos.items() if (text := reference_error(spec))]
-        print(*errors, sep="\n")
+        print(*errors, sep="\n", end="\n" * bool(errors))
         return int(bool(errors))
     results = opdb.Results(args.results)
     wanted = [(n, d) for n, spec in infos.items() for d in spec.dtypes if d in args.dtypes.split(",")]
