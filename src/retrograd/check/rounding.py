@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import EagerMode, decompositions, schema, tree_leaves, tree_map_only
+from retrograd.compat.torch_dispatch import decompositions, schema, tree_leaves, tree_map_only
 from retrograd.compat.torch_tensors import is_zeros_without_memory
 
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
@@ -187,7 +188,7 @@ def _about(func: Any) -> tuple[str, bool]:
     return schema(func).name.removeprefix("aten::"), any(r.alias_info for r in schema(func).returns)
 
 
-class Float64(EagerMode):
+class Float64(TorchDispatchMode):
     """Lift everything to float64; with `unit` > 0 perturb each operator's result.
 
     Args:

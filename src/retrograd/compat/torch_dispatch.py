@@ -40,18 +40,16 @@ overload: Callable[[Any], str] = attrgetter("_overloadname")
 class EagerMode(TorchDispatchMode):
     """A mode that sees the operators of compiled functions too: they run eagerly inside.
 
-    Without it Dynamo compiles nothing below a mode either, and raises where fullgraph=True was asked for.
+    Without it Dynamo compiles nothing below a mode either, and raises where fullgraph=True was asked for. Not to be
+    entered inside of itself. Entering takes 0.1 ms.
     """
 
-    _stances: tuple[Any, ...] = ()  # one for each time that it is entered, which may be inside of itself
-
     def __enter__(self) -> Any:
-        self._stances += (torch.compiler.set_stance("force_eager"),)
+        self._stance = torch.compiler.set_stance("force_eager")
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> Any:
-        self._stances, stance = self._stances[:-1], self._stances[-1]
-        stance.__exit__(*error)
+        self._stance.__exit__(*error)
         return super().__exit__(*error)
 
 
