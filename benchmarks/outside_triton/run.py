@@ -1,12 +1,13 @@
-"""What `verify` says of each op of liger-kernel 0.8.5 and fla-core 0.6.0, beside what was adjudicated before.
+"""What `verify` says of Triton ops of four libraries without a GPU, beside what was adjudicated before.
 
     python benchmarks/outside_triton/run.py --list
     pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops
+    pip install --target libs --no-deps flag-gems==5.0.2 cut-cross-entropy==25.1.1 sqlalchemy pyyaml typing_extensions
     PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.jsonl --libraries liger --dtypes float32
 
 Runs as benchmarks/outside/suite.py: workers, resumed results, seconds of the processor, exit code 1 where anything
 differs from adjudicated.toml, that is a finding that is not in it or one of it that no longer occurs. `--references`
-needs neither library: it runs our formulas in float64, forward and backward, on ordinary inputs.
+needs no library: it runs our formulas in float64, forward and backward, on ordinary inputs.
 """
 
 from __future__ import annotations
