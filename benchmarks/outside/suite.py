@@ -51,7 +51,7 @@ def specs(libraries: Sequence[str]) -> dict[str, Any]:
     return importlib.import_module("describe").SPECS
 
 
-def work(pipe: Connection, infos: dict[str, Any], level: str, seed: int) -> None:
+def work(pipe: Connection, infos: dict[str, Any], level: str, seed: int, device: str = "cpu") -> None:
     """Take tasks as `opdb.work` does; a spec is a variant with one sample."""
     opdb.settle()
     while (task := pipe.recv()) is not None:
@@ -61,7 +61,8 @@ def work(pipe: Connection, infos: dict[str, Any], level: str, seed: int) -> None
             continue
         if not done:
             pipe.send(("begin", 0, {}))
-            pipe.send(("case", 0, opdb.verdict_of(replace(infos[variant], dtypes=(dtype,)), level, seed)))
+            spec = replace(infos[variant], dtypes=(dtype,))
+            pipe.send(("case", 0, opdb.verdict_of(spec, level, seed, device)))
         pipe.send(("end", 0, {}))
 
 

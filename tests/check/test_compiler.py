@@ -141,3 +141,19 @@ def test_transforms_are_named():
         rg.op(F.gelu, inputs=X, transforms=["jit"])
     with pytest.raises(SpecError, match="transforms"):
         rg.op(F.gelu, inputs=X, transforms="compile")
+
+
+def test_a_compiled_part_of_an_op_runs_where_operators_are_watched():
+    # Dynamo compiles nothing below a dispatch mode, and calls that an error with fullgraph=True.
+    inner = torch.compile(lambda x: x * 2, fullgraph=True, backend="eager")
+
+    def op(x):
+        return inner(x).sin()
+
+    stages = ["oracle", "poison", "bounds"]
+    assert rg.verify(rg.op(op, lambda x: (2 * x).sin(), dict(x=rg.tensor("N"))), level="quick", only=stages)
+    broken = rg.verify(rg.op(op, lambda x: (2 * x).cos(), dict(x=rg.tensor("N"))), level="quick", only=stages)
+    assert broken.verdict == "finding"
+    unwritten = torch.compile(lambda x: torch.empty_like(x) * 0 + x, fullgraph=True, backend="eager")
+    report = rg.verify(rg.op(unwritten, lambda x: x * 1, dict(x=rg.tensor("N"))), level="quick", only=["poison"])
+    assert {f.kind for f in report.findings} == {"uninitialised"}

@@ -230,3 +230,46 @@ def test_all_far_below_zero_is_tried_as_all_far_above_it():
     spec = rg.op(from_zero, softmax, dict(x=rg.tensor("M", "N")))
     findings = rg.verify(spec, level="quick", only=["extremes"]).findings
     assert findings[0].case.text().endswith("x@-mean")
+
+
+def _causal_sum(x):
+    return x.cumsum(1)
+
+
+def _by_matrix(x):
+    return torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril() @ x
+
+
+def _through_the_batch(x):
+    return x.cumsum(1) + 0 * x.sum()
+
+
+_STEPS = dict(x=rg.tensor("B", "T", "D"))
+
+
+def test_nan_may_reach_earlier_steps_of_its_own_sequence():
+    # As in torch: softmax of masked scores has exact zeros, and the product with them is NaN.
+    report = rg.verify(rg.op(_by_matrix, _causal_sum, _STEPS), level="full", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+    assert "along dimensions that float64 couples" in " ".join(report.stage("extremes").notes)
+
+
+@pytest.mark.parametrize("fn", [_through_the_batch, lambda x: _by_matrix(x) + 0 * x.roll(1, 0)])
+def test_nan_may_not_reach_another_sequence(fn):
+    findings = rg.verify(rg.op(fn, _causal_sum, _STEPS), level="quick", only=["extremes"]).findings
+    assert "spread" in {f.kind for f in findings}
+
+
+def test_nan_that_is_masked_altogether_may_reach_nothing():
+    # A key that a mask leaves out may be memory that nobody wrote.
+    def left_out(k, v, kept):
+        weight = torch.softmax(torch.where(kept, k, -torch.inf), -1)
+        return weight @ torch.where(kept[:, None], v, 0)
+
+    def by_zeros(k, v, kept):
+        return torch.softmax(torch.where(kept, k, -torch.inf), -1) @ v
+
+    inputs = dict(k=rg.tensor("M", "N"), v=rg.tensor("N", "D"), kept=torch.tensor([True, True, False, True]))
+    sizes = dict(N=4, D=(1, 8))
+    findings = rg.verify(rg.op(by_zeros, left_out, inputs, sizes=sizes), level="quick", only=["extremes"]).findings
+    assert {(f.kind, f.tensor) for f in findings} >= {("spread", "out")}

@@ -152,6 +152,7 @@ def test_an_entry_is_missed_only_where_all_of_it_ran(opdb, capsys):
     assert opdb.conclude([record], [entry], [], str, whole={("a", "float32")}) == 1
     assert "no longer so: a (*; adjoint)" in capsys.readouterr().out
     assert opdb.conclude([record], [entry | {"class": "false alarm"}], [], str) == 0
+    assert opdb.conclude([record], [entry | {"class": "false alarm"}], [], str, strict=True) == 1
 
 
 def test_the_baseline_that_is_shipped_can_be_read(opdb):
@@ -163,3 +164,13 @@ def test_a_class_that_is_none_is_refused(opdb, tmp_path):
     path.write_text('[[case]]\nname = "a"\ndtype = "*"\nclass = "a feeling"\nreason = "r"\n')
     with pytest.raises(SystemExit, match="a feeling"):
         opdb.read_baseline(path)
+
+
+def test_an_entry_of_several_names_is_one_each(opdb, tmp_path):
+    path = tmp_path / "b.toml"
+    path.write_text('[[case]]\nnames = ["a", "b"]\ndtype = "*"\nclass = "documented"\nreason = "r"\n')
+    entries = opdb.read_baseline(path)
+    assert [entry["name"] for entry in entries] == ["a", "b"]
+    record = {"variant": "a", "dtype": "float32", "sample": 0, "verdict": "finding", "told": [("oracle", "", "")]}
+    other = record | {"variant": "b", "verdict": "proved", "told": []}
+    assert opdb.conclude([record, other], entries, [], str, strict=True) == 1  # b is no longer so

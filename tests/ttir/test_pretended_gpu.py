@@ -31,3 +31,10 @@ def test_the_module_of_a_device_is_not_kept_beyond(device):
         assert torch.get_device_module(device) is torch.cuda
     assert torch.get_device_module(device) is torch.cuda
     assert torch.get_device_module("cpu") is torch.cpu
+
+
+def test_what_is_compiled_inside_runs(gpu):
+    # Dynamo looks up what torch.get_device_module wraps.
+    x = torch.ones(3, requires_grad=True)
+    y = torch.compile(lambda x: torch.tanh(x / 5.0) * 5.0, backend="eager", fullgraph=True)(x)
+    assert torch.equal(y, torch.tanh(x / 5.0) * 5.0)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check.levels import BUDGETS
 from retrograd.check.op_runner import OpRunner
@@ -15,10 +14,10 @@ from retrograd.check.schema import Case
 from retrograd.check.sizes import elements as extent
 from retrograd.check.sizes import shape
 from retrograd.check.spec import TensorSpec
-from retrograd.compat.torch_dispatch import tree_leaves
+from retrograd.compat.torch_dispatch import EagerMode, tree_leaves
 
 
-class _Count(TorchDispatchMode):
+class _Count(EagerMode):
     """Adds up the elements of all results."""
 
     def __init__(self) -> None:

@@ -8,10 +8,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.compat import torch_tensors
-from retrograd.compat.torch_dispatch import schema
+from retrograd.compat.torch_dispatch import EagerMode, schema
 
 SIDES = ("before its start", "after its end", "between its rows")
 NAN, HUGE, PLAIN = "NaN", "huge values", "ones"
@@ -104,7 +103,7 @@ def _ends(t: torch.Tensor, known: bool) -> tuple[int, int]:
     return (low, high) if low != high else (0, high or 1)
 
 
-class Bands(TorchDispatchMode):
+class Bands(EagerMode):
     """Places tensors inside guard bands; as a mode, also what operators of PyTorch return while it is active.
 
     Args:

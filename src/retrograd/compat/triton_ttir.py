@@ -83,8 +83,13 @@ class LaunchedKernel:
         enter: Any, exit: Any, *values: Any,
     ) -> None:  # fmt: skip
         """A launch, as JITFunction.run makes it."""
-        execute = _EXECUTE[-1]
-        execute(self, (grid_0, grid_1, grid_2), dict(zip(self.jit_function.arg_names, values, strict=True)))
+        execute, names = _EXECUTE[-1], self.jit_function.arg_names
+        if len(values) != len(names):  # Triton's launcher does not count, and takes what lies behind
+            raise TypeError(
+                f"{self.name} was launched with {len(values)} of its {len(names)} arguments ({', '.join(names)}): a "
+                "compiled kernel of this Triton takes its constexprs too"
+            )
+        execute(self, (grid_0, grid_1, grid_2), dict(zip(names, values, strict=True)))
 
 
 Execute = Callable[[LaunchedKernel, tuple[int, int, int], dict[str, Any]], None]

@@ -157,7 +157,7 @@ def _arguments(
             storages[key] = Storage.of(tensor)
             storages[key].undefined = undefined(tensor)
         pointers[number] = Pointer.of(name, tensor, storages[key])
-        scalars[argument.slot] = np.array([tensor.data_ptr()], np.int64)
+        scalars[argument.slot] = np.array([leaf.data_ptr()], np.int64)
     return pointers, scalars
 
 
@@ -169,9 +169,15 @@ def _scalar(value: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def _tensor(leaf: Any) -> torch.Tensor | None:
-    """The tensor of an argument; wrappers such as TensorWrapper have it as `base`."""
-    leaf = getattr(leaf, "base", leaf) if not isinstance(leaf, torch.Tensor) else leaf
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else None
+    """The tensor of an argument: Triton takes what has a data_ptr, and wrappers keep the tensor that it points into."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach()
+    for held in getattr(leaf, "__dict__", {}).values():
+        if isinstance(held, torch.Tensor):
+            storage = held.untyped_storage()
+            if 0 <= leaf.data_ptr() - storage.data_ptr() < max(storage.nbytes(), 1):
+                return held.detach()
+    return None
 
 
 def _leaves(signature: dict[str, Any], values: dict[str, Any], types: list[str]) -> list[tuple[str, Any]]:

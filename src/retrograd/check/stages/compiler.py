@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check import cpu_kernels, forward_mode
 from retrograd.check.op_runner import OpRun
@@ -23,7 +22,7 @@ from retrograd.check.outputs import Outputs, as_real
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-from retrograd.compat.torch_dispatch import tree_leaves, tree_map
+from retrograd.compat.torch_dispatch import EagerMode, tree_leaves, tree_map
 
 _ID = "compiler"
 _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "higher_order")
@@ -31,7 +30,7 @@ _BACKENDS = {"compile": "aot_eager", "inductor": "inductor"}
 _TESTS = {"test_schema": "schema", "test_faketensor": "fake"}
 
 
-class Calls(TorchDispatchMode):
+class Calls(EagerMode):
     """Keeps the arguments of the first call of each custom operator."""
 
     def __init__(self) -> None:

@@ -81,6 +81,10 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
         gone, new = reach.for_nan() if extreme == "nan" else reach.for_inf()
         if extreme == "nan":
             gone, new = _told(context, case, name, label, reach, gone, new, out)
+        if bool(new.any()) and not bool((new & ~_coupled(context, case, name, label, reach)).any()):
+            where = f"reaches {_rows(new)} of {label} too, along dimensions that float64 couples"
+            out.notes.append(f"{extreme} in {name}{at} {where}: masked products and differences of sums carry it")
+            new = torch.zeros_like(new)
         for mask, kind, verb in ((gone, "vanished", "vanishes from"), (new, "spread", "spreads to")):
             if not bool(mask.any()):
                 continue
@@ -133,6 +137,31 @@ def _depends(context: StageContext, case: Case, name: str, label: str, reach: Re
     except Exception:  # the reference refuses that number
         moved = None
     return torch.ones_like(reach.want, dtype=torch.bool) if moved is None else moved.detach() != reach.plain
+
+
+def _coupled(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
+    """Where the way of summing decides what a cell reaches: along dimensions in which float64 couples cells.
+
+    A block of a causal sum multiplies by zeros what it masks, as torch's own masked products do, and a suffix sum may
+    be a difference of two others: NaN then reaches the steps before it, but no other sequence of the batch. The first
+    and the last cell of the input tell too what is coupled: the last step of a causal sum reaches itself alone.
+    """
+    plain = case.but(values=())
+    like = context.runner.inputs(plain)[name].double()
+    masks = [~reach.want.isfinite()]
+    for corner in (0, -1):
+        shift = torch.zeros_like(like)
+        shift[(corner,) * like.ndim] = torch.nan
+        try:
+            moved = context.runner.reference(plain).run(torch.float64, Float64(), shift={name: shift}).get(label)
+        except Exception:  # the reference refuses NaN there
+            moved = None
+        if moved is not None and moved.shape == reach.want.shape:
+            masks.append(moved.detach().isnan())
+    places = [mask.nonzero() for mask in masks if bool(mask.any())]
+    dims = [d for d in range(reach.want.ndim) if any(bool((at[:, d] != at[0, d]).any()) for at in places)]
+    here = masks[0].any(tuple(dims), keepdim=True) if dims else masks[0]
+    return here.expand_as(reach.want)
 
 
 def _is_cell(mask: torch.Tensor, at: list[int]) -> bool:

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 import torch.utils.deterministic
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check.inputs import allows, fitted
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding, Size
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-from retrograd.compat.torch_dispatch import schema
+from retrograd.compat.torch_dispatch import EagerMode, schema
 
 _ID = "poison"
 _RUNS = 5  # at most: plain, NaN, huge, and two in deterministic mode
@@ -26,7 +25,7 @@ _EMPTY = {
 _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional")
 
 
-class Fill(TorchDispatchMode):
+class Fill(EagerMode):
     """Fill floating tensors that come uninitialised with `value`, integer ones with `integer`; None fills neither."""
 
     def __init__(self, value: float | None, integer: int = 0) -> None:

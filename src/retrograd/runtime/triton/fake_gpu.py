@@ -73,6 +73,7 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
         """All draws are the CPU's, whose state is forked whatever the devices."""
         return stock_fork((), *args, **kwargs)
 
+    @functools.wraps(getattr(stock_module, "__wrapped__", stock_module))  # Dynamo asks for its __wrapped__
     def device_module(device: Any = None) -> Any:
         """Not asked with a device that the mode places on the CPU: it would keep that answer for ever."""
         return torch.cuda if _is_cuda(device) else stock_module(device)
