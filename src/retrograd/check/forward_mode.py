@@ -49,7 +49,7 @@ def _directions(case: Case, seed: int, leaves: Mapping[str, torch.Tensor]) -> di
 
 
 def _within_own_rounding(
-    context: StageContext, case: Case, moves: Mapping[str, torch.Tensor], got: Results
+    context: StageContext, case: Case, moves: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Which slopes are within what forward mode itself may be off, by name; {} where the reference has none.
 
