@@ -246,12 +246,7 @@ class Float64(TorchDispatchMode):
         if kwargs.get("dtype") in _LIFTED:
             kwargs["dtype"] = _LIFTED[kwargs["dtype"]]
         if func in _DECOMPOSE:
-            self._inside += 1
-            try:
-                with self:
-                    return _DECOMPOSE[func](*args, **kwargs)
-            finally:
-                self._inside -= 1
+            return self._take_apart(func, args, kwargs)
         if is_zeros_without_memory(func):
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
@@ -283,6 +278,14 @@ class Float64(TorchDispatchMode):
         if name in _EXACT_RESULTS:
             return tuple(t if i in _EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, None), out)
+
+    def _take_apart(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        self._inside += 1
+        try:
+            with self:
+                return _DECOMPOSE[func](*args, **kwargs)
+        finally:
+            self._inside -= 1
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         # What is not added up overflows in the op's own precision as well, or is not chosen.
