@@ -33,6 +33,6 @@ def test_whole_numbers_beyond_what_a_float_holds_are_rounded() -> None:
 def test_a_largest_or_smallest_number_is_itself_and_other_norms_are_rounded() -> None:
     x = torch.tensor([0.3, -2.1, 1.7], dtype=torch.float64)
     with Float64(2.0**-24, 2.0**-24):
-        largest, smallest, length = (torch.linalg.vector_norm(x, p) for p in (torch.inf, -torch.inf, 2))
-    assert (largest, smallest) == (2.1, 0.3)
+        largest, smallest, count, length = (torch.linalg.vector_norm(x, p) for p in (torch.inf, -torch.inf, 0, 2))
+    assert (largest, smallest, count) == (2.1, 0.3, 3)
     assert length != torch.linalg.vector_norm(x)

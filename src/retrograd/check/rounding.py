@@ -34,7 +34,7 @@ gelu gelu_backward silu silu_backward native_group_norm native_group_norm_backwa
 native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward var var_mean std std_mean logsumexp mse_loss
 mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward softplus softplus_backward
 elu elu_backward mish mish_backward sigmoid_backward tanh_backward hardswish hardswish_backward binary_cross_entropy
-binary_cross_entropy_backward addcmul addcdiv linalg_vector_norm
+binary_cross_entropy_backward addcmul addcdiv
 """)
 
 # Results that are exact whatever the precision: selections, copies, sign changes.
@@ -132,6 +132,11 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
         widest = max((a.shape[-1] for a in args if isinstance(a, torch.Tensor) and a.ndim), default=1)
         return math.sqrt(widest / 3) * (out.abs() + _square(out).mean().sqrt())
     return None
+
+
+def _chooses(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether this is a norm that is one of the numbers, the largest or the least, or counts them."""
+    return name == "linalg_vector_norm" and len(args) > 1 and args[1] in (math.inf, -math.inf, 0)
 
 
 def _whole(value: Any, unit: float) -> bool:
@@ -256,7 +261,8 @@ class Float64(TorchDispatchMode):
         if self.record:
             self._note_decision(name, args, out)
         adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
-        if not self.unit or (name in _EXACT and not adds_up) or returns_alias:
+        exact = name in _EXACT and not adds_up or _chooses(name, args)
+        if not self.unit or exact or returns_alias:
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
         if name in _WHOLE and _whole(out, self.unit) and all(_whole(a, self.unit) for a in args):
             return out
