@@ -261,7 +261,7 @@ class Float64(TorchDispatchMode):
         if self.record:
             self._note_decision(name, args, out)
         adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
-        exact = name in _EXACT and not adds_up or _chooses(name, args)
+        exact = (name in _EXACT and not adds_up) or _chooses(name, args)
         if not self.unit or exact or returns_alias:
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
         if name in _WHOLE and _whole(out, self.unit) and all(_whole(a, self.unit) for a in args):
