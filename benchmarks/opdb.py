@@ -122,13 +122,13 @@ def settle() -> None:
 
 
 def work(pipe: Connection, infos: dict[str, Any], level: str, seed: int) -> None:
-    """Take tasks (variant, dtype, numbers or how many or "all", numbers to leave out, deadline) until there is None."""
+    """Take tasks (variant, dtype, how many or "all" or "all/5", numbers to leave out, deadline) until there is None."""
     settle()
     while (task := pipe.recv()) is not None:
         variant, dtype, samples, done, deadline = task
         number = -1
         try:
-            numbers = [n for n in range(count(infos[variant], dtype, samples)) if n not in done]
+            numbers = [n for n in sample_numbers(infos[variant], dtype, samples, seed) if n not in done]
             every = testing.sample_specs(infos[variant], dtype, numbers, seed=seed)
             for number in numbers:
                 if time.time() > deadline:
@@ -149,11 +149,16 @@ def work(pipe: Connection, infos: dict[str, Any], level: str, seed: int) -> None
             pipe.send(("end", number, {}))
 
 
-def count(info: Any, dtype: str, samples: int | str) -> int:
-    """How many samples are wanted; of all there are as many as are drawn, which calls no op."""
+def sample_numbers(info: Any, dtype: str, samples: int | str, seed: int) -> range:
+    """Numbers of the samples that are wanted; of all there are as many as are drawn, which calls no op.
+
+    "all/5" is every fifth, another fifth for each seed.
+    """
     if isinstance(samples, int):
-        return samples
-    return sum(1 for _ in info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True))
+        return range(samples)
+    count = sum(1 for _ in info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True))
+    every = int(samples.partition("/")[2] or 1)
+    return range(seed % every, count, every)
 
 
 # ----- results
@@ -506,7 +511,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--level", default="quick", choices=("quick", "full"))
     add("--seed", type=int, default=0)
     add("--dtypes", default="float32", help="of float32,float64,bfloat16,float16,complex64")
-    add("--samples", default=2, type=lambda text: text if text == "all" else int(text), help="how many, or all")
+    add(
+        "--samples",
+        default=2,
+        type=lambda text: text if text.startswith("all") else int(text),
+        help="how many, or all, or all/5 for every fifth",
+    )
     add("--only", default="", metavar="REGEX", help="variants whose names it matches somewhere")
     add("--shard", default="1/1", metavar="I/N", help="every N-th variant from number I on")
     add("-j", "--jobs", type=int, default=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_mutant_is_found_and_named(name):
     kind, says = KINDS[name]
     assert finding.kind == kind
     assert finding.what.startswith(says)
+
+
+def test_last_bits_that_repeats_do_not_show_are_no_read(monkeypatch):
+    from retrograd.check.stages import bounds as stage
+
+    monkeypatch.setattr(stage, "_noisy", lambda trial: False)  # memory begins at the same places in each repeat
+    factors = itertools.cycle([1.0, 1 - 2**-24])
+    assert bounds(square(lambda dy, x: 2 * dy * x * next(factors)))
+    wrong = itertools.cycle([1.0, 1 - 2**-12])
+    assert bounds(square(lambda dy, x: 2 * dy * x * next(wrong))).findings[0].kind == "read"
 
 
 @without_gpu

@@ -122,6 +122,39 @@ def test_forward_mode_is_compared_with_what_backwards_give():
     assert _verify(lambda x: (x.sin(), x.prod(-1)), transforms=["jvp"])
 
 
+def _larger(sign):
+    class Larger(torch.autograd.Function):
+        @staticmethod
+        def forward(x, y):
+            return torch.maximum(x, y)
+
+        @staticmethod
+        def setup_context(ctx, inputs, _output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, dz):
+            chosen = ctx.saved_tensors[0] > ctx.saved_tensors[1]
+            return torch.where(chosen, dz, 0), torch.where(chosen, 0, dz)
+
+        @staticmethod
+        def jvp(ctx, dx, dy):
+            return dy + sign * (ctx.saved_tensors[0] > ctx.saved_tensors[1]) * (dx - dy)
+
+    return Larger.apply
+
+
+def test_forward_mode_has_rounding_of_its_own():
+    inputs = dict(x=rg.tensor("M", "N"), y=rg.tensor("M", "N"))
+    healthy, broken = (
+        rg.op(_larger(sign), torch.maximum, inputs, sizes=dict(M=100, N=100), transforms=["jvp"]) for sign in (1, -1)
+    )
+    assert rg.verify(healthy, level="quick", only=["compiler"])
+    (finding,) = rg.verify(broken, level="quick", only=["compiler"]).findings
+    assert finding.kind == "jvp"
+
+
 def test_gradients_of_a_batch_of_grad_outs_are_those_of_each():
     class First(torch.autograd.Function):
         @staticmethod

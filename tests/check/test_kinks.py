@@ -286,3 +286,14 @@ def test_shares_that_do_not_add_up_are_found(factor):
 def test_kinks_of_each_element_have_no_sum_to_keep(at_zero):
     spec = rg.op(with_backward(F.relu, lambda dy, x: dy * torch.heaviside(x, x.new_tensor(at_zero))), F.relu, X)
     assert rg.verify(spec, level="quick", skip=["higher_order", "adjoint"])
+
+
+def test_level_quick_looks_for_none_in_large_tensors_and_says_so(monkeypatch):
+    from retrograd.check.stages import kinks as stage
+
+    broken = mutants.MUTANTS["K01"]
+    assert rg.verify(broken, level="quick", only=["kinks"]).findings
+    monkeypatch.setattr(stage, "_LARGE", 8)
+    (result,) = rg.verify(broken, level="quick", only=["kinks"]).stages
+    assert "no kinks are looked for" in result.notes[0]
+    assert rg.verify(broken, level="full", only=["kinks"]).findings

@@ -1,4 +1,4 @@
-"""Random rounding leaves whole numbers alone: a reference that computes offsets by cumsum is as good as another."""
+"""Random rounding leaves alone what no precision rounds: whole numbers, as offsets by cumsum, and what is only chosen."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ def test_whole_numbers_beyond_what_a_float_holds_are_rounded() -> None:
     with Float64(2.0**-11, 2.0**-11):
         many = torch.full((64,), 4097.0, dtype=torch.float64)
         assert (many + 2).unique().numel() > 1
+
+
+def test_a_largest_or_smallest_number_is_itself_and_other_norms_are_rounded() -> None:
+    x = torch.tensor([0.3, -2.1, 1.7], dtype=torch.float64)
+    with Float64(2.0**-24, 2.0**-24):
+        largest, smallest, count, length = (torch.linalg.vector_norm(x, p) for p in (torch.inf, -torch.inf, 0, 2))
+    assert (largest, smallest, count) == (2.1, 0.3, 3)
+    assert length != torch.linalg.vector_norm(x)

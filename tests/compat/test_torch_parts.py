@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("untested_parts")
 
 PARTS = [
     torch_autograd.BACKWARD, torch_autograd.NODES, torch_cuda.STREAM, torch_cuda.SLEEP, torch_ddp.PART,
-    torch_dispatch.WATCHED, torch_dispatch.WITHOUT_MODES, torch_dispatch.FUNCTORCH, torch_dispatch.SUBCLASSES,
+    torch_dispatch.WATCHED, torch_dispatch.WITHOUT_MODES, torch_dispatch.RESOLVING, torch_dispatch.FUNCTORCH, torch_dispatch.SUBCLASSES,
     torch_dispatch.DECOMPOSITIONS, torch_dispatch.TAPE, torch_dynamo.CALLBACKS, torch_dynamo.COMPILED_AUTOGRAD,
     torch_tensors.PART, torch_testing.PART,
 ]  # fmt: skip
@@ -58,6 +59,8 @@ BROKEN = [
     (torch_dispatch.WATCHED, torch._C, "_len_torch_dispatch_stack", lambda: 0, "not noticed"),
     (torch_dispatch.WATCHED, torch._C, "_dispatch_tls_is_dispatch_key_included", None, "AttributeError"),
     (torch_dispatch.FUNCTORCH, torch._C._functorch, "is_functorch_wrapped_tensor", lambda t: False, "vmap wraps"),
+    (torch_dispatch.RESOLVING, torch._C, "_ForceDispatchKeyGuard", None, "AttributeError"),
+    (torch_dispatch.RESOLVING, torch._C, "_ForceDispatchKeyGuard", lambda *_: nullcontext(), "pseudoinverse"),
     (torch_dispatch.TAPE, torch._C, "_dispatch_has_backend_fallback", lambda key: True, "fake tensors in C"),
     (torch_tensors.PART, torch, "_debug_has_internal_overlap", lambda t: 0, r"told as \[0, 0, 0\]"),
     (torch_tensors.PART, torch.Tensor, "_values", lambda t: t.indices(), "not the elements"),

@@ -16,6 +16,7 @@ from retrograd.check.spec import OpSpec, op, tensor
 MN = {"x": tensor("M", "N")}
 POSITIVE = {"x": tensor("M", "N", low=0.1, high=4.0)}
 SQUARE = {"x": tensor("N", "N")}
+OFF_REAL = torch.randn(4, 5, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
 
 
 def shifted(x: Tensor) -> Tensor:
@@ -52,6 +53,16 @@ def softmax_with_sum(x: Tensor) -> tuple[Tensor, Tensor]:
 def normalised(x: Tensor) -> tuple[Tensor, Tensor]:
     rstd = torch.rsqrt(x.square().mean(-1) + 1e-6)
     return x * rstd[..., None], rstd
+
+
+def least_squares(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    x = torch.linalg.lstsq(a, b).solution
+    return x, x.abs()
+
+
+def lu_solved(z: Tensor, b: Tensor) -> Tensor:
+    packed, pivots = torch.linalg.lu_factor(z + 4 * torch.eye(z.shape[-1], dtype=z.dtype))
+    return torch.linalg.lu_solve(packed, pivots, b, left=False)
 
 
 def solvable(x: Tensor) -> Tensor:
@@ -215,6 +226,20 @@ HEALTHY: dict[str, OpSpec] = {
         lambda a: (3 * a - 1).abs() - 0.7 * (1 - a * 3).abs() + (a * 3.0 / 3 * 3 - 1).relu(),
         lambda a: (3 * a - 1).abs() - 0.7 * (1 - a * 3).abs() + (a * 3.0 / 3 * 3 - 1).relu(),
         {"a": tensor("N")},
+    ),
+    # Conjugation that is only marked, and read by an operator inside of another; a real result beside a complex one.
+    "complex least squares": op(
+        least_squares, least_squares, {"a": 3 * OFF_REAL[:, :3], "b": OFF_REAL[:, 3:]}, dtypes=["complex64"]
+    ),
+    "complex solution of a factored system": op(
+        lu_solved,
+        lu_solved,
+        {"z": tensor("N", "N", dtype="complex"), "b": tensor("N", "N", dtype="complex")},
+        sizes={"N": (1, 8)},
+    ),
+    # A grad_out that is stored in less than complex64 has.
+    "real part in 16 bits": op(
+        lambda z: z.real.bfloat16(), lambda z: z.real.bfloat16(), {"z": OFF_REAL}, dtypes=["complex64"]
     ),
     # Points beside these are refused.
     "at the edge of what is defined": op(cross_entropy, cross_entropy, {"x": torch.tensor([0.3, 1.0, 1e-7])}),

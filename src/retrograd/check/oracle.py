@@ -14,7 +14,7 @@ from retrograd.check import inputs as make
 from retrograd.check import kinks, tolerance
 from retrograd.check.layouts import without_strides
 from retrograd.check.op_runner import OpRunner
-from retrograd.check.outputs import as_real
+from retrograd.check.outputs import as_real, real_dtype
 from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
@@ -212,7 +212,8 @@ def _eager(reference: Reference, order: DerivativeOrder) -> tuple[Results, dict[
     dtype, compute = reference.case.dtype, reference.spec.compute
     wider = bool(compute) and dtype in ("float16", "bfloat16")
     try:
-        results = reference.run(make.torch_dtype(compute if compute and wider else dtype), None, order)
+        own_dtype = real_dtype(make.torch_dtype(compute if compute and wider else dtype))
+        results = reference.run(own_dtype, None, order)
     except Exception:  # "not implemented for 'Half'": the spread alone must do
         return {}, {}
     dtypes = {name: t.dtype for name, t in results.items() if t is not None}

@@ -8,13 +8,14 @@ lower precision inside the code are lifted, so a reference that says `x.float()`
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import decompositions, schema, tree_leaves, tree_map_only
+from retrograd.compat.torch_dispatch import decompositions, resolving, schema, tree_leaves, tree_map_only
 from retrograd.compat.torch_tensors import is_zeros_without_memory
 
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
@@ -133,6 +134,11 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
     return None
 
 
+def _chooses(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether this is a norm that is one of the numbers, the largest or the least, or counts them."""
+    return name == "linalg_vector_norm" and len(args) > 1 and args[1] in (math.inf, -math.inf, 0)
+
+
 def _whole(value: Any, unit: float) -> bool:
     """Whether a number, or each of a tensor, is whole and has a place in floats of this unit roundoff."""
     if not isinstance(value, torch.Tensor):
@@ -226,12 +232,17 @@ class Float64(TorchDispatchMode):
         # A reference may make a tensor on the CPU while the op is on a GPU, and a generator has one device.
         if t.device not in self.generators:
             self.generators[t.device] = torch.Generator(device=t.device).manual_seed(self.seed)
-        drawn = torch.empty_like(torch.view_as_real(t) if t.is_complex() else t)
+        drawn = torch.empty_like(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t)
         drawn.uniform_(-1.0, 1.0, generator=self.generators[t.device])
         return torch.view_as_complex(drawn.contiguous()) if t.is_complex() else drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        # Only where it may matter: it takes 10 us an operator.
+        lazy = any(isinstance(value, torch.Tensor) and value.is_complex() for value in args)
+        with resolving() if lazy else nullcontext():
+            return self._dispatch(func, args, dict(kwargs or {}))
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name, returns_alias = _about(func)
         name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
         if not self._inside and name not in _SMOOTH:
@@ -240,12 +251,7 @@ class Float64(TorchDispatchMode):
         if kwargs.get("dtype") in _LIFTED:
             kwargs["dtype"] = _LIFTED[kwargs["dtype"]]
         if func in _DECOMPOSE:
-            self._inside += 1
-            try:
-                with self:
-                    return _DECOMPOSE[func](*args, **kwargs)
-            finally:
-                self._inside -= 1
+            return self._take_apart(func, args, kwargs)
         if is_zeros_without_memory(func):
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
@@ -255,7 +261,8 @@ class Float64(TorchDispatchMode):
         if self.record:
             self._note_decision(name, args, out)
         adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
-        if not self.unit or (name in _EXACT and not adds_up) or returns_alias:
+        exact = (name in _EXACT and not adds_up) or _chooses(name, args)
+        if not self.unit or exact or returns_alias:
             return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
         if name in _WHOLE and _whole(out, self.unit) and all(_whole(a, self.unit) for a in args):
             return out
@@ -277,6 +284,14 @@ class Float64(TorchDispatchMode):
         if name in _EXACT_RESULTS:
             return tuple(t if i in _EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, None), out)
+
+    def _take_apart(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        self._inside += 1
+        try:
+            with self:
+                return _DECOMPOSE[func](*args, **kwargs)
+        finally:
+            self._inside -= 1
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         # What is not added up overflows in the op's own precision as well, or is not chosen.

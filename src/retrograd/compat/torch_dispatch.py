@@ -64,6 +64,22 @@ def without_functions() -> AbstractContextManager[Any]:
     return torch._C.DisableTorchFunction() if works(WITHOUT_FUNCTIONS) else nullcontext()
 
 
+def resolving() -> AbstractContextManager[Any]:
+    """Inside the call of a dispatch mode: operators may again read tensors whose conjugation or sign is only marked.
+
+    torch leaves these keys out while a mode looks on, and then kernels that mark tensors themselves, as pinv does, read
+    the numbers below the mark.
+    """
+    return _resolving() if works(RESOLVING) else nullcontext()
+
+
+def _resolving() -> AbstractContextManager[Any]:
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
 def _is_watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or (
         torch._C._dispatch_tls_is_dispatch_key_included(_TAPE_KEY)
@@ -155,6 +171,30 @@ def WITHOUT_MODES() -> str:
             torch.ones(1, device="cpu")
         torch.zeros(1, device="cpu")
     return "" if mode.names == ["aten::zeros"] else f"a mode that is switched off sees {', '.join(mode.names)}"
+
+
+class _Resolving(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with _resolving():
+            return func(*args, **(kwargs or {}))
+
+
+@part(
+    "torch.dispatch.resolving",
+    "runs operators in float64 that mark tensors as conjugated themselves",
+    "gradients of pinv, lstsq and their like are not what they should be for complex numbers; leave such ops out",
+    names=(
+        "torch._C._ForceDispatchKeyGuard", "torch._C._dispatch_tls_local_include_set",
+        "torch._C._dispatch_tls_local_exclude_set", "torch._C.DispatchKey",
+    ),
+)  # fmt: skip
+@in_fresh_thread
+def RESOLVING() -> str:
+    turned = torch.tensor([[1j, 2.0], [0.0, 1.0]], dtype=torch.complex128, device="cpu")
+    with _Resolving():
+        inverse = torch.linalg.pinv(turned)
+    close = torch.allclose(inverse @ turned, torch.eye(2, dtype=turned.dtype, device="cpu"), rtol=0.0, atol=2**-40)
+    return "" if close else "the pseudoinverse of a complex matrix is another inside a mode"
 
 
 @part(
