@@ -183,6 +183,7 @@ class _Spreads:
 
     def __init__(self, reference: Reference, order: DerivativeOrder, exact: Results) -> None:
         self._reference, self._order = reference, order
+        self._results = exact
         self._exact = {name: t for name, t in exact.items() if t is not None}
         self._exact_sums = kinks.sums(exact)
         self._squares = {name: torch.zeros_like(t) for name, t in self._exact.items()}
@@ -193,7 +194,7 @@ class _Spreads:
 
     def __call__(self, runs: int) -> Spread:
         if runs not in self._known and runs < self._done:
-            return _Spreads(self._reference, self._order, self._exact)(runs)
+            return _Spreads(self._reference, self._order, self._results)(runs)
         for edge in (*(n for n in tolerance.CONFIRMING if self._done < n < runs), runs):
             self._add(edge)
         return self._known[runs]

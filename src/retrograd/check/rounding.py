@@ -297,21 +297,23 @@ class Float64(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()
             extra = _reduction_error(name, out, args, kwargs) if counted and out.numel() else None
-            if (
-                self.products
-                and counted
-                and out.numel()
-                and name in self._multiplying
-                and isinstance(args[1], torch.Tensor)
-            ):
-                coarse = self.products / self.accumulate * _product_error(name, out, args)
-                # Both factors may be cut towards zero, and then all of a product is too small by up to so much.
-                out = out * self._factor_of_runs(out, 2.0 * self.products)
-                extra = coarse if extra is None else (_square(extra) + _square(coarse)).sqrt()
+            if self.products and counted and out.numel() and name in self._multiplying:
+                out, extra = self._cut_factors(name, out, args, extra)
             return self._perturb(out, extra)
         if name in _EXACT_RESULTS:
             return tuple(t if i in _EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, None), out)
+
+    def _cut_factors(
+        self, name: str, out: torch.Tensor, args: Any, extra: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A product whose factors have fewer bits, and what then adds to its spread."""
+        if not isinstance(args[1], torch.Tensor):
+            return out, extra
+        coarse = self.products / self.accumulate * _product_error(name, out, args)
+        # Both factors may be cut towards zero, and then all of a product is too small by up to so much.
+        out = out * self._factor_of_runs(out, 2.0 * self.products)
+        return out, coarse if extra is None else (_square(extra) + _square(coarse)).sqrt()
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         # What is not added up overflows in the op's own precision as well, or is not chosen.
