@@ -42,6 +42,11 @@ def test_a_wrong_configuration_is_named(rows, name, configuration, kind, what):
     assert not any("kernel doubled:" in text for text in texts)  # the other one that is tuned
 
 
+def test_what_trials_leave_behind_is_found_and_what_they_reset_is_not(rows):
+    assert ("races", "autotune") in {(stage, kind) for stage, kind, _ in rows["no reset"]["findings"]}, rows["no reset"]
+    assert not [kind for _, kind, _ in rows["reset"]["findings"] if kind == "autotune"], rows["reset"]
+
+
 def test_bits_that_depend_on_the_choice_are_a_note_and_a_finding_where_they_are_promised(rows):
     text = "bits of out depend on the configuration that autotuning chooses, by time: not the same with Config(BLOCK="
     (note,) = [note for note in rows["sum"]["notes"] if "autotuning" in note]

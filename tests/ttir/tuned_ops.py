@@ -60,6 +60,14 @@ def summed_in_splits(x_ptr, y_ptr, N, BLOCK: tl.constexpr, SPLITS: tl.constexpr)
     tl.store(y_ptr, tl.load(y_ptr) + tl.sum(total))
 
 
+def summed_by_adding(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, N, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + at, mask=at < N, other=0.0)
+    tl.atomic_add(y_ptr, tl.sum(total, 0))
+
+
 def elementwise(function: Any, tuned: list[Any], around: Any = lambda kernel: kernel, **pruning: Any) -> Any:
     kernel = triton.autotune(tuned, key=["N"], **pruning)(around(triton.jit(function)))
 
@@ -83,8 +91,8 @@ def elementwise(function: Any, tuned: list[Any], around: Any = lambda kernel: ke
     return Double.apply
 
 
-def sum_of_all(function: Any, tuned: list[Any]) -> Any:
-    kernel = triton.autotune(tuned, key=["N"], reset_to_zero=["y_ptr"])(triton.jit(function))
+def sum_of_all(function: Any, tuned: list[Any], reset: tuple[str, ...] = ("y_ptr",)) -> Any:
+    kernel = triton.autotune(tuned, key=["N"], reset_to_zero=list(reset))(triton.jit(function))
     # The forward is tuned too, so that a finding has to name one of two kernels.
     double = elementwise(doubled, configs(64, 128))
 
@@ -124,6 +132,8 @@ DOUBLES = {
 SUMS = {
     "sum": sum_of_all(summed, configs(32, 128)),
     "splits": sum_of_all(summed_in_splits, [*configs(32, SPLITS=1), *configs(32, SPLITS=4)]),
+    "reset": sum_of_all(summed_by_adding, configs(32, 128)),
+    "no reset": sum_of_all(summed_by_adding, configs(32, 128), reset=()),
     "many": sum_of_all(summed, configs(32, 64, 128, 256, 512, 1024)),
 }
 OPS = {name: rg.op(fn, lambda x: 2 * x, dict(x=XS), sizes=SMALL, name=name) for name, fn in DOUBLES.items()}

@@ -36,7 +36,7 @@ class _Configured:
 
     def __post_init__(self) -> None:
         self.run: OpRun | None = None
-        with cpu_kernels.session(configuration=self.number, tuned_kernel=self.kernel) as session:
+        with cpu_kernels.session(configuration=self.number, tuned_kernel=self.kernel, trials=True) as session:
             self.session: Session = session
             self.findings = self._judged()
 

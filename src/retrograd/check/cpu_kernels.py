@@ -64,9 +64,12 @@ def _forget(finder: AfterImport) -> None:
 
 @contextmanager
 def session(
-    seed: int = 0, multiprocessors: int = 132, configuration: int = 0, tuned_kernel: str = ""
+    seed: int = 0, multiprocessors: int = 132, configuration: int = 0, tuned_kernel: str = "", trials: bool = False
 ) -> Iterator[Session]:
-    """Kernels launched inside are executed by a session of their own; arguments as of `retrograd.cpu_triton`."""
+    """Kernels launched inside are executed by a session of their own; arguments as of `retrograd.cpu_triton`.
+
+    `trials`: whether those launches of an autotuner are executed too that a GPU times.
+    """
     from retrograd.ttir.kept_launches import KeptLaunches
     from retrograd.ttir.launch import cpu_triton
 
@@ -74,6 +77,7 @@ def session(
         seed, multiprocessors, pretend=False, follow_undefined=False, configuration=configuration,
         tuned_kernel=tuned_kernel,
     ) as run:  # fmt: skip
+        run.trials = trials
         if _KEPT and (kept := _KEPT[-1]) is not None:
             run.kept = kept.setdefault("launches", KeptLaunches())
         _SESSIONS.append(run)

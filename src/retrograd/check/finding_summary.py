@@ -34,19 +34,13 @@ def explain(
     kept = worst_faults(findings)[:4]
     small, often = kept[0].case, ""
     if shrinks and len(context.spec.size_names):
-        first = kept[0]
-
-        def fails(case: Case) -> bool:
-            # The same fault, and as plain.
-            outcome = attempt(case)
-            same_fault = [f for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
-            return any((f.excess or 0) >= min(tolerance.PLAINLY_WRONG, first.excess or 0) for f in same_fault)
-
-        again = shrink.RepeatedCheck(fails, first.case)
-        often = again.text()
-        if again.failures:  # what does not come again in 30 runs cannot be shrunk
-            small, more = shrink.shrink(context.spec, first.case, again)
-            tried = {**tried, **more}
+        # Smaller cases with a dozen randomly rounded runs each; the smallest is confirmed below.
+        context.judge.confirming = tolerance.CONFIRMING[:1]
+        try:
+            small, more, often = _shrunk(context, kept[0], attempt)
+        finally:
+            context.judge.confirming = tolerance.CONFIRMING
+        tried = {**tried, **more}
     text = shrink.where(tried) + (f"; smallest: {small.text()}" if small.text() else "")
     text += f"; {often}" if often else ""
     last = attempt(small) if small != kept[0].case else None
@@ -61,6 +55,22 @@ def explain(
     shown = [replace(f, where=text) for f in (first, *same)]
     known = [(f, diagnosed.get(_fault(f))) for f in shown]
     return [replace(f, elements=d.elements, looks_like=d.looks_like) if d else f for f, d in known]
+
+
+def _shrunk(context: StageContext, first: Finding, attempt: Attempt) -> tuple[Case, dict[Case, bool], str]:
+    """The smallest case with the same fault, the cases tried, and how often it comes where that is not always."""
+
+    def excess(case: Case) -> float:
+        outcome = attempt(case)
+        same = [f.excess or 0.0 for f in outcome.findings if _fault(f) == _fault(first)] if outcome else []
+        return max(same, default=-1.0)
+
+    before = excess(first.case)  # as plain as it is with as many randomly rounded runs
+    plain = min(tolerance.PLAINLY_WRONG, before if before >= 0 else first.excess or 0.0)
+    again = shrink.RepeatedCheck(lambda case: excess(case) >= plain, first.case)
+    if not again.failures:  # what does not come again in 30 runs cannot be shrunk
+        return first.case, {}, again.text()
+    return *shrink.shrink(context.spec, first.case, again), again.text()
 
 
 def worst_faults(findings: list[Finding]) -> list[Finding]:

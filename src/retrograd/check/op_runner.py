@@ -137,6 +137,7 @@ class OpRunner:
     _grad_outs: dict[Case, list[torch.Tensor]] = field(default_factory=dict)
     _named: dict[Any, Outputs] = field(default_factory=dict)
     _tf32: bool = False
+    _batches: list[bool] = field(default_factory=lambda: [True])
 
     @property
     def base(self) -> Case:
@@ -178,7 +179,9 @@ class OpRunner:
         plain = without_strides(case)
         inputs, ordinary = (partial(self.inputs, values) for values in (plain, plain.but(values=())))
         grad_outs = partial(self.grad_outs, case)
-        return Reference(self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32)
+        return Reference(
+            self.spec, case, self.seed, self.device, inputs, ordinary, grad_outs, self.tf32, batches=self._batches
+        )
 
     def grad_outs(self, case: Case) -> list[torch.Tensor]:
         """grad_out per floating output: noise plus half of the normalised output, so that projections count."""

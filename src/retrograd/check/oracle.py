@@ -16,9 +16,9 @@ from retrograd.check.layouts import without_strides
 from retrograd.check.op_runner import OpRunner
 from retrograd.check.outputs import as_real, real_dtype
 from retrograd.check.reference import DerivativeOrder, NotApplicable, Reference, Results, first_order
+from retrograd.check.rounded_runs import rounded_runs
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
-from retrograd.check.seeds import derive
 from retrograd.errors import SpecError
 
 
@@ -47,7 +47,7 @@ class Truth:
         peak: the largest number met on the way (of cases with values other than ordinary ones).
         switches: the operators in it that may have a kink.
         terms: the sizes of what adds up to each gradient.
-        spread: from as many runs as asked for.
+        spread: root of the mean square of what random rounding changes, in as many runs as asked for.
         runs: how many `tol` rests on.
     """
 
@@ -112,7 +112,7 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
         raise
     except Exception as error:
         raise NotApplicable(f"the reference raises {type(error).__name__}: {error}") from error
-    reference = replace(reference, matrices=plain.matrices)
+    reference = replace(reference, matrices=plain.matrices, elements=plain.elements)
     eager, stored = _eager(reference, order)
     floor: dict[str, torch.Tensor] = {}
     unit, _ = tolerance.units(case.dtype, reference.spec.compute)
@@ -128,10 +128,8 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
         elif name in terms:  # no gradient is one of zeros
             floor[name] = tolerance.cancelled(torch.zeros_like(terms[name]), None, unit, terms[name])
 
-    def spread(count: int) -> Spread:
-        return _spread(reference, order, exact, count)
-
-    return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spread, runs)
+    spreads = _Spreads(reference, order, exact)
+    return Truth(exact, floor, stored, eager, plain.peak, frozenset(plain.switches), terms, spreads, runs)
 
 
 def _stored_inputs(reference: Reference) -> dict[str, str]:
@@ -180,31 +178,54 @@ def _size(t: torch.Tensor) -> torch.Tensor:
     return t.nan_to_num(0.0, 0.0, 0.0).square().sum().div(max(t.numel(), 1)).sqrt()
 
 
-def _spread(reference: Reference, order: DerivativeOrder, exact: Results, runs: int) -> Spread:
-    """Root of the mean square of what random rounding changes."""
-    unit, accumulate = tolerance.units(reference.case.dtype, reference.spec.compute)
-    squares = {name: torch.zeros_like(t) for name, t in exact.items() if t is not None}
-    scales = dict.fromkeys(squares, 0.0)
-    sums = kinks.sums(exact)
-    spreads = {name: torch.zeros_like(t) for name, t in sums.items()}
-    for k in range(runs):
+class _Spreads:
+    """Spreads of random rounding, called with the runs they rest on: those of fewer are among those of more."""
+
+    def __init__(self, reference: Reference, order: DerivativeOrder, exact: Results) -> None:
+        self._reference, self._order = reference, order
+        self._results = exact
+        self._exact = {name: t for name, t in exact.items() if t is not None}
+        self._exact_sums = kinks.sums(exact)
+        self._squares = {name: torch.zeros_like(t) for name, t in self._exact.items()}
+        self._scales = dict.fromkeys(self._squares, 0.0)
+        self._sums = {name: torch.zeros_like(t) for name, t in self._exact_sums.items()}
+        self._known: dict[int, Spread] = {}
+        self._done = 0
+
+    def __call__(self, runs: int) -> Spread:
+        if runs not in self._known and runs < self._done:
+            return _Spreads(self._reference, self._order, self._results)(runs)
+        for edge in (*(n for n in tolerance.CONFIRMING if self._done < n < runs), runs):
+            self._add(edge)
+        return self._known[runs]
+
+    def _add(self, runs: int) -> None:
+        """More runs, until there are so many."""
+        if runs in self._known:
+            return
+        reference = self._reference
+        unit, accumulate = tolerance.units(reference.case.dtype, reference.spec.compute)
         try:
-            results = reference.rounded(unit, accumulate, derive(reference.seed, "noise", k, runs), order)
+            for results in rounded_runs(reference, unit, accumulate, range(self._done, runs), self._order):
+                self._add_run(results)
         except Exception as error:
             raise NotApplicable(f"the reference, rounded, raises {type(error).__name__}: {error}") from error
-        for name, t in results.items():
-            want = exact[name]
-            if t is not None and want is not None:
-                squares[name] += (t.detach() - want).square().nan_to_num(0.0)
+        self._done, count = runs, max(runs, 1)
+        self._known[runs] = Spread(
+            {name: (total / count).sqrt() for name, total in self._squares.items()},
+            {name: math.sqrt(total / count) for name, total in self._scales.items()},
+            {name: (total / count).sqrt() for name, total in self._sums.items()},
+        )
+
+    def _add_run(self, results: Results) -> None:
+        for name, want in self._exact.items():
+            t = results.get(name)
+            if t is not None:
+                self._squares[name] += (t.detach() - want).square().nan_to_num(0.0)
                 off = tolerance.scale(t, want) - 1
-                scales[name] += 0.0 if math.isnan(off) else off**2
+                self._scales[name] += 0.0 if math.isnan(off) else off**2
         for name, t in kinks.sums(results).items():
-            spreads[name] += (t - sums[name]).square().nan_to_num(0.0)
-    return Spread(
-        {name: (total / max(runs, 1)).sqrt() for name, total in squares.items()},
-        {name: math.sqrt(total / max(runs, 1)) for name, total in scales.items()},
-        {name: (total / max(runs, 1)).sqrt() for name, total in spreads.items()},
-    )
+            self._sums[name] += (t - self._exact_sums[name]).square().nan_to_num(0.0)
 
 
 def _eager(reference: Reference, order: DerivativeOrder) -> tuple[Results, dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -78,6 +78,8 @@ class Reference:
         tf32: whether the op multiplies float32 matrices in tf32.
         matrices: whether the reference multiplies any. Where it has none (a recurrence, step by step), the op's are
             among its elementwise products, and nobody can tell which.
+        elements: what all its operators make together in a run; 0 where that is not known.
+        batches: not empty while nothing speaks against several runs at once; shared by the cases of an op.
     """
 
     spec: OpSpec
@@ -89,6 +91,8 @@ class Reference:
     grad_outs: Callable[[], list[torch.Tensor]]
     tf32: bool = False
     matrices: bool = True
+    elements: int = 0
+    batches: list[bool] = field(default_factory=list)
 
     def call(self, inputs: dict[str, Any]) -> Outputs:
         """What it returns for these inputs."""
@@ -164,6 +168,15 @@ class Reference:
                 results[f"grad {name}"] = project(self.spec, name, grad, inputs[name])
         return {name: None if t is None else as_real(t) for name, t in results.items()}
 
+    def rounding(
+        self, unit: float, accumulate: float, seed: int, *, inputs: bool = True, grad_outs: bool = False, runs: int = 1
+    ) -> Float64:
+        """The mode of a randomly rounded run, or of several at once; arguments as in `Float64`."""
+        return Float64(
+            unit, accumulate, seed, self.device, tolerance.TF32 if self.tf32 else 0.0,
+            inputs=inputs, grad_outs=grad_outs, elementwise=not self.matrices, runs=runs,
+        )  # fmt: skip
+
     def rounded(
         self, unit: float, accumulate: float, seed: int, order: DerivativeOrder = first_order,
         *, inputs: bool = True, grad_outs: bool = False,
@@ -174,11 +187,7 @@ class Reference:
         """
         for round_inputs in (True, False) if inputs else (False,):
             try:
-                products = tolerance.TF32 if self.tf32 else 0.0
-                mode = Float64(
-                    unit, accumulate, seed, self.device, products,
-                    inputs=round_inputs, grad_outs=grad_outs, elementwise=not self.matrices,
-                )  # fmt: skip
+                mode = self.rounding(unit, accumulate, seed, inputs=round_inputs, grad_outs=grad_outs)
                 return self.run(torch.float64, mode, order)
             except Exception:
                 if not round_inputs:

@@ -8,8 +8,9 @@ lower precision inside the code are lifted, so a reference that says `x.float()`
 from __future__ import annotations
 
 import math
+import random
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -88,6 +89,23 @@ _ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolutio
 
 _DECOMPOSE = decompositions(_FUSED)
 
+# Uniform numbers that noise is cut out of: to draw them takes longer than most operators. Two pieces overlap by 1/16 of
+# themselves on the average, which changes a spread by 3 % at most.
+_POOL = 1 << 20
+_PIECE = _POOL // 16
+
+
+@cache
+def _pool(device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device=device).manual_seed(0)
+    return torch.empty(_POOL, dtype=torch.float64, device=device).uniform_(-1.0, 1.0, generator=generator)
+
+
+@lru_cache(maxsize=8)  # 8 MiB each; each dtype has two, at kinks and elsewhere
+def _factors(device: torch.device, unit: float) -> torch.Tensor:
+    """What multiplies a number that is rounded randomly, for each number of the pool."""
+    return _pool(device) * unit + 1.0
+
 
 def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
     """Spread, in units of rounding, of adding the terms one by one in any order.
@@ -100,11 +118,11 @@ def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> t
     dims = list(range(x.ndim)) if dim is None or dim == [] else ([dim] if isinstance(dim, int) else list(dim))
     n = math.prod(x.shape[d] for d in dims) if dims else 1
     squares = _square(x).sum(dims, keepdim) if dims else _square(x)
-    return (max(n - 1, 0) * (_square(out) / 3 + squares / 6)).sqrt()
+    return (squares / 2).add_(_square(out)).mul_(max(n - 1, 0) / 3).sqrt_()
 
 
 def _square(t: torch.Tensor) -> torch.Tensor:
-    return t.abs().square()
+    return t.abs().square_() if t.is_complex() else t.square()
 
 
 def _squares_of_terms(name: str, args: tuple[Any, ...]) -> torch.Tensor:
@@ -169,7 +187,7 @@ def _product_error(name: str, out: torch.Tensor, args: tuple[Any, ...]) -> torch
     if name in _FACTORS:
         return (2 * _squares_of_terms(name, args)).sqrt()
     if name == "mul":
-        return math.sqrt(2) * out.abs()
+        return math.sqrt(2) * out  # noise has no sign
     return math.sqrt(2) * _square(out).mean().sqrt().expand(out.shape)
 
 
@@ -208,33 +226,48 @@ class Float64(TorchDispatchMode):
         grad_outs: whether the gradients that go in are.
         track: whether `peak` is kept, without noise only.
         record: whether `decisions` are kept: by operator, what it decided for each element, in the order of the run.
+        runs: how many runs there are at once, along a first dimension that functorch made.
     """
 
     def __init__(
         self, unit: float = 0.0, accumulate: float = 0.0, seed: int = 0, device: str = "cpu", products: float = 0.0,
         *, inputs: bool = True, grad_outs: bool = False, track: bool = False, record: bool = False,
-        elementwise: bool = False,
+        elementwise: bool = False, runs: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         self.matrices = False  # whether a product of matrices was met
         self.switches: set[str] = set()  # operators that may have a kink, by name
         self._inside = 0  # depth of operators that are being taken apart
         self.peak = 0.0  # the largest number met, sums of sizes for what adds up
+        self.elements = 0  # of all results together
+        self._runs = runs
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
         self.unit, self.accumulate, self.products = unit, accumulate, products
         self._multiplying = _PRODUCTS | {"mul"} if elementwise else _PRODUCTS
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
-        self.seed, self.generators = seed, dict[torch.device, torch.Generator]()
+        self._place = random.Random(seed).random
+
+    def _cut(self, pool: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Numbers from a random place of a pool; not to be written to."""
+        count = math.prod(shape)
+        if count <= _PIECE:
+            start = int(self._place() * (_POOL - count))
+            return pool[start : start + count].view(shape)
+        starts = [int(self._place() * (_POOL - _PIECE)) for _ in range(-(-count // _PIECE))]
+        return torch.cat([pool[start : start + _PIECE] for start in starts])[:count].view(shape)
 
     def noise(self, t: torch.Tensor) -> torch.Tensor:
-        """Uniform in [-1, 1), the shape of `t`; both parts of complex numbers."""
-        # A reference may make a tensor on the CPU while the op is on a GPU, and a generator has one device.
-        if t.device not in self.generators:
-            self.generators[t.device] = torch.Generator(device=t.device).manual_seed(self.seed)
-        drawn = torch.empty_like(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t)
-        drawn.uniform_(-1.0, 1.0, generator=self.generators[t.device])
-        return torch.view_as_complex(drawn.contiguous()) if t.is_complex() else drawn
+        """Uniform in [-1, 1), the shape of `t`, not to be written to; both parts of complex numbers."""
+        # A reference may make a tensor on the CPU while the op is on a GPU.
+        drawn = self._cut(_pool(t.device), (*t.shape, 2) if t.is_complex() else tuple(t.shape))
+        return torch.view_as_complex(drawn.clone()) if t.is_complex() else drawn
+
+    def _factor_of_runs(self, t: torch.Tensor, unit: float) -> torch.Tensor:
+        """What multiplies all elements of a tensor, another number for each run."""
+        runs = self._runs if t.ndim and t.shape[0] % self._runs == 0 else 1
+        each = self._cut(_factors(t.device, unit), (runs, *[1] * (t.ndim - 1)) if t.ndim else ())
+        return each.repeat_interleave(t.shape[0] // runs, 0) if runs not in (1, t.shape[0]) else each
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Only where it may matter: it takes 10 us an operator.
@@ -256,6 +289,8 @@ class Float64(TorchDispatchMode):
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
         out, args, kwargs = _run_lifted(func, args, kwargs)
+        if not self.unit and isinstance(out, torch.Tensor):
+            self.elements += out.numel()
         if self.track and not self.unit:
             self._note_peak(func, name, args, kwargs, out)
         if self.record:
@@ -269,17 +304,8 @@ class Float64(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()
             extra = _reduction_error(name, out, args, kwargs) if counted and out.numel() else None
-            if (
-                self.products
-                and counted
-                and out.numel()
-                and name in self._multiplying
-                and isinstance(args[1], torch.Tensor)
-            ):
-                coarse = self.products / self.accumulate * _product_error(name, out, args)
-                # Both factors may be cut towards zero, and then all of a product is too small by up to so much.
-                out = out * (1.0 + 2.0 * self.products * self.noise(out.new_empty((), dtype=torch.float64)))
-                extra = coarse if extra is None else (_square(extra) + _square(coarse)).sqrt()
+            if self.products and counted and out.numel() and name in self._multiplying:
+                out, extra = self._cut_factors(name, out, args, extra)
             return self._perturb(out, extra)
         if name in _EXACT_RESULTS:
             return tuple(t if i in _EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
@@ -292,6 +318,17 @@ class Float64(TorchDispatchMode):
                 return _DECOMPOSE[func](*args, **kwargs)
         finally:
             self._inside -= 1
+
+    def _cut_factors(
+        self, name: str, out: torch.Tensor, args: Any, extra: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A product whose factors have fewer bits, and what then adds to its spread."""
+        if not isinstance(args[1], torch.Tensor):
+            return out, extra
+        coarse = self.products / self.accumulate * _product_error(name, out, args)
+        # Both factors may be cut towards zero, and then all of a product is too small by up to so much.
+        out = out * self._factor_of_runs(out, 2.0 * self.products)
+        return out, coarse if extra is None else (_square(extra) + _square(coarse)).sqrt()
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         # What is not added up overflows in the op's own precision as well, or is not chosen.
@@ -328,8 +365,11 @@ class Float64(TorchDispatchMode):
         wide = t.dtype in (torch.float64, torch.complex128)
         if not wide or t.device.type == "meta" or t.layout != torch.strided:
             return t
-        # In place, since this runs for every operator of every noise run: t (1 + unit noise) + accumulate extra noise.
-        out = self.noise(t).mul_(self.unit).add_(1.0).mul_(t)
+        # Few passes, as this runs for every operator of every noise run: t (1 + unit noise) + accumulate extra noise.
+        if t.is_complex():
+            out = t * (1.0 + self.unit * self.noise(t))
+        else:
+            out = t * self._cut(_factors(t.device, self.unit), t.shape)
         if extra is not None and extra.shape == t.shape:
-            out.add_(self.noise(t).mul_(extra), alpha=self.accumulate)
+            out.addcmul_(self.noise(t), extra, value=self.accumulate)
         return out

@@ -74,6 +74,7 @@ class Session:
         tf32: whether any of it multiplied matrices of float32 that are rounded to tf32.
         undefined: which bytes of a tensor's storage nobody has written, None where all are written.
         kept: launches that need not be executed again; None where each is.
+        trials: whether what an autotuner times is executed, to see what it leaves behind, or only compiled.
         configurations: of autotuned kernels by name, those that pruning leaves, at most.
         chosen: of these kernels, the configuration that the latest launch ran with.
     """
@@ -88,6 +89,7 @@ class Session:
         self.seed = seed
         self.undefined: Callable[[torch.Tensor], Array | None] = lambda tensor: None
         self.kept: KeptLaunches | None = None
+        self.trials = True
         self._orders, self._limit = orders, limit
         self.printed = printed or (lambda line: sys.stdout.write(line + "\n"))
         self._library = library_folder()
@@ -95,7 +97,7 @@ class Session:
         self.configurations: dict[str, list[Any]] = {}
         self.chosen: dict[str, Any] = {}
         self._configuration, self._tuned_kernel = configuration, tuned_kernel
-        self._tuned = False
+        self._tuned = self._compiling = False
         self._tuners: dict[int, Any] = {}
         self._put_aside = ExitStack()
         self._trial: _Snapshot | None = None
@@ -107,7 +109,7 @@ class Session:
             UnsupportedOperationError: it has an operation that cannot be executed; names it and its line.
             EndlessLoopError: it does not end.
         """
-        if not grid[0] * grid[1] * grid[2]:
+        if not grid[0] * grid[1] * grid[2] or self._compiling:
             return
         with without_functions(), one_thread():
             self._execute(launched, grid, values)
@@ -220,6 +222,14 @@ class Session:
         What the second launch changes once more, a user finds changed by as many launches as were timed.
         """
         if self._tuned or self._trial is not None:
+            return
+        if not self.trials:
+            self._compiling = True
+            try:
+                call()  # raises where it does not compile, and the autotuner goes on to the next
+            finally:
+                self._compiling = False
+            self._tuned = True
             return
         self._tuned, kept = True, (self.faults, self.launches)
         self.faults, self.launches, self._trial = FaultList(), [], _Snapshot()

@@ -23,7 +23,6 @@ from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.tensor_comparison import compare, first_index
 
 _ID = "extremes"
-_RUNS = 3  # noise runs of a finite extreme: an alarm is confirmed with more anyway
 # Another dtype differs in its range: what is about the formula is asked in the first one.
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "-mean", "1e4", "max/4")
 
@@ -175,7 +174,7 @@ def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) ->
     Random rounding says how far right results lie apart where it is a small change. Where it is not, a right result may
     be another function altogether: with a mean of 1e4 added and rounded to bfloat16, a norm's variance is 0.
     """
-    truth = context.oracle.truth(case, _RUNS)
+    truth = context.oracle.truth(case)
     masks, empty = {}, []
     for label, want in truth.want.items():
         got, eager = run.tensors.get(label), truth.eager.get(label)
@@ -198,14 +197,12 @@ def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) ->
 
 
 def _finite(context: StageContext, case: Case, out: CaseOutcome) -> None:
-    if context.oracle.truth(case, _RUNS).peak > tolerance.largest_safe(case.dtype, context.spec.compute):
+    if context.oracle.truth(case).peak > tolerance.largest_safe(case.dtype, context.spec.compute):
         (_, extreme), *_ = case.values
         out.notes.append(f"{extreme} is not judged in {case.dtype}: the reference's own formula overflows there")
         return
     run = context.runner.run(case)
-    findings, profiles = context.judge.against_truth(
-        _ID, case, run, _excused(context, case, run, out), noise_runs=_RUNS
-    )
+    findings, profiles = context.judge.against_truth(_ID, case, run, _excused(context, case, run, out))
     out.findings += [_named(f, run) for f in findings]
     out.profiles += profiles
 

@@ -49,7 +49,7 @@ def _watched(context: StageContext, runner: OpRunner, case: Case, out: CaseOutco
     kernels: set[str] = set()
     findings: dict[tuple[str, str], Finding] = {}
     for seed, multiprocessors in runs:
-        with cpu_kernels.session(seed, multiprocessors) as session:
+        with cpu_kernels.session(seed, multiprocessors, trials=True) as session:
             try:
                 runner.run(case)
             except OpRaised:

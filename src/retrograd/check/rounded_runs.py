@@ -1,0 +1,110 @@
+"""Randomly rounded runs of a reference: many at once along a batch dimension, or one after another.
+
+A recurrence of 64 steps has thousands of operators, each of a few numbers: what a run takes is calling them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from retrograd.check import inputs as make
+from retrograd.check.constraints import project
+from retrograd.check.outputs import as_real, inexact, promoted
+from retrograd.check.reference import DerivativeOrder, Reference, Results, first_order
+from retrograd.check.seeds import derive
+from retrograd.compat.torch_dispatch import is_functorch_wrapped, tree_leaves, tree_map_only
+
+_MOST_AT_ONCE = 1 << 25  # elements that the operators of all runs of a batch make: at most 256 MiB
+
+
+class _SharedError(Exception):
+    """Runs would share a number that is rounded."""
+
+
+class _Apart(TorchFunctionMode):
+    """Gives each run of a batch its own copy of floats that do not come from inputs: each rounds them its own way.
+
+    Args:
+        true: a number for each run.
+    """
+
+    def __init__(self, true: torch.Tensor) -> None:
+        super().__init__()
+        self._true = true
+
+    def _own(self, t: torch.Tensor) -> torch.Tensor:
+        return t if is_functorch_wrapped(t) else torch.where(self._true, t, t)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not any(inexact(t) and not is_functorch_wrapped(t) for t in tree_leaves(out)):
+            return out
+        if not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
+            return tree_map_only(torch.Tensor, self._own, out)
+        name = getattr(func, "__name__", "")
+        if name.startswith(("__i", "__set")) or (name.endswith("_") and not name.startswith("__")):
+            raise _SharedError(f"{name} changes a constant in place")
+        args, kwargs = tree_map_only(torch.Tensor, self._own, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def rounded_runs(
+    reference: Reference, unit: float, accumulate: float, runs: range, order: DerivativeOrder = first_order
+) -> Iterator[Results]:
+    """Results of the randomly rounded runs of these numbers; raises what the reference raises."""
+    done = runs.start
+    at_once = min(len(runs), _MOST_AT_ONCE // max(reference.elements, 1))
+    while order is first_order and reference.batches and at_once > 1 and done < runs.stop:
+        count = min(at_once, runs.stop - done)
+        try:
+            batch = _batch(reference, unit, accumulate, derive(reference.seed, "noise", done), count)
+        except Exception:  # it asks for a value, or changes something in place; what is wrong with it a single run says
+            reference.batches.clear()
+            break
+        yield from batch
+        done += count
+    for k in range(done, runs.stop):
+        yield reference.rounded(unit, accumulate, derive(reference.seed, "noise", k), order)
+
+
+def _batch(reference: Reference, unit: float, accumulate: float, seed: int, runs: int) -> list[Results]:
+    """Results of several runs, computed along a dimension of their own."""
+    mode = reference.rounding(unit, accumulate, seed, runs=runs)
+    inputs = reference.inputs()
+    names = make.differentiable(reference.spec, inputs)
+    batched: dict[str, torch.Tensor] = {}
+    for name, value in inputs.items():
+        if inexact(value):
+            value = value.contiguous().to(promoted(value.dtype, torch.float64)).expand(runs, *value.shape)
+            batched[name] = (value * (1 + mode.unit * mode.noise(value))).detach().requires_grad_(name in names)
+    wider = (g.to(promoted(g.dtype, torch.float64)) for g in reference.grad_outs())
+    gs = [g.expand(runs, *g.shape).contiguous() for g in wider]
+
+    def forward(own: dict[str, torch.Tensor], true: torch.Tensor) -> dict[str, torch.Tensor]:
+        with _Apart(true):
+            return reference.call({**inputs, **own}).inexact
+
+    true = torch.ones(runs, dtype=torch.bool, device=reference.device)
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), mode:
+        warnings.simplefilter("ignore")  # operators that vmap has to loop over
+        outs = torch.vmap(forward)(batched, true)
+        results = first_order(reference.case, reference.seed, outs, {n: batched[n] for n in names}, gs)
+    return [_single(reference, results, batched, names, k) for k in range(runs)]
+
+
+def _single(
+    reference: Reference, results: Results, batched: dict[str, torch.Tensor], names: list[str], run: int
+) -> Results:
+    """The results of one of the runs."""
+    single = {name: None if t is None else t[run] for name, t in results.items()}
+    for name in names:
+        if (grad := single[f"grad {name}"]) is not None:
+            single[f"grad {name}"] = project(reference.spec, name, grad, batched[name][run])
+    return {name: None if t is None else as_real(t) for name, t in single.items()}

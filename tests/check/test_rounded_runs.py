@@ -1,0 +1,98 @@
+"""Randomly rounded runs of a reference, several at once and one after another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from specimens import with_backward
+
+import retrograd as rg
+from retrograd.check.rounded_runs import rounded_runs
+from retrograd.check.stages import StageContext
+
+_UNIT = 2.0**-24
+_TABLE = torch.linspace(0.1, 0.9, 48)
+
+
+def _recurrence(x):
+    """h = h / 2 + sin(x) at each step."""
+    h, outs = torch.zeros_like(x[:, 0]), []
+    for at_t in x.unbind(1):
+        h = h * 0.5 + at_t.sin()
+        outs.append(h)
+    return torch.stack(outs, 1)
+
+
+def _rotated(x):
+    """A table that comes from whole numbers, which each run has to round its own way."""
+    angle = torch.arange(x.shape[1], dtype=x.dtype) / 7
+    return x * angle.cos() + angle.sin()
+
+
+def _norm(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def _branching(x):
+    return x * 2.5 if float(x.sum()) > 0 else x * 3.5
+
+
+def _in_place(x):
+    return x * _TABLE.mul_(1.0)
+
+
+def _reference(function):
+    spec = rg.op(function, function, dict(x=rg.tensor("M", "N")), sizes=dict(M=6, N=48))
+    context = StageContext.of(spec, "float32")
+    return replace(context.runner.reference(context.base), elements=1)
+
+
+def _spread(reference, runs=48):
+    """Root of the mean square over runs of what rounding changes, by name and element."""
+    exact = reference.run(torch.float64)
+    results = list(rounded_runs(reference, _UNIT, _UNIT, range(runs)))
+    assert len(results) == runs
+    return {
+        n: torch.stack([r[n].detach() - want for r in results]).square().mean(0).sqrt() for n, want in exact.items()
+    }
+
+
+@pytest.mark.parametrize("function", [_recurrence, _rotated, _norm, torch.logsumexp, torch.special.gammaln])
+def test_many_at_once_lie_as_far_apart_as_one_by_one(function):
+    fn = (lambda x: torch.logsumexp(x, -1)) if function is torch.logsumexp else function
+    reference = _reference(fn)
+    at_once, single = _spread(reference), _spread(replace(reference, batches=[]))
+    assert reference.batches, "it could not be run several times at once"
+    for name, sigma in single.items():
+        ratio = at_once[name].square().mean().sqrt() / sigma.square().mean().sqrt()
+        assert 0.8 < float(ratio) < 1.25  # of 48 x 288 numbers; seeded
+        # No element has less than a quarter of its spread: one draw for all runs would leave some with next to nothing.
+        assert bool((at_once[name] >= sigma / 4).all())
+
+
+@pytest.mark.parametrize("function", [_branching, _in_place])
+def test_what_cannot_run_at_once_runs_one_by_one(function):
+    reference = _reference(function)
+    at_once = list(rounded_runs(reference, _UNIT, _UNIT, range(6)))
+    assert not reference.batches
+    single = list(rounded_runs(replace(reference, batches=[]), _UNIT, _UNIT, range(6)))
+    for a, b in zip(at_once, single, strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _off(units):
+    def backward(dy, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (dx,) = torch.autograd.grad(_recurrence(x), x, dy)
+        return dx * (1 + units * 2.0**-24)
+
+    return with_backward(_recurrence, backward)
+
+
+@pytest.mark.parametrize(("units", "verdict"), [(1, "proved"), (4096, "finding")])
+def test_a_recurrence_is_proved_and_its_mistake_found(units, verdict):
+    spec = rg.op(_off(units), _recurrence, dict(x=rg.tensor("M", "N")), sizes=dict(M=6, N=48))
+    assert rg.verify(spec, level="quick", only=["oracle", "shapes"]).verdict == verdict
