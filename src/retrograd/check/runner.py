@@ -49,6 +49,9 @@ races and addresses are not looked at; unset it to have them executed as on a GP
 GPU_LOST = "the GPU no longer answers this process"
 
 
+def _unwatched(event: str, thing: Any) -> None: ...
+
+
 class Verification:
     """One op under check: runs stages one at a time, which is what the pytest plugin needs.
 
@@ -88,10 +91,10 @@ class Verification:
         all_dtypes, names = names, names[share[0] :: share[1]]
         self.launches: dict[str, Any] = {}  # what executed ones did, to be put in place when they come again
         self.launch_counts: list[LaunchCount] = []
-        self._describe = partial(self._contexts, names, all_dtypes, case)
-        self.contexts, self._notes = self._describe(), tuple[str, ...]()
+        self._contexts_again = partial(self._contexts, names, all_dtypes, case)
+        self.contexts, self._notes = self._contexts_again(), tuple[str, ...]()
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
-        self.watch, self.progress, self._doubts = watch, progress, dict[str, str]()
+        self.watch, self.progress, self._doubts = watch or _unwatched, progress, dict[str, str]()
 
     def _contexts(self, dtypes: Sequence[str], every: tuple[str, ...], case: str | None) -> dict[str, StageContext]:
         cost = CostLimit.of_level(self.level)  # what a case costs is counted once for all dtypes
@@ -138,8 +141,7 @@ class Verification:
 
     def tell(self, finding: Finding) -> None:
         """Say that there is a finding, before it is shrunk and explained."""
-        if self.watch:
-            self.watch("finding", finding)
+        self.watch("finding", finding)
         if self.progress:
             self.progress(finding.stage, progress_line(finding))
 
@@ -150,7 +152,7 @@ class Verification:
                 return self._run_stage(stage)
             except DrawsRandomNumbers:
                 self.spec, note = under_one_seed(self.spec)
-                self._notes, self.contexts = (note,), self._describe()
+                self._notes, self.contexts = (note,), self._contexts_again()
                 return self._run_stage(stage)
 
     def _run_stage(self, stage: Stage) -> StageResult:
@@ -211,8 +213,7 @@ class Verification:
             return self._no_base(stage, context, error)
         merged.notes += [left_out] * bool(left_out)
         for case in cases:
-            if self.watch:
-                self.watch("case", case)
+            self.watch("case", case)
             context.judge.remarks.clear()
             context.judge.doubts.clear()
             try:
@@ -226,8 +227,7 @@ class Verification:
                 merged.notes.append(f"not applicable: {case.text()} (the reference refuses it)")
                 continue
             self._set_apart(outcome)
-            if self.watch:
-                self.watch("outcome", outcome)
+            self.watch("outcome", outcome)
             if outcome.findings and not merged.findings:
                 self.tell(outcome.findings[0])  # what is said of it below, and its smallest case, take longer to find
             tried[case] = tried.get(case, False) or bool(outcome.findings)
@@ -371,8 +371,7 @@ def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResul
     for stage in chosen:
         if progress:
             progress(stage.id, "running")
-        if watch:
-            watch("start", stage)
+        watch("start", stage)
         try:
             result = verification.run_stage(stage)
         except UndecidedError as error:
@@ -382,8 +381,7 @@ def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResul
         except Exception as error:  # what the op raises is a finding already: this is a fault of the checker's own
             result = StageResult(stage.id, stage.title, "undecided", reason=_broken(error))
         results.append(result)
-        if watch:
-            watch("stage", verification.report([result], result.seconds))
+        watch("stage", verification.report([result], result.seconds))
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
         if result.findings and (reason := lost(verification.device)):

@@ -4,72 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
-import random
+import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from retrograd.check.calling import Call
-from retrograd.check.cpu_kernels import executed
-from retrograd.check.op_runner import OpRunner
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
-from retrograd.compat import triton_source
-from retrograd.core.loading import near
-from retrograd.core.wording import some
 from retrograd.env import collect
-from retrograd.errors import UsageError
-from retrograd.mutation.backward_operations import BackwardOperations
+from retrograd.mutation.candidates import LEVELS, SOURCES, AnyTarget, MutantCandidate, check_levels, choose, targets_of
 from retrograd.mutation.edits import Edit
-from retrograd.mutation.functions import MutationTarget, functions_of, named
 from retrograd.mutation.isolation import Outcome, run_forked
 from retrograd.mutation.judges import Tests, by_verify, original_findings
-from retrograd.mutation.kernel_operations import KernelOperations
-from retrograd.mutation.operators import WEIGHTS
 from retrograd.mutation.regression_test import text_of
-from retrograd.mutation.schema import RARITIES, Judgement, Mutant, MutantResult, MutationReport
+from retrograd.mutation.schema import RARITIES, Judgement, MutantResult, MutationReport
 from retrograd.mutation.search import Search
-from retrograd.ttir.kept_texts import EDITS
 
-LEVELS = ("python", "triton", "ttir", "operation")
-AnyTarget = MutationTarget | KernelOperations | BackwardOperations
 Progress = Callable[[int, int, MutantResult], None]
 
 
-@dataclass(frozen=True)
-class MutantCandidate:
-    """A mutant that may be made."""
-
-    target: AnyTarget
-    edit: Edit
-    mutant: Mutant
-
-
 def mutate(
-    spec: OpSpec,
-    *,
-    functions: Sequence[str] = (),
-    levels: Sequence[str] = (),
-    count: int = 100,
-    level: str = "quick",
-    seed: int = 0,
-    tests: str | None = None,
-    budget: float | None = None,
-    jobs: int = 1,
-    timeout: float = 120.0,
-    lines: Callable[[str, int], bool] | None = None,
-    least: float = 0.0,
-    beside: Mapping[str, Callable[[OpSpec, int], bool | None]] | None = None,
-    name: str | None = None,
+    spec: OpSpec, *, functions: Sequence[str] = (), levels: Sequence[str] = (), count: int = 100, level: str = "quick",
+    seed: int = 0, tests: str | None = None, budget: float | None = None, jobs: int = 1, timeout: float = 120.0,
+    lines: Callable[[str, int], bool] | None = None, least: float = 0.0,
+    beside: Mapping[str, Callable[[OpSpec, int], bool | None]] | None = None, name: str | None = None,
     progress: Progress | None = None,
-) -> MutationReport:
+) -> MutationReport:  # fmt: skip
     """Change the functions of an op one at a time, and see who notices: `verify`, and the user's tests.
 
     Each mutant lives in a forked process (its tests in one of their own); files of the user are not touched.
@@ -101,31 +65,20 @@ def mutate(
         SpecError: the description of the op does not work.
     """
     start = time.monotonic()
-    _check_levels(levels, tests)
+    check_levels(levels, tests)
     command = Tests(tests) if tests else None
     # A child of a process whose OpenMP has had threads would wait for them for ever.
     with _one_thread():
         verify(spec, level="quick", seed=seed, only=["contract"])  # says what is wrong with the description
-        wanted = levels or (LEVELS[:2] if tests or functions or lines else LEVELS)
-        targets: list[AnyTarget] = []
-        targets += [t for t in _functions(spec, seed, functions) if t.kind in wanted]
-        if "ttir" in wanted and (kernels := _kernel_operations(spec, seed)):
-            targets.append(kernels)
-        if "operation" in wanted and not spec.state:  # a module is called by its own means
-            spec, operations = _with_operations(spec, seed)
-            targets.append(operations)
-        chosen, candidates = _choose(targets, count, seed, lines)
-        if not chosen:
-            raise UsageError(
-                f"there is nothing to mutate in {spec.name}: {len(targets)} functions with source, none with a change "
-                "in the lines asked for; name some with functions=['package.module:f']"
-            )
+        spec, targets = targets_of(
+            spec, seed, functions, levels or (SOURCES if tests or functions or lines else LEVELS)
+        )
+        chosen, candidates = choose(spec, targets, count, seed, lines)
         known = original_findings(spec, level, seed)
         search = Search(spec, seed)
         tasks = [_MutantTask(c, targets, search, spec, level, seed, known, beside or {}) for c in chosen]
-        until = float("inf") if budget is None else start + budget
         results: dict[int, MutantResult] = {}
-        ended = run_forked(tasks, jobs=jobs, timeout=timeout, until=until)
+        ended = run_forked(tasks, jobs=jobs, timeout=timeout, until=start + (math.inf if budget is None else budget))
         judged = _judged(((n, _result(chosen[n], outcome)) for n, outcome in ended), chosen, command, jobs)
         for number, result in judged:
             results[number] = result
@@ -198,116 +151,6 @@ class _MutantTask:
             yield
         finally:
             self.candidate.target.replace(self.candidate.edit, self.targets)
-
-
-def _functions(spec: OpSpec, seed: int, names: Sequence[str]) -> list[MutationTarget]:
-    """The functions of these names; all that the op runs where there is none."""
-    targets = named(name for name in names if ":" in name)
-    if len(targets) == len(names) > 0:
-        return targets
-    own = _run_by(spec, seed)
-    known = list(dict.fromkeys(t.name for t in own))
-    for name in (n for n in names if ":" not in n):
-        if name not in known:
-            raise UsageError(
-                f"`functions` names {name!r}, which {spec.name} does not run{near(name, known)}; it runs {some(known)}"
-            )
-    return [*targets, *(t for t in own if not names or t.name in names)]
-
-
-def _run_by(spec: OpSpec, seed: int) -> list[MutationTarget]:
-    """Functions that an ordinary call of the op runs."""
-    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
-    with executed("cpu", None):
-        runner.grad_outs(runner.base)  # runs the reference
-
-        def without() -> None:
-            if spec.reference is not None:
-                runner.reference(runner.base).run(torch.float64)
-
-        return functions_of(lambda: runner.run(runner.base), without)
-
-
-def _check_levels(levels: Sequence[str], tests: str | None) -> None:
-    if isinstance(levels, str) or (unknown := [level for level in levels if level not in LEVELS]):
-        raise UsageError(f"`levels` is {levels!r}, expected some of {', '.join(LEVELS)}; unknown: {unknown}")
-    if tests and (unseen := [level for level in LEVELS[2:] if level in levels]):
-        raise UsageError(
-            f"`levels` has {unseen}, which the processes of `tests` cannot be given; leave one of them out"
-        )
-
-
-def _kernel_operations(spec: OpSpec, seed: int) -> KernelOperations | None:
-    """The operations of the kernels that an ordinary call launches; None without any."""
-    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
-    with executed("cpu", None):
-        kernels = [t.function for t in functions_of(lambda: runner.run(runner.base)) if t.kind == "triton"]
-        operations = KernelOperations(kernels)
-        triton_source.forget(kernels)
-        EDITS.append(operations.note)
-        try:
-            runner.run(runner.base)
-        finally:
-            EDITS.remove(operations.note)
-    return operations if operations.listed else None
-
-
-def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperations]:
-    """The spec with an op whose backward is watched, and the operations of an ordinary one."""
-    call = spec.fn if isinstance(spec.fn, Call) else None
-    operations = BackwardOperations(call.fn if call else spec.fn)
-    spec = replace(spec, fn=replace(call, fn=operations) if call else operations)
-    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
-    with executed("cpu", None):
-        forward = runner.forward(runner.base)
-        operations.recorded = recorded = []
-        forward.backward()
-        operations.recorded = None
-    operations.listed = tuple(recorded)
-    return spec, operations
-
-
-def _choose(
-    targets: Sequence[AnyTarget],
-    count: int,
-    seed: int,
-    lines: Callable[[str, int], bool] | None,
-) -> tuple[list[MutantCandidate], int]:
-    """Mutants in the order of their places, drawn without replacement, and how many there are."""
-    every: list[MutantCandidate] = []
-    taken = Counter[str]()
-    for target in targets:
-        for edit in target.edits():
-            if lines is None or lines(target.file, target.line + edit.line):
-                every.append(MutantCandidate(target, edit, _described(target, edit, taken)))
-    draw = random.Random(seed)
-    # Weighted, without replacement (Efraimidis and Spirakis, 2006).
-    keys = [draw.random() ** (1 / WEIGHTS.get(c.edit.operator, 1)) for c in every]
-    order = sorted(range(len(every)), key=lambda i: -keys[i])[:count]
-    return [every[i] for i in sorted(order)], len(every)
-
-
-def _described(target: AnyTarget, edit: Edit, taken: Counter[str]) -> Mutant:
-    path = _relative(target.file)
-    diff = edit.diff(target.source, path, target.line)
-    digest = hashlib.sha256(f"{target.name}\n{edit.operator}\n{diff.partition('@@')[2]}".encode()).hexdigest()[:8]
-    taken[digest] += 1
-    number = f".{taken[digest]}" if taken[digest] > 1 else ""
-    return Mutant(
-        f"{target.name}-{digest}{number}",
-        target.kind,
-        target.name,
-        edit.operator,
-        target.file,
-        target.line + edit.line,
-        diff,
-    )
-
-
-def _relative(file: str) -> str:
-    with contextlib.suppress(ValueError):
-        return str(Path(file).resolve().relative_to(Path.cwd()))
-    return file
 
 
 def _judged(

@@ -1,0 +1,173 @@
+"""Candidates: every mutant that an op's functions and operations have, and those that a seed draws."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from retrograd.check.calling import Call
+from retrograd.check.cpu_kernels import executed
+from retrograd.check.op_runner import OpRunner
+from retrograd.check.spec import OpSpec
+from retrograd.compat import triton_source
+from retrograd.core.loading import near
+from retrograd.core.wording import some
+from retrograd.errors import UsageError
+from retrograd.mutation.backward_operations import BackwardOperations
+from retrograd.mutation.edits import Edit
+from retrograd.mutation.functions import MutationTarget, functions_of, named
+from retrograd.mutation.kernel_operations import KernelOperations
+from retrograd.mutation.operators import WEIGHTS
+from retrograd.mutation.schema import Mutant
+from retrograd.ttir.kept_texts import EDITS
+
+SOURCES = ("python", "triton")
+LEVELS = (*SOURCES, "ttir", "operation")
+AnyTarget = MutationTarget | KernelOperations | BackwardOperations
+
+
+@dataclass(frozen=True)
+class MutantCandidate:
+    """A mutant that may be made."""
+
+    target: AnyTarget
+    edit: Edit
+    mutant: Mutant
+
+
+def check_levels(levels: Sequence[str], tests: str | None) -> None:
+    """UsageError for a level that there is not, or that the tests cannot be given."""
+    if isinstance(levels, str) or (unknown := [level for level in levels if level not in LEVELS]):
+        raise UsageError(f"`levels` is {levels!r}, expected some of {', '.join(LEVELS)}; unknown: {unknown}")
+    if tests and (unseen := [level for level in levels if level not in SOURCES]):
+        raise UsageError(
+            f"`levels` has {unseen}, which the processes of `tests` cannot be given; leave one of them out"
+        )
+
+
+def targets_of(
+    spec: OpSpec, seed: int, functions: Sequence[str], levels: Sequence[str]
+) -> tuple[OpSpec, list[AnyTarget]]:
+    """What can be mutated of an op, and the spec of the op in which it can."""
+    targets: list[AnyTarget] = []
+    targets += [t for t in _functions(spec, seed, functions) if t.kind in levels]
+    if "ttir" in levels and (kernels := _kernel_operations(spec, seed)):
+        targets.append(kernels)
+    if "operation" in levels and not spec.state:  # a module is called by its own means
+        spec, operations = _with_operations(spec, seed)
+        targets.append(operations)
+    return spec, targets
+
+
+def _functions(spec: OpSpec, seed: int, names: Sequence[str]) -> list[MutationTarget]:
+    """The functions of these names; all that the op runs where there is none."""
+    targets = named(name for name in names if ":" in name)
+    if len(targets) == len(names) > 0:
+        return targets
+    own = _run_by(spec, seed)
+    known = list(dict.fromkeys(t.name for t in own))
+    for name in (n for n in names if ":" not in n):
+        if name not in known:
+            raise UsageError(
+                f"`functions` names {name!r}, which {spec.name} does not run{near(name, known)}; it runs {some(known)}"
+            )
+    return [*targets, *(t for t in own if not names or t.name in names)]
+
+
+def _run_by(spec: OpSpec, seed: int) -> list[MutationTarget]:
+    """Functions that an ordinary call of the op runs."""
+    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
+    with executed("cpu", None):
+        runner.grad_outs(runner.base)  # runs the reference
+
+        def without() -> None:
+            if spec.reference is not None:
+                runner.reference(runner.base).run(torch.float64)
+
+        return functions_of(lambda: runner.run(runner.base), without)
+
+
+def _kernel_operations(spec: OpSpec, seed: int) -> KernelOperations | None:
+    """The operations of the kernels that an ordinary call launches; None without any."""
+    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
+    with executed("cpu", None):
+        kernels = [t.function for t in functions_of(lambda: runner.run(runner.base)) if t.kind == "triton"]
+        operations = KernelOperations(kernels)
+        triton_source.forget(kernels)
+        EDITS.append(operations.note)
+        try:
+            runner.run(runner.base)
+        finally:
+            EDITS.remove(operations.note)
+    return operations if operations.listed else None
+
+
+def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperations]:
+    """The spec with an op whose backward is watched, and the operations of an ordinary one."""
+    call = spec.fn if isinstance(spec.fn, Call) else None
+    operations = BackwardOperations(call.fn if call else spec.fn)
+    spec = replace(spec, fn=replace(call, fn=operations) if call else operations)
+    runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
+    with executed("cpu", None):
+        forward = runner.forward(runner.base)
+        operations.recorded = recorded = []
+        forward.backward()
+        operations.recorded = None
+    operations.listed = tuple(recorded)
+    return spec, operations
+
+
+def choose(
+    spec: OpSpec, targets: Sequence[AnyTarget], count: int, seed: int, lines: Callable[[str, int], bool] | None
+) -> tuple[list[MutantCandidate], int]:
+    """Mutants in the order of their places, drawn without replacement, and how many there are.
+
+    Raises:
+        UsageError: there is none.
+    """
+    every: list[MutantCandidate] = []
+    taken = Counter[str]()
+    for target in targets:
+        for edit in target.edits():
+            if lines is None or lines(target.file, target.line + edit.line):
+                every.append(MutantCandidate(target, edit, _described(target, edit, taken)))
+    if not every:
+        raise UsageError(
+            f"there is nothing to mutate in {spec.name}: {len(targets)} functions with source, none with a change in "
+            "the lines asked for; name some with functions=['package.module:f']"
+        )
+    draw = random.Random(seed)
+    # Weighted, without replacement (Efraimidis and Spirakis, 2006).
+    keys = [draw.random() ** (1 / WEIGHTS.get(c.edit.operator, 1)) for c in every]
+    order = sorted(range(len(every)), key=lambda i: -keys[i])[:count]
+    return [every[i] for i in sorted(order)], len(every)
+
+
+def _described(target: AnyTarget, edit: Edit, taken: Counter[str]) -> Mutant:
+    path = _relative(target.file)
+    diff = edit.diff(target.source, path, target.line)
+    digest = hashlib.sha256(f"{target.name}\n{edit.operator}\n{diff.partition('@@')[2]}".encode()).hexdigest()[:8]
+    taken[digest] += 1
+    number = f".{taken[digest]}" if taken[digest] > 1 else ""
+    return Mutant(
+        f"{target.name}-{digest}{number}",
+        target.kind,
+        target.name,
+        edit.operator,
+        target.file,
+        target.line + edit.line,
+        diff,
+    )
+
+
+def _relative(file: str) -> str:
+    with contextlib.suppress(ValueError):
+        return str(Path(file).resolve().relative_to(Path.cwd()))
+    return file
