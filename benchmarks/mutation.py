@@ -1,6 +1,6 @@
 """Mutants that nobody chose: what `verify` notices of them, beside gradcheck and assert_close, by rarity.
 
-    python benchmarks/mutation.py --seeds 10-14 --count 60 -j 2 --out benchmarks/results/mutation
+    python benchmarks/mutation.py --seeds 10-14 --count 60 -j 2 --out benchmarks/results/mutation.md
     python benchmarks/mutation.py --only gelu,nll_loss --level full
 
 Mutated are backward formulas of PyTorch's decompositions (`benchmarks/mutation_ops`), each by its source and operation
@@ -91,10 +91,11 @@ def main() -> int:
     parser.add_argument("--level", choices=("quick", "full"), default="quick")
     parser.add_argument("--only", default="", help="formulas, A,B")
     parser.add_argument("-j", "--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("build/mutation"))
+    parser.add_argument("--records", type=Path, default=Path("build/mutation.jsonl"), help="what is done already")
+    parser.add_argument("--out", type=Path, default=Path("build/mutation.md"))
     args = parser.parse_args()
     first, _, last = args.seeds.partition("-")
-    lines = args.out.with_suffix(".jsonl")
+    lines = args.records
     lines.parent.mkdir(parents=True, exist_ok=True)
     records = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     done = {(r["name"], r["seed"], r["level"]) for r in records}
@@ -110,7 +111,7 @@ def main() -> int:
         f"{', '.join(map(str, sorted({r['seed'] for r in records})))}, level {args.level}; torch {torch.__version__}, "
         f"Python {platform.python_version()}, {platform.machine()}.", "",
     ]  # fmt: skip
-    args.out.with_suffix(".md").write_text("\n".join(head + table(records)).rstrip() + "\n")
+    args.out.write_text("\n".join(head + table(records)).rstrip() + "\n")
     print("\n".join(table(records)[:16]))
     return 0
 

@@ -104,8 +104,9 @@ class Search:
                 ):
                     yield TriedInput("sizes", case)
         specs = {n: s for n, s in (self.spec.tensor_specs or {}).items() if isinstance(s, TensorSpec)}
-        for name in specs:
-            for value in (*extreme_values.NAMES, *extreme_values.ENDS):
+        for name, described in specs.items():
+            bounded = described.low is not None or described.high is not None or described.values is not None
+            for value in (*(() if bounded else extreme_values.NAMES), *extreme_values.ENDS):
                 yield TriedInput("special values", base.but(values={name: value}))
             for layout in layouts.applicable(3):
                 yield TriedInput("layouts", base.but(layouts={name: layout}))
