@@ -16,6 +16,7 @@ PYTHONPATH are set for the program of `retrograd fsdp check`. `retrograd env` sh
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -82,9 +83,23 @@ def cache_home() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache"
 
 
+_hidden: list[str | None] = []  # CUDA_VISIBLE_DEVICES as it was, where GPUs are hidden
+
+
+def hide_gpus() -> None:
+    """Have torch see no GPU in this process, unless it is imported already; those that it starts see them."""
+    if "torch" not in sys.modules and not _hidden:
+        _hidden.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that this one starts, with variables changed."""
-    return dict(os.environ) | dict(changes)
+    own = dict(os.environ)
+    for value in _hidden:
+        own.pop("CUDA_VISIBLE_DEVICES")
+        own |= {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    return own | dict(changes)
 
 
 def hash_seed(chosen: int) -> dict[str, str]:

@@ -16,6 +16,7 @@ from retrograd.errors import UsageError
 from retrograd.mutation.schema import MutationReport
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no backward in a fork beside a GPU")
 
 
 @pytest.fixture(scope="module")

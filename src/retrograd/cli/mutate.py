@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from retrograd import config
 from retrograd.cli._options import EVERYTHING, FORMAT, choice
 from retrograd.cli._output import answers, live
 from retrograd.core.loading import require_torch
@@ -83,6 +84,7 @@ def mutate(
 
     Exit code: 0, 1 below --fail-under, 2 wrong usage.
     """
+    config.hide_gpus()  # before torch is imported
     require_torch("retrograd mutate")
     from retrograd.catalog import resolve
     from retrograd.mutation import runner

@@ -61,11 +61,12 @@ def mutate(
         A MutationReport.
 
     Raises:
-        UsageError: there is nothing to mutate, or the tests fail without a mutant.
+        UsageError: torch sees a GPU, there is nothing to mutate, or the tests fail without a mutant.
         SpecError: the description of the op does not work.
     """
     start = time.monotonic()
     check_levels(levels, tests)
+    _check_no_gpu()
     command = Tests(tests) if tests else None
     # A child of a process whose OpenMP has had threads would wait for them for ever.
     with _one_thread():
@@ -177,6 +178,14 @@ def _result(candidate: MutantCandidate, outcome: Outcome) -> MutantResult:
     # Whoever runs it sees that: a process that dies or never ends is as loud as a failing test.
     fate: Any = "crashed" if outcome.state == "crashed" else "timed out"
     return MutantResult(candidate.mutant, fate, difference=outcome.text, seconds=round(outcome.seconds, 3))
+
+
+def _check_no_gpu() -> None:
+    if torch.cuda.is_available():
+        raise UsageError(
+            "mutants are forked, and torch runs no backward in a fork where there is a GPU; use `retrograd mutate`, which "
+            "hides it, or set CUDA_VISIBLE_DEVICES= before torch is imported (kernels of Triton run without it)"
+        )
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from retrograd.compat.torch_dispatch import eagerly
 from retrograd.compat.triton_compile import GpuDescription
 
 
@@ -88,7 +89,8 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
     names.update(answers)
     torch.Generator, torch.get_device_module, torch.random.fork_rng = Generator, device_module, fork_rng
     try:
-        with _OnCpu(knowing):
+        # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
+        with eagerly(), _OnCpu(knowing):
             yield
     finally:
         torch.Generator, torch.get_device_module, torch.random.fork_rng = stock_generator, stock_module, stock_fork
