@@ -16,6 +16,7 @@ import torch
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
 from retrograd.env import collect
+from retrograd.errors import UsageError
 from retrograd.mutation.candidates import LEVELS, SOURCES, AnyTarget, MutantCandidate, check_levels, choose, targets_of
 from retrograd.mutation.edits import Edit
 from retrograd.mutation.isolation import Outcome, run_forked
@@ -183,8 +184,8 @@ def _result(candidate: MutantCandidate, outcome: Outcome) -> MutantResult:
 def _check_no_gpu() -> None:
     if torch.cuda.is_available():
         raise UsageError(
-            "mutants are forked, and torch runs no backward in a fork where there is a GPU; use `retrograd mutate`, which "
-            "hides it, or set CUDA_VISIBLE_DEVICES= before torch is imported (kernels of Triton run without it)"
+            "mutants are forked, and torch runs no backward in a fork where there is a GPU; use `retrograd mutate`, "
+            "which hides it, or set CUDA_VISIBLE_DEVICES= before torch is imported (kernels of Triton run without it)"
         )
 
 
