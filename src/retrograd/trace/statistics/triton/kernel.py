@@ -293,7 +293,7 @@ def _tile(sums, address, tile, left, rows, columns, key_low, key_high, KIND: tl.
 
 @triton.jit(do_not_specialize=["source", "count", "row"])
 def statistics_kernel(
-    source,  # address of a tensor, or of a TABLE [N, 4]: addresses, elements and rows of N tensors
+    source: tl.int64,  # address of a tensor, or of a TABLE [N, 4]: addresses, elements and rows of N tensors
     count,
     row,
     ints_ptr,  # [R, PROGRAMS, INTS]
