@@ -28,7 +28,7 @@ import retrograd as rg
 from retrograd.mutation.schema import RARITIES, MutationReport
 
 BESIDE = {
-    "gradcheck": lambda spec, seed: gradcheck(spec, seed, fast=True),
+    "gradcheck (fast mode)": lambda spec, seed: gradcheck(spec, seed, fast=True),
     "assert_close": close,
 }
 

@@ -49,7 +49,7 @@ def test_tests_that_look_at_nothing_fail_under_a_share(folder: Path) -> None:
     asked = ("mine.py:spec", "--tests", "python passes.py", "--only-lines", line, "-n", "2", "-q", "--fail-under", "50")
     result = mutate(*asked, "--format", "github")
     assert result.exit_code == 1
-    assert f"line={line}" in result.stdout
+    assert f"file=mine.py,line={line}" in result.stdout
     assert "the tests would not notice" in result.stdout
     assert result.stderr == ""
 

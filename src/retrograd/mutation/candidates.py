@@ -153,21 +153,17 @@ def choose(
 def _described(target: AnyTarget, edit: Edit, taken: Counter[str]) -> Mutant:
     path = _relative(target.file)
     diff = edit.diff(target.source, path, target.line)
-    digest = hashlib.sha256(f"{target.name}\n{edit.operator}\n{diff.partition('@@')[2]}".encode()).hexdigest()[:8]
+    change = f"{target.name}\n{edit.operator}\n{edit.start}\n{edit.text}"
+    digest = hashlib.sha256(change.encode()).hexdigest()[:8]
     taken[digest] += 1
     number = f".{taken[digest]}" if taken[digest] > 1 else ""
-    return Mutant(
-        f"{target.name}-{digest}{number}",
-        target.kind,
-        target.name,
-        edit.operator,
-        target.file,
-        target.line + edit.line,
-        diff,
-    )
+    line = target.line + edit.line
+    return Mutant(f"{target.name}-{digest}{number}", target.kind, target.name, edit.operator, path, line, diff)
 
 
 def _relative(file: str) -> str:
+    if not file:
+        return file
     with contextlib.suppress(ValueError):
         return str(Path(file).resolve().relative_to(Path.cwd()))
     return file

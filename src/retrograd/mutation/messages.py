@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from retrograd.core import document as doc
 from retrograd.core.wording import count, duration, some
-from retrograd.mutation.schema import RARITIES, MutantResult, MutationReport
+from retrograd.mutation.schema import RARITIES, Mutant, MutantResult, MutationReport
 
 _APART = {
     "raises": "raise at every ordinary input", "equivalent": "no input was found at which they differ",
@@ -51,6 +51,11 @@ def _named(judge: str) -> str:
 
 def _place(rarity: str) -> str:
     return rarity if rarity.startswith("found") else f"at {rarity}"
+
+
+def _where(mutant: Mutant) -> str:
+    """The line; of an operation its number, since it has no source."""
+    return f"{mutant.file}:{mutant.line}" if mutant.file else f"operation {mutant.line}"
 
 
 def _verdict(report: MutationReport) -> str:
@@ -104,7 +109,7 @@ def _facts(result: MutantResult) -> Iterator[doc.Fact]:
 def _card(result: MutantResult) -> doc.Card:
     mutant = result.mutant
     title = f"{mutant.operator} in {mutant.function}"
-    return doc.Card(title, tuple(_facts(result)), aside=f"{mutant.file}:{mutant.line}", tone="finding")
+    return doc.Card(title, tuple(_facts(result)), aside=_where(mutant), tone="finding")
 
 
 def _annotation(result: MutantResult, report: MutationReport) -> doc.Annotation:
@@ -112,7 +117,7 @@ def _annotation(result: MutantResult, report: MutationReport) -> doc.Annotation:
     diff = mutant.diff.splitlines()
     change = "\n".join(line for line in diff if line.startswith(("+", "-")) and line[1:2] not in "+-")
     title = f"{mutant.operator}: {_named(report.judges[0])} would not notice"
-    return doc.Annotation("warning", title, change, f"{mutant.file}:{mutant.line}")
+    return doc.Annotation("warning", title, change, f"{mutant.file}:{mutant.line}" if mutant.file else "")
 
 
 def _every(report: MutationReport) -> doc.Table:
@@ -135,7 +140,7 @@ def _text(
     for result in survivors:
         yield doc.TextLine()
         yield doc.TextLine(f"SURVIVES {result.mutant.operator} in {result.mutant.function}", "bold red")
-        yield doc.TextLine(f"  at {result.mutant.file}:{result.mutant.line}")
+        yield doc.TextLine(f"  at {_where(result.mutant)}")
         yield from doc.labelled(_facts(result), width=9)
     if number > len(survivors):
         yield doc.TextLine(f"and {count(number - len(survivors), 'survivor')} more; --all shows them")
