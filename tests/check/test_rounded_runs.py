@@ -39,6 +39,10 @@ def _branching(x):
     return x * 2.5 if float(x.sum()) > 0 else x * 3.5
 
 
+def _asking(x):
+    return x * 2.5 if x.requires_grad else x.detach() * 2.5
+
+
 def _in_place(x):
     return x * _TABLE.mul_(1.0)
 
@@ -72,7 +76,7 @@ def test_many_at_once_lie_as_far_apart_as_one_by_one(function):
         assert bool((at_once[name] >= sigma / 4).all())
 
 
-@pytest.mark.parametrize("function", [_branching, _in_place])
+@pytest.mark.parametrize("function", [_branching, _in_place, _asking])
 def test_what_cannot_run_at_once_runs_one_by_one(function):
     reference = _reference(function)
     at_once = list(rounded_runs(reference, _UNIT, _UNIT, range(6)))

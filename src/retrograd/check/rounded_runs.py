@@ -23,8 +23,8 @@ from retrograd.compat.torch_dispatch import is_functorch_wrapped, tree_leaves, t
 _MOST_AT_ONCE = 1 << 25  # elements that the operators of all runs of a batch make: at most 256 MiB
 
 
-class _SharedError(Exception):
-    """Runs would share a number that is rounded."""
+class _ApartError(Exception):
+    """Runs at once would not be what each of them is alone."""
 
 
 class _Apart(TorchFunctionMode):
@@ -50,7 +50,7 @@ class _Apart(TorchFunctionMode):
             return tree_map_only(torch.Tensor, self._own, out)
         name = getattr(func, "__name__", "")
         if name.startswith(("__i", "__set")) or (name.endswith("_") and not name.startswith("__")):
-            raise _SharedError(f"{name} changes a constant in place")
+            raise _ApartError(f"{name} changes a constant in place")
         args, kwargs = tree_map_only(torch.Tensor, self._own, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -96,6 +96,9 @@ def _batch(reference: Reference, unit: float, accumulate: float, seed: int, runs
         warnings.simplefilter("ignore")  # operators that vmap has to loop over
         outs = torch.vmap(forward)(batched, true)
         results = first_order(reference.case, reference.seed, outs, {n: batched[n] for n in names}, gs)
+    if missing := [name for name, t in results.items() if t is None]:
+        # Inside vmap no tensor says that it requires a gradient, and a reference may ask.
+        raise _ApartError(f"there is no {missing[0]}")
     return [_single(reference, results, batched, names, k) for k in range(runs)]
 
 
