@@ -9,8 +9,10 @@ notes operators for a trace whose `engine` is "auto": "auto" takes the tape wher
 there is a GPU, "build" builds it anywhere, "off" leaves it alone). PYTHONHASHSEED is set for the processes of
 `retrograd flake`, unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's: where it
 saves the graph of each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless the user
-has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_FSDP_CHECK (options, JSON) and
-PYTHONPATH are set for the program of `retrograd fsdp check`. `retrograd env` shows these and others'.
+has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_AT_START and
+RETROGRAD_AT_START_OPTIONS (a module of ours that a process begins with) and PYTHONPATH are set for the program of
+`retrograd fsdp check` and the tests of `retrograd mutate`, which sets CUDA_VISIBLE_DEVICES for itself. `retrograd env`
+shows these and others'.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import pytest
 import torch
 from norm_op import RmsNorm, input_grad, norm, reference, spec
 
+from retrograd.core.loading import load
 from retrograd.errors import UsageError
 from retrograd.mutation.functions import functions_of, named, recompiled
 from retrograd.mutation.operators import python_edits
@@ -22,6 +23,15 @@ def test_what_forward_and_backward_run_is_found_and_the_reference_is_not():
     assert {t.name for t in targets} >= {"RmsNorm.forward", "RmsNorm.backward", "input_grad", "norm"}
     assert "reference" not in {t.name for t in targets}
     assert all(t.file.startswith(str(__file__).rpartition("/")[0]) for t in targets)
+
+
+def test_a_folder_that_is_called_like_a_framework_is_the_users(tmp_path):
+    (tmp_path / "torch").mkdir()
+    path = tmp_path / "torch" / "mine.py"
+    path.write_text("def doubled(x):\n    return x * 2\n")
+    module = load(str(path), str(path), "")
+    (target,) = functions_of(lambda: module.doubled(torch.sin(torch.ones(2))))
+    assert (target.name, target.file) == ("doubled", str(path))
 
 
 def test_helpers_that_the_reference_shares_are_left_out():

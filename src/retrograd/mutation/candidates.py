@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -56,27 +57,25 @@ def targets_of(
     spec: OpSpec, seed: int, functions: Sequence[str], levels: Sequence[str]
 ) -> tuple[OpSpec, list[AnyTarget]]:
     """What can be mutated of an op, and the spec of the op in which it can."""
-    targets: list[AnyTarget] = []
-    targets += [t for t in _functions(spec, seed, functions) if t.kind in levels]
-    if "ttir" in levels and (kernels := _kernel_operations(spec, seed)):
-        targets.append(kernels)
+    own = [] if set(levels) == {"operation"} else _run_by(spec, seed)
+    targets: list[AnyTarget] = [t for t in _named_among(own, functions, spec.name) if t.kind in levels]
+    kernels = [t.function for t in own if t.kind == "triton"]
+    if "ttir" in levels and kernels:
+        targets.append(_kernel_operations(spec, seed, kernels))
     if "operation" in levels and not spec.state:  # a module is called by its own means
         spec, operations = _with_operations(spec, seed)
         targets.append(operations)
     return spec, targets
 
 
-def _functions(spec: OpSpec, seed: int, names: Sequence[str]) -> list[MutationTarget]:
-    """The functions of these names; all that the op runs where there is none."""
+def _named_among(own: Sequence[MutationTarget], names: Sequence[str], op: str) -> list[MutationTarget]:
+    """The functions of these names, of those that the op runs or any; all that it runs where no name is given."""
     targets = named(name for name in names if ":" in name)
-    if len(targets) == len(names) > 0:
-        return targets
-    own = _run_by(spec, seed)
     known = list(dict.fromkeys(t.name for t in own))
     for name in (n for n in names if ":" not in n):
         if name not in known:
             raise UsageError(
-                f"`functions` names {name!r}, which {spec.name} does not run{near(name, known)}; it runs {some(known)}"
+                f"`functions` names {name!r}, which {op} does not run{near(name, known)}; it runs {some(known)}"
             )
     return [*targets, *(t for t in own if not names or t.name in names)]
 
@@ -94,19 +93,18 @@ def _run_by(spec: OpSpec, seed: int) -> list[MutationTarget]:
         return functions_of(lambda: runner.run(runner.base), without)
 
 
-def _kernel_operations(spec: OpSpec, seed: int) -> KernelOperations | None:
-    """The operations of the kernels that an ordinary call launches; None without any."""
+def _kernel_operations(spec: OpSpec, seed: int, kernels: list[Any]) -> KernelOperations:
+    """The operations of the kernels that an ordinary call launches."""
     runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
+    operations = KernelOperations(kernels)
     with executed("cpu", None):
-        kernels = [t.function for t in functions_of(lambda: runner.run(runner.base)) if t.kind == "triton"]
-        operations = KernelOperations(kernels)
         triton_source.forget(kernels)
         EDITS.append(operations.note)
         try:
             runner.run(runner.base)
         finally:
             EDITS.remove(operations.note)
-    return operations if operations.listed else None
+    return operations
 
 
 def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperations]:

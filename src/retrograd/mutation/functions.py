@@ -8,7 +8,7 @@ import gc
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,7 @@ from retrograd.errors import UsageError
 from retrograd.mutation.edits import Edit
 from retrograd.mutation.operators import python_edits, triton_edits
 
-# Frameworks, whose own functions are not the user's; of this package only the shipped ops are mutated.
-_FRAMEWORKS = ("torch", "triton", "numpy", "retrograd", "_pytest", "pytest", "jax", "functorch", "sympy")
+_FRAMEWORKS = ("torch", "triton", "numpy", "_pytest", "pytest", "jax", "functorch", "sympy")  # not the user's
 _FLAGS = 0
 for _name in __future__.all_feature_names:
     _FLAGS |= getattr(__future__, _name).compiler_flag
@@ -118,7 +117,11 @@ def functions_of(run: Callable[[], Any], without: Callable[[], Any] | None = Non
     run()  # what is imported and built at the first call is none of the op's
     codes, kernels = _recorded(run)
     shared = set(_recorded(without)[0]) if without is not None else set()
-    targets = [_python(code) for code in codes if code not in shared and _is_users(code)]
+    frameworks = [Path(file).parent for n in _FRAMEWORKS if (file := getattr(sys.modules.get(n), "__file__", None))]
+    users = {code for code in codes if code not in shared and _is_users(code, frameworks)}
+    # Asked once for all: the collector goes through every object of the process.
+    functions = [f for f in gc.get_referrers(*users) if isinstance(f, FunctionType) and f.__code__ in users]
+    targets = [_python(f) for f in {f.__code__: f for f in reversed(functions)}.values()]
     every = dict.fromkeys(f for kernel in kernels for f in triton_source.functions_of(kernel))
     targets += [_triton(function) for function in every]
     return sorted((t for t in targets if t is not None), key=lambda t: (t.file, t.line))
@@ -138,7 +141,7 @@ def named(words: Iterable[str]) -> list[MutationTarget]:
         except (ImportError, AttributeError) as error:
             raise UsageError(f"`functions` names {word!r}, expected package.module:function ({error})") from None
         value = inspect.unwrap(getattr(value, "__func__", value))
-        target = _python(value.__code__, value) if isinstance(value, FunctionType) else None
+        target = _python(value) if isinstance(value, FunctionType) else None
         if target is None and triton_source.is_kernel(value):
             target = _triton(value)
         if target is None:
@@ -169,8 +172,8 @@ def _recorded(run: Callable[[], Any]) -> tuple[list[CodeType], list[Any]]:
     return list(codes), list(kernels.values())
 
 
-def _is_users(code: CodeType) -> bool:
-    """Whether a function is neither a framework's nor Python's own."""
+def _is_users(code: CodeType, frameworks: Sequence[Path]) -> bool:
+    """Whether a function is neither a framework's nor Python's own; of this package only shipped ops are."""
     path = Path(code.co_filename)
     if not path.is_file() or code.co_name.startswith("<"):
         return False
@@ -180,14 +183,12 @@ def _is_users(code: CodeType) -> bool:
     package = Path(__file__).parents[1]
     if package in path.parents:
         return package / "ops" in path.parents
-    return not any(name in path.parts for name in _FRAMEWORKS if name != "retrograd")
+    return not any(folder in path.parents for folder in frameworks)
 
 
-def _python(code: CodeType, function: FunctionType | None = None) -> MutationTarget | None:
-    """The target of a function's code, if a function has it that is there to be changed."""
-    function = function or next((f for f in gc.get_referrers(code) if isinstance(f, FunctionType)), None)
-    if function is None:
-        return None
+def _python(function: FunctionType) -> MutationTarget | None:
+    """The target of a function; None where it has no source of its own."""
+    code = function.__code__
     with suppress(OSError, SyntaxError, IndentationError):
         lines, first = inspect.getsourcelines(code)
         text = textwrap.dedent("".join(lines))

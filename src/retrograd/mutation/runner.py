@@ -129,7 +129,7 @@ class _MutantTask:
         verified = by_verify(self.spec, self.level, self.seed, self.known, ("contract",) * operation)
         if first is None and not verified.killed:
             return replace(blank, judgements=(verified,))
-        judgements = (verified, *(self._judged(name, judge) for name, judge in self.beside.items()))
+        judgements = (verified, *(self._asked(name, judge) for name, judge in self.beside.items()))
         differs = replace(blank, fate="differs", rarity="found by verify alone", judgements=judgements)
         if first is None:
             return replace(differs, difference=verified.why)
@@ -140,7 +140,7 @@ class _MutantTask:
             difference=(search.difference(trial) or first.seen).text, test=test,
         )  # fmt: skip
 
-    def _judged(self, name: str, judge: Callable[[OpSpec, int], bool | None]) -> Judgement:
+    def _asked(self, name: str, judge: Callable[[OpSpec, int], bool | None]) -> Judgement:
         try:
             return Judgement(name, bool(judge(self.spec, self.seed)))
         except Exception as error:  # what raises is noticed

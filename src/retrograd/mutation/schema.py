@@ -25,7 +25,8 @@ class Mutant:
     """One change of one function.
 
     `id` is made of the function, the operator and the change, so that it stays from run to run while the function
-    does. `level` is "python" or "triton". `line` is that of the change in `file`; `diff` is a unified one.
+    does. `level` is "python", "triton", "ttir" or "operation"; the last two have no `file`. `line` is that of the
+    change in `file`; `diff` is a unified one.
     """
 
     id: str
@@ -39,7 +40,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge ("verify", or "tests" for the user's command) says of a mutant, and why; CPU apart, in seconds."""
+    """What a judge ("verify", or "tests" for the user's command) says of a mutant, why, and after how long."""
 
     judge: str
     killed: bool

@@ -21,9 +21,8 @@ from retrograd.check.tensor_comparison import first_index
 _ID = "kinks"
 _SHORT = 1 / 32  # of the size of values: segments that hold one kink at most, to count how dense they are
 _MANY = 1_000_000
-_LARGE = (
-    2**21
-)  # elements of all inputs, beyond which level quick does not look: halving alone is 50 runs of the reference
+# Elements of all inputs, beyond which level quick does not look: halving alone is 50 runs of the reference.
+_LARGE = 2**21
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
