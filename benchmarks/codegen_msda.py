@@ -117,9 +117,8 @@ def record(cases: list[Case], targets: list[str]) -> Iterator[tuple[codegen.Laun
     seen = set()
     for name in targets:
         target = codegen.target_named(name)
-        arch = target.arch if isinstance(target.arch, int) else 0
         for case in cases:
-            with planned_gpu.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
+            with planned_gpu.planning(target), codegen.recording(name) as launches:
                 launch(case)
             for found in launches:
                 if found.identity not in seen:

@@ -79,8 +79,7 @@ def record(targets: list[str]) -> Iterator[tuple[codegen.Launch, Case]]:
     for name in targets:
         target = codegen.target_named(name)
         for case in CASES:
-            arch = target.arch if isinstance(target.arch, int) else 0
-            with planned_gpu.dry(target.num_sms, hip=not target.nvidia, arch=arch), codegen.recording(name) as launches:
+            with planned_gpu.planning(target), codegen.recording(name) as launches:
                 launch(case)
             yield launches[0], case
 

@@ -28,9 +28,8 @@ def record(target: str, dtype: torch.dtype, histogram: bool) -> codegen.Launch:
     floats = torch.empty(1, kernel.PROGRAMS, kernel.FLOATS, dtype=torch.float64)
     keys = torch.empty(BLOCK, dtype=torch.int64)
     counts = torch.empty(1, BUCKETS, dtype=torch.int64) if histogram else None
-    arch = chosen.arch if isinstance(chosen.arch, int) else 0
     x = torch.empty(1 << 20, dtype=dtype)
-    with planned_gpu.dry(chosen.num_sms, hip=not chosen.nvidia, arch=arch), codegen.recording(target) as launches:
+    with planned_gpu.planning(chosen), codegen.recording(target) as launches:
         kernel.measure(x, kernel.PartialResults(ints, floats, counts, keys), 0)
     return launches[0]
 

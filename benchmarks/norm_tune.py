@@ -207,11 +207,11 @@ def compile_one(job: tuple[str, str, int, int, Any]) -> str:
         options = backward.options_of(n, kind, plan)
         nvrtc.compile_cubin(backward.SOURCE, ("--gpu-architecture=sm_90", *options), (HEADER,))
         return ""
-    from retrograd.codegen import facts_of, recording
-    from retrograd.runtime.triton.planned_gpu import dry
+    from retrograd.codegen import facts_of, recording, target_named
+    from retrograd.runtime.triton.planned_gpu import planning
 
     try:
-        with dry(132), recording("sm_90") as launches:
+        with planning(target_named("sm_90")), recording("sm_90") as launches:
             call(what, op, n, plan, tensors(op, min(m, 4096), n, "cpu"))
         return "; ".join(f"{f.registers} regs {f.spill_bytes} spill" for f in map(facts_of, launches[:1]))
     except Exception as error:

@@ -18,7 +18,7 @@ from retrograd.ops.norm.triton import norm_bwd, norm_fwd
 
 n, spec = int(sys.argv[1]), NormSpec(True, 1e-5)
 vector, half = torch.empty(n, dtype=torch.bfloat16), torch.bfloat16
-with planned_gpu.dry(132), codegen.recording("sm_90") as launches:
+with planned_gpu.planning(codegen.target_named("sm_90")), codegen.recording("sm_90") as launches:
     for rows in [*range(1, 41), *(2**k + 1 for k in range(6, 16))]:
         x = torch.empty(rows, n, dtype=half)
         y = norm_fwd(NormTensors(x=x, weight=vector, bias=vector), spec, WantedOutput(out_dtype=half, s_dtype=half)).y

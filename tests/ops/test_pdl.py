@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from retrograd import config
+from retrograd.codegen import targets
 from retrograd.errors import UsageError
 
 pytest.importorskip("triton")
 
 from retrograd.runtime.cuda import driver
 from retrograd.runtime.triton.launch import gpu_of
-from retrograd.runtime.triton.planned_gpu import dry
+from retrograd.runtime.triton.planned_gpu import planning
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CUlaunchAttributeID in cuda.h
 
@@ -56,11 +57,9 @@ def test_unknown_setting(monkeypatch):
 
 def test_launches_planned_for_a_gpu_that_is_not_there():
     x = torch.empty(1)
-    for arch, expected in ((80, False), (90, True), (100, True)):
-        with dry(132, arch=arch):
-            assert gpu_of(x).pdl is expected
-    with dry(304, hip=True):
-        assert not gpu_of(x).pdl
+    for target in targets().values():
+        with planning(target):
+            assert gpu_of(x).pdl is (target.name in ("sm_90", "sm_100"))
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,7 @@ def _without_executing(work: Callable[[], object], gpu: Target) -> None:
     """Launchers are told of a GPU; ops of ours, where they are used, plan for it by themselves."""
     from retrograd.runtime.triton import planned_gpu
 
-    arch = gpu.arch if isinstance(gpu.arch, int) else 0
-    with planned_gpu.dry(gpu.num_sms, hip=not gpu.nvidia, arch=arch), fake_gpu.gpu(gpu, knowing=_PLANNING):
+    with planned_gpu.planning(gpu), fake_gpu.gpu(gpu, knowing=_PLANNING):
         work()
 
 

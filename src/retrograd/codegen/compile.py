@@ -67,7 +67,7 @@ def recording(target: str) -> Iterator[list[Launch]]:
 
     Tensors may be on the CPU; their values are not read. An autotuned kernel is recorded with every configuration.
     Launchers that look for a GPU themselves must be told that there is none
-    (`retrograd.runtime.triton.planned_gpu.dry`).
+    (`retrograd.runtime.triton.planned_gpu.planning`).
 
     Args:
         target: name of the target, see `targets`.

@@ -15,7 +15,7 @@ from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotun
 from retrograd.compat.triton_ttir import executing
 from retrograd.errors import InterpreterError
 from retrograd.runtime.triton import fake_gpu
-from retrograd.runtime.triton.planned_gpu import executed
+from retrograd.runtime.triton.planned_gpu import planning
 from retrograd.ttir.kept_texts import kept_text
 from retrograd.ttir.session import Session
 from retrograd.ttir.undefined import UndefinedMemory
@@ -79,7 +79,7 @@ def cpu_triton(
         stack.callback(_SESSIONS.remove, session)
         if pretend:
             stack.enter_context(pretended(gpu))
-        stack.enter_context(executed(gpu.num_sms))
+        stack.enter_context(planning(gpu))
         if follow_undefined:
             session.undefined = stack.enter_context(UndefinedMemory(lambda: session.faults)).of
         stack.callback(session.close)

@@ -70,11 +70,12 @@ from triton.backends.driver import DriverBase  # noqa: E402
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils  # noqa: E402
 
 from retrograd import ops  # noqa: E402
+from retrograd.codegen import target_named  # noqa: E402
 from retrograd.ops.norm import host  # noqa: E402
 from retrograd.ops.norm.host import library as host_library  # noqa: E402
 from retrograd.ops.norm.host import recipes  # noqa: E402
 from retrograd.ops.norm.triton import backward, backward_launch, forward, launch  # noqa: E402
-from retrograd.runtime.triton.planned_gpu import dry  # noqa: E402
+from retrograd.runtime.triton.planned_gpu import planning  # noqa: E402
 
 BYTES = {"i32": 4, "i64": 8, "fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2, "i16": 2, "i8": 1}
 SINK = ctypes.CFUNCTYPE(
@@ -180,7 +181,7 @@ def compare(norm: str, shape: tuple[int, ...], dtype: torch.dtype, given: str, *
     return len(seen[0])
 
 
-with dry(132):
+with planning(target_named("sm_90")):
     counts = (
         compare("rms_norm", (64, 256), torch.bfloat16, "weight"),
         compare("rms_norm", (3, 5, 100), torch.float32, "residual", eps=1e-3),

@@ -29,7 +29,7 @@ from retrograd.errors import NativeBuildError, UsageError
 from retrograd.ops.norm import custom_op, dispatch, host, launch_cache, torch_impl
 from retrograd.ops.norm.arguments import BackwardTensors, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.host import library, recipes
-from retrograd.ops.norm.launch_cache import Finalizer, KeptBackward, KeptForward
+from retrograd.ops.norm.launch_cache import CompiledLaunch, KeptBackward
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
 from retrograd.runtime.cpp import extension
@@ -118,7 +118,7 @@ class Driver:
                     place.copy_(result)
 
         handle = self.handle([*inputs, *outs], (7, spec.eps, -3), kernel)
-        launch_cache.keep(_aligned(key, inputs), KeptForward(handle, (7, spec.eps, -3)))
+        launch_cache.keep(_aligned(key, inputs), CompiledLaunch(handle, (7, spec.eps, -3)))
         return outs
 
     def norm_bwd(self, tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> Any:
@@ -155,7 +155,7 @@ class Driver:
                     if held is not None:
                         place.copy_(held.sum(dim=0).view(place.shape))
 
-            finalizer = Finalizer(self.handle(last, (parts,), add_up), (parts,))
+            finalizer = CompiledLaunch(self.handle(last, (parts,), add_up), (parts,))
         grad_out, s, weight, mean, rstd, grad_s = tensors
         key = launch_cache.backward_key(tensors, wanted, spec)
         kept = KeptBackward(handle, (spec.weight_offset,), parts, finalizer)

@@ -8,6 +8,7 @@ import pytest
 
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
+    DW_BLOCK_M,
     FORWARD_TILE_LIMIT,
     Kind,
     plan_backward,
@@ -16,12 +17,12 @@ from retrograd.ops.norm.plan import (
 from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
 
 H200 = Gpu(Backend.CUDA, 132)
-# A few multiprocessors only (a partition of a GPU), an AMD GPU, the interpreter.
+# A few multiprocessors only (a partition of a GPU), an AMD GPU, as which Triton's interpreter is planned for, too.
 GPUS = {
     "H200": H200,
     "7-sms": Gpu(Backend.CUDA, 7),
-    "MI300X": Gpu(Backend.HIP, 304),
-    "interpreted": Gpu(Backend.INTERPRETER, 2),
+    "MI300X": Gpu(Backend.HIP, 304, 0, lanes=64),
+    "interpreted": Gpu(Backend.HIP, 2, 0, lanes=2048),
 }
 # Widths on both sides of every threshold: one column, below and above a power of two, the tile limits, odd and wide.
 WIDTHS = [1, 2, 63, 64, 65, 1000, 1024, 2000, 8192, 8193, 16384, 16385, 32768, 32769, 33333, 65536, 131072, 262144]
@@ -44,7 +45,7 @@ def test_plans_cover_the_input(gpu: Gpu, itemsize: int, rows: int, n: int) -> No
             backward = plan_backward(rows, n, heads, itemsize, gpu, centered=centered, streams=streams, parts=parts)
             assert (backward.kind is Kind.TILE) == (next_power_of_2(n) <= BACKWARD_TILE_LIMIT[gpu.backend])
             # A part without rows would be a row of the buffer that costs traffic and holds only zeros.
-            per_part = {Kind.TILE: backward.block_m, Kind.SLICES: 1, Kind.LOOPED: backward.dw_block_m}[backward.kind]
+            per_part = {Kind.TILE: backward.block_m, Kind.SLICES: 1, Kind.LOOPED: DW_BLOCK_M}[backward.kind]
             assert 1 <= backward.parts <= min(ceil_div(rows, per_part), parts or rows)
             assert backward.kind is not Kind.SLICES or backward.slices * backward.slice_n >= n
             for plan in (forward, backward):
@@ -92,8 +93,8 @@ def test_small_inputs_pass_the_caches_and_others_stay_longer_than_what_is_writte
     assert (wider.loads, wider.stores) == (with_residual.loads, with_residual.stores) == ("evict_first", ".cs")
     assert (small.loads, small.stores) == ("", "")
     assert (large.loads, large.stores) == (narrow.loads, narrow.stores) == ("evict_last", "")
-    on_cpu = plan_forward(512, 4096, 1, 2, Gpu(Backend.INTERPRETER, 1))
-    assert (on_cpu.loads, on_cpu.stores) == ("", "")
+    on_amd = plan_forward(512, 4096, 1, 2, Gpu(Backend.HIP, 1, 0, lanes=64))
+    assert (on_amd.loads, on_amd.stores) == ("", "")
 
 
 def test_a_row_that_the_gpu_cannot_hold_is_walked() -> None:
@@ -115,13 +116,6 @@ def test_stages_fit_shared_memory() -> None:
             plan = plan_backward(1 << 15, n, 1, itemsize, H200, streams=streams)
             held = (plan.num_stages - 1) * streams * itemsize * plan.block_m * plan.block_n
             assert held * (plan.programs // 132) <= 160 * 1024
-
-
-def test_column_loop_can_be_forced() -> None:
-    assert plan_forward(8, 100, 1, 4, H200, max_tile_n=32).kind is Kind.LOOPED
-    backward = plan_backward(8, 100, 1, 4, H200, max_tile_n=32)
-    assert backward.kind is Kind.LOOPED
-    assert backward.block_n == backward.dw_block_n == 32
 
 
 def test_plans_are_frozen() -> None:

@@ -17,103 +17,66 @@ Segment = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """A program of `num_warps` handles a tile of `block_q` (query, head) pairs x `block_c` channels.
-
-    Attributes:
-        block_q: rows of the tile.
-        block_c: columns, the channels of a head padded to a power of two.
-        block_h: heads in the tile, a divisor of H; the rows are queries x these heads.
-        num_warps: warps of a program.
-        unroll: points that are done together.
-    """
+    """A program of `num_warps` handles a tile of `block_q` (query, head) pairs x `block_c` channels, padded."""
 
     block_q: int
     block_c: int
-    block_h: int
     num_warps: int
-    unroll: int = 1
 
 
 @dataclass(frozen=True)
 class OrderedPlan:
-    """Deterministic grad_value: a program handles `block_p` (pixel, head) pairs, `entries` of their samples at once.
+    """Deterministic grad_value: a program of one warp handles `block_p` (pixel, head) pairs x `block_c` channels.
 
-    Attributes:
-        block_p, block_h, block_c, num_warps: as in `SamplePlan`, with pixels for queries.
-        entries: samples of each pixel that are read together, each added to its own sum; the sums are added up last.
-        block_n: samples a program of the kernel that finds cells.
+    `entries` samples of each pixel are read together, each added to its own sum; the sums are added up last.
     """
 
     block_p: int
     block_c: int
-    block_h: int
-    num_warps: int
     entries: int
-    block_n: int
 
 
-@dataclass(frozen=True)
-class _Tile:
-    rows_a_thread: int
-    num_warps: int
-    unroll: int = 1
-
-
-# (rows a thread, warps, unroll) by bytes of an element. The backward adds in float32, whatever value is.
-_FORWARD = {2: _Tile(1, 4), 4: _Tile(1, 4)}
-_BACKWARD = {4: _Tile(1, 4)}
-_DOTS = {2: _Tile(2, 1), 4: _Tile(1, 4)}
-_DOTS_AMPERE = {2: _Tile(1, 2), 4: _Tile(1, 4)}  # two rows a thread spill there
+# Rows a thread and warps; of the gradients of locations and weights alone in 16 bits, and there before sm_90, where two
+# rows a thread spill.
+_TILE, _DOTS, _DOTS_AMPERE = (1, 4), (2, 1), (1, 2)
 # Samples that are sorted at once; a batch of more is done in parts. Bounds the workspace (see `backward`).
 SORTED_AT_ONCE = 1 << 24
 _ENTRIES = 8
 _GATHERED = 1024  # numbers of grad_out that a warp reads at once; twice as many spill
-_CELL_BLOCK = 256
+CELL_BLOCK = 256  # samples a program of the kernel that finds cells
 _LOGITS = 32  # logits of a row at once; a tile of 64 rows is 16 numbers a thread of 128
-# An interpreted operation costs 60-100 us up to about this many elements.
-_INTERPRETER_ELEMENTS = 32768
 
 
 @lru_cache(maxsize=4096)
-def plan_forward(rows: int, heads: int, channels: int, itemsize: int, gpu: Gpu) -> SamplePlan:
-    """Plan the forward.
+def plan_samples(channels: int, itemsize: int, gpu: Gpu, *, dots: bool = False) -> SamplePlan:
+    """Plan the forward, or the backward with atomic additions.
 
     Args:
-        rows: queries of an image.
-        heads: H.
         channels: C.
-        itemsize: bytes of an element of value.
+        itemsize: bytes of an element of value; 4 where there are additions, which are in float32 whatever value is.
         gpu: what runs the kernels.
+        dots: whether only gradients of locations and weights are computed.
     """
-    return _samples(_FORWARD, rows, heads, channels, itemsize, gpu)
+    rows, warps = _TILE
+    if dots and itemsize == 2:
+        rows, warps = _DOTS_AMPERE if gpu.backend is Backend.CUDA and gpu.arch < 90 else _DOTS
+    block_c, lanes = next_power_of_2(channels), gpu.lanes
+    # 16 bytes a thread; a row of more than a warp would be added up through shared memory.
+    threads = max(1, block_c * itemsize // 16)
+    warps = warps if threads <= lanes else 1
+    # One value a row and fewer rows than threads: what Triton then loads where it is needed, without exchanging it.
+    return SamplePlan(max(1, min(rows * warps * lanes // threads, warps * lanes // 2)), block_c, warps)
 
 
 @lru_cache(maxsize=4096)
-def plan_backward(rows: int, heads: int, channels: int, gpu: Gpu) -> SamplePlan:
-    """Plan the backward with atomic additions; arguments as of `plan_forward`."""
-    return _samples(_BACKWARD, rows, heads, channels, 4, gpu)
-
-
-@lru_cache(maxsize=4096)
-def plan_dots(rows: int, heads: int, channels: int, itemsize: int, gpu: Gpu) -> SamplePlan:
-    """Plan the gradients of locations and weights alone; arguments as of `plan_forward`."""
-    tiles = _DOTS_AMPERE if gpu.backend is Backend.CUDA and gpu.arch < 90 else _DOTS
-    return _samples(tiles, rows, heads, channels, itemsize, gpu)
-
-
-@lru_cache(maxsize=4096)
-def plan_ordered(pixels: int, heads: int, channels: int, itemsize: int, gpu: Gpu) -> OrderedPlan:
-    """Plan the deterministic grad_value; `pixels` is S, the others as of `plan_forward`."""
+def plan_ordered(channels: int, itemsize: int, gpu: Gpu) -> OrderedPlan:
+    """Plan the deterministic grad_value; arguments as of `plan_samples`."""
     block_c = next_power_of_2(channels)
-    if gpu.backend is Backend.INTERPRETER:
-        entries = _ENTRIES
-        block_p = min(next_power_of_2(pixels * heads), max(1, _INTERPRETER_ELEMENTS // (block_c * entries)))
-        return OrderedPlan(block_p, block_c, heads, 4, entries, 8192)
     entries = max(1, min(_ENTRIES, _GATHERED // block_c))
     # At least 16 bytes a thread; on a warp of 32, rows of 16 bits are gathered faster for two pixels at once.
     fill = gpu.lanes * 16 // itemsize
     block_p = max(fill // (block_c * entries), min(4 // itemsize, _GATHERED // (block_c * entries)), 1)
-    return OrderedPlan(block_p, block_c, 1, 1, entries, _CELL_BLOCK)
+    return OrderedPlan(block_p, block_c, entries)
 
 
 def logits_at_once(points: int) -> int:
@@ -147,18 +110,3 @@ def segments(points: tuple[int, ...], width: int) -> tuple[Segment, ...]:
     if room < width:
         runs[-1][2] = width - room
     return tuple((level, count, stored) for level, count, stored in runs)
-
-
-def _samples(tiles: dict[int, _Tile], rows: int, heads: int, channels: int, itemsize: int, gpu: Gpu) -> SamplePlan:
-    block_c = next_power_of_2(channels)
-    if gpu.backend is Backend.INTERPRETER:
-        block_q = min(next_power_of_2(rows * heads), max(1, _INTERPRETER_ELEMENTS // block_c))
-        return SamplePlan(block_q, block_c, heads, 4)
-    tile = tiles[itemsize]
-    lanes = gpu.lanes
-    # 16 bytes a thread; a row of more than a warp would be added up through shared memory.
-    threads = max(1, block_c * itemsize // 16)
-    warps = tile.num_warps if threads <= lanes else 1
-    # One value a row and fewer rows than threads: what Triton then loads where it is needed, without exchanging it.
-    block_q = max(1, min(tile.rows_a_thread * warps * lanes // threads, warps * lanes // 2))
-    return SamplePlan(block_q, block_c, 1, warps, tile.unroll)

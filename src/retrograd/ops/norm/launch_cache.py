@@ -50,15 +50,8 @@ class BackwardKey(NamedTuple):
     into_bias: Layout | None = None
 
 
-class KeptForward(NamedTuple):
-    """A compiled launch and its arguments behind the tensors."""
-
-    handle: Any
-    rest: tuple[Any, ...]
-
-
-class Finalizer(NamedTuple):
-    """The same of the kernel that adds up partial sums."""
+class CompiledLaunch(NamedTuple):
+    """A compiled launch, of a forward or of the kernel that adds up partial sums, and its arguments behind tensors."""
 
     handle: Any
     rest: tuple[Any, ...]
@@ -70,11 +63,11 @@ class KeptBackward(NamedTuple):
     handle: Any
     rest: tuple[Any, ...]
     parts: int
-    finalizer: Finalizer | None
+    finalizer: CompiledLaunch | None
 
 
 # Plain tuples find named ones, to which they are equal; making a named one takes 1.3 us more at every call.
-FORWARD: dict[tuple[Any, ...], KeptForward] = {}
+FORWARD: dict[tuple[Any, ...], CompiledLaunch] = {}
 BACKWARD: dict[tuple[Any, ...], KeptBackward] = {}
 # Called with each launch that is kept from now on.
 on_keep: Callable[[Any, Any], None] | None = None
@@ -103,11 +96,11 @@ def _layout(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride())
 
 
-def keep(key: tuple[Any, ...] | None, launch: KeptForward | KeptBackward) -> None:
+def keep(key: tuple[Any, ...] | None, launch: CompiledLaunch | KeptBackward) -> None:
     """Remember a launch, of not too many; none without a key, or where nothing was compiled."""
     if key is None or launch.handle is None:
         return
-    forward = isinstance(launch, KeptForward)
+    forward = isinstance(launch, CompiledLaunch)
     cache: dict[Any, Any] = FORWARD if forward else BACKWARD
     if len(cache) >= _MOST_LAUNCHES:
         cache.clear()

@@ -52,7 +52,7 @@ class ForwardPlan(_RowsPlan):
 class BackwardPlan(_RowsPlan):
     """`programs` programs (a head) compute grad_x and, but for LOOPED, the sums for the vectors.
 
-    LOOPED: grad_weight comes from a second grid of (columns / `dw_block_n`, heads, `parts`). `parts` is the number of
+    LOOPED: grad_weight comes from a second grid of (columns / DW_BLOCK_N, heads, `parts`). `parts` is the number of
     rows of the float32 buffer of partial sums, which programs of [finalize_block_p, finalize_block_n] tiles add up.
     CLUSTERS: `slices` programs share a row and hold `num_stages` rows; how many clusters there are is the GPU's to say,
     and with it `programs`, `parts` and the finalizer's tile.
@@ -66,8 +66,6 @@ class BackwardPlan(_RowsPlan):
     slice_n: int = 0
     ahead: int = 2
     max_registers: int | None = None
-    dw_block_m: int = 16
-    dw_block_n: int = 256
 
 
 @dataclass(frozen=True)
@@ -92,12 +90,13 @@ class _Slice:
     num_stages: int = 3
 
 
-# Columns per step when a row is walked in pieces.
+# Columns per step when a row is walked in pieces; tiles of the second grid of such a backward.
 LOOP_BLOCK_N = 4096
+DW_BLOCK_M, DW_BLOCK_N = 16, 256
 # Widest row that one program holds; wider rows are sliced (CUDA) or walked. Forward at 32768 columns: 92 % of the copy
 # bandwidth in one tile, 99 % walked (H200). Backward at 16384 columns spills 48 bytes a thread on sm_90 and reaches
 # 72 % where slices reach 96 %; AMD does not spill there.
-FORWARD_TILE_LIMIT = {Backend.CUDA: 16384, Backend.HIP: 32768, Backend.INTERPRETER: 32768}
+FORWARD_TILE_LIMIT = {Backend.CUDA: 16384, Backend.HIP: 32768}
 # The same with a residual, for rows of a power of two 16-bit elements: 99 % in one tile, 88 % walked (H200). On sm_100
 # 24 bytes a thread would spill.
 _RESIDUAL_TILE_LIMIT = 32768
@@ -105,7 +104,7 @@ _RESIDUAL_TILE_LIMIT = 32768
 # Above 32768 columns a walk no longer finds a row in L1 (83 % at 65536); LayerNorm, which walks three times, reaches
 # 90 % at 32768, and 94 % in one tile at 16384, where the clustered kernel reaches 99 %.
 FORWARD_TRITON_LIMIT = {(False, False): 32768, (False, True): 32768, (True, False): 8192, (True, True): 16384}
-BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384, Backend.INTERPRETER: 16384}
+BACKWARD_TILE_LIMIT = {Backend.CUDA: 8192, Backend.HIP: 16384}
 
 # Width -> tile of RMSNorm, of LayerNorm, of either with a residual; narrower rows share the first entry's number of
 # elements. 16-bit inputs; wider ones halve block_m.
@@ -170,9 +169,6 @@ _CLUSTER_LAYOUTS = ((4, 8192, 16, (2,)), (3, 4096, 8, (8,)), (3, 16384, 8, (1, 2
 _CLUSTER_BYTES = 216 * 1024
 # Shared memory that every supported NVIDIA data-centre GPU gives a program (sm_80: 163 KiB), less what reductions need.
 _PIPELINE_BYTES = 156 * 1024
-# An interpreted operation costs 60-100 us up to about this many elements.
-_INTERPRETER_TILE_ELEMENTS = 32768
-_INTERPRETER_MAX_ROWS = 16
 
 
 @lru_cache(maxsize=4096)
@@ -185,7 +181,6 @@ def plan_forward(
     *,
     centered: bool = False,
     streams: int = 1,
-    max_tile_n: int | None = None,
 ) -> ForwardPlan:
     """Plan the forward of `rows` rows of n columns for each of `heads` heads.
 
@@ -197,11 +192,10 @@ def plan_forward(
         gpu: what runs the kernels.
         centered: LayerNorm.
         streams: [rows, n] tensors that are read.
-        max_tile_n: lowers the width above which a row is walked in pieces.
     """
     width = next_power_of_2(n)
-    limit = FORWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
-    if streams > 1 and n == width and max_tile_n is None and gpu.arch < 100 and itemsize <= 2:
+    limit = FORWARD_TILE_LIMIT[gpu.backend]
+    if streams > 1 and n == width and gpu.arch < 100 and itemsize <= 2:
         limit = _RESIDUAL_TILE_LIMIT
     cuda = gpu.backend is Backend.CUDA
     if cuda and not centered and streams == 1 and itemsize <= 2 and _WALK_FROM < n <= limit and n % _WALK_STEP == 0:
@@ -218,14 +212,11 @@ def plan_forward(
         early = cuda and (tile.early or (small and width == _EARLY_FEW)) and width * itemsize <= _EARLY_BYTES
         plan = ForwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, ceil_div(rows, tile.block_m), early=early)
         return replace(plan, loads=loads, stores=stores) if cuda else plan
-    block_m, block_n = _walk(limit, gpu)
-    if gpu.backend is Backend.INTERPRETER:
-        return ForwardPlan(Kind.LOOPED, block_m, block_n, 4, ceil_div(rows, block_m))
     most = min(limit, _WALK_BYTES[min(streams, 2)] // itemsize)
     # Whole blocks need no mask: 88 % instead of 58 % for LayerNorm at 32768 columns.
     block_n = next((b for b in (most, most // 2, most // 4) if n % b == 0), most)
-    warps = min(1024 // gpu.lanes, max(1, block_n // (8 * gpu.lanes)))
-    return ForwardPlan(Kind.LOOPED, block_m, block_n, warps, ceil_div(rows, block_m), unroll=2 if streams == 1 else 1)
+    warps = max(1, min(1024, block_n // 8) // gpu.lanes)
+    return ForwardPlan(Kind.LOOPED, 1, block_n, warps, rows, unroll=2 if streams == 1 else 1)
 
 
 @lru_cache(maxsize=4096)
@@ -239,12 +230,10 @@ def plan_backward(
     centered: bool = False,
     streams: int = 2,
     parts: int | None = None,
-    max_tile_n: int | None = None,
 ) -> BackwardPlan:
     """Plan the backward; arguments as of `plan_forward`, and `parts` fixes the number of partial sums."""
     width = next_power_of_2(n)
-    limit = BACKWARD_TILE_LIMIT[gpu.backend] if max_tile_n is None else max_tile_n
-    if width <= limit:
+    if width <= BACKWARD_TILE_LIMIT[gpu.backend]:
         tile = _tile(_NARROW_TILES[centered, streams] | _BACKWARD_TILES, width, itemsize, gpu)
         stage_bytes = streams * itemsize * tile.block_m * width
         stages = max(1, min(tile.num_stages, 1 + _PIPELINE_BYTES // (stage_bytes * tile.resident)))
@@ -253,15 +242,18 @@ def plan_backward(
         if parts is None:
             # As few as take no longer: with 528 at 256 columns the finalizer goes round twice, with 512 once.
             programs = ceil_div(tiles, ceil_div(tiles, programs))
-        finalizer = finalizer_tile(programs, heads * n, gpu)
+        finalizer = finalizer_tile(programs)
         return BackwardPlan(Kind.TILE, tile.block_m, width, tile.num_warps, programs, programs, *finalizer, stages)
-    # A fixed number of parts must not depend on how many groups of slices a GPU can hold.
-    if _may_slice(n, heads, gpu, max_tile_n) and parts is None:
+    # A fixed number of parts must not depend on how many groups of slices a GPU can hold. Rows that are not made of
+    # 16-byte pieces are loaded element by element, for which the registers do not suffice.
+    if gpu.backend is Backend.CUDA and heads == 1 and n % 8 == 0 and parts is None:
         narrow, wide, most = _BACKWARD_SLICES[centered, streams]
         sliced = _sliced_backward(rows, n, itemsize, wide if n * itemsize > most else narrow, gpu)
         if sliced is not None:
             return sliced
-    return _walked_backward(rows, n, heads, gpu, parts, limit)
+    wanted = parts or max(ceil_div(4 * gpu.num_sms, ceil_div(n, DW_BLOCK_N) * heads), min(gpu.num_sms, 2))
+    parts = min(wanted, ceil_div(rows, DW_BLOCK_M))
+    return BackwardPlan(Kind.LOOPED, 1, LOOP_BLOCK_N, LOOP_BLOCK_N // 512, rows, parts, *finalizer_tile(wanted))
 
 
 @lru_cache(maxsize=4096)
@@ -289,8 +281,6 @@ def plan_clusters(n: int, itemsize: int) -> BackwardPlan | None:
 
 
 def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile:
-    if gpu.backend is Backend.INTERPRETER:
-        return _Tile(max(1, min(_INTERPRETER_MAX_ROWS, _INTERPRETER_TILE_ELEMENTS // width)), 4)
     narrowest = min(table)
     tile = table[max(width, narrowest)]
     block_m = tile.block_m
@@ -319,7 +309,7 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
         tile.num_warps,
         groups * slices,
         groups,
-        *finalizer_tile(groups, n, gpu),
+        *finalizer_tile(groups),
         num_stages=tile.num_stages,
         slices=slices,
         slice_n=slice_n,
@@ -328,44 +318,16 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
     )
 
 
-def _walked_backward(rows: int, n: int, heads: int, gpu: Gpu, parts: int | None, limit: int) -> BackwardPlan:
-    block_m, block_n = _walk(limit, gpu)
-    interpreting = gpu.backend is Backend.INTERPRETER
-    dw_block_n = min(block_n, _INTERPRETER_TILE_ELEMENTS if interpreting else 256)
-    dw_block_m = block_m if interpreting else 16
-    wanted = parts or max(ceil_div(4 * gpu.num_sms, ceil_div(n, dw_block_n) * heads), min(gpu.num_sms, 2))
-    return BackwardPlan(
-        Kind.LOOPED, block_m, block_n, max(1, block_n // 512), ceil_div(rows, block_m),
-        min(wanted, ceil_div(rows, dw_block_m)), *finalizer_tile(wanted, heads * n, gpu),
-        dw_block_m=dw_block_m, dw_block_n=dw_block_n,
-    )  # fmt: skip
-
-
-def _may_slice(n: int, heads: int, gpu: Gpu, max_tile_n: int | None) -> bool:
-    # Rows that are not made of 16-byte pieces are loaded element by element, for which the registers do not suffice.
-    return gpu.backend is Backend.CUDA and heads == 1 and n % 8 == 0 and max_tile_n is None
-
-
 def _slices(n: int, most: int) -> tuple[int, int]:
     """(number of slices, columns a slice) of a row: at most `most` columns each, 128-byte pieces."""
     slices = ceil_div(n, most)
     return slices, 64 * ceil_div(n, 64 * slices)
 
 
-def _walk(limit: int, gpu: Gpu) -> tuple[int, int]:
-    """(rows, columns) of a step when a row is walked in pieces."""
-    block_n = min(LOOP_BLOCK_N, limit)
-    if gpu.backend is Backend.INTERPRETER:
-        return max(1, min(_INTERPRETER_MAX_ROWS, _INTERPRETER_TILE_ELEMENTS // block_n)), block_n
-    return 1, block_n
-
-
-def finalizer_tile(parts: int, columns: int, gpu: Gpu) -> tuple[int, int]:
+def finalizer_tile(parts: int) -> tuple[int, int]:
     """(parts, columns) of a finalizer tile: many parts at once, since a program waits 1 us for every step.
 
-    512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200). Interpreted, few programs count, but
-    operations on 4096 columns of which 48 exist take half of a backward.
+    512 x 8 takes 2.6 us less than 32 x 64 at 264 parts of 1024 columns (H200).
     """
     block_p = max(16, min(512, next_power_of_2(parts)))
-    wide = gpu.backend is Backend.INTERPRETER and columns > 256
-    return block_p, 4096 if wide else 4096 // block_p
+    return block_p, 4096 // block_p

@@ -108,6 +108,20 @@ def load(
     return LoadedKernel(function.value or 0, device_index, cluster, threads, shared_bytes, clusters.value, pdl)
 
 
+@cache
+def arch_of(device_index: int) -> int:
+    """The compute capability of a GPU times ten."""
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return 10 * major + minor
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, copied if it is not contiguous or does not start at a multiple of 16 bytes."""
+    if tensor.is_contiguous() and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def has_pdl(arch: int) -> bool:
     """Whether programmatic dependent launch works on compute capability arch / 10, in captured graphs too.
 

@@ -7,29 +7,25 @@ from enum import Enum
 
 
 class Backend(Enum):
-    """What runs the kernels."""
+    """Whose GPU runs the kernels."""
 
     CUDA = "cuda"
     HIP = "hip"
-    INTERPRETER = "interpreter"
 
 
 @dataclass(frozen=True)
 class Gpu:
     """A device to plan for: who runs the kernels, on how many multiprocessors, NVIDIA's compute capability x 10.
 
-    `pdl`: a kernel may be launched while the one ahead of it ends (programmatic dependent launch).
+    `pdl`: a kernel may be launched while the one ahead of it ends (programmatic dependent launch). `lanes`: threads of
+    a warp.
     """
 
     backend: Backend
     num_sms: int
     arch: int = 90
     pdl: bool = False
-
-    @property
-    def lanes(self) -> int:
-        """Threads of a warp."""
-        return 64 if self.backend is Backend.HIP else 32
+    lanes: int = 32
 
 
 def ceil_div(a: int, b: int) -> int:

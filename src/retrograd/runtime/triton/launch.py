@@ -16,8 +16,9 @@ from retrograd.runtime.cuda import driver
 from retrograd.runtime.triton import planned_gpu
 from retrograd.runtime.triton.gpu import Backend, Gpu
 
-# The interpreter runs programs one after another; the number only shapes the plan.
-_INTERPRETER = Gpu(Backend.INTERPRETER, 2)
+# Triton's interpreter runs programs one after another: none may wait for another, as plans for NVIDIA GPUs have it. An
+# operation takes 60 to 100 us up to about 32768 elements, so tiles are large.
+_INTERPRETER = Gpu(Backend.HIP, 2, 0, lanes=2048)
 _HERE: AbstractContextManager[object] = nullcontext()
 
 # Options of the compilers that decide bits, whatever Triton's defaults are: contraction of a product and a sum (kernels
@@ -101,6 +102,6 @@ def _backend() -> Backend:
 def _cuda_gpu(index: int) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
     if torch.version.hip is not None:
-        return Gpu(Backend.HIP, properties.multi_processor_count, 0)
+        return Gpu(Backend.HIP, properties.multi_processor_count, 0, lanes=64)
     arch = 10 * properties.major + properties.minor
     return Gpu(Backend.CUDA, properties.multi_processor_count, arch, driver.has_pdl(arch))

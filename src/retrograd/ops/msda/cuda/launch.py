@@ -12,6 +12,7 @@ import torch
 from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads, zero_grads
 from retrograd.ops.msda.cuda import plan
 from retrograd.runtime.cuda import driver, nvrtc
+from retrograd.runtime.cuda.driver import aligned, arch_of
 
 _FOLDER = Path(__file__).parent
 HEADERS = tuple(_FOLDER / name for name in ("common.cuh", "gradients.cuh", "bins.cuh"))
@@ -74,10 +75,10 @@ def backward_pays(inputs: MsdaInputs, spec: MsdaSpec) -> bool:
 def _why_not_on(device_index: int) -> str | None:
     if torch.version.hip is not None:
         return "the GPU is AMD's"
-    major, minor = torch.cuda.get_device_capability(device_index)
-    if 10 * major + minor in _ARCHITECTURES:
+    arch = arch_of(device_index)
+    if arch in _ARCHITECTURES:
         return None
-    return f"the GPU has compute capability {major}.{minor}, expected 9.0 or more and less than 12.0"
+    return f"the GPU has compute capability {arch / 10}, expected 9.0 or more and less than 12.0"
 
 
 def _check(inputs: MsdaInputs, spec: MsdaSpec) -> None:
@@ -144,7 +145,7 @@ def msda_bwd(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed:
         grad_locations = torch.empty_like(locations) if needed.locations else None
         grads = (grad_value, grad_locations, torch.empty_like(weights) if needed.weights else None)
         results = dict(zip(("grad_value", "grad_locations", "grad_weights"), grads, strict=True))
-        work = _Work(inputs, spec, sizes, results | dict(grad_out=_dense(grad_out.to(value.dtype))), dots=dots)
+        work = _Work(inputs, spec, sizes, results | dict(grad_out=aligned(grad_out.to(value.dtype))), dots=dots)
         if adds or (dots and way is not plan.Way.CELLS):
             threads = _THREADS["add" if adds else "backward"]
             _walk(work, "backward", plan.plan_queries(sizes, _processors(device.index), *threads, adds=adds), adds=adds)
@@ -222,14 +223,7 @@ def _readable(inputs: MsdaInputs) -> MsdaInputs:
     value, levels, locations, weights, _ = inputs
     if locations.dtype != weights.dtype:
         locations, weights = locations.float(), weights.float()
-    return MsdaInputs(_dense(value), levels, _dense(locations), _dense(weights))
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, copied if it is not contiguous or does not start at a multiple of 16 bytes."""
-    if tensor.is_contiguous() and tensor.data_ptr() % 16 == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return MsdaInputs(aligned(value), levels, aligned(locations), aligned(weights))
 
 
 def _problem(work: _Work) -> Any:
@@ -282,8 +276,7 @@ def compiled(name: str, options: tuple[str, ...]) -> bytes:
 def _kernel(
     device_index: int, name: str, macros: tuple[tuple[str, Any], ...], threads: int, blocks: int, shared_bytes: int
 ) -> driver.LoadedKernel:
-    major, minor = torch.cuda.get_device_capability(device_index)
-    cubin = compiled(name, options_of(f"sm_{major}{minor}", macros, threads, blocks))
+    cubin = compiled(name, options_of(f"sm_{arch_of(device_index)}", macros, threads, blocks))
     return driver.load(cubin, name, device_index, cluster=1, threads=threads, shared_bytes=shared_bytes)
 
 

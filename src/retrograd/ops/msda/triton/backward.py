@@ -45,19 +45,16 @@ def msda_bwd_kernel(
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
-    """Program ((b, t), h) handles rows [t * BLOCK_Q, + BLOCK_Q) of image b and BLOCK_H heads.
+    """Program ((b, t), h) handles rows [t * BLOCK_Q, + BLOCK_Q) of image b and head h.
 
     Results of point k wait in column k - first of three tiles, which are stored at the ends of segments (see
     `plan.segments`): to store them one by one, each would have to change threads.
     """
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    image, head, queries, lanes = rows_of_program(Q, H, BLOCK_H, BLOCK_Q)
+    image, head, queries = rows_of_program(Q, H, BLOCK_Q)
     there = queries < Q
-    samplers = (image * Q + queries) * H + head + lanes  # [BLOCK_Q] int64, rows of grad_out
-    column = (lanes * C).to(INDEX)  # [BLOCK_Q]
+    samplers = (image * Q + queries) * H + head  # [BLOCK_Q] int64, rows of grad_out
     cols = tl.arange(0, BLOCK_C)  # [BLOCK_C]
     g = load_rows(grad_out_ptr + samplers[:, None] * C + cols[None, :], there, cols, C)
     READS: tl.constexpr = grad_locations_ptr is not None or grad_weights_ptr is not None
@@ -77,13 +74,13 @@ def msda_bwd_kernel(
             width, height = wide_width.to(INDEX), wide_height.to(INDEX)
             scale_x, scale_y = scale_of(width, ALIGNED), scale_of(height, ALIGNED)
         origin = (image * S + start) * (H * C) + head * C
-        for _ in tl.range(0, unknown + SEGMENTS[segment][1], loop_unroll_factor=UNROLL):
+        for _ in tl.range(0, unknown + SEGMENTS[segment][1], loop_unroll_factor=1):
             px, py = load_points(locations_ptr, samplers * K + k, there)
             a = tl.load(weights_ptr + samplers * K + k, mask=there, other=0.0).to(tl.float32)
             x, y, tx, ty, moves_x, moves_y, left, right, upper, lower = locate(
                 px, py, width, height, BORDER, ALIGNED, INDEX
             )
-            pixel = (y * width + x) * (H * C) + column  # [BLOCK_Q]
+            pixel = (y * width + x) * (H * C)  # [BLOCK_Q]
             below = width * (H * C)
             s00, s01, s10, s11 = (1 - ty) * (1 - tx), (1 - ty) * tx, ty * (1 - tx), ty * tx
             if READS:
@@ -124,9 +121,7 @@ def msda_bwd_kernel(
 @triton.jit
 def add_rows(base, offsets, share, g, rows, cols, C: tl.constexpr):
     """base[offsets + c] += share * g[:, c] atomically, for the rows [BLOCK_Q] that are not masked out."""
-    mask = rows[:, None]
-    if cols.shape[0] != C:
-        mask = mask & (cols < C)[None, :]
+    mask = row_mask(rows, cols, C)
     tl.atomic_add(base + offsets[:, None] + cols[None, :], share[:, None] * g, mask=mask, sem="relaxed")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from retrograd.ops.msda.triton.sampling import level_size, load_points, locate, rows_of_program
+from retrograd.ops.msda.triton.sampling import level_size, load_points, locate, row_mask, rows_of_program
 
 
 @triton.jit(do_not_specialize=["N", "Q", "S", "size0", "size1", "size2", "size3", "size4", "size5", "size6", "size7"])
@@ -92,15 +92,14 @@ def msda_bwd_kernel_ordered(
     INDEX: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    BLOCK_H: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Program ((b, t), h) writes pixels [t * BLOCK_P, + BLOCK_P) of image b and BLOCK_H heads, coarse levels first.
+    """Program ((b, t), h) writes pixels [t * BLOCK_P, + BLOCK_P) of image b and head h, coarse levels first.
 
     Sample e of a pixel is added to sum e % ENTRIES, in the order of the list; the sums are added up at the end.
     """
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    image, head, pixels, lanes = rows_of_program(S, H, BLOCK_H, BLOCK_P)
+    image, head, pixels = rows_of_program(S, H, BLOCK_P)
     # The longest lists are those of the coarse levels, at the end of S.
     pixels = S - 1 - pixels  # [BLOCK_P]
     width, height, row, col = pixels * 0, pixels * 0, pixels * 0, pixels * 0
@@ -117,7 +116,7 @@ def msda_bwd_kernel_ordered(
         start = end
 
     # Cells of the row above, then of the pixel's own row: each with the one to the left, if there is one.
-    keys = (image * H + head + lanes) * S + pixels
+    keys = (image * H + head) * S + pixels
     before = (col > 0).to(tl.int64)
     above = there & (row > 0)
     first = tl.load(begins_ptr + keys - width - before, mask=above, other=0).to(tl.int64)
@@ -149,8 +148,5 @@ def msda_bwd_kernel_ordered(
         total = tl.fma(share[:, :, None].broadcast_to(g.shape), g, total)
 
     result = tl.sum(total, axis=1)  # [BLOCK_P, BLOCK_C]
-    pointers = grad_value_ptr + ((image * S + pixels) * H + head + lanes)[:, None] * C + cols[None, :]
-    mask = (pixels >= 0)[:, None]
-    if BLOCK_C != C:
-        mask = mask & (cols < C)[None, :]
-    tl.store(pointers, result.to(grad_value_ptr.dtype.element_ty), mask=mask)
+    pointers = grad_value_ptr + ((image * S + pixels) * H + head)[:, None] * C + cols[None, :]
+    tl.store(pointers, result.to(grad_value_ptr.dtype.element_ty), mask=row_mask(pixels >= 0, cols, C))

@@ -40,16 +40,13 @@ def msda_fwd_kernel(
     INDEX: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
-    """Program ((b, t), h) computes rows [t * BLOCK_Q, + BLOCK_Q) of image b and BLOCK_H heads from head h * BLOCK_H."""
+    """Program ((b, t), h) computes rows [t * BLOCK_Q, + BLOCK_Q) of image b and head h."""
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    image, head, queries, lanes = rows_of_program(Q, H, BLOCK_H, BLOCK_Q)
+    image, head, queries = rows_of_program(Q, H, BLOCK_Q)
     there = queries < Q
-    samplers = (image * Q + queries) * H + head + lanes  # [BLOCK_Q] int64, rows of out
-    column = (lanes * C).to(INDEX)  # [BLOCK_Q]
+    samplers = (image * Q + queries) * H + head  # [BLOCK_Q] int64, rows of out
     cols = tl.arange(0, BLOCK_C)  # [BLOCK_C]
     if references_ptr is not None:
         highest, share = softmax_of(weights_ptr, samplers * K, there, K, BLOCK_K)
@@ -72,14 +69,14 @@ def msda_fwd_kernel(
                 rx, ry = load_points(references_ptr, reference, there)
                 side_x, side_y = rx, ry
                 count_x, count_y = tl.maximum(width, 1).to(tl.float32), tl.maximum(height, 1).to(tl.float32)
-        for _ in tl.range(0, unknown + POINTS[level], loop_unroll_factor=UNROLL):
+        for _ in tl.range(0, unknown + POINTS[level], loop_unroll_factor=1):
             px, py = load_points(locations_ptr, samplers * K + k, there)
             a = tl.load(weights_ptr + samplers * K + k, mask=there, other=0.0).to(tl.float32)
             if references_ptr is not None:
                 px = moved(rx, px, count_x, side_x, BOXES)
                 py = moved(ry, py, count_y, side_y, BOXES)
                 a = tl.exp(a - highest) * share
-            total = add_sample(total, a, base, column, cols, px, py, width, height, H, C, BORDER, ALIGNED, INDEX)
+            total = add_sample(total, a, base, cols, px, py, width, height, H, C, BORDER, ALIGNED, INDEX)
             k += 1
         start = end
     out = out_ptr + samplers[:, None] * C + cols[None, :]
@@ -91,7 +88,6 @@ def add_sample(
     total,
     a,
     base,
-    column,
     cols,
     px,
     py,
@@ -105,7 +101,7 @@ def add_sample(
 ):
     """total [BLOCK_Q, BLOCK_C] + a * sample at (px, py), all three of [BLOCK_Q], in the level that begins at `base`."""
     x, y, tx, ty, _, _, left, right, upper, lower = locate(px, py, width, height, BORDER, ALIGNED, INDEX)
-    pixel = base + ((y * width + x) * (H * C) + column)[:, None] + cols[None, :]  # [BLOCK_Q, BLOCK_C]
+    pixel = base + ((y * width + x) * (H * C))[:, None] + cols[None, :]  # [BLOCK_Q, BLOCK_C]
     below = pixel + width * (H * C)
     v00 = load_rows(pixel, left & upper, cols, C)
     v01 = load_rows(pixel + H * C, right & upper, cols, C)

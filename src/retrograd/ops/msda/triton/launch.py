@@ -27,8 +27,8 @@ _LAUNCHES: dict[Any, tuple[KernelHandle, tuple[Any, ...]]] = {}
 _NO_SIZE = 1 << 62
 
 
-def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec, *, plan: SamplePlan | None = None) -> torch.Tensor:
-    """The output, of references too; see `arguments`. `plan`: launch plan, None asks `plan_forward`.
+def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec) -> torch.Tensor:
+    """The output, of references too; see `arguments`.
 
     What is not contiguous is copied; a tensor of levels is read by the kernel, nobody waits for it.
 
@@ -50,15 +50,14 @@ def msda_fwd(inputs: MsdaInputs, spec: MsdaSpec, *, plan: SamplePlan | None = No
     out = value.new_empty(batch, queries, heads, channels)
     shapes, sizes = _sizes(levels, value)
     tensors = (value, shapes, references, locations, weights, out)
-    key = _key(tensors, sizes, spec) if plan is None else None
+    key = _key(tensors, sizes, spec)
     if _relaunched(key, tensors):
         return out
-    plan = plan or plans.plan_forward(queries, heads, channels, value.element_size(), gpu_of(value))
+    plan = plans.plan_samples(channels, value.element_size(), gpu_of(value))
     points, boxes = sum(spec.points), references is not None and references.shape[-1] == 4
     rest = (
         queries, pixels, *sizes, heads, channels, spec.points, len(spec.points), points, boxes, spec.border,
-        spec.align_corners, _index(value), plan.block_q, plan.block_c, plan.block_h, plans.logits_at_once(points),
-        plan.unroll,
+        spec.align_corners, _index(value), plan.block_q, plan.block_c, plans.logits_at_once(points),
     )  # fmt: skip
     _launch(msda_fwd_kernel, value, queries, plan, tensors, rest, key)
     return out
@@ -70,13 +69,9 @@ def msda_bwd(
     spec: MsdaSpec,
     needed: NeededGrads,
     *,
-    plan: SamplePlan | None = None,
     ordered: OrderedPlan | None = None,
 ) -> MsdaGrads:
-    """The gradients; see `arguments`.
-
-    Launch plans: `plan`, None asks `plan_backward` or, without grad_value, `plan_dots`; `ordered` of the deterministic
-    grad_value, None asks `plan_ordered`.
+    """The gradients; see `arguments`. `ordered`: plan of the deterministic grad_value, None asks `plan_ordered`.
 
     Raises:
         RuntimeError: value is on the CPU outside `retrograd.cpu_triton`.
@@ -105,10 +100,10 @@ def msda_bwd(
     reads = needed.locations or needed.weights
     if added is not None and reads and value.element_size() < 4:
         # A thread would have eight channels of a corner but add four at once: their threads differ.
-        _scatter(call, MsdaGrads(added), plan)
+        _scatter(call, MsdaGrads(added))
         added = None
     if added is not None or reads:
-        _scatter(call, MsdaGrads(added, grad_locations, grad_weights), plan)
+        _scatter(call, MsdaGrads(added, grad_locations, grad_weights))
     return MsdaGrads(None if grad_value is None else grad_value.to(value.dtype), grad_locations, grad_weights)
 
 
@@ -124,21 +119,20 @@ class _BackwardInputs(NamedTuple):
     spec: MsdaSpec
 
 
-def _scatter(call: _BackwardInputs, grads: MsdaGrads, plan: SamplePlan | None) -> None:
+def _scatter(call: _BackwardInputs, grads: MsdaGrads) -> None:
     """Fill the gradients that are there, adding to grad_value atomically."""
     grad_out, value, shapes, sizes, locations, weights, spec = call
     tensors = (grad_out, value, shapes, locations, weights, *grads[:3])
-    key = _key(tensors, sizes, spec) if plan is None else None
+    key = _key(tensors, sizes, spec)
     if _relaunched(key, tensors):
         return
     _, pixels, heads, channels = value.shape
     queries = locations.shape[1]
-    if plan is None and grads.value is not None:
-        plan = plans.plan_backward(queries, heads, channels, gpu_of(value))
-    plan = plan or plans.plan_dots(queries, heads, channels, value.element_size(), gpu_of(value))
+    dots = grads.value is None
+    plan = plans.plan_samples(channels, value.element_size() if dots else 4, gpu_of(value), dots=dots)
     rest = (
         queries, pixels, *sizes, heads, channels, plans.segments(spec.points, plan.block_c), sum(spec.points),
-        spec.border, spec.align_corners, _index(value), plan.block_q, plan.block_c, plan.block_h, plan.unroll,
+        spec.border, spec.align_corners, _index(value), plan.block_q, plan.block_c,
     )  # fmt: skip
     _launch(msda_bwd_kernel, value, queries, plan, tensors, rest, key)
 
@@ -147,7 +141,7 @@ def _gather(call: _BackwardInputs, plan: OrderedPlan | None) -> torch.Tensor:
     """grad_value in a fixed order, as many images at once as may be sorted at once."""
     value, spec = call.value, call.spec
     batch, pixels, heads, channels = value.shape
-    plan = plan or plans.plan_ordered(pixels, heads, channels, value.element_size(), gpu_of(value))
+    plan = plan or plans.plan_ordered(channels, value.element_size(), gpu_of(value))
     grad_value = torch.empty_like(value)
     step = max(1, min(plans.SORTED_AT_ONCE // call.weights[0].numel(), (2**31 - 2) // (heads * pixels)))
     for first in range(0, batch, step):
@@ -168,10 +162,10 @@ def _gather_part(
     keys = torch.empty(samples, dtype=torch.int32 if past < 2**31 else torch.int64, device=weights.device)
     launch(
         msda_bwd_kernel_cells,
-        (ceil_div(samples, plan.block_n),),
+        (ceil_div(samples, plans.CELL_BLOCK),),
         (
             shapes, locations, keys, samples, queries, pixels, past, *sizes, heads, spec.points, points, spec.border,
-            spec.align_corners, index, plan.block_n,
+            spec.align_corners, index, plans.CELL_BLOCK,
         ),
     )  # fmt: skip
     keys, order = torch.sort(keys, stable=True)
@@ -180,13 +174,12 @@ def _gather_part(
     )
     launch(
         msda_bwd_kernel_ordered,
-        (batch * ceil_div(pixels * plan.block_h, plan.block_p) * (heads // plan.block_h),),
+        (batch * ceil_div(pixels, plan.block_p) * heads,),
         (
             grad_out, shapes, locations, weights, order, begins, grad_value, queries, pixels, *sizes, heads, channels,
-            len(spec.points), points, spec.border, spec.align_corners, index, plan.block_p, plan.block_c,
-            plan.block_h, plan.entries,
+            len(spec.points), points, spec.border, spec.align_corners, index, plan.block_p, plan.block_c, plan.entries,
         ),
-        num_warps=plan.num_warps,
+        num_warps=1,
     )  # fmt: skip
 
 
@@ -223,7 +216,7 @@ def _launch(
 ) -> None:
     """Compile and launch over the queries, and keep the launch under `key`."""
     batch, _, heads, _ = value.shape
-    grid = (batch * ceil_div(queries * plan.block_h, plan.block_q) * (heads // plan.block_h),)
+    grid = (batch * ceil_div(queries, plan.block_q) * heads,)
     with on_device_of(value):
         handle = launch(kernel, grid, (*tensors, *rest), num_warps=plan.num_warps)
     if key is not None and handle is not None:

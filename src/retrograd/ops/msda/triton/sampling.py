@@ -10,17 +10,16 @@ MAX_SIZES = 8
 
 
 @triton.jit
-def rows_of_program(N, H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr):
-    """(image, first head, row, head - first head) of a program's rows [BLOCK_R], all int64.
+def rows_of_program(N, H: tl.constexpr, BLOCK_R: tl.constexpr):
+    """(image, head, rows [BLOCK_R]) of a program; image and rows are int64.
 
     Heads change fastest from program to program, then tiles of the N rows of an image, then images. A row beyond the
     last is N or more.
     """
-    groups: tl.constexpr = H // BLOCK_H
     program = tl.program_id(0)
-    tiles = tl.cdiv(N * BLOCK_H, BLOCK_R)
-    rows = (program // groups % tiles).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    return (program // groups // tiles).to(tl.int64), program % groups * BLOCK_H, rows // BLOCK_H, rows % BLOCK_H
+    tiles = tl.cdiv(N, BLOCK_R)
+    rows = (program // H % tiles).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    return (program // H // tiles).to(tl.int64), program % H, rows
 
 
 @triton.jit
@@ -119,10 +118,7 @@ def locate(px, py, width, height, BORDER: tl.constexpr, ALIGNED: tl.constexpr, I
 @triton.jit
 def load_rows(pointers, rows, cols, C: tl.constexpr):
     """[BLOCK_Q, BLOCK_C] float32; rows that are masked out are not read and are zeros."""
-    mask = rows[:, None]
-    if cols.shape[0] != C:
-        mask = mask & (cols < C)[None, :]
-    return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(pointers, mask=row_mask(rows, cols, C), other=0.0).to(tl.float32)
 
 
 @triton.jit

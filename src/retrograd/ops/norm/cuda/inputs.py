@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import torch
 
 from retrograd.runtime.cuda import driver, nvrtc
+from retrograd.runtime.cuda.driver import aligned, arch_of
 
 HEADER = Path(__file__).with_name("wide.cuh")
 NUMBERS = {None: -1, torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type
 SIZES = {None: 0, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
-
-
-@cache
-def arch_of(device_index: int) -> int:
-    """The compute capability of a GPU times ten."""
-    major, minor = torch.cuda.get_device_capability(device_index)
-    return 10 * major + minor
 
 
 def require_clusters(name: str, device: torch.device) -> None:
@@ -56,7 +49,5 @@ def aligned_rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def aligned_vector(vector: torch.Tensor | None) -> torch.Tensor | None:
-    """`vector`, copied if it is not contiguous or does not start at a multiple of 16 bytes."""
-    if vector is None or (vector.is_contiguous() and vector.data_ptr() % 16 == 0):
-        return vector
-    return vector.clone(memory_format=torch.contiguous_format)
+    """`vector`, or None, as `aligned` has it."""
+    return None if vector is None else aligned(vector)

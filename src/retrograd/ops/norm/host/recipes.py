@@ -18,7 +18,7 @@ from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import launch_cache
 from retrograd.ops.norm.autograd import ONCE_ONLY, gradients
 from retrograd.ops.norm.dispatch import FAMILY, functions
-from retrograd.ops.norm.launch_cache import BackwardKey, ForwardKey, KeptBackward, KeptForward, Layout
+from retrograd.ops.norm.launch_cache import BackwardKey, CompiledLaunch, ForwardKey, KeptBackward, Layout
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
 
@@ -94,7 +94,7 @@ def disconnect() -> None:
     launch_cache.on_keep = None
 
 
-def forward_recipe(key: ForwardKey, launch: KeptForward, codes: dict[Any, int]) -> Recipe | None:
+def forward_recipe(key: ForwardKey, launch: CompiledLaunch, codes: dict[Any, int]) -> Recipe | None:
     """None where the launch stays in Python."""
     call = driver_call(launch.handle, FORWARD_TENSORS, launch.rest)
     return None if call is None or not key.spec.deterministic else Recipe(key_numbers(key, codes), call)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from retrograd.ops.norm.arguments import WantedGrads
-from retrograd.ops.norm.launch_cache import Finalizer
-from retrograd.ops.norm.plan import BackwardPlan, Kind, finalizer_tile
+from retrograd.ops.norm.launch_cache import CompiledLaunch
+from retrograd.ops.norm.plan import DW_BLOCK_M, DW_BLOCK_N, BackwardPlan, Kind, finalizer_tile
 from retrograd.ops.norm.triton.backward import (
     norm_bwd_kernel,
     norm_bwd_kernel_dw_columns,
@@ -18,7 +18,7 @@ from retrograd.ops.norm.triton.backward import (
 )
 from retrograd.ops.norm.triton.backward_sliced import norm_bwd_kernel_slices
 from retrograd.runtime.triton.gpu import Backend, Gpu, ceil_div, next_power_of_2
-from retrograd.runtime.triton.launch import KernelHandle, gpu_of, launch, relaunch
+from retrograd.runtime.triton.launch import KernelHandle, launch, relaunch
 
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]  # of weight and bias
 
@@ -43,9 +43,8 @@ class RowsKernel(NamedTuple):
     atomic: bool
 
 
-_Launched = tuple[
-    KernelHandle | None, tuple[Any, ...]
-]  # what may be launched again, and its arguments behind the tensors
+# What may be launched again, and its arguments behind the tensors.
+_Launched = tuple[KernelHandle | None, tuple[Any, ...]]
 
 
 def _launch_tiles(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
@@ -80,10 +79,10 @@ def _launch_walk(call: RowsKernel, plan: BackwardPlan, gpu: Gpu) -> _Launched:
         args = (*call.tensors[:8], *sizes, heads, unit, call.weight_offset, plan.block_m, plan.block_n, pdl)
         launch(norm_bwd_kernel_dx_looped, (plan.programs, heads), args, num_warps=plan.num_warps, pdl=pdl)
     if weight_parts is not None or bias_parts is not None:
-        columns = ceil_div(sizes[4] * unit, plan.dw_block_n)
+        columns = ceil_div(sizes[4] * unit, DW_BLOCK_N)
         args = (
             grad_out, s, mean, rstd, weight_parts, bias_parts, *sizes[:2], *sizes[3:], heads, unit, call.atomic,
-            plan.dw_block_m, plan.dw_block_n, pdl,
+            DW_BLOCK_M, DW_BLOCK_N, pdl,
         )  # fmt: skip
         launch(norm_bwd_kernel_dw_columns, (columns, heads, plan.parts), args, num_warps=4, pdl=pdl)
     return None, ()
@@ -98,9 +97,9 @@ def finalize(
     wanted: WantedGrads,
     *,
     tile: tuple[int, int] | None = None,
-    finalizer: Finalizer | None = None,
+    finalizer: CompiledLaunch | None = None,
     pdl: bool = False,
-) -> tuple[Pair, Finalizer | None]:
+) -> tuple[Pair, CompiledLaunch | None]:
     """Add up the parts, cast or added to what is there; the gradients that were not added elsewhere.
 
     `tile` of parts and columns is the plan's; None is the best for so many. `finalizer` is launched again.
@@ -124,12 +123,12 @@ def finalize(
         relaunch(finalizer.handle, (*tensors, *finalizer.rest), some.device.index)
     else:
         parts, columns = some.shape
-        tile = tile or finalizer_tile(parts, columns, gpu_of(some))
+        tile = tile or finalizer_tile(parts)
         unit = unit_of(columns)
         rest = (parts, columns // unit, unit, into_weight is not None or into_bias is not None, *tile, pdl)
         grid = (ceil_div(columns, tile[1]), 1 if weight_parts is None or bias_parts is None else 2)
         handle = launch(norm_bwd_kernel_finalize, grid, (*tensors, *rest), num_warps=4, pdl=pdl)
-        finalizer = Finalizer(handle, rest)
+        finalizer = CompiledLaunch(handle, rest)
     return (None if into_weight is not None else weight, None if into_bias is not None else bias), finalizer
 
 

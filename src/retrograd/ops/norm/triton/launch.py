@@ -9,7 +9,7 @@ import triton.language as tl
 
 from retrograd.ops.norm import launch_cache
 from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads, WantedOutput
-from retrograd.ops.norm.launch_cache import KeptBackward, KeptForward, backward_key, forward_key
+from retrograd.ops.norm.launch_cache import CompiledLaunch, KeptBackward, backward_key, forward_key
 from retrograd.ops.norm.plan import (
     BACKWARD_TILE_LIMIT,
     FORWARD_TRITON_LIMIT,
@@ -97,7 +97,7 @@ def _first_forward(
         kernel = norm_fwd_kernel if tile else norm_fwd_kernel_looped
         args = (x, residual, weight, bias, *outs, *rest)
         handle = launch(kernel, (plan.programs, heads), args, num_warps=plan.num_warps, pdl=gpu.pdl)
-    launch_cache.keep(key, KeptForward(handle, rest))
+    launch_cache.keep(key, CompiledLaunch(handle, rest))
 
 
 def norm_bwd(
@@ -230,22 +230,17 @@ def _without_rows(tensors: BackwardTensors, wanted: WantedGrads) -> NormGrads:
 def _dense(tensors: _Tensors) -> _Tensors:
     """Rows whose neighbours are neighbours in memory, contiguous vectors; `tensors` itself where nothing is copied."""
     dense = [
-        contiguous(tensor) if name in ("weight", "bias") else unit_last_stride(tensor)
+        _unit_last_stride(tensor) if tensor is None or name not in ("weight", "bias") else tensor.contiguous()
         for name, tensor in zip(tensors._fields, tensors, strict=True)
     ]
     return tensors if all(a is b for a, b in zip(dense, tensors, strict=True)) else tensors._make(dense)
 
 
-def unit_last_stride(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def _unit_last_stride(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """`tensor`, copied only if neighbours in its last dimension are not neighbours in memory."""
     if tensor is None or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1:
         return tensor
     return tensor.contiguous()
-
-
-def contiguous(vector: torch.Tensor | None) -> torch.Tensor | None:
-    """`vector`, copied if it is not contiguous."""
-    return vector if vector is None or vector.is_contiguous() else vector.contiguous()
 
 
 def _parts(parts: int, columns: int, like: torch.Tensor) -> torch.Tensor:
