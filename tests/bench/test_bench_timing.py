@@ -7,8 +7,9 @@ import contextlib
 import pytest
 import torch
 
+from retrograd.bench.accuracy import computed
+from retrograd.bench.benchmark import Implementation, Problem
 from retrograd.bench.timing import CudaTimer, host_us
-from retrograd.compat import torch_compile
 
 
 class _Stream:
@@ -144,12 +145,21 @@ def test_host_time_counts_calls():
     assert len(counted) == 28  # one loop warms up
 
 
-def test_compiled_backwards_that_may_overwrite_what_they_need_are_refused_again_and_the_switch_prevents_it(monkeypatch):
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_compiled_backward_runs_again_where_its_first_run_was_that_of_the_check(checked):
     import torch._functorch.config as functorch
 
-    with functorch.patch(donated_buffer=True):
-        assert torch_compile.PART.self_test() == ""
-    monkeypatch.setattr(torch_compile, "_switch_off", lambda: None)
+    # exp(x) is saved and nobody outside of the graph holds it: such memory a backward may overwrite.
+    op = Implementation(torch.compile(lambda t: (t["x"].exp().exp(),), backend="aot_eager", dynamic=False))
+    problem = Problem(leaves=("x",), results=("y",), data=lambda: iter(()), truth=lambda *_: (), bytes_moved=(1, 1))
+    inputs, grads = {"x": torch.zeros(4, requires_grad=True)}, {"y": torch.ones(4)}
     torch.compiler.reset()
-    with functorch.patch(donated_buffer=True), pytest.raises(RuntimeError, match="donated"):
-        torch_compile.PART.self_test()
+    with functorch.patch(donated_buffer=True):
+        if checked:
+            computed(op, op.call(inputs), problem, inputs, grads)
+        else:
+            torch.autograd.grad(op.call(inputs)[0], inputs["x"], grads["y"])
+        (y,) = op.call(inputs)
+        with contextlib.nullcontext() if checked else pytest.raises(RuntimeError, match="donated"):
+            runs = [torch.autograd.grad(y, inputs["x"], grads["y"], retain_graph=True)[0] for _ in range(2)]
+            assert torch.equal(*runs)

@@ -57,7 +57,10 @@ def computed(
     if implementation.backward:
         # Some libraries reuse the buffer of grad_out.
         grad_outs = [grads[name].clone() for name in problem.results]
-        gradients = torch.autograd.grad(outs, [inputs[name] for name in problem.leaves], grad_outs)
+        leaves = [inputs[name] for name in problem.leaves]
+        # A backward that torch.compile makes for a first run which keeps the graph runs again and again; for another it
+        # overwrites what the forward saved (donated buffers).
+        gradients = torch.autograd.grad(outs, leaves, grad_outs, retain_graph=True)
         results |= {f"grad_{name}": grad for name, grad in zip(problem.leaves, gradients, strict=True)}
     return results
 

@@ -22,7 +22,6 @@ from retrograd.bench.cpu import CpuTimer, threads
 from retrograd.bench.rows import DIRECTIONS, OVER, Row, device_of, in_words, rate
 from retrograd.bench.selection import Selection
 from retrograd.bench.timing import CudaTimer, Results, Timing, first_line, host_us
-from retrograd.compat.torch_compile import keep_saved_tensors
 from retrograd.env.facts import busy_cpus, cpu_count
 from retrograd.errors import UsageError
 
@@ -148,7 +147,6 @@ class _Run:
             raise UnavailableError(f"{row.provider} has no {row.op}")
         implementation = registry.make(row.op, provider, row.shape, row.dtype)
         if provider.compiled:
-            keep_saved_tensors()  # the backward runs again and again
             implementation = replace(implementation, call=torch.compile(implementation.call, dynamic=False))
         problem = self._problem_of(row)
         implementation = replace(implementation, backward=implementation.backward and bool(problem.leaves))

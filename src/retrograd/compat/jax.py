@@ -53,11 +53,9 @@ def on_compile_time(spent: Callable[[str, float, bool], None]) -> None:
 
 def register_dialects(registry: Any) -> None:
     """Make the dialects of JAX's StableHLO known to an MLIR registry."""
-    try:
-        from jaxlib.mlir._mlir_libs._jax_mlir_ext import register_dialects as add
-    except ImportError:  # older jaxlib has it in a module of its own
-        from jaxlib.mlir._mlir_libs.register_jax_dialects import register_dialects as add
-    add(registry)
+    from jaxlib.mlir._mlir_libs._jax_mlir_ext import register_dialects
+
+    register_dialects(registry)
 
 
 @part(

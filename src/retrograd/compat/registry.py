@@ -25,26 +25,17 @@ from retrograd.errors import UnsupportedVersionError
 
 @dataclass(frozen=True)
 class Part:
-    """One mechanism that rests on private names.
+    """One mechanism that rests on private names."""
 
-    Attributes:
-        id: framework and mechanism, "triton.launch".
-        package: import name of the framework, a key of `versions.TESTED`.
-        purpose: what it is for, in words: "counts launches of Triton kernels".
-        names: the private names, as one would search for them.
-        ran: minor versions on which the self-test and the tests of this part ran.
-        otherwise: what happens where the self-test fails, in words that name the alternative.
-        self_test: "" where the names behave as known, else what is different; exceptions count as different.
-        refuses: whether what needs the part is refused then; else it goes on with the stock behaviour and a note.
-    """
-
-    id: str
-    package: str
-    purpose: str
-    names: tuple[str, ...]
-    ran: tuple[str, ...]
-    otherwise: str
+    id: str  # framework and mechanism, "triton.launch"
+    package: str  # import name of the framework, a key of `versions.TESTED`
+    purpose: str  # what it is for, in words: "counts launches of Triton kernels"
+    names: tuple[str, ...]  # the private names, as one would search for them
+    ran: tuple[str, ...]  # minor versions on which the self-test and the tests of this part ran
+    otherwise: str  # what happens where the self-test fails, in words that name the alternative
+    # "" where the names behave as known, else what is different; exceptions count as different
     self_test: Callable[[], str]
+    # whether what needs the part is refused then; else it goes on with the stock behaviour and a note
     refuses: bool = False
 
 
@@ -95,20 +86,18 @@ _parts: dict[str, Part] = {}
 _statuses: dict[str, Status] = {}
 
 
-def register(part: Part) -> Part:
-    """Make a part known to `retrograd env`; returns it, so that a file declares it in one statement."""
-    _parts[part.id] = part
-    return part
-
-
 def part(
     id: str, purpose: str, otherwise: str, *, names: tuple[str, ...], ran: tuple[str, ...] = (), refuses: bool = False
 ) -> Callable[[Callable[[], str]], Part]:
-    """Decorator that makes a self-test a registered part; arguments as in `Part`, `id` begins with the package."""
+    """Decorator that makes a self-test a part of `retrograd env`'s table; arguments as in `Part`."""
     package = id.partition(".")[0]
-    return lambda self_test: register(
-        Part(id, package, purpose, names, ran or versions.PARTS_RAN[package], otherwise, self_test, refuses)
-    )
+    tested = ran or versions.PARTS_RAN[package]
+
+    def declare(self_test: Callable[[], str]) -> Part:
+        _parts[id] = Part(id, package, purpose, names, tested, otherwise, self_test, refuses)
+        return _parts[id]
+
+    return declare
 
 
 def status(part: Part) -> Status:

@@ -25,20 +25,14 @@ _INTERPRETER = "triton.runtime.interpreter"
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """A call of a `run` of Triton's.
+    """A call of a `run` of Triton's."""
 
-    Attributes:
-        function: the JITFunction or InterpretedFunction that is launched; for `around_autotuning` the Autotuner.
-        args, kwargs: as Triton has them, `grid` and `warmup` among the latter.
-        interpreted: whether it runs in Triton's interpreter.
-        caller: the frame that calls `run`.
-    """
-
-    function: Any
+    function: Any  # the JITFunction or InterpretedFunction that is launched; for `around_autotuning` the Autotuner
+    # args, kwargs: as Triton has them, `grid` and `warmup` among the latter
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    interpreted: bool
-    caller: FrameType
+    interpreted: bool  # whether it runs in Triton's interpreter
+    caller: FrameType  # the frame that calls `run`
 
     @property
     def name(self) -> str:
@@ -80,16 +74,12 @@ class _Hook:
         self._after_import: AfterImport | None = None
         self.silent = threading.local()
 
-    def add(self, callback: Callback) -> list[Callback]:
+    @contextmanager
+    def around(self, callback: Callback) -> Iterator[None]:
         entry = [callback]
         self._callbacks.append(entry)
         if len(self._callbacks) == 1:
             self._install()
-        return entry
-
-    @contextmanager
-    def around(self, callback: Callback) -> Iterator[None]:
-        entry = self.add(callback)
         try:
             yield
         finally:
@@ -187,12 +177,6 @@ def around_launches(callback: Callback) -> Iterator[None]:
         return
     with _LAUNCHES.around(callback):
         yield
-
-
-def from_now_on(callback: Callback) -> None:
-    """Likewise until the process ends."""
-    if "triton.runtime.jit" not in sys.modules or works(HOOK):
-        _LAUNCHES.add(callback)
 
 
 @contextmanager
