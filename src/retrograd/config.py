@@ -1,18 +1,9 @@
-"""The only reader of os.environ. Standard library only.
+"""The only reader of os.environ. Standard library only. What we listen to stands in `settings`.
 
-Variables: TRITON_INTERPRET (Triton's own: "1" runs kernels in its interpreter on CPU tensors), CI (set by continuous
-integration: no live progress), CXX (the C++ compiler of CPU kernels), XDG_CACHE_HOME (where the compiled ones are
-kept; ~/.cache by default), RETROGRAD_HOST (the C++ path of eager norms: "auto" takes it where it has been built,
-"build" builds it when a norm first sees a GPU, "off" leaves it alone), RETROGRAD_PDL ("auto" launches norms while the
-kernel ahead of them ends where GPU and driver can, "off" after it; read once for each GPU), and RETROGRAD_TAPE (what
-notes operators for a trace whose `engine` is "auto": "auto" takes the tape where it has been built, and builds it where
-there is a GPU, "build" builds it anywhere, "off" leaves it alone). PYTHONHASHSEED is set for the processes of
-`retrograd flake`, unless the user has set it. XLA_SAVE_TENSORS_FILE and XLA_SAVE_TENSORS_FMT (torch_xla's: where it
-saves the graph of each step, and as what) are set during cuts that `retrograd.graph.watch` looks at, unless the user
-has; RANK and WORLD_SIZE (torchrun's) say which process of a job this is. RETROGRAD_AT_START and
-RETROGRAD_AT_START_OPTIONS (a module of ours that a process begins with) and PYTHONPATH are set for the program of
-`retrograd fsdp check` and the tests of `retrograd mutate`, which sets CUDA_VISIBLE_DEVICES for itself. `retrograd env`
-shows these and others'.
+Set by us: PYTHONHASHSEED for the processes of `retrograd flake`, unless the user has set it; XLA_SAVE_TENSORS_FILE and
+XLA_SAVE_TENSORS_FMT (torch_xla's: where it saves the graph of each step, and as what) during cuts that
+`retrograd.graph.watch` looks at, unless the user has; RETROGRAD_AT_START, RETROGRAD_AT_START_OPTIONS and PYTHONPATH for
+the program of `retrograd fsdp check` and the tests of `retrograd mutate`, which sets CUDA_VISIBLE_DEVICES for itself.
 """
 
 from __future__ import annotations
@@ -26,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrograd.errors import UsageError
-
-_WAYS = ("auto", "build", "off")  # of what is compiled on the user's machine
 
 
 def interpreting() -> bool:
@@ -48,6 +37,8 @@ def cxx() -> str | None:
 def host() -> str:
     """What to do about the C++ path of eager norms: "auto", "build" or "off".
 
+    "auto" takes it where it has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone.
+
     Raises:
         UsageError: RETROGRAD_HOST is something else.
     """
@@ -56,6 +47,8 @@ def host() -> str:
 
 def pdl() -> bool:
     """Whether kernels may be launched while the one ahead of them ends (programmatic dependent launch).
+
+    "auto" launches norms so where GPU and driver can, "off" after it; read once for each GPU.
 
     Raises:
         UsageError: RETROGRAD_PDL is neither "auto" nor "off".
@@ -66,13 +59,16 @@ def pdl() -> bool:
 def tape() -> str:
     """What to do about the compiled recorder of traces: "auto", "build" or "off".
 
+    "auto" takes it where it has been built, and builds it where there is a GPU, "build" builds it anywhere, "off"
+    leaves it alone.
+
     Raises:
         UsageError: RETROGRAD_TAPE is something else.
     """
     return _way("RETROGRAD_TAPE")
 
 
-def _way(name: str, ways: tuple[str, ...] = _WAYS) -> str:
+def _way(name: str, ways: tuple[str, ...] = ("auto", "build", "off")) -> str:
     chosen = os.environ.get(name) or "auto"
     if chosen not in ways:
         raise UsageError(f"{name} is {chosen!r}, expected one of {', '.join(map(repr, ways))}; or unset it")
@@ -196,7 +192,8 @@ class Setting:
 
 def settings() -> list[Setting]:
     """Every variable that retrograd itself listens to; a value that is refused is told as it is."""
-    chosen = [
+    at_start = "our module that this process begins with, RETROGRAD_AT_START_OPTIONS what for"
+    listened = (
         ("TRITON_INTERPRET", "0", "Triton kernels run in Triton's interpreter, on CPU tensors"),
         ("RETROGRAD_HOST", "auto", "C++ path of eager norms on CUDA: auto, build or off"),
         ("RETROGRAD_PDL", "auto", "norms launched while the kernel ahead ends (Hopper and later): auto or off"),
@@ -205,15 +202,11 @@ def settings() -> list[Setting]:
         ("XDG_CACHE_HOME", str(Path.home() / ".cache"), "where compiled files are kept"),
         ("CI", "unset", "no live progress"),
         ("PYTHONHASHSEED", "random", "hash seed; `retrograd flake` sets it where it is unset"),
-        (
-            "RETROGRAD_AT_START",
-            "unset",
-            "our module that this process begins with, RETROGRAD_AT_START_OPTIONS what for",
-        ),
+        ("RETROGRAD_AT_START", "unset", at_start),
         ("XLA_SAVE_TENSORS_FILE", "unset", "torch_xla's graphs, which `retrograd graph watch` reads"),
+    )
+    chosen = {name: os.environ.get(name) for name, _, _ in listened}
+    return [
+        Setting(name, chosen[name] or default, "environment" if chosen[name] else "default", meaning)
+        for name, default, meaning in listened
     ]
-    settings: list[Setting] = []
-    for name, default, meaning in chosen:
-        value = os.environ.get(name)
-        settings.append(Setting(name, value or default, "environment" if value else "default", meaning))
-    return settings
