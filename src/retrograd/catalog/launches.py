@@ -32,17 +32,11 @@ _PLANNING = ("retrograd.ops", "retrograd.runtime")  # plan for the GPU that they
 
 @dataclass(frozen=True)
 class LaunchArguments:
-    """What a command line says of the arguments; each fits one kind of target only.
+    """What a command line says of the arguments; each fits one kind of target only."""
 
-    Attributes:
-        signature: of a kernel, see `signatures.launch`.
-        case: of an op spec, sizes and parameters as `verify` writes them.
-        dtype: of an op spec.
-    """
-
-    signature: str | None = None
-    case: str | None = None
-    dtype: str | None = None
+    signature: str | None = None  # of a kernel, see `signatures.launch`
+    case: str | None = None  # of an op spec, sizes and parameters as `verify` writes them
+    dtype: str | None = None  # of an op spec
 
 
 def launches(target: str, options: LaunchArguments, architecture: str) -> Callable[[Target], object]:

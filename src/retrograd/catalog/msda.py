@@ -30,23 +30,14 @@ _MARGIN, _OUTSIDE = 0.1, 2
 
 @dataclass(frozen=True)
 class _MsdaVariant:
-    """How a variant differs from zeros, align_corners=False and P points in each level.
+    """How a variant differs from zeros, align_corners=False and P points in each level."""
 
-    Attributes:
-        options: of the op and of its reference.
-        kernel: options of the op alone.
-        dtypes: of value.
-        beside: dtype of the other tensors where it is not that of value.
-        uneven: whether levels have different numbers of points.
-        boxes: for the fused op, whether reference points are boxes; None is the plain op.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    kernel: Mapping[str, Any] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ("float32", *_HALVES)
-    beside: torch.dtype | None = None
-    uneven: bool = False
-    boxes: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the op and of its reference
+    kernel: Mapping[str, Any] = field(default_factory=dict)  # options of the op alone
+    dtypes: tuple[str, ...] = ("float32", *_HALVES)  # of value
+    beside: torch.dtype | None = None  # dtype of the other tensors where it is not that of value
+    uneven: bool = False  # whether levels have different numbers of points
+    boxes: bool | None = None  # for the fused op, whether reference points are boxes; None is the plain op
 
 
 _BORDER, _ALIGNED = dict(padding_mode="border"), dict(align_corners=True)

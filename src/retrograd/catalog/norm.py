@@ -28,23 +28,14 @@ _HEADS, _HEAD_VECTOR = tensor("M", "H", "N"), tensor("H", "N")
 
 @dataclass(frozen=True)
 class _NormVariant:
-    """How a variant differs from x and weight with every option at its default.
+    """How a variant differs from x and weight with every option at its default."""
 
-    Attributes:
-        inputs: by name.
-        options: of the op and of its reference.
-        kernel: options of the op alone.
-        dtypes: of x.
-        rounds_once: Whether 16-bit inputs are rounded once at the end; not so where s is rounded before.
-        sizes: limits to named dimensions.
-    """
-
-    inputs: Mapping[str, TensorSpec | None] = field(default_factory=lambda: dict(x=_X, weight=_VECTOR))
-    options: Mapping[str, Any] = field(default_factory=dict)
-    kernel: Mapping[str, Any] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ("float32", *_HALVES)
-    rounds_once: bool = True
-    sizes: Mapping[str, tuple[int, int] | list[int]] = field(default_factory=dict)
+    inputs: Mapping[str, TensorSpec | None] = field(default_factory=lambda: dict(x=_X, weight=_VECTOR))  # by name
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the op and of its reference
+    kernel: Mapping[str, Any] = field(default_factory=dict)  # options of the op alone
+    dtypes: tuple[str, ...] = ("float32", *_HALVES)  # of x
+    rounds_once: bool = True  # Whether 16-bit inputs are rounded once at the end; not so where s is rounded before
+    sizes: Mapping[str, tuple[int, int] | list[int]] = field(default_factory=dict)  # limits to named dimensions
 
 
 _VARIANTS = {

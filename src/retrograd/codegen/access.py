@@ -13,23 +13,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Access:
-    """`count` equal instructions of one source line.
+    """`count` equal instructions of one source line."""
 
-    Attributes:
-        op: "load", "store" or "atomic".
-        bytes: bytes that one thread moves; 0 where the instruction does not say (atomics).
-        kind: of a load "sync" or "async" (straight to shared memory), of an atomic "add.f32", "cas" and so on.
-        count: number of instructions.
-        source: "backward.py:210", the line of the innermost function; "" if unknown.
-        names: the variables that make up the address on that line ("x_ptr", "cols"), () if unknown.
-    """
-
-    op: str
-    bytes: int
-    kind: str
-    count: int
-    source: str
-    names: tuple[str, ...]
+    op: str  # "load", "store" or "atomic"
+    bytes: int  # bytes that one thread moves; 0 where the instruction does not say (atomics)
+    kind: str  # of a load "sync" or "async" (straight to shared memory), of an atomic "add.f32", "cas" and so on
+    count: int  # number of instructions
+    source: str  # "backward.py:210", the line of the innermost function; "" if unknown
+    names: tuple[str, ...]  # the variables that make up the address on that line ("x_ptr", "cols"), () if unknown
 
 
 def gather(instructions: Iterable[tuple[str, int, str, tuple[str, int] | None]]) -> tuple[Access, ...]:

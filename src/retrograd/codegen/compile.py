@@ -25,20 +25,14 @@ from retrograd.errors import MissingExtraError, RetrogradError
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch that was recorded, not executed.
+    """One launch that was recorded, not executed."""
 
-    Attributes:
-        kernel: name of the kernel function.
-        target: what it is to be compiled for.
-        grid: numbers of programs; not part of the identity.
-        request: what Triton asks its compiler for. Equal (kernel, target, key of it) compile to the same code.
-        tuning: what `@triton.autotune` adds, None where the kernel is launched without it.
-    """
-
-    kernel: str
-    target: Target
-    grid: tuple[int, ...]
+    kernel: str  # name of the kernel function
+    target: Target  # what it is to be compiled for
+    grid: tuple[int, ...]  # numbers of programs; not part of the identity
+    # what Triton asks its compiler for. Equal (kernel, target, key of it) compile to the same code.
     request: CompileRequest
+    # what `@triton.autotune` adds, None where the kernel is launched without it
     tuning: Tuning | None = field(default=None, compare=False)
 
     @property

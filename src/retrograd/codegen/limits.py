@@ -11,31 +11,23 @@ from retrograd.codegen.schema import Change, Facts, Kernel, Violation
 
 @dataclass(frozen=True)
 class Limits:
-    """What is asked of every kernel; None and False ask nothing.
+    """What is asked of every kernel; None and False ask nothing."""
 
-    Attributes:
-        max_registers: 32-bit registers of a thread.
-        max_shared: bytes of shared memory of a program.
-        min_load_bytes: narrowest load from global memory; loads of one value a program and those of atomics do not
-            count, nor those through `narrow`.
-        min_occupancy: percent.
-        no_spills, no_float_atomics, no_cas_loops, no_f64, no_tf32, no_hazards: what there must not be.
-        no_worse: nothing may be worse than in what it is compared with.
-        narrow: variables whose loads may be narrow.
-    """
-
-    max_registers: int | None = None
-    max_shared: int | None = None
+    max_registers: int | None = None  # 32-bit registers of a thread
+    max_shared: int | None = None  # bytes of shared memory of a program
+    # narrowest load from global memory; loads of one value a program and those of atomics do not count, nor those
+    # through `narrow`
     min_load_bytes: int | None = None
-    min_occupancy: float | None = None
+    min_occupancy: float | None = None  # percent
+    # no_spills, no_float_atomics, no_cas_loops, no_f64, no_tf32, no_hazards: what there must not be
     no_spills: bool = False
     no_float_atomics: bool = False
     no_cas_loops: bool = False
     no_f64: bool = False
     no_tf32: bool = False
     no_hazards: bool = False
-    no_worse: bool = False
-    narrow: tuple[str, ...] = ()
+    no_worse: bool = False  # nothing may be worse than in what it is compared with
+    narrow: tuple[str, ...] = ()  # variables whose loads may be narrow
 
     def asked(self) -> dict[str, Any]:
         """The limits that are set, by name."""

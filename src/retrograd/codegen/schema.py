@@ -17,23 +17,14 @@ Verdict = Literal["better", "worse", "changed"]
 
 @dataclass(frozen=True)
 class Asked:
-    """An atomic operation as the kernel's source asks for it, whatever a GPU makes of it.
+    """An atomic operation as the kernel's source asks for it, whatever a GPU makes of it."""
 
-    Attributes:
-        op: "add", "max", "exch", "cas" and so on.
-        dtype: Triton's name of the element type, "f32", "bf16", "i32".
-        order: "relaxed", "acquire", "release" or "acq_rel".
-        scope: "cta", "gpu" or "sys".
-        source: "norm.py:12", "" if unknown.
-        names: the variables that make up the address on that line, () if unknown.
-    """
-
-    op: str
-    dtype: str
-    order: str
-    scope: str
-    source: str = ""
-    names: tuple[str, ...] = ()
+    op: str  # "add", "max", "exch", "cas" and so on
+    dtype: str  # Triton's name of the element type, "f32", "bf16", "i32"
+    order: str  # "relaxed", "acquire", "release" or "acq_rel"
+    scope: str  # "cta", "gpu" or "sys"
+    source: str = ""  # "norm.py:12", "" if unknown
+    names: tuple[str, ...] = ()  # the variables that make up the address on that line, () if unknown
 
     @property
     def adds_floating(self) -> bool:
@@ -47,61 +38,41 @@ class Asked:
 
 @dataclass(frozen=True)
 class Facts:
-    """One compiled kernel.
+    """One compiled kernel."""
 
-    Attributes:
-        kernel: name of the kernel function.
-        target: name of the target.
-        arguments: argument -> type ("*bf16"), without constexprs.
-        constants: argument -> value, of constexprs and of arguments that are None or 1.
-        aligned: arguments known to be divisible by 16.
-        num_warps, num_stages: options of the launch.
-        registers: 32-bit registers of a thread; on AMD vector and accumulation registers together.
-        spill_bytes: stack of a thread without the arrays it declares; kernels without calls have one only for spilled
-            registers.
-        shared_bytes: shared memory of a program.
-        uses_f64: whether any instruction computes in float64.
-        bulk_copies: instructions that copy whole blocks to or from shared memory (TMA).
-        accesses: what touches global memory, one entry per kind, width and source line.
-        shared_accesses: loads and stores of shared memory, likewise.
-        asked: atomic operations of the source.
-        one_value: "file.py:12" of loads and stores of one value a program.
-        fences: memory fences in the machine code, by name -> number.
-        matrix: instructions of tensor cores (matrix cores), by name -> number.
-        approximations: arithmetic that is not correctly rounded, by name -> number.
-        fma: fused multiply-adds of float32, those of exact divisions and square roots included.
-        fp_fusion: whether the compiler may contract a * b + c to one rounding; None if unknown.
-        flushing: instructions that take subnormal float32 numbers for zero.
-        reduces: whether the source reduces or multiplies matrices, so that block sizes decide the order of additions.
-        pdl: whether it is launched while the kernel ahead of it ends (`launch_pdl`, programmatic dependent launch).
-        ahead_of_wait: then, what touches global memory ahead of the wait for that kernel (`gdc_wait`) in the machine
-            code, block copies as well (`op` "copy"); without a wait, all.
-    """
-
-    kernel: str
-    target: str
-    arguments: dict[str, str]
-    constants: dict[str, Any]
-    aligned: tuple[str, ...]
+    kernel: str  # name of the kernel function
+    target: str  # name of the target
+    arguments: dict[str, str]  # argument -> type ("*bf16"), without constexprs
+    constants: dict[str, Any]  # argument -> value, of constexprs and of arguments that are None or 1
+    aligned: tuple[str, ...]  # arguments known to be divisible by 16
+    # num_warps, num_stages: options of the launch
     num_warps: int
     num_stages: int
-    registers: int
+    registers: int  # 32-bit registers of a thread; on AMD vector and accumulation registers together
+    # stack of a thread without the arrays it declares; kernels without calls have one only for spilled registers
     spill_bytes: int
-    shared_bytes: int
-    uses_f64: bool
-    bulk_copies: int
-    accesses: tuple[Access, ...]
-    shared_accesses: tuple[Access, ...] = ()
-    asked: tuple[Asked, ...] = ()
-    one_value: tuple[str, ...] = ()
+    shared_bytes: int  # shared memory of a program
+    uses_f64: bool  # whether any instruction computes in float64
+    bulk_copies: int  # instructions that copy whole blocks to or from shared memory (TMA)
+    accesses: tuple[Access, ...]  # what touches global memory, one entry per kind, width and source line
+    shared_accesses: tuple[Access, ...] = ()  # loads and stores of shared memory, likewise
+    asked: tuple[Asked, ...] = ()  # atomic operations of the source
+    one_value: tuple[str, ...] = ()  # "file.py:12" of loads and stores of one value a program
+    # memory fences in the machine code, by name -> number
     fences: dict[str, int] = field(default_factory=dict[str, int])
+    # instructions of tensor cores (matrix cores), by name -> number
     matrix: dict[str, int] = field(default_factory=dict[str, int])
+    # arithmetic that is not correctly rounded, by name -> number
     approximations: dict[str, int] = field(default_factory=dict[str, int])
-    fma: int = 0
-    fp_fusion: bool | None = None
-    flushing: int = 0
+    fma: int = 0  # fused multiply-adds of float32, those of exact divisions and square roots included
+    fp_fusion: bool | None = None  # whether the compiler may contract a * b + c to one rounding; None if unknown
+    flushing: int = 0  # instructions that take subnormal float32 numbers for zero
+    # whether the source reduces or multiplies matrices, so that block sizes decide the order of additions
     reduces: bool = False
+    # whether it is launched while the kernel ahead of it ends (`launch_pdl`, programmatic dependent launch)
     pdl: bool = False
+    # then, what touches global memory ahead of the wait for that kernel (`gdc_wait`) in the machine code, block copies
+    # as well (`op` "copy"); without a wait, all
     ahead_of_wait: tuple[Access, ...] = ()
 
     @property
@@ -156,20 +127,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `@triton.autotune` adds to a launch.
+    """What `@triton.autotune` adds to a launch."""
 
-    Attributes:
-        configs: number of configurations that are timed.
-        choice: this one: its constants and options.
-        reset_to_zero, restore_value: arguments that are put back before each timed run.
-        hooks: whether the author gave hooks of their own, of which nothing is known.
-    """
-
-    configs: int
-    choice: dict[str, Any]
+    configs: int  # number of configurations that are timed
+    choice: dict[str, Any]  # this one: its constants and options
+    # reset_to_zero, restore_value: arguments that are put back before each timed run
     reset_to_zero: tuple[str, ...] = ()
     restore_value: tuple[str, ...] = ()
-    hooks: bool = False
+    hooks: bool = False  # whether the author gave hooks of their own, of which nothing is known
 
     @property
     def text(self) -> str:
@@ -179,37 +144,24 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Hazard:
-    """What makes results of a kernel differ from run to run, or wrong, or its atomics slow, or cannot be launched.
+    """What makes results of a kernel differ from run to run, or wrong, or its atomics slow, or cannot be launched."""
 
-    Attributes:
-        kind: "float_atomics", "lock_order", "tuning_accumulates", "tuning_in_place", "tuned_choice", "fenced_atomics",
-            "early_access", "cas_loop" or "too_much_shared".
-        what: in a sentence.
-        advice: what to do about it.
-        source: "norm.py:12", "" if it belongs to no line.
-    """
-
+    # "float_atomics", "lock_order", "tuning_accumulates", "tuning_in_place", "tuned_choice", "fenced_atomics",
+    # "early_access", "cas_loop" or "too_much_shared"
     kind: str
-    what: str
-    advice: str = ""
-    source: str = ""
+    what: str  # in a sentence
+    advice: str = ""  # what to do about it
+    source: str = ""  # "norm.py:12", "" if it belongs to no line
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A kernel on a GPU.
+    """A kernel on a GPU."""
 
-    Attributes:
-        ms: median device time of one launch in milliseconds.
-        launches: how many were timed.
-        bytes: size of its tensor arguments together, each counted once.
-        copy_gb_per_s: what a large device copy reaches on this GPU; 0 if unknown.
-    """
-
-    ms: float
-    launches: int
-    bytes: int
-    copy_gb_per_s: float = 0.0
+    ms: float  # median device time of one launch in milliseconds
+    launches: int  # how many were timed
+    bytes: int  # size of its tensor arguments together, each counted once
+    copy_gb_per_s: float = 0.0  # what a large device copy reaches on this GPU; 0 if unknown
 
     @property
     def gb_per_s(self) -> float:

@@ -12,15 +12,10 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Target(GpuDescription):
-    """One GPU architecture.
+    """One GPU architecture."""
 
-    Attributes:
-        max_warps: warps resident on a multiprocessor.
-        reserved_bytes: shared memory that the system takes of each program's.
-    """
-
-    max_warps: int
-    reserved_bytes: int = 0
+    max_warps: int  # warps resident on a multiprocessor
+    reserved_bytes: int = 0  # shared memory that the system takes of each program's
 
     @property
     def nvidia(self) -> bool:

@@ -22,25 +22,15 @@ _LABELS = itertools.count()
 
 @dataclass(frozen=True)
 class GpuDescription:
-    """What launchers and compilers ask of a GPU.
+    """What launchers and compilers ask of a GPU."""
 
-    Attributes:
-        name: "sm_90", "gfx942".
-        backend: Triton's name of the backend, "cuda" or "hip".
-        arch: Triton's name of the architecture, 90 or "gfx942".
-        warp_size: threads of a warp.
-        num_sms: multiprocessors (compute units) of the largest GPU on the market.
-        shared_limit_bytes: most shared memory one program may have.
-        registers: 32-bit registers of a multiprocessor (of a compute unit on AMD, vector registers only).
-    """
-
-    name: str
-    backend: str
-    arch: int | str
-    warp_size: int
-    num_sms: int
-    shared_limit_bytes: int
-    registers: int
+    name: str  # "sm_90", "gfx942"
+    backend: str  # Triton's name of the backend, "cuda" or "hip"
+    arch: int | str  # Triton's name of the architecture, 90 or "gfx942"
+    warp_size: int  # threads of a warp
+    num_sms: int  # multiprocessors (compute units) of the largest GPU on the market
+    shared_limit_bytes: int  # most shared memory one program may have
+    registers: int  # 32-bit registers of a multiprocessor (of a compute unit on AMD, vector registers only)
 
     @property
     def properties(self) -> dict[str, int]:
@@ -55,17 +45,11 @@ class GpuDescription:
 
 @dataclass(frozen=True)
 class KernelSignature:
-    """What a kernel is compiled for.
+    """What a kernel is compiled for."""
 
-    Attributes:
-        arguments: name -> type as Triton writes it ("*bf16", "i32"), without constexprs.
-        constants: name -> value, of constexprs and of arguments that are None or 1.
-        aligned: arguments known to be divisible by 16.
-    """
-
-    arguments: dict[str, str]
-    constants: dict[str, Any]
-    aligned: tuple[str, ...]
+    arguments: dict[str, str]  # name -> type as Triton writes it ("*bf16", "i32"), without constexprs
+    constants: dict[str, Any]  # name -> value, of constexprs and of arguments that are None or 1
+    aligned: tuple[str, ...]  # arguments known to be divisible by 16
 
     @classmethod
     def of_request(cls, function: Any, specialization: str) -> KernelSignature:
@@ -93,17 +77,11 @@ class KernelSignature:
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What a launch would have compiled.
+    """What a launch would have compiled."""
 
-    Attributes:
-        function: the JITFunction.
-        key: Triton's own cache key: types, alignment, constexprs and options.
-        specialization: Triton's JSON of all that.
-    """
-
-    function: Any
-    key: str
-    specialization: str
+    function: Any  # the JITFunction
+    key: str  # Triton's own cache key: types, alignment, constexprs and options
+    specialization: str  # Triton's JSON of all that
 
     @property
     def options(self) -> dict[str, Any]:

@@ -28,21 +28,13 @@ _WITHOUT_DESCRIPTORS = 80
 
 @dataclass(eq=False)
 class LaunchedKernel:
-    """A kernel of one specialisation, in place of Triton's CompiledKernel.
+    """A kernel of one specialisation, in place of Triton's CompiledKernel."""
 
-    Attributes:
-        jit_function: the JITFunction.
-        text: its TTIR.
-        signature: argument -> type as Triton writes it, "constexpr" for those that are part of the code.
-        options: of the compiler.
-        kept: for whoever executes it: what stays with it.
-    """
-
-    jit_function: Any
-    text: str
-    signature: dict[str, Any]
-    options: Any
-    kept: dict[str, Any] = field(default_factory=dict)
+    jit_function: Any  # the JITFunction
+    text: str  # its TTIR
+    signature: dict[str, Any]  # argument -> type as Triton writes it, "constexpr" for those that are part of the code
+    options: Any  # of the compiler
+    kept: dict[str, Any] = field(default_factory=dict)  # for whoever executes it: what stays with it
 
     function = None
     packed_metadata = None

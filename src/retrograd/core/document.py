@@ -39,27 +39,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a heading, which may be empty.
+    """Rows under a heading, which may be empty."""
 
-    Attributes:
-        head: titles of columns.
-        rows: texts or cells; lines of a text stand below each other.
-        numbers: the columns that are numbers, aligned to the right; negative ones count from the end.
-        fold: columns whose text is folded where a terminal is narrow; without any, no text is ever cut.
-        narrow: on terminals of fewer columns than this, the last cell stands below the one in column `below`.
-        below: see `narrow`.
-        caption: title of a small table, which stands beside others.
-        named: the column that names a row, on a page.
-    """
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str | Cell, ...], ...]
+    head: tuple[str, ...]  # titles of columns
+    rows: tuple[tuple[str | Cell, ...], ...]  # texts or cells; lines of a text stand below each other
+    # the columns that are numbers, aligned to the right; negative ones count from the end
     numbers: tuple[int, ...] = ()
+    # columns whose text is folded where a terminal is narrow; without any, no text is ever cut
     fold: tuple[int, ...] = ()
-    narrow: int = 0
-    below: int = 0
-    caption: str = ""
-    named: int = 0
+    narrow: int = 0  # on terminals of fewer columns than this, the last cell stands below the one in column `below`
+    below: int = 0  # see `narrow`
+    caption: str = ""  # title of a small table, which stands beside others
+    named: int = 0  # the column that names a row, on a page
 
 
 @dataclass(frozen=True)
@@ -160,25 +151,16 @@ class Suite:
 
 @dataclass(frozen=True)
 class Document:
-    """What is shown of a record.
+    """What is shown of a record."""
 
-    Attributes:
-        title: of the page.
-        text: lines and tables of a terminal.
-        page: parts of a page.
-        brief: parts of a fragment for notebooks, which has no charts; of its cards only the first are shown.
-        more: what the cards are, in the plural.
-        annotations: remarks in CI.
-        suite: cases of JUnit; None: the record has none.
-    """
-
-    title: str
-    text: tuple[TextLine | Table, ...]
-    page: tuple[PagePart, ...]
+    title: str  # of the page
+    text: tuple[TextLine | Table, ...]  # lines and tables of a terminal
+    page: tuple[PagePart, ...]  # parts of a page
+    # parts of a fragment for notebooks, which has no charts; of its cards only the first are shown
     brief: tuple[PagePart, ...] = ()
-    more: str = "causes"
-    annotations: tuple[Annotation, ...] = ()
-    suite: Suite | None = None
+    more: str = "causes"  # what the cards are, in the plural
+    annotations: tuple[Annotation, ...] = ()  # remarks in CI
+    suite: Suite | None = None  # cases of JUnit; None: the record has none
 
 
 @dataclass(frozen=True)

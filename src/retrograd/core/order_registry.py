@@ -14,21 +14,13 @@ from weakref import WeakKeyDictionary
 
 @dataclass(frozen=True)
 class Order:
-    """An order that is fixed before the steps that keep to it.
+    """An order that is fixed before the steps that keep to it."""
 
-    Attributes:
-        kind: what it is in words, "bucket plan".
-        key: equal for equal orders, in every process; "" for one that was withdrawn.
-        rows: what comes, in order, in words.
-        unit: what a row is, "bucket".
-        advice: what to do where it changes.
-    """
-
-    kind: str
-    key: str
-    rows: tuple[str, ...]
-    unit: str = "row"
-    advice: str = ""
+    kind: str  # what it is in words, "bucket plan"
+    key: str  # equal for equal orders, in every process; "" for one that was withdrawn
+    rows: tuple[str, ...]  # what comes, in order, in words
+    unit: str = "row"  # what a row is, "bucket"
+    advice: str = ""  # what to do where it changes
 
     @property
     def title(self) -> str:

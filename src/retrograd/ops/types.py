@@ -25,19 +25,12 @@ _MODULES = {Impl.TRITON: "triton", Impl.CUDA: "cuda", Impl.NATIVE: "cpu", Impl.T
 
 @dataclass(frozen=True)
 class Family:
-    """An op with its implementations, which are imported when they are first asked for.
+    """An op with its implementations, which are imported when they are first asked for."""
 
-    Attributes:
-        package: where they are.
-        tensor: the argument whose dtype and device count.
-        impls: those that the op has.
-        doubles: those that compute in float64.
-    """
-
-    package: str
-    tensor: str
-    impls: tuple[Impl, ...]
-    doubles: tuple[Impl, ...]
+    package: str  # where they are
+    tensor: str  # the argument whose dtype and device count
+    impls: tuple[Impl, ...]  # those that the op has
+    doubles: tuple[Impl, ...]  # those that compute in float64
 
     def module(self, impl: Impl) -> ModuleType:
         """The package or module of an implementation."""

@@ -44,21 +44,13 @@ _RETURNS = (
 
 @dataclass(frozen=True)
 class Version:
-    """What one minor version of PyTorch calls things.
+    """What one minor version of PyTorch calls things."""
 
-    Attributes:
-        arguments: parameters of `foreach_reduce` that are given by position, in order.
-        returns: what its values mean, in order.
-        resets: whether a failed backward can be cleared away (`reset_iter_state`).
-        keywords: parameters that are given by name alone.
-        ran: whether our tests ran on it; otherwise its source was read.
-    """
-
-    arguments: tuple[str, ...]
-    returns: tuple[str, ...]
-    resets: bool
-    keywords: tuple[str, ...] = ()
-    ran: bool = True
+    arguments: tuple[str, ...]  # parameters of `foreach_reduce` that are given by position, in order
+    returns: tuple[str, ...]  # what its values mean, in order
+    resets: bool  # whether a failed backward can be cleared away (`reset_iter_state`)
+    keywords: tuple[str, ...] = ()  # parameters that are given by name alone
+    ran: bool = True  # whether our tests ran on it; otherwise its source was read
 
     def signature(self) -> str:
         """The parameters as a `def` writes them."""

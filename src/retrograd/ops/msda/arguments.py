@@ -22,30 +22,20 @@ import torch
 
 @dataclass(frozen=True)
 class MsdaSpec:
-    """out[b, q, h] = sum over k of weights[b, q, h, k] * bilinear(the level of point k, locations[b, q, h, k]).
+    """out[b, q, h] = sum over k of weights[b, q, h, k] * bilinear(the level of point k, locations[b, q, h, k])."""
 
-    Attributes:
-        points: how many of the K points belong to each level, in the order of the levels; their sum is K.
-        border: points outside are moved to the nearest pixel centre; False: outside there are zeros.
-        align_corners: 0 and 1 are the centres of the outermost pixels; False: the outer edges of them.
-        deterministic: grad_value is a sum in a fixed order, not atomic additions.
-    """
-
-    points: tuple[int, ...]
-    border: bool = False
-    align_corners: bool = False
-    deterministic: bool = False
+    points: tuple[int, ...]  # how many of the K points belong to each level, in the order of the levels; their sum is K
+    border: bool = False  # points outside are moved to the nearest pixel centre; False: outside there are zeros
+    align_corners: bool = False  # 0 and 1 are the centres of the outermost pixels; False: the outer edges of them
+    deterministic: bool = False  # grad_value is a sum in a fixed order, not atomic additions
 
 
 class Levels(NamedTuple):
-    """Heights and widths of the levels, either known to the host or in a tensor.
+    """Heights and widths of the levels, either known to the host or in a tensor."""
 
-    Attributes:
-        sizes: (height, width) of each level, checked against S; None if only the device knows them.
-        shapes: [L, 2] int32 or int64 (height, width) on the device of value, unchecked; None if `sizes` has them.
-    """
-
+    # (height, width) of each level, checked against S; None if only the device knows them
     sizes: tuple[tuple[int, int], ...] | None
+    # [L, 2] int32 or int64 (height, width) on the device of value, unchecked; None if `sizes` has them
     shapes: torch.Tensor | None = None
 
     def count(self) -> int:
@@ -54,22 +44,15 @@ class Levels(NamedTuple):
 
 
 class MsdaInputs(NamedTuple):
-    """The inputs; those beside value in its dtype or float32 (float64 with float64).
+    """The inputs; those beside value in its dtype or float32 (float64 with float64)."""
 
-    Attributes:
-        value: [B, S, H, C] float32, float16 or bfloat16, for torch and C++ float64 too.
-        levels: sizes of the levels.
-        locations: [B, Q, H, K, 2] (x, y) where 0 and 1 are the edges of a level.
-        weights: [B, Q, H, K].
-        references: None; in the fused form [B, Q, L, 2] (x, y) or [B, Q, L, 4] boxes (x, y, width, height), with
-            offsets in pixels, or in parts of half a side, for locations, and logits for weights. A forward takes them
-            where `dispatch.Functions.fused` says so, a backward never.
-    """
-
-    value: torch.Tensor
-    levels: Levels
-    locations: torch.Tensor
-    weights: torch.Tensor
+    value: torch.Tensor  # [B, S, H, C] float32, float16 or bfloat16, for torch and C++ float64 too
+    levels: Levels  # sizes of the levels
+    locations: torch.Tensor  # [B, Q, H, K, 2] (x, y) where 0 and 1 are the edges of a level
+    weights: torch.Tensor  # [B, Q, H, K]
+    # None; in the fused form [B, Q, L, 2] (x, y) or [B, Q, L, 4] boxes (x, y, width, height), with offsets in pixels,
+    # or in parts of half a side, for locations, and logits for weights. A forward takes them where
+    # `dispatch.Functions.fused` says so, a backward never.
     references: torch.Tensor | None = None
 
     def tensors(self) -> tuple[torch.Tensor, ...]:

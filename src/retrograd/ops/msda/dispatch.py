@@ -17,14 +17,11 @@ FAMILY = Family(
 
 
 class Functions(NamedTuple):
-    """`msda_fwd` and `msda_bwd` of an implementation; `arguments` documents them.
-
-    Attributes:
-        fused: whether the forward takes references; elsewhere torch operations have to make locations and weights.
-    """
+    """`msda_fwd` and `msda_bwd` of an implementation; `arguments` documents them."""
 
     forward: Callable[[MsdaInputs, MsdaSpec], torch.Tensor]
     backward: Callable[[torch.Tensor, MsdaInputs, MsdaSpec, NeededGrads], MsdaGrads]
+    # whether the forward takes references; elsewhere torch operations have to make locations and weights
     fused: bool = False
 
 

@@ -10,15 +10,10 @@ from retrograd.ops.msda.arguments import Levels, MsdaInputs
 
 
 class PointLevels(NamedTuple):
-    """For each of K points the level it lies in.
+    """For each of K points the level it lies in."""
 
-    Attributes:
-        size: [K, 2] int64 (width, height), in the order of (x, y).
-        start: [K] int64 first pixel of the level in S.
-    """
-
-    size: torch.Tensor
-    start: torch.Tensor
+    size: torch.Tensor  # [K, 2] int64 (width, height), in the order of (x, y)
+    start: torch.Tensor  # [K] int64 first pixel of the level in S
 
 
 def tensor_of(levels: Levels, device: torch.device) -> torch.Tensor:

@@ -72,23 +72,14 @@ def msda_bwd(grad_out: torch.Tensor, inputs: MsdaInputs, spec: MsdaSpec, needed:
 
 
 class _Cells(NamedTuple):
-    """Where the points of a block of queries lie.
+    """Where the points of a block of queries lie."""
 
-    Attributes:
-        rows: [B, q, H, K] of each corner, its row in value as [B * S * H, C]; 0 outside.
-        inside: [B, q, H, K] of each corner, whether it is in the level.
-        fraction: [B, q, H, K, 2] (tx, ty), the place in the cell.
-        shares: [B, q, H, K] of each corner, its part in the sample.
-        moves: [B, q, H, K, 2] whether the sample changes with x and y.
-        scale: [K, 2] pixels per unit of the location.
-    """
-
-    rows: list[torch.Tensor]
-    inside: list[torch.Tensor]
-    fraction: torch.Tensor
-    shares: list[torch.Tensor]
-    moves: torch.Tensor
-    scale: torch.Tensor
+    rows: list[torch.Tensor]  # [B, q, H, K] of each corner, its row in value as [B * S * H, C]; 0 outside
+    inside: list[torch.Tensor]  # [B, q, H, K] of each corner, whether it is in the level
+    fraction: torch.Tensor  # [B, q, H, K, 2] (tx, ty), the place in the cell
+    shares: list[torch.Tensor]  # [B, q, H, K] of each corner, its part in the sample
+    moves: torch.Tensor  # [B, q, H, K, 2] whether the sample changes with x and y
+    scale: torch.Tensor  # [K, 2] pixels per unit of the location
 
 
 def _dense(block: torch.Tensor, inner: torch.dtype) -> torch.Tensor:

@@ -36,93 +36,56 @@ class NormArguments(NamedTuple):
 
 
 class NormTensors(NamedTuple):
-    """The inputs; implementations take x and residual as [M, N].
+    """The inputs; implementations take x and residual as [M, N]."""
 
-    Attributes:
-        x: [M, N] float32, float16 or bfloat16 (float64 by torch); rows at any distance, 0 included.
-        weight: [N], or [H, N] where row r takes weight[r % H], in any of these dtypes; None is ones.
-        bias: likewise; None is zeros.
-        residual: [M, N] in any of these dtypes; None adds nothing.
-    """
-
-    x: torch.Tensor
+    x: torch.Tensor  # [M, N] float32, float16 or bfloat16 (float64 by torch); rows at any distance, 0 included
+    # [N], or [H, N] where row r takes weight[r % H], in any of these dtypes; None is ones
     weight: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
+    bias: torch.Tensor | None = None  # likewise; None is zeros
+    residual: torch.Tensor | None = None  # [M, N] in any of these dtypes; None adds nothing
 
 
 class WantedOutput(NamedTuple):
-    """What a forward computes.
+    """What a forward computes."""
 
-    Attributes:
-        out_dtype: of y.
-        s_dtype: of s = x + residual, which is rounded before it is normalised.
-        store_stats: whether mean and rstd are kept.
-        store_s: whether s is kept where it is not x itself.
-    """
-
-    out_dtype: torch.dtype
-    s_dtype: torch.dtype
-    store_stats: bool = True
-    store_s: bool = True
+    out_dtype: torch.dtype  # of y
+    s_dtype: torch.dtype  # of s = x + residual, which is rounded before it is normalised
+    store_stats: bool = True  # whether mean and rstd are kept
+    store_s: bool = True  # whether s is kept where it is not x itself
 
 
 class NormResults(NamedTuple):
-    """What a forward returns; statistics are float32, float64 for float64.
+    """What a forward returns; statistics are float32, float64 for float64."""
 
-    Attributes:
-        y: [M, N].
-        s: [M, N]; None where it is x itself or not kept.
-        mean: [M]; None for RMSNorm, or where it is not kept.
-        rstd: [M]; None where it is not kept.
-    """
-
-    y: torch.Tensor
-    s: torch.Tensor | None
-    mean: torch.Tensor | None
-    rstd: torch.Tensor | None
+    y: torch.Tensor  # [M, N]
+    s: torch.Tensor | None  # [M, N]; None where it is x itself or not kept
+    mean: torch.Tensor | None  # [M]; None for RMSNorm, or where it is not kept
+    rstd: torch.Tensor | None  # [M]; None where it is not kept
 
 
 class BackwardTensors(NamedTuple):
-    """What a backward reads.
+    """What a backward reads."""
 
-    Attributes:
-        grad_out: [M, N]; rows at any distance, 0 included.
-        s: [M, N], what the forward normalised.
-        weight: that of the forward.
-        mean: [M] of the forward; None for RMSNorm.
-        rstd: [M] of the forward.
-        grad_s: [M, N] gradient that reached s by another way; None for none.
-    """
-
-    grad_out: torch.Tensor
-    s: torch.Tensor
-    weight: torch.Tensor | None
-    mean: torch.Tensor | None
-    rstd: torch.Tensor
-    grad_s: torch.Tensor | None = None
+    grad_out: torch.Tensor  # [M, N]; rows at any distance, 0 included
+    s: torch.Tensor  # [M, N], what the forward normalised
+    weight: torch.Tensor | None  # that of the forward
+    mean: torch.Tensor | None  # [M] of the forward; None for RMSNorm
+    rstd: torch.Tensor  # [M] of the forward
+    grad_s: torch.Tensor | None = None  # [M, N] gradient that reached s by another way; None for none
 
 
 class WantedGrads(NamedTuple):
-    """Which gradients a backward computes.
+    """Which gradients a backward computes."""
 
-    Attributes:
-        x: dtype of the gradient of x; None skips it and all that it costs. Likewise the next three.
-        weight: of the weight.
-        bias: of the bias.
-        residual: of the residual.
-        heads: H of [H, N] vectors.
-        into_weight: float32 [H, N] or [N], contiguous, to add the gradient of the weight to; then None is returned.
-        into_bias: likewise.
-    """
-
+    # dtype of the gradient of x; None skips it and all that it costs. Likewise the next three.
     x: torch.dtype | None = None
-    weight: torch.dtype | None = None
-    bias: torch.dtype | None = None
-    residual: torch.dtype | None = None
-    heads: int = 1
+    weight: torch.dtype | None = None  # of the weight
+    bias: torch.dtype | None = None  # of the bias
+    residual: torch.dtype | None = None  # of the residual
+    heads: int = 1  # H of [H, N] vectors
+    # float32 [H, N] or [N], contiguous, to add the gradient of the weight to; then None is returned
     into_weight: torch.Tensor | None = None
-    into_bias: torch.Tensor | None = None
+    into_bias: torch.Tensor | None = None  # likewise
 
     def vector_shape(self, columns: int) -> tuple[int, ...]:
         """Of the gradients of weight and bias."""
@@ -130,16 +93,9 @@ class WantedGrads(NamedTuple):
 
 
 class NormGrads(NamedTuple):
-    """What a backward returns: None for what was not wanted or was added elsewhere.
+    """What a backward returns: None for what was not wanted or was added elsewhere."""
 
-    Attributes:
-        x: [M, N].
-        weight: [N], or [H, N] if H > 1.
-        bias: likewise.
-        residual: [M, N]; the same tensor as that of x where the dtypes are equal.
-    """
-
-    x: torch.Tensor | None = None
-    weight: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
+    x: torch.Tensor | None = None  # [M, N]
+    weight: torch.Tensor | None = None  # [N], or [H, N] if H > 1
+    bias: torch.Tensor | None = None  # likewise
+    residual: torch.Tensor | None = None  # [M, N]; the same tensor as that of x where the dtypes are equal

@@ -27,19 +27,12 @@ _LIBRARIES = ("torch_python", "torch_cpu", "torch", "c10")
 
 @dataclass(frozen=True)
 class Extension:
-    """A C++ source that defines a module of Python.
+    """A C++ source that defines a module of Python."""
 
-    Attributes:
-        source: the file.
-        module: the name in its PyInit_.
-        label: the beginning of the library's name.
-        again: how a person has it built again, for messages.
-    """
-
-    source: Path
-    module: str
-    label: str
-    again: str
+    source: Path  # the file
+    module: str  # the name in its PyInit_
+    label: str  # the beginning of the library's name
+    again: str  # how a person has it built again, for messages
 
     def build(self, *, again: bool = False) -> Path:
         """The library, compiled if it is not in the cache.

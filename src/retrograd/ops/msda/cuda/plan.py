@@ -28,25 +28,15 @@ _SORTED_ADDS = 6
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one call.
+    """Of one call."""
 
-    Attributes:
-        batch: B.
-        pixels: S.
-        queries: Q.
-        heads: H.
-        channels: C.
-        points: of each level.
-        element_bytes: of value.
-    """
-
-    batch: int
-    pixels: int
-    queries: int
-    heads: int
-    channels: int
-    points: tuple[int, ...]
-    element_bytes: int
+    batch: int  # B
+    pixels: int  # S
+    queries: int  # Q
+    heads: int  # H
+    channels: int  # C
+    points: tuple[int, ...]  # of each level
+    element_bytes: int  # of value
 
     @property
     def samples(self) -> int:
@@ -65,40 +55,24 @@ class Sizes:
 
 @dataclass(frozen=True)
 class WalkPlan:
-    """One kernel that walks over the queries.
+    """One kernel that walks over the queries."""
 
-    Attributes:
-        threads: of a CTA.
-        blocks: CTAs on an SM at a time, for which registers are kept.
-        unit_queries: queries that a CTA takes at a time, in the forward a warp.
-        tiled: whether units are tiles of the image where queries are pixels.
-        in_turn: whether CTAs take units in turn rather than neighbours; tiled units are always neighbours.
-        ctas: in the grid.
-    """
-
-    threads: int
-    blocks: int
-    unit_queries: int
-    tiled: bool
-    in_turn: bool
-    ctas: int
+    threads: int  # of a CTA
+    blocks: int  # CTAs on an SM at a time, for which registers are kept
+    unit_queries: int  # queries that a CTA takes at a time, in the forward a warp
+    tiled: bool  # whether units are tiles of the image where queries are pixels
+    in_turn: bool  # whether CTAs take units in turn rather than neighbours; tiled units are always neighbours
+    ctas: int  # in the grid
 
 
 @dataclass(frozen=True)
 class Sort:
-    """The counting sort of samples by pixel.
+    """The counting sort of samples by pixel."""
 
-    Attributes:
-        chunks: parts of the queries that are counted apart.
-        band: bins that fit into shared memory at a time.
-        bands: how many of these.
-        slices: CTAs of `scan` for an image and head.
-    """
-
-    chunks: int
-    band: int
-    bands: int
-    slices: int
+    chunks: int  # parts of the queries that are counted apart
+    band: int  # bins that fit into shared memory at a time
+    bands: int  # how many of these
+    slices: int  # CTAs of `scan` for an image and head
 
 
 @lru_cache(maxsize=1024)

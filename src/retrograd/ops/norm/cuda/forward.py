@@ -26,25 +26,16 @@ _MOST_BATCH = 8
 
 @dataclass(frozen=True)
 class WidePlan:
-    """How one kernel is compiled and launched.
+    """How one kernel is compiled and launched."""
 
-    Attributes:
-        cluster: CTAs that share a row.
-        threads: in a CTA.
-        resident: CTAs a multiprocessor for which registers are limited.
-        batch: 16-byte pieces of the weight that a thread asks for at once.
-        bulk: Whether one thread copies the whole slice.
-        shared_bytes: of dynamic shared memory.
-        hold: pieces of x that a thread takes ahead, so that later pieces of weight and bias come into their places in
-            shared memory; 0: they come into registers, `batch` at a time.
-    """
-
-    cluster: int
-    threads: int
-    resident: int
-    batch: int
-    bulk: bool
-    shared_bytes: int
+    cluster: int  # CTAs that share a row
+    threads: int  # in a CTA
+    resident: int  # CTAs a multiprocessor for which registers are limited
+    batch: int  # 16-byte pieces of the weight that a thread asks for at once
+    bulk: bool  # Whether one thread copies the whole slice
+    shared_bytes: int  # of dynamic shared memory
+    # pieces of x that a thread takes ahead, so that later pieces of weight and bias come into their places in shared
+    # memory; 0: they come into registers, `batch` at a time
     hold: int = 0
 
 
@@ -77,12 +68,7 @@ _HOLD_FROM_PIECES = 8
 
 
 class ForwardKind(NamedTuple):
-    """What a kernel is compiled for, beside its plan: dtypes, and which parts of the formula there are.
-
-    Attributes:
-        own_s: s is stored.
-        offset: weight_offset is not 0.
-    """
+    """What a kernel is compiled for, beside its plan: dtypes, and which parts of the formula there are."""
 
     x: torch.dtype
     residual: torch.dtype | None
@@ -91,8 +77,8 @@ class ForwardKind(NamedTuple):
     y: torch.dtype
     s: torch.dtype
     centered: bool
-    own_s: bool = False
-    offset: bool = False
+    own_s: bool = False  # s is stored
+    offset: bool = False  # weight_offset is not 0
 
     @property
     def vec(self) -> int:

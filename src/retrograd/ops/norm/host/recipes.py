@@ -28,39 +28,23 @@ _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
 
 
 class DriverCall(NamedTuple):
-    """What a launch passes to the CUDA driver; host.cpp reads the fields in this order.
+    """What a launch passes to the CUDA driver; host.cpp reads the fields in this order."""
 
-    Attributes:
-        function: the driver's handle of the kernel.
-        grid: programs.
-        threads: of a program.
-        shared_bytes: of shared memory.
-        parameters: (position of a tensor, 0) or (-1, value).
-        pdl: whether it begins while the kernel ahead of it ends.
-    """
-
-    function: int
-    grid: tuple[int, int, int]
-    threads: int
-    shared_bytes: int
-    parameters: tuple[tuple[int, int], ...]
-    pdl: bool
+    function: int  # the driver's handle of the kernel
+    grid: tuple[int, int, int]  # programs
+    threads: int  # of a program
+    shared_bytes: int  # of shared memory
+    parameters: tuple[tuple[int, int], ...]  # (position of a tensor, 0) or (-1, value)
+    pdl: bool  # whether it begins while the kernel ahead of it ends
 
 
 class Recipe(NamedTuple):
-    """A kept launch; host.cpp reads the fields in this order.
+    """A kept launch; host.cpp reads the fields in this order."""
 
-    Attributes:
-        key: the numbers of its key.
-        rows: the kernel over the rows.
-        finalizer: the kernel that adds up partial sums, if any.
-        parts: how many of them.
-    """
-
-    key: tuple[int, ...]
-    rows: DriverCall
-    finalizer: DriverCall | None = None
-    parts: int = 0
+    key: tuple[int, ...]  # the numbers of its key
+    rows: DriverCall  # the kernel over the rows
+    finalizer: DriverCall | None = None  # the kernel that adds up partial sums, if any
+    parts: int = 0  # how many of them
 
 
 def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:

@@ -24,23 +24,15 @@ Pair = tuple[torch.Tensor | None, torch.Tensor | None]  # of weight and bias
 
 
 class RowsKernel(NamedTuple):
-    """Arguments of the kernels over the rows.
+    """Arguments of the kernels over the rows."""
 
-    Attributes:
-        tensors: those of `BackwardTensors` and `_Outputs`.
-        sizes: strides of grad_out, s and grad_s, rows a head, columns; in `unit` elements where they are elements.
-        heads: H.
-        unit: see `unit_of`.
-        weight_offset: added to the weight.
-        atomic: sums are added to one part.
-    """
-
-    tensors: tuple[torch.Tensor | None, ...]
+    tensors: tuple[torch.Tensor | None, ...]  # those of `BackwardTensors` and `_Outputs`
+    # strides of grad_out, s and grad_s, rows a head, columns; in `unit` elements where they are elements
     sizes: tuple[int, ...]
-    heads: int
-    unit: int
-    weight_offset: float
-    atomic: bool
+    heads: int  # H
+    unit: int  # see `unit_of`
+    weight_offset: float  # added to the weight
+    atomic: bool  # sums are added to one part
 
 
 # What may be launched again, and its arguments behind the tensors.
