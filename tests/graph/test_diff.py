@@ -216,12 +216,14 @@ def test_packaging_only() -> None:
     assert only(graph.diff(module_of(BODY), module_of(packed))) == "packaging_only"
 
 
-def test_layout_only() -> None:
+def test_layout_of_the_entry_compiles_again() -> None:
     a = module_of(BODY, ", entry_computation_layout={(f32[4,4]{1,0}, f32[4,4]{1,0})->(f32[4,4]{1,0}, f32[4,4]{1,0})}")
     b = module_of(BODY, ", entry_computation_layout={(f32[4,4]{0,1}, f32[4,4]{1,0})->(f32[4,4]{1,0}, f32[4,4]{1,0})}")
     said = graph.diff(a, b)
-    assert said
-    assert only(said) == "layout_only"
+    assert not said
+    assert said.computes_the_same
+    assert only(said) == "placement_changed"
+    assert "layout of parameter 0: f32[4,4]{1,0} -> f32[4,4]{0,1}" in said.causes[0].what
 
 
 def test_aliasing_only_is_a_difference() -> None:

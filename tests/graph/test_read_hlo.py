@@ -58,8 +58,8 @@ def test_header(features: Graph) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "attrs"),
     [
-        ("a", "f32[8,16]", "0, sharding={devices=[2,1]<=[2]}"),
-        ("b", "f32[<=8]", "1, sharding={replicated}"),
+        ("a", "f32[8,16]", "0"),
+        ("b", "f32[<=8]", "1"),
         ("t", "token[]", "2"),
         ("small", "f8e4m3fn[8]", ""),
         ("nibble", "s4[8]", ""),
@@ -71,13 +71,17 @@ def test_header(features: Graph) -> None:
         ("cut", "f32[4]", "slice={[0:4]}"),
         ("padded", "f32[194]", "padding=0_190"),
         ("dot", "f32[8,8]", "lhs_contracting_dims={1}, rhs_contracting_dims={1}"),
-        ("gathered", "f32[16]", "dimensions={0}, replica_groups={{0,2,4,6},{1,3,5,7}}, use_global_device_ids=true"),
-        ("summed", "f32[8]", "replica_groups={{0,1},{2,3}}"),
-        ("both", "(f32[4],f32[4])", "dimensions={0}, replica_groups={}"),
+        (
+            "gathered",
+            "f32[16]",
+            "channel, dimensions={0}, replica_groups={{0,2,4,6},{1,3,5,7}}, use_global_device_ids=true",
+        ),
+        ("summed", "f32[8]", "channel, replica_groups={{0,1},{2,3}}"),
+        ("both", "(f32[4],f32[4])", "channel, dimensions={0}, replica_groups={}"),
         ("first", "f32[4]", "0"),
-        ("start", "((f32[8],f32[8]),f32[8],s32[])", "replica_groups={{0,1,2,3,4,5,6,7}}"),
+        ("start", "((f32[8],f32[8]),f32[8],s32[])", "channel, replica_groups={{0,1,2,3,4,5,6,7}}"),
         ("astart", "((f32[8]),f32[8],u32[])", ""),
-        ("fusion", "f32[8]", "kind=kLoop"),
+        ("fusion", "f32[8]", ""),
         ("out", "(f32[8,16],(f32[8],token[]))", ""),
     ],
 )

@@ -57,7 +57,7 @@ def test_regions_collectives_and_captured_values() -> None:
     body = next(c for c in graph if any(i.opcode == "while" for i in c.instructions))
     named = {i.opcode: i for i in body.instructions}
     assert [attribute for attribute, _ in named["while"].called] == ["condition", "body"]
-    assert named["all-gather"].attrs == "all_gather_dim=0, replica_groups={{0,1}}, use_global_device_ids=unit"
+    assert named["all-gather"].attrs == "all_gather_dim=0, replica_groups={{0,1}}, use_global_device_ids=unit, channel"
     branch = graph.computations[named["conditional"].called[0][1]]
     assert len(named["conditional"].operands) == 2  # which branch, and what both use from outside
     assert [i.opcode for i in branch.instructions] == ["parameter", "sine"]

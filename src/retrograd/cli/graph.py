@@ -65,7 +65,8 @@ def diff(a: str, b: str) -> Diff:
     The causes come first, with source line and advice; what differs only because of them is counted. With
     -o diff.html a page shows the changed neighbourhood of both sides as a picture to walk along.
 
-    Exit code: 0 same computation, 1 different, 2 wrong usage.
+    Exit code: 0 the same, 1 different (in what is computed or in how it is compiled), 2 wrong usage, 3 cannot tell: a
+    text leaves out what is computed.
     """
     from retrograd import graph
 
@@ -174,7 +175,7 @@ def watch(
 def lock(files: tuple[str, ...], output: Path, no_text: bool) -> None:
     """Write a lock file of the graphs in dumps: their keys by file name, their sizes and their texts.
 
-    Exit code: 0 written, 2 wrong usage or a file that is no graph.
+    Exit code: 0 written, 2 wrong usage or a file that is no graph, 3 a text leaves out what is computed.
     """
     from retrograd.graph.watching import lock
 
@@ -191,7 +192,8 @@ def lock(files: tuple[str, ...], output: Path, no_text: bool) -> None:
 def check(ctx: click.Context, files: tuple[str, ...], path: Path, as_json: bool) -> None:
     """Compare the graphs in dumps with a lock file, by file name; what changed is explained.
 
-    Exit code: 0 as locked, 1 a graph changed, appeared or is missing; 2 wrong usage.
+    Exit code: 0 as locked, 1 a graph changed, appeared or is missing; 2 wrong usage; 3 a text leaves out what is
+    computed.
     """
     from retrograd.graph.watching import lock
 

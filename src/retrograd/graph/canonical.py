@@ -1,8 +1,10 @@
 """The canonical form of a graph: values and who uses them, with everything folded away that computes nothing.
 
-Folded: names, layouts and metadata (readers drop them), tuple / get-tuple-element, optimisation barriers, torch_xla's
+Folded: names and metadata (readers drop them), tuple / get-tuple-element, optimisation barriers, copies, torch_xla's
 token chain, the start/done pairs of asynchronous operations; a collective over many operands becomes one node an
-operand. What was folded is kept beside the nodes, so that a difference in packaging alone can be named.
+operand. Calls and fusions are replaced by what they call, so that one change in it is one change of every graph; what a
+loop carries are nodes of their own; a constant that several operations use is one for each. What was folded is
+kept beside the nodes, so that a difference in packaging alone can be named.
 
 torch_xla orders its collectives by arithmetic: the first operand of the next one gets `+ token`, and the token of the
 next is `token * result[0]` of the last, with a token that starts at 0 (pytorch/xla, `xla_model.py`). Without folding,
@@ -11,232 +13,278 @@ a single additional collective changes every value behind it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
 
 from retrograd.errors import GraphError
-from retrograd.graph.brackets import split
+from retrograd.graph.form import CollectiveNodes, Form, Label, Value, elements, flatten, liveness, structure
 from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, Computation, Graph, Instruction
 from retrograd.graph.tokens import tokens
-
-Value: TypeAlias = "int | tuple[Value, ...]"
-Label = tuple[str, str, str]  # (opcode, shape, attributes): what a node is, its operands apart
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveNodes:
-    """One collective instruction: its place in the computation and its nodes, one an operand."""
-
-    place: int
-    opcode: str
-    nodes: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Form:
-    """The canonical form of one computation.
-
-    Node k is `labels[k]` applied to the nodes `operands[k]`; it comes from the instruction `origins[k]`. Nodes come
-    after their operands. `numbers[k]` is the number of a parameter, -1 of any other node. `outputs` are nodes, `live`
-    says which nodes an output or a side effect needs.
-    """
-
-    computation: Computation
-    labels: list[Label] = field(default_factory=list[Label])
-    operands: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    origins: list[int] = field(default_factory=list[int])
-    numbers: list[int] = field(default_factory=list[int])
-    called: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict[int, tuple[tuple[str, str], ...]])
-    values: list[Value] = field(default_factory=list[Value])
-    outputs: list[int] = field(default_factory=list[int])
-    structure: str = ""
-    parameters: list[int] = field(default_factory=list[int])
-    collectives: list[CollectiveNodes] = field(default_factory=list[CollectiveNodes])
-    chained: bool = False  # a token chain orders the collectives
-    barriers: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    live: bytearray = field(default_factory=bytearray)
-    dead: int = 0  # instructions, as they are printed, that no output or side effect needs
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def instruction(self, node: int) -> Instruction:
-        """The instruction that a node comes from."""
-        return self.computation.instructions[self.origins[node]]
 
 
 def forms(graph: Graph) -> dict[str, Form]:
     """The canonical form of every computation, by name; GraphError if a tuple has no such element."""
-    return {name: _Folder(graph, computation).form() for name, computation in graph.computations.items()}
+    inlined = _inlined(graph)
+    return {name: _Folder(graph, computation, inlined).form() for name, computation in graph.computations.items()}
 
 
-def flatten(value: Value) -> list[int]:
-    """The nodes of a value, in order."""
-    if type(value) is int:
-        return [value]
-    nodes: list[int] = []
-    pending: list[Value] = [value]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, tuple):
-            pending.extend(reversed(part))
-        else:
-            nodes.append(part)
-    return nodes
+# Calls of calls may grow exponentially; beyond this many times the module's size they stay as they are.
+_GROWTH = 4
+_DEEPEST = 60  # calls in calls
 
 
-def _structure(value: Value) -> str:
-    if type(value) is int:
-        return "."
-    if all(type(v) is int for v in value):  # type: ignore[union-attr]
-        return f"({len(value)})"  # type: ignore[arg-type]
-    return "(" + ",".join(_structure(v) for v in value) + ")"  # type: ignore[union-attr]
+def _inlined(graph: Graph) -> bool:
+    """Are calls and fusions of a module replaced by what they call? Callees come before their callers."""
+    if graph.format == "fx":
+        return False
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, computation in graph.computations.items():
+        size, depth = len(computation), 0
+        for ins in computation.instructions:
+            if ins.called and ins.opcode in _INLINED:
+                inner, below = sizes[ins.called[0][1]]
+                size, depth = size + inner, max(depth, below + 1)
+        sizes[name] = size, depth
+    return sum(n for n, _ in sizes.values()) <= 2 * _GROWTH * len(graph) + 10_000 and all(
+        depth <= _DEEPEST for _, depth in sizes.values()
+    )
 
 
-_FOLDED = frozenset({"tuple", "get-tuple-element", "opt-barrier", "parameter"})
+_FOLDED = frozenset({"tuple", "get-tuple-element", "opt-barrier", "parameter", "copy", "while", "conditional"})
+_INLINED = frozenset({"call", "fusion"})
+# Of constants alone these are constants, too.
+_LITERAL = frozenset({"constant", "iota", "broadcast", "broadcast-in-dim", "convert", "reshape"})
 
 
 class _Folder:
-    def __init__(self, graph: Graph, computation: Computation) -> None:
+    def __init__(self, graph: Graph, computation: Computation, inlined: bool) -> None:
         self.graph = graph
-        self.result = Form(computation)
+        self.result = Form(computation, computes_in_order=graph.format == "fx")
+        self.inlined = inlined
+        self.plain: dict[str, bool] = {}
+        self.literals = self.result.literals
+        self.used: set[int] = set()  # literals that an operation has already
+        self.effects: list[int] = []
+        self.place_values: list[Value] = []  # of the computation at hand
+        self.computation = computation
 
     def form(self) -> Form:
-        self.fold()
-        result = self.result
+        result, computation = self.result, self.result.computation
+        values = self.fold(computation, None)
         if result.collectives:
-            self.drop_tokens()
-        root = result.values[result.computation.root]
-        result.outputs, result.structure = flatten(root), _structure(root)
-        result.parameters = [flatten(result.values[p])[0] for p in result.computation.parameters]
-        effects = [place for place, ins in enumerate(result.computation.instructions) if ins.has_effect]
-        result.live = _liveness(
-            result.operands, [*result.outputs, *(n for p in effects for n in flatten(result.values[p]))]
-        )
+            self.drop_tokens(values)
+        root = values[computation.root]
+        result.outputs, result.structure = flatten(root), structure(root)
+        result.parameters = [n for p in computation.parameters for n in flatten(values[p])]
+        for number, node in enumerate(result.parameters):
+            result.numbers[node] = number
+        result.live = liveness(result.operands, [*result.outputs, *self.effects, *result.parameters], result.after)
         result.collectives = [c for c in result.collectives if any(result.live[n] for n in c.nodes)]
-        result.dead = self.count_dead(effects)
+        result.dead = self.count_dead()
         return result
 
-    def fold(self) -> None:
+    def fold(self, computation: Computation, arguments: list[Value] | None) -> list[Value]:
         """Nodes and values of all instructions. Nine in ten are plain; they go through the short way."""
-        result, values = self.result, self.result.values
+        result, literals, plain = self.result, self.literals, self.plain
         labels, operands, origins, numbers = result.labels, result.operands, result.origins, result.numbers
+        outer, start = (self.computation, self.place_values), len(labels)
+        self.computation, self.place_values = computation, []
+        values = self.place_values
         packed: set[int] = set()  # places whose value is a tuple
-        plain: dict[str, bool] = {}
-        for place, ins in enumerate(result.computation.instructions):
+        for ins in computation.instructions:
             short = plain.get(ins.opcode)
             if short is None:
-                short = plain[ins.opcode] = not _folds(ins.opcode)
+                short = plain[ins.opcode] = not _folds(ins.opcode, self.inlined)
             if short and packed.isdisjoint(ins.operands):
+                node = len(labels)
+                own: tuple[int, ...] = tuple([values[o] for o in ins.operands])  # type: ignore[misc]
+                if own and not literals.isdisjoint(own):
+                    own = self.unshared(own)
+                    node = len(labels)
                 if ins.called:
-                    result.called[len(labels)] = ins.called
-                values.append(len(labels))
+                    result.called[node] = ins.called
+                if ins.opcode in _LITERAL and self.literal(ins, own):
+                    literals.add(node)
+                values.append(node)
                 labels.append((ins.opcode, ins.shape, ins.attrs))
-                operands.append(tuple([values[o] for o in ins.operands]))  # type: ignore[misc]
-                origins.append(place)
+                operands.append(own)
+                origins.append(ins)
                 numbers.append(-1)
-                continue
-            value = self.value(place, ins)
-            values.append(value)
+            elif ins.opcode == "parameter" and arguments is not None:
+                values.append(arguments[int(ins.attrs.partition(",")[0])])
+            else:
+                values.append(self.value(ins))
+            value = values[-1]
             if type(value) is tuple:
-                packed.add(place)
+                packed.add(len(values) - 1)
+            if ins.has_effect:
+                self.effects += [n for n in flatten(value) if n >= 0]
+            if ins.after:
+                before = tuple([n for place in ins.after for n in flatten(values[place]) if n >= 0])
+                result.after.update((n, before) for n in flatten(value) if n >= 0)
+        if arguments is not None:
+            for node in range(start, len(labels)):
+                result.homes.setdefault(node, computation)
+        self.computation, self.place_values = outer
+        return values
 
-    def value(self, place: int, instruction: Instruction) -> Value:
+    def literal(self, ins: Instruction, operands: tuple[int, ...]) -> bool:
+        return bool(ins.shape) and (not operands or (len(operands) == 1 and operands[0] in self.literals))
+
+    def unshared(self, operands: tuple[int, ...]) -> tuple[int, ...]:
+        """Operands, each constant one of its own: whether two places share a constant says nothing."""
+        own: list[int] = []
+        for node in operands:
+            if node in self.literals:
+                if node in self.used:
+                    node = self.copy_of(node)
+                else:
+                    self.used.add(node)
+            own.append(node)
+        return tuple(own)
+
+    def copy_of(self, node: int) -> int:
+        result = self.result
+        operands = tuple([self.copy_of(o) for o in result.operands[node]])
+        if node in result.homes:
+            result.homes[len(result.labels)] = result.homes[node]
+        copied = self.add(result.origins[node], result.labels[node], operands)
+        self.literals.add(copied)
+        self.used.add(copied)
+        return copied
+
+    def value(self, instruction: Instruction) -> Value:
         """The value of an instruction that is folded, or that takes tuples."""
-        opcode, values = instruction.opcode, self.result.values
+        opcode, values, result = instruction.opcode, self.place_values, self.result
+        value: Value
         if opcode == "tuple":
-            return tuple([values[o] for o in instruction.operands])
-        if opcode == "get-tuple-element":
-            return self.element(place, instruction)
-        if opcode == "opt-barrier" and len(instruction.operands) == 1:
+            value = tuple([values[o] for o in instruction.operands])
+        elif opcode == "get-tuple-element":
+            value = self.element(instruction)
+        elif opcode in ("opt-barrier", "copy") and len(instruction.operands) == 1:
             value = values[instruction.operands[0]]
-            self.result.barriers.append(tuple(flatten(value)))
-            return value
-        if opcode in COLLECTIVES:
-            return self.collective(place, instruction, opcode, instruction)
-        if _asynchronous(opcode):
-            return self.asynchronous(place, instruction)
-        return self.node(place, instruction)
+            if opcode == "opt-barrier":
+                result.barriers.append(tuple(flatten(value)))
+        elif opcode in _INLINED and self.inlined and self.fits(instruction):
+            body = self.graph.computations[instruction.called[0][1]]
+            value = self.fold(body, [values[o] for o in instruction.operands])[body.root]
+        elif opcode in COLLECTIVES:
+            return self.collective(instruction, opcode, instruction)
+        elif _asynchronous(opcode):
+            return self.asynchronous(instruction)
+        elif opcode == "parameter":
+            rest = instruction.attrs.partition(", ")[2]
+            return self.spread(instruction, instruction.shape, lambda shape: ("parameter", shape, rest))
+        elif opcode in ("while", "conditional") and instruction.shape.startswith("("):
+            node = self.node(instruction, "")
+            self.effects += [node] if instruction.has_effect else []
+            numbers = iter(range(instruction.shape.count("[") + 1))
+            return self.spread(
+                instruction, instruction.shape, lambda part: ("get-tuple-element", part, str(next(numbers))), (node,)
+            )
+        else:
+            return self.node(instruction, instruction.shape)
+        if instruction.placement or opcode in ("copy", "fusion"):
+            result.folded.append((tuple(flatten(value)), instruction))
+        return value
 
-    def add(self, place: int, label: Label, operands: tuple[int, ...], number: int = -1) -> int:
+    def fits(self, call: Instruction) -> bool:
+        return len(call.called) == 1 and len(self.graph.computations[call.called[0][1]].parameters) == len(
+            call.operands
+        )
+
+    def spread(
+        self, ins: Instruction, shape: str, label: Callable[[str], Label], operands: tuple[int, ...] = ()
+    ) -> Value:
+        """A value of a shape, a node for each element where it is a tuple."""
+        if shape.startswith("("):
+            return tuple([self.spread(ins, part, label, operands) for part in elements(shape)])
+        return self.add(ins, label(shape), operands)
+
+    def add(self, origin: Instruction, label: Label, operands: tuple[int, ...]) -> int:
         result = self.result
         result.labels.append(label)
         result.operands.append(operands)
-        result.origins.append(place)
-        result.numbers.append(number)
+        result.origins.append(origin)
+        result.numbers.append(-1)
         return len(result.labels) - 1
 
-    def node(self, place: int, instruction: Instruction) -> int:
-        values, attrs = self.result.values, instruction.attrs
-        if instruction.opcode == "parameter":
-            number, _, rest = attrs.partition(", ")
-            return self.add(place, ("parameter", instruction.shape, rest), (), int(number))
+    def node(self, instruction: Instruction, shape: str) -> int:
+        values, attrs = self.place_values, instruction.attrs
         operands = tuple([values[o] for o in instruction.operands])
         for operand in operands:
             if type(operand) is tuple:
-                attrs = f"{attrs} operands={_structure(operands)}"
+                if shape:  # of a loop or a branch the number of operands says it
+                    attrs = f"{attrs} operands={structure(operands)}"
                 operands = tuple(flatten(operands))
                 break
-        node = self.add(place, (instruction.opcode, instruction.shape, attrs), operands)  # type: ignore[arg-type]
+        node = self.add(instruction, (instruction.opcode, shape, attrs), self.unshared(operands))  # type: ignore[arg-type]
         if instruction.called:
             self.result.called[node] = instruction.called
         return node
 
-    def element(self, place: int, instruction: Instruction) -> Value:
-        value = self.result.values[instruction.operands[0]] if instruction.operands else 0
+    def element(self, instruction: Instruction) -> Value:
+        value = self.place_values[instruction.operands[0]] if instruction.operands else 0
         if type(value) is tuple:
             try:
-                return value[int(instruction.attrs)]
+                return value[int(instruction.attrs.partition(",")[0])]
             except (IndexError, ValueError):
                 raise GraphError(
                     f"{self.graph.title}, line {instruction.line}: {instruction.name} takes element "
                     f"{instruction.attrs or '(none)'} of a tuple with {len(value)}"
                 ) from None
-        return self.node(place, instruction)
+        return self.node(instruction, instruction.shape)
 
-    def collective(self, place: int, instruction: Instruction, opcode: str, start: Instruction) -> Value:
+    def collective(self, instruction: Instruction, opcode: str, start: Instruction) -> Value:
         """One node an operand where result k depends on operand k alone; else one node."""
         result, count = self.result, len(start.operands)
         if opcode not in PER_OPERAND or count < 2:
-            node = self.renamed(place, start, opcode, instruction)
-            result.collectives.append(CollectiveNodes(place, opcode, (node,)))
+            node = self.renamed(start, opcode, instruction)
+            result.collectives.append(CollectiveNodes(start, opcode, (node,)))
             return node
         shapes = elements(instruction.shape)
         nodes: list[int] = []
         for k, operand in enumerate(start.operands):
             shape = shapes[k] if k < len(shapes) else ""
-            nodes.append(self.add(place, (opcode, shape, start.attrs), tuple(flatten(result.values[operand]))))
+            own = self.unshared(tuple(flatten(self.place_values[operand])))
+            nodes.append(self.add(instruction, (opcode, shape, start.attrs), own))
             if start.called:
                 result.called[nodes[-1]] = start.called
-        result.collectives.append(CollectiveNodes(place, opcode, tuple(nodes)))
+        result.collectives.append(CollectiveNodes(start, opcode, tuple(nodes)))
+        self.effects += nodes if start.has_effect else []
         return tuple(nodes)
 
-    def renamed(self, place: int, start: Instruction, opcode: str, done: Instruction) -> int:
-        merged = Instruction(start.name, opcode, done.shape, start.operands, start.attrs, start.called)
-        return self.node(place, merged)
+    def renamed(self, start: Instruction, opcode: str, done: Instruction) -> int:
+        placed = ", ".join(filter(None, [start.placement, done.placement]))
+        merged = replace(start, opcode=opcode, shape=done.shape, placement=placed)
+        node = self.node(merged, done.shape)
+        self.effects += [node] if start.has_effect else []
+        return node
 
-    def asynchronous(self, place: int, instruction: Instruction) -> Value:
+    def asynchronous(self, instruction: Instruction) -> Value:
         """The start hands its place on (as a value that no node has); the done becomes the operation."""
         base, _, part = instruction.opcode.rpartition("-")
-        result = self.result
+        values = self.place_values
         if base in ("send", "recv", "infeed", "outfeed"):
-            return self.node(place, instruction)
+            return self.node(instruction, instruction.shape)
         if part == "start":
-            return (-1 - place,)
-        value = result.values[instruction.operands[0]] if len(instruction.operands) == 1 else 0
+            return (-1 - len(values),)
+        value = values[instruction.operands[0]] if len(instruction.operands) == 1 else 0
         if part == "update":
             return value
         if not (isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], int) and value[0] < 0):
-            return self.node(place, instruction)
-        start = result.computation.instructions[-1 - value[0]]
+            return self.node(instruction, instruction.shape)
+        start = self.computation.instructions[-1 - value[0]]
         if base in COLLECTIVES:
-            return self.collective(place, instruction, base, start)
-        return self.renamed(place, start, base, instruction)
+            return self.collective(instruction, base, start)
+        if base == "copy" and len(start.operands) == 1:
+            return values[start.operands[0]]
+        return self.renamed(start, base, instruction)
 
-    def drop_tokens(self) -> None:
+    def drop_tokens(self, values: list[Value]) -> None:
         """The operands of collectives without `+ broadcast(token)`, where a token chain orders them."""
         result = self.result
-        chain = {node for place in tokens(result.computation)[1] for node in flatten(result.values[place])}
+        chain = {node for place in tokens(result.computation)[1] for node in flatten(values[place])}
         if not chain:
             return
         result.chained = True
@@ -254,32 +302,18 @@ class _Folder:
         )
         return kept if token in chain else node
 
-    def count_dead(self, effects: list[int]) -> int:
-        instructions = self.result.computation.instructions
-        reached = _liveness([i.operands for i in instructions], [self.result.computation.root, *effects])
+    def count_dead(self) -> int:
+        computation = self.result.computation
+        instructions = computation.instructions
+        effects = [place for place, ins in enumerate(instructions) if ins.has_effect]
+        after = {place: ins.after for place, ins in enumerate(instructions) if ins.after}
+        reached = liveness([i.operands for i in instructions], [computation.root, *effects], after)
         return sum(1 for i, ins in enumerate(instructions) if not reached[i] and ins.opcode != "parameter")
 
 
-def _folds(opcode: str) -> bool:
-    return opcode in _FOLDED or opcode in COLLECTIVES or _asynchronous(opcode)
+def _folds(opcode: str, inlined: bool) -> bool:
+    return opcode in _FOLDED or opcode in COLLECTIVES or _asynchronous(opcode) or (inlined and opcode in _INLINED)
 
 
 def _asynchronous(opcode: str) -> bool:
     return opcode.endswith(("-start", "-done")) or opcode == "async-update"
-
-
-def elements(shape: str) -> list[str]:
-    """The shapes of what a result consists of; of a tuple its elements."""
-    return split(shape[1:-1]) if shape.startswith("(") else [shape]
-
-
-def _liveness(operands: list[tuple[int, ...]], roots: list[int]) -> bytearray:
-    """Which nodes the roots need. One sweep backwards: operands stand before their users."""
-    live = bytearray(len(operands))
-    for root in roots:
-        live[root] = 1
-    for node in range(len(operands) - 1, -1, -1):
-        if live[node]:
-            for operand in operands[node]:
-                live[operand] = 1
-    return live

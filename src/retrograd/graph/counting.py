@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from retrograd.graph import keys
-from retrograd.graph.canonical import Form, forms
+from retrograd.graph import keys, undecided
+from retrograd.graph.canonical import forms
 from retrograd.graph.diffing.compare import side
+from retrograd.graph.form import Form
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Level, Side, Unique
 
@@ -37,7 +38,9 @@ def count(graphs: Sequence[Graph]) -> Unique:
 
 def _keys_and_side(graph: Graph) -> tuple[tuple[str, ...], Side]:
     of = forms(graph)
-    return tuple(key(graph, of) for _, key in _LEVELS), side(graph, of)
+    # Where a text leaves something out, only the same text is taken for the same graph.
+    own = next((f" {graph.digest or id(graph)}" for _ in undecided.causes(graph, of, "A")), "")
+    return tuple(key(graph, of) + own for _, key in _LEVELS), side(graph, of)
 
 
 def _level(name: str, own: list[str]) -> Level:

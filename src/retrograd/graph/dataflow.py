@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from retrograd.graph.canonical import elements
+from retrograd.graph.form import elements
 from retrograd.graph.ir import PER_OPERAND, Computation, Graph, Instruction
 from retrograd.graph.ordinals import collective, numbered
 from retrograd.graph.schema import Crossing, FlowStep, Follow, Reached

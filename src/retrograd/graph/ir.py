@@ -7,7 +7,7 @@ tens of thousands of them and a frozen dataclass takes five times as long to mak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from retrograd.graph.source_lines import Frames, Place, place_of
@@ -17,16 +17,27 @@ from retrograd.graph.source_lines import Frames, Place, place_of
 PER_OPERAND = frozenset({"all-reduce", "all-gather", "reduce-scatter", "collective-permute"})
 COLLECTIVES = PER_OPERAND | {"all-to-all", "collective-broadcast", "ragged-all-to-all"}
 
-# Executed although nobody reads the result: HLO's, and FX's in compiled autograd, where gradients are stored by a call.
-SIDE_EFFECTS = frozenset(
-    {"outfeed", "infeed", "send", "send-done", "recv", "recv-done", "print"}
-    | {f"torch__dynamo_external_utils_{name}" for name in ("call_accumulate_grad", "_exec_final_callbacks_stub")}
-    | {
-        f"torch__dynamo_external_utils_{name}"
-        for name in ("call_hook", "call_hook_from_backward_state", "call_backward")
-    }
-    | {"operator.setitem", "aten.copy_.default", "aten.set_.source_Tensor", "inductor.accumulate_grad_.default"}
-)
+# Operations of HLO and StableHLO (in HLO's spelling) that do nothing but compute their result. What is not among them
+# has an effect: it counts although nobody reads its result. A custom call says itself whether it has any.
+PURE_NAMES = """
+    abs acos acosh add add-dependency after-all all-gather all-gather-done all-gather-start all-reduce
+    all-reduce-done all-reduce-start all-to-all and asin asinh async-done async-start async-update atan atan2
+    atanh batch-norm-grad batch-norm-inference batch-norm-training bitcast bitcast-convert broadcast
+    broadcast-in-dim call cbrt ceil cholesky clamp clz collective-broadcast collective-permute
+    collective-permute-done collective-permute-start compare complex composite concatenate conditional constant
+    convert convolution copy copy-done copy-start cosh cosine count-leading-zeros create-token custom-call
+    digamma divide domain dot dot-general dynamic-broadcast-in-dim dynamic-conv dynamic-gather dynamic-iota
+    dynamic-pad dynamic-reshape dynamic-slice dynamic-update-slice einsum erf erf-inv erfc exponential
+    exponential-minus-one fft floor fusion gather get-dimension-size get-tuple-element imag iota is-finite
+    lgamma log log-plus-one logistic manual-computation map maximum minimum multiply negate not opt-barrier or
+    pad parameter partition-id polygamma popcnt power ragged-all-to-all ragged-dot real real-dynamic-slice
+    reduce reduce-precision reduce-scatter reduce-window remainder replica-id reshape reshard reverse
+    rng-bit-generator round-nearest-afz round-nearest-even rsqrt scaled-dot scatter select select-and-scatter
+    set-dimension-size sharding-constraint shift-left shift-right-arithmetic shift-right-logical sign sine sinh
+    slice sort sqrt square subtract tan tanh top-k topk torch-index-select transpose triangular-solve tuple
+    uniform-dequantize uniform-quantize while xor zeta
+"""
+PURE = frozenset(PURE_NAMES.split())
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -35,9 +46,11 @@ class Instruction:
 
     `shape` has neither layout nor blanks ("f32[8,16]", "(f32[8],f32[])"), "" if unknown. `operands` are places in the
     instructions of the same computation. `attrs` holds what belongs to what is computed, in sorted order: of a
-    parameter its number, of a constant its literal, of a get-tuple-element its index; never names, layouts, ids or
-    metadata. `called` names the computations it calls, each with the attribute that does. `metadata` is unparsed: ask
-    `Graph.where`.
+    parameter its number, of a constant its literal, of a get-tuple-element its index; never names, ids or metadata.
+    `called` names the computations it calls, each with the attribute that does. `metadata` is unparsed: ask
+    `Graph.where`. `placement` is what the compiled program depends on and the result does not (layouts, device,
+    memory space, shardings), `after` places of instructions that have to run before it, `has_effect` whether it is
+    executed although nobody reads its result.
     """
 
     name: str
@@ -48,11 +61,9 @@ class Instruction:
     called: tuple[tuple[str, str], ...] = ()
     metadata: str = ""
     line: int = 0
-
-    @property
-    def has_effect(self) -> bool:
-        """Is it executed although nobody reads its result?"""
-        return self.opcode in SIDE_EFFECTS or (self.opcode == "custom-call" and "has_side_effect=true" in self.attrs)
+    placement: str = ""
+    after: tuple[int, ...] = ()
+    has_effect: bool = False
 
     def __repr__(self) -> str:
         attrs = f", {self.attrs}" if self.attrs else ""
@@ -71,6 +82,32 @@ class Computation:
 
     def __len__(self) -> int:
         return len(self.instructions)
+
+
+def effect_of(opcode: str, attrs: str, called: tuple[tuple[str, str], ...], effects: set[str]) -> bool:
+    """Has an operation of HLO an effect? `effects` names the computations that have one."""
+    if opcode not in PURE or any(name in effects for _, name in called):
+        return True
+    if opcode == "custom-call":
+        return "has_side_effect=true" in attrs
+    # With a channel, every device takes part in the schedule, whoever reads the result.
+    return opcode.removesuffix("-start") in COLLECTIVES and "channel" in attrs
+
+
+def share_channels(instructions: Iterable[tuple[Instruction, str]]) -> None:
+    """Channel ids as what they mean: that there is one, and who shares it. The number itself is another at each trace.
+
+    What is sent belongs to what is received on its channel; collectives of one module do not mix through theirs.
+    """
+    users: dict[str, list[Instruction]] = {}
+    for instruction, channel in instructions:
+        users.setdefault(channel, []).append(instruction)
+    for number, sharing in enumerate(sharing for sharing in users.values() if len(sharing) > 1):
+        for ins in sharing:
+            if ins.opcode.removesuffix("-start") in COLLECTIVES:
+                ins.placement = ", ".join(filter(None, [ins.placement, "shares its channel"]))
+            else:
+                ins.attrs += f" {number}"
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ Four levels, each blind to what the next does not count:
   in which order a token chain (or a schedule) puts them.
 * free: the same with parameters numbered in the order in which the outputs meet them, so that the same graph with its
   parameters in another order has the same key. Exact, not a heuristic: operands and outputs are ordered.
+
+A fifth, `compiled_key`, counts all that a compiler depends on beside: layouts, devices, shardings, donation, fusions.
 """
 
 from __future__ import annotations
@@ -15,8 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from retrograd.graph.canonical import Form, Label, forms
+from retrograd.graph.canonical import forms
+from retrograd.graph.form import Form, Label
 from retrograd.graph.ir import Computation, Graph
+
+# Attributes of a module that say nothing about what is compiled, each with the reason.
+HARMLESS_HEADER = {
+    "is_scheduled": "the order of collectives counts where it is set",
+    "fingerprint_before_lhs": "a hash of the text",
+}
 
 _SIZE = 16  # bytes: at 10^6 graphs the odds of one collision are 10^-27
 
@@ -44,6 +53,15 @@ def names_key(graph: Graph) -> str:
     return called[graph.entry].hex()
 
 
+def compiled_key(graph: Graph, of: dict[str, Form] | None = None) -> str:
+    """The same for graphs that are `strict_key`-equal and are compiled to the same program."""
+    of = of or forms(graph)
+    main = of[graph.entry]
+    own = digests(main, bodies(graph, of, placed=True), main.numbers, placed=True)
+    header = [f"{name}={value}" for name, value in sorted(graph.header.items()) if name not in HARMLESS_HEADER]
+    return _hash(form_key(main, own, ordered(graph, main), placed=True), *map(str.encode, header)).hex()
+
+
 def _hash(*parts: bytes) -> bytes:
     return blake2b(b"\0".join(parts), digest_size=_SIZE).digest()
 
@@ -53,7 +71,7 @@ def _raw_key(computation: Computation, called: dict[str, bytes]) -> bytes:
     for ins in computation.instructions:
         label = f"{ins.opcode}\1{ins.shape}\1{ins.attrs}".encode("utf-8", "surrogatepass")
         bodies = [called[name] for _, name in ins.called]
-        digests.append(_hash(label, *bodies, *[digests[o] for o in ins.operands]))
+        digests.append(_hash(label, *bodies, *[digests[o] for o in (*ins.operands, *ins.after)]))
     return _hash(digests[computation.root], *sorted(digests))
 
 
@@ -63,12 +81,12 @@ def _graph_key(graph: Graph, of: dict[str, Form], renumbered: bool) -> str:
     return form_key(main, digests(main, bodies(graph, of), numbers), ordered(graph, main)).hex()
 
 
-def bodies(graph: Graph, of: dict[str, Form]) -> dict[str, bytes]:
-    """The key of each called computation, equal for those that compute the same."""
+def bodies(graph: Graph, of: dict[str, Form], placed: bool = False) -> dict[str, bytes]:
+    """The key of each called computation, equal for those that compute the same (and, `placed`, in the same way)."""
     called: dict[str, bytes] = {}
     for name, form in of.items():
         if name != graph.entry:
-            called[name] = form_key(form, digests(form, called, form.numbers), ordered=False)
+            called[name] = form_key(form, digests(form, called, form.numbers, placed), ordered=False, placed=placed)
     return called
 
 
@@ -77,18 +95,29 @@ def ordered(graph: Graph, form: Form) -> bool:
     return form.chained or graph.header.get("is_scheduled") == "true"
 
 
-def form_key(form: Form, digests: list[bytes], ordered: bool) -> bytes:
+def form_key(form: Form, digests: list[bytes], ordered: bool, placed: bool = False) -> bytes:
     """The key of one computation: outputs, live values with multiplicity, how collectives are coalesced."""
     groups = [b"".join(digests[n] for n in c.nodes) for c in form.collectives]
     if not ordered:
         groups.sort()
     everything = sorted(digests[k] for k in range(len(form)) if form.live[k])
     outputs = [digests[o] for o in form.outputs]
+    if placed:
+        packages = [
+            f"{ins.opcode} {ins.placement} ".encode() + b"".join(digests[n] for n in nodes if n >= 0)
+            for nodes, ins in form.folded
+            if all(n < 0 or form.live[n] for n in nodes)
+        ]
+        groups += [b"folded", *sorted(packages)]
     return _hash(form.structure.encode(), b"".join(outputs), b"".join(everything), *groups)
 
 
-def digests(form: Form, called: dict[str, bytes], numbers: Sequence[int]) -> list[bytes]:
-    """Of each node a key of its value: the same label on the same operands. -1 in place of a number: any parameter."""
+def digests(form: Form, called: dict[str, bytes], numbers: Sequence[int], placed: bool = False) -> list[bytes]:
+    """Of each node a key of its value: the same label on the same operands. -1 in place of a number: any parameter.
+
+    `placed`: with what the compiled program depends on alone.
+    """
+    after = form.after if placed or form.computes_in_order else {}
     labels: dict[Label, blake2b] = {}  # a copy of what has taken the label in costs a third of a new hash
     digests: list[bytes] = []
     bodies = form.called
@@ -104,6 +133,10 @@ def digests(form: Form, called: dict[str, bytes], numbers: Sequence[int]) -> lis
             own.update(b"%d" % numbers[node])
         for operand in operands:
             own.update(digests[operand])
+        if node in after:
+            own.update(b"\3" + b"".join(sorted([digests[n] for n in after[node]])))
+        if placed and (placement := form.origins[node].placement):
+            own.update(b"\4" + placement.encode("utf-8", "surrogatepass"))
         digests.append(own.digest())
     return digests
 

@@ -8,7 +8,7 @@ from typing import Any
 from retrograd.core import document as doc
 from retrograd.core.wording import count, duration, some
 from retrograd.graph import follow_messages
-from retrograd.graph.schema import Cause, Diff, Follow, Side, Unique
+from retrograd.graph.schema import COMPILES_AGAIN, Cause, Diff, Follow, Side, Unique
 from retrograd.graph.source_lines import is_library
 
 # What differs where nothing computed does, in words.
@@ -18,6 +18,7 @@ _HARMLESS = {
     "dead_code_only": "dead code",
     "layout_only": "layouts",
 }
+_TONES: dict[str, doc.Tone] = {"different": "finding", "cannot tell": "undecided", "same": "proved"}
 _LEVELS = {
     "text": "as texts",
     "names": "up to names",
@@ -42,7 +43,7 @@ def document(record: Diff | Unique | Follow, everything: bool = True) -> doc.Doc
 
 
 def _diff(diff: Diff, everything: bool) -> doc.Document:
-    tone = "finding" if diff.causes else "proved"
+    tone = _TONES[diff.verdict]
     sides = (f"A: {diff.a.title} \u00b7 {facts(diff.a)}", f"B: {diff.b.title} \u00b7 {facts(diff.b)}")
     sizes = (f"A: {facts(diff.a)}", f"B: {facts(diff.b)}")
     head, word = f"{diff.a.title} and {diff.b.title}", verdict(diff).capitalize()
@@ -60,16 +61,21 @@ def _diff(diff: Diff, everything: bool) -> doc.Document:
 
 
 def verdict(diff: Diff) -> str:
-    """Same or different, in a few words."""
+    """Same, different or not to be told, in a few words."""
     if diff.causes:
-        return f"different: {count(len(diff.causes), 'cause')}"
+        again = all(cause.kind in COMPILES_AGAIN for cause in diff.causes)
+        how = "compiles again" if diff.unknown else "computes the same and compiles again"
+        return f"different: {f'{how}, ' if again else ''}{count(len(diff.causes), 'cause')}"
+    if diff.unknown:
+        return "cannot tell: a text does not say all that is computed"
     kinds = list(dict.fromkeys(_HARMLESS.get(note.kind, note.kind.replace("_", " ")) for note in diff.notes))
     return f"same computation; only {_listed(kinds)} differ" if kinds else "same computation"
 
 
 def _diff_text(diff: Diff, everything: bool) -> Iterator[doc.TextLine]:
     """The verdict, the causes with first cause first, what is harmless, and what is counted only."""
-    yield doc.TextLine(verdict(diff), "bold red" if diff.causes else "bold green")
+    style = {"different": "bold red", "cannot tell": "bold yellow", "same": "bold green"}[diff.verdict]
+    yield doc.TextLine(verdict(diff), style)
     for letter, side in (("A", diff.a), ("B", diff.b)):
         yield doc.TextLine(f"{letter}  {side.title}: {facts(side)}", "dim")
     most = len(diff.causes) if everything else _MOST_CAUSES
@@ -79,6 +85,11 @@ def _diff_text(diff: Diff, everything: bool) -> Iterator[doc.TextLine]:
     if len(diff.causes) > most:
         yield doc.TextLine()
         yield doc.TextLine(f"{len(diff.causes) - most} more causes; --all prints them", "dim")
+    if diff.unknown:
+        yield doc.TextLine()
+        yield doc.TextLine("unknown:")
+        for cause in diff.unknown:
+            yield from (doc.TextLine(f"  {line}") for line in cause.lines())
     if diff.notes:
         yield doc.TextLine()
         yield doc.TextLine("harmless:")

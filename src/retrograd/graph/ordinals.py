@@ -17,11 +17,10 @@ def numbered(graph: Graph) -> dict[int, tuple[int, int, int, int]]:
     dead: list[tuple[Instruction, str]] = []
     folded = forms(graph) if any(collective(ins) for c in graph for ins in c.instructions) else {}
     for name, form in folded.items():
-        instructions = graph.computations[name].instructions
-        needed = {_start(instructions, c.place) for c in form.collectives}
-        for place, ins in enumerate(instructions):
+        needed = {id(c.instruction) for c in form.collectives}
+        for ins in graph.computations[name].instructions:
             if opcode := collective(ins):
-                (live if place in needed else dead).append((ins, opcode))
+                (live if id(ins) in needed else dead).append((ins, opcode))
     alike = Counter(opcode for _, opcode in live)
     ordinals = {id(ins): (0, len(live), 0, alike[opcode]) for ins, opcode in dead}
     seen: Counter[str] = Counter()
@@ -35,10 +34,3 @@ def collective(ins: Instruction) -> str:
     """The opcode of a collective, without the start of an asynchronous one; "" of anything else."""
     opcode = ins.opcode.removesuffix("-start")
     return opcode if opcode in COLLECTIVES else ""
-
-
-def _start(instructions: list[Instruction], place: int) -> int:
-    """The start of what is done at a place, or the place itself."""
-    while instructions[place].opcode.endswith(("-done", "-update")) and instructions[place].operands:
-        place = instructions[place].operands[0]
-    return place

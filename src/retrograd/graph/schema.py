@@ -14,21 +14,26 @@ UNIQUE_SCHEMA = "retrograd.graph.unique/1"
 FOLLOW_SCHEMA = "retrograd.graph.follow/1"
 
 # In the order in which causes are listed: what explains the rest comes first. A gradient that was carried over brings
-# its parameters, its collective and its outputs; an output brings the instructions that make it; a parameter of another
-# shape, all shapes behind it.
+# its parameters, its collective and its outputs; a state or a loop, all that is within; a parameter of another shape,
+# all shapes behind it; then constants and operators, before what is only in another order or place.
 Kind = Literal[
     "gradient_carried_over",
-    "output_added",
-    "output_removed",
+    "state_changed",
+    "loop_changed",
+    "remat_changed",
+    "aliasing_changed",
+    "module_changed",
     "shape_changed",
     "dtype_changed",
+    "constant_changed",
+    "attribute_changed",
+    "output_added",
+    "output_removed",
     "parameter_added",
     "parameter_removed",
     "instruction_inserted",
     "instruction_removed",
     "instruction_replaced",
-    "constant_changed",
-    "attribute_changed",
     "operand_changed",
     "duplicate_changed",
     "collective_inserted",
@@ -37,17 +42,24 @@ Kind = Literal[
     "collective_reordered",
     "output_moved",
     "parameter_moved",
-    "aliasing_changed",
+    "placement_changed",
+    "packaging_changed",
     "key_changed",
     "order_changed",
     "barrier_changed",
     "packaging_only",
     "dead_code_only",
     "layout_only",
+    "not_told",
 ]
 
 # These change nothing that is computed: a graph that differs in no other way is the same.
 HARMLESS: frozenset[str] = frozenset({"barrier_changed", "packaging_only", "dead_code_only", "layout_only"})
+# These change nothing that is computed, but the graph is compiled again.
+COMPILES_AGAIN: frozenset[str] = frozenset(
+    {"aliasing_changed", "module_changed", "placement_changed", "packaging_changed", "key_changed"}
+)
+Verdict = Literal["same", "different", "cannot tell"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,9 @@ class Node:
 class Diff(Record, ComparisonOutcome, Shown):
     """The comparison of two graphs, true if they are the same computation.
 
-    `causes` come first cause first. `notes` say what differs without changing the computation (names, dead code,
+    `causes` come first cause first; those of `COMPILES_AGAIN` change nothing that is computed. `unknown` says what the
+    texts do not: if it is all there is, whether the two are the same cannot be told (exit code 3). `notes` say what
+    differs without changing the computation (names, dead code,
     packaging). `consequences` counts instructions of B that differ only because something below them does, `matched`
     those that are the same in both. `nodes_a` and `nodes_b` are the neighbourhood of the causes, for pictures.
     """
@@ -126,7 +140,28 @@ class Diff(Record, ComparisonOutcome, Shown):
     seconds: float = 0.0
     nodes_a: tuple[Node, ...] = ()
     nodes_b: tuple[Node, ...] = ()
+    unknown: tuple[Cause, ...] = ()
     schema: str = DIFF_SCHEMA
+
+    @property
+    def verdict(self) -> Verdict:
+        """Same, different (in what is computed or in how it is compiled), or not to be told."""
+        return "different" if self.causes else "cannot tell" if self.unknown else "same"
+
+    @property
+    def same(self) -> bool:
+        """Whether the two were proven to be the same."""
+        return self.verdict == "same"
+
+    @property
+    def computes_the_same(self) -> bool:
+        """Whether the two were proven to compute the same, compiled alike or not."""
+        return not self.unknown and all(cause.kind in COMPILES_AGAIN for cause in self.causes)
+
+    @property
+    def exit_code(self) -> int:
+        """0 same, 1 different, 3 cannot tell."""
+        return {"same": 0, "different": 1, "cannot tell": 3}[self.verdict]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from retrograd.errors import UsageError
-from retrograd.graph.canonical import elements
+from retrograd.graph.form import elements
 from retrograd.graph.ir import Computation, Graph, Instruction
 
 _PART = re.compile(r"(.+?)\[(\d+(?:\.\d+)*)\]\Z", re.DOTALL)

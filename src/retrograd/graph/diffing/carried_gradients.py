@@ -8,8 +8,8 @@ Or values that one graph reduces are outputs of the other, which does not reduce
 from __future__ import annotations
 
 from retrograd.core.wording import count
-from retrograd.graph.canonical import CollectiveNodes
 from retrograd.graph.diffing.side_by_side import Half, View, shapes
+from retrograd.graph.form import CollectiveNodes
 from retrograd.graph.schema import Cause
 
 _MOVES = frozenset(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from retrograd.core.alignment import chain
 from retrograd.core.wording import count
 from retrograd.graph import keys
-from retrograd.graph.canonical import CollectiveNodes
 from retrograd.graph.diffing.side_by_side import Half, View, shapes
+from retrograd.graph.form import CollectiveNodes
 from retrograd.graph.schema import Cause
 
 _ORDER = "put collectives in an order that does not depend on when gradients arrive; ranks that disagree will hang"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from typing import get_args
 
 from retrograd.core import gc_pause
-from retrograd.core.wording import shortened
-from retrograd.graph import keys
-from retrograd.graph.canonical import Form, forms
-from retrograd.graph.diffing import carried_gradients, collectives, regions, relabeled, reordered
+from retrograd.graph import keys, undecided
+from retrograd.graph.canonical import forms
+from retrograd.graph.diffing import carried_gradients, collectives, compiled, regions, relabeled, reordered
 from retrograd.graph.diffing.matching import Matching, match
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
 from retrograd.graph.diffing.side_by_side import Half, View
+from retrograd.graph.form import Form
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import HARMLESS, Cause, Diff, Kind, Side
 
@@ -22,8 +21,6 @@ _RANK: tuple[str, ...] = get_args(Kind)
 # Kinds that another assignment of parameters may explain with fewer instructions, and those that another alignment may.
 _DOUBTFUL = frozenset({"operand_changed", "parameter_moved", "output_removed"})
 _RESHAPED = frozenset({"operand_changed", "instruction_replaced", "instruction_removed"})
-_ALIASING = ("input_output_alias", "buffer_donor")
-_LAYOUTS = re.compile(r"\{[\d,]*(?::[^{}]*)?\}")
 
 
 _Ids = tuple[list[bytes], list[bytes]]  # keys of the values of both sides
@@ -40,8 +37,7 @@ def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     started = time.perf_counter()
     both = _Comparison(a, b)
     causes, consequences = both.computation(a.entry, b.entry)
-    if not causes:
-        causes = both.header()
+    causes += both.compiled(causes)
     causes.sort(key=lambda c: ("became dynamic" not in c.what, _RANK.index(c.kind)))
     view = both.entry
     live_b = sum(view.b.form.live) if view else sum(both.forms_b[b.entry].live)
@@ -58,6 +54,7 @@ def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
         seconds=time.perf_counter() - started,
         nodes_a=nodes[0],
         nodes_b=nodes[1],
+        unknown=tuple(both.unknown),
     )
 
 
@@ -84,6 +81,14 @@ class _Comparison:
         self.a, self.b = a, b
         self.forms_a, self.forms_b = forms(a), forms(b)
         self.bodies = keys.bodies(a, self.forms_a), keys.bodies(b, self.forms_b)
+        same_text = a.digest and (a.source, a.ordinal, a.digest) == (b.source, b.ordinal, b.digest)
+        self.unknown = (
+            []
+            if same_text
+            else [
+                cause for side in ((a, self.forms_a, "A"), (b, self.forms_b, "B")) for cause in undecided.causes(*side)
+            ]
+        )
         self.entry: View | None = None
         self.compared: set[tuple[bytes, bytes]] = set()
 
@@ -100,7 +105,7 @@ class _Comparison:
             self.entry = view
         inner, more = self.called(view)
         causes = [*explained[0], *inner]
-        return causes or [_unexplained(view)] * entry, explained[1] + more
+        return causes or [_unexplained(view)] * (entry and not self.unknown), explained[1] + more
 
     def simplest(self, form_a: Form, form_b: Form, numbered: _Ids, entry: bool) -> _Hypothesis:
         """The correspondence that explains the difference with the fewest instructions.
@@ -129,6 +134,8 @@ class _Comparison:
         paired_a, paired_b = ({pair[k] for pair in matching.outputs} for k in (0, 1))
         half_a = Half(self.a, form_a, ids[0], exact[0], matching.a, False, paired_a)
         half_b = Half(self.b, form_b, ids[1], exact[1], matching.b, True, paired_b)
+        half_a.meet(half_b)
+        half_b.meet(half_a)
         view = View(half_a, half_b, matching)
         return view, self.causes(view)
 
@@ -191,20 +198,14 @@ class _Comparison:
             ]
         return causes, consequences
 
-    def header(self) -> list[Cause]:
-        """Aliasing and recorded keys, of graphs that compute the same."""
-        causes: list[Cause] = []
-        for name in _ALIASING:
-            before, after = self.a.header.get(name, ""), self.b.header.get(name, "")
-            if before != after:
-                causes.append(
-                    Cause(
-                        "aliasing_changed",
-                        f"{name}: {_shown(before)} -> {_shown(after)}; the computation is the same",
-                        advice="a graph compiles again if other inputs are donated: donate the same ones at every step",
-                    )
-                )
-        if not causes and self.a.key and self.b.key and self.a.key != self.b.key:
+    def compiled(self, computed: list[Cause]) -> list[Cause]:
+        """What compiles again, beside what was computed in another way: of graphs that compute the same all of it."""
+        causes = compiled.module_causes(self.a, self.b, not computed)
+        forms = self.forms_a, self.forms_b
+        if not computed and not any(c.kind == "aliasing_changed" for c in causes):
+            walk = compiled.Placements((self.a, self.b), forms, lambda x, y: self.ids(x, y, numbered=True))
+            causes += walk.causes() if not causes or not self.unknown else []
+        if not computed and not causes and self.a.key and self.b.key and self.a.key != self.b.key:
             causes.append(
                 Cause(
                     "key_changed",
@@ -236,9 +237,6 @@ class _Comparison:
             notes.append(
                 Cause("packaging_only", "packaging: tuples, asynchronous pairs or the order of unordered collectives")
             )
-        layouts = [g.header.get("entry_computation_layout", "") for g in (self.a, self.b)]
-        if layouts[0] != layouts[1] and _LAYOUTS.sub("", layouts[0]) == _LAYOUTS.sub("", layouts[1]):
-            notes.append(Cause("layout_only", "layouts of parameters or outputs"))
         assert all(n.kind in HARMLESS for n in notes)
         return notes
 
@@ -255,10 +253,6 @@ def _unexplained(view: View) -> Cause:
     count_a, count_b = (sum(half.form.live) for half in (view.a, view.b))
     text = f"the two differ in a way that has no name here ({count_a} and {count_b} live instructions)"
     return Cause("operand_changed", text, advice="please report it, with both files")
-
-
-def _shown(text: str) -> str:
-    return shortened(text, 100) or "(none)"
 
 
 def _without_doubles(carried: list[Cause], others: list[Cause]) -> list[Cause]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from retrograd.core.alignment import align
-from retrograd.graph.canonical import Form, Label
+from retrograd.graph.form import Form, Label
 
 
 class Matching:

@@ -28,12 +28,11 @@ def _nodes_near(view: View, causes: Sequence[Cause]) -> tuple[set[int], set[int]
     for which, half in enumerate(halves):
         names = {name for cause in causes for name in (cause.a, cause.b)[which][:50]}
         # Names are compared first: a module has 37,000 of them, and the causes a few.
-        instructions, origins = half.form.computation.instructions, half.form.origins
         endings = {name.rpartition("/")[2] for name in names} | names
         ring += [
             (which, n)
-            for n, place in enumerate(origins)
-            if instructions[place].name in endings and half.form.live[n] and half.name(n) in names
+            for n, ins in enumerate(half.form.origins)
+            if ins.name in endings and half.form.live[n] and half.name(n) in names
         ]
     while ring:
         later: list[tuple[int, int]] = []

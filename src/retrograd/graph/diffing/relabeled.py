@@ -9,6 +9,7 @@ from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
 from retrograd.graph.diffing.side_by_side import View
 from retrograd.graph.schema import Cause, Kind
+from retrograd.graph.undecided import elided
 
 _SYMBOL = re.compile(r"(?<=[\[,])\s*(?:[su]\d|<=)")
 _WIDEST = 80  # of attributes and constants in a sentence
@@ -26,6 +27,8 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
         if b < 0 or form_a.labels[a] == form_b.labels[b] or not (form_a.live[a] or form_b.live[b]):
             continue
         kind = _kind(view, a, b)
+        if kind == "constant_changed" and any(elided(form.labels[n][2]) for form, n in ((form_a, a), (form_b, b))):
+            continue
         if a in moved and not moved[a]:
             consequences += 1
             continue

@@ -95,20 +95,17 @@ def _rewired(view: View, operands_a: tuple[int, ...], operands_b: tuple[int, ...
     """Places where both read a value that the other has as well, and not the same one."""
     if len(operands_a) != len(operands_b):
         return []
-    partner_a, partner_b = view.a.partner, view.b.partner
     return [
         k
         for k, (x, y) in enumerate(zip(operands_a, operands_b, strict=True))
-        if partner_a[x] != y and partner_a[x] >= 0 and partner_b[y] >= 0
+        if view.a.partner[x] != y and view.a.shared(x) and view.b.shared(y)
     ]
 
 
 def _explained(view: View, a: int, b: int) -> bool:
     """Is an operand of either one that only its side has? Then the insertion or removal says it."""
-    partner_a, partner_b = view.a.partner, view.b.partner
-    return any(partner_a[o] < 0 for o in view.a.form.operands[a]) or any(
-        partner_b[o] < 0 for o in view.b.form.operands[b]
-    )
+    sides = (view.a, a), (view.b, b)
+    return any(not half.shared(o) for half, node in sides for o in half.form.operands[node])
 
 
 def _operand_cause(view: View, a: int, b: int, places: list[int]) -> Cause:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from retrograd.graph.canonical import Form
 from retrograd.graph.diffing.matching import Matching
+from retrograd.graph.form import Form
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.source_lines import is_library
@@ -22,7 +22,8 @@ class Half:
 
     `ids` are the keys that the matching went by, `exact` those that tell parameters apart. `partner[k]` is the node
     of the other side, -1 if none; `added` is true of B, the later graph. `paired` are places of outputs that the other
-    side has too, `explained` nodes that a cause has explained already.
+    side has too, `explained` nodes that a cause has explained already, `twins` constants without a partner of which the
+    other side has equal ones: not they changed, but who reads them.
     """
 
     graph: Graph
@@ -34,11 +35,22 @@ class Half:
     paired: set[int]
     alone: list[int] = field(default_factory=list[int])
     explained: set[int] = field(default_factory=set[int])
+    twins: set[int] = field(default_factory=set[int])
     _users: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
         live = self.form.live
         self.alone = [k for k, partner in enumerate(self.partner) if partner < 0 and live[k]]
+
+    def meet(self, other: Half) -> None:
+        """Tell apart the constants that the other side has as well."""
+        known = {other.exact[n] for n in other.form.literals if other.form.live[n]}
+        self.twins = {k for k in self.alone if k in self.form.literals and self.exact[k] in known}
+        self.alone = [k for k in self.alone if k not in self.twins]
+
+    def shared(self, node: int) -> bool:
+        """Does the other side have this value, too?"""
+        return self.partner[node] >= 0 or node in self.twins
 
     @property
     def users(self) -> list[list[int]]:
@@ -70,7 +82,7 @@ class Half:
 
     def name(self, node: int) -> str:
         """The name of the instruction, with its computation outside the entry."""
-        return name_of(self.graph, self.form.computation, self.form.instruction(node))
+        return name_of(self.graph, self.form.home(node), self.form.origins[node])
 
     def names(self, nodes: Iterable[int]) -> Names:
         """The instructions of nodes, each once, in order."""
@@ -78,7 +90,7 @@ class Half:
 
     def where(self, node: int) -> str:
         """The source line of a node."""
-        return str(self.graph.where(self.form.instruction(node)))
+        return str(self.graph.where(self.form.origins[node]))
 
     def best_line(self, nodes: Iterable[int]) -> str:
         """The source line that most of the nodes have, of the user's program if any of them is."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from retrograd.graph.ir import Computation, Instruction
+from retrograd.graph.readers.fx_effects import Effects
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Body:
         self.parameters: list[int] = []
         self.constants: dict[str, int] = {}
         self.root = -1
+        self.effects = Effects(self.instructions, lambda instruction: self.add(instruction).place)
 
     def add(self, instruction: Instruction) -> Ref:
         self.instructions.append(instruction)
@@ -55,24 +57,36 @@ class Body:
     def parameter(self, name: str, shape: str, line: int = 0) -> Ref:
         number = str(len(self.parameters))
         self.parameters.append(len(self.instructions))
-        return self.add(Instruction(name, "parameter", shape, (), number, line=line))
+        shape, _, placement = shape.partition(" ")
+        return self.add(Instruction(name, "parameter", shape, (), number, line=line, placement=placement))
 
     def call(
         self, name: str, opcode: str, args: Any, kwargs: dict[str, Any], shape: str, metadata: str, line: int
     ) -> Ref:
         """One call. `args=` is among the attributes unless every argument is a value of the graph, in order."""
-        if opcode == "operator.getitem" and (index := self.element(args)) is not None:
-            return self.add(
-                Instruction(name, "get-tuple-element", shape, (args[0].place,), str(index), (), metadata, line)
-            )
         operands: list[int] = []
         called: list[tuple[str, str]] = []
-        shown = [render(value, operands, called) for value in args]
-        attrs = [] if all(isinstance(value, Ref) for value in args) else [f"args=({', '.join(shown)})"]
-        attrs += [f"{key}={render(kwargs[key], operands, called)}" for key in sorted(kwargs)]
-        return self.add(
-            Instruction(name, opcode, shape, tuple(operands), ", ".join(attrs), tuple(called), metadata, line)
-        )
+        if opcode == "operator.getitem" and (index := self.element(args)) is not None:
+            opcode, operands, attrs = "get-tuple-element", [args[0].place], [str(index)]
+        else:
+            shown = [render(value, operands, called) for value in args]
+            attrs = [] if all(isinstance(value, Ref) for value in args) else [f"args=({', '.join(shown)})"]
+            attrs += [f"{key}={render(kwargs[key], operands, called)}" for key in sorted(kwargs) if key not in _PLACES]
+        placed = [f"{key}={render(kwargs[key], [], [])}" for key in _PLACES if key in kwargs]
+        read = self.effects.read(operands)
+        shape, _, placement = shape.partition(" ")
+        placement = ", ".join(filter(None, [placement, *placed]))
+        text = ", ".join(attrs)
+        result = self.add(Instruction(name, opcode, shape, read, text, tuple(called), metadata, line, placement))
+        first, out = references(args[:1]), references([kwargs.get("out")])
+        self.effects.record(result.place, operands, first, out, inplace(opcode, args, kwargs))
+        return result
+
+    def annotate(self, place: int, shape: str) -> None:
+        """Give a value the shape and placement of an annotation, if there is one."""
+        if shape:
+            ins = self.instructions[place]
+            ins.shape, _, ins.placement = shape.partition(" ")
 
     def element(self, args: Any) -> int | None:
         """Which element of a tuple `value[index]` takes; None if the value is a tensor."""
@@ -89,10 +103,11 @@ class Body:
         )
         attrs, leaves = "", list(flat)
         if nested:
-            places: list[int] = []
-            attrs = f"args={render(value, places, [])}"
-            leaves = [Ref(place) for place in places]
-        operands = tuple(item.place if isinstance(item, Ref) else self.constant(item, line) for item in leaves)
+            attrs = f"args={render(value, [], [])}"
+            leaves = [Ref(place) for place in references(value)]
+        operands = self.effects.read(
+            item.place if isinstance(item, Ref) else self.constant(item, line) for item in leaves
+        )
         shape = "(" + ",".join(self.instructions[place].shape for place in operands) + ")"
         self.root = self.add(Instruction("output", "tuple", shape, operands, attrs, line=line)).place
 
@@ -105,6 +120,25 @@ class Body:
 
     def computation(self, name: str, line: int = 0) -> Computation:
         return Computation(name, self.instructions, self.root, self.parameters, line)
+
+
+# Keyword arguments that say where a tensor is, not which numbers it has.
+_PLACES = ("device", "pin_memory")
+
+
+def references(value: Any) -> list[int]:
+    """The places of all values of the graph in an argument."""
+    places: list[int] = []
+    render(value, places, [])
+    return places
+
+
+def inplace(opcode: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Does `inplace=True` stand among the arguments of a function of torch.nn? It comes last, of dropout fourth."""
+    if not opcode.startswith("torch.nn.functional."):
+        return False
+    position = 3 if "dropout" in opcode else len(args) - 1
+    return kwargs.get("inplace") is True or (0 < position < len(args) and args[position] is True)
 
 
 def render(value: Any, operands: list[int], called: list[tuple[str, str]]) -> str:

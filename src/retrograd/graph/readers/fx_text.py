@@ -215,7 +215,7 @@ class _Reader:
                 return
             # torch.export: the shape of an argument
             if value is None and isinstance(statement, ast.AnnAssign) and isinstance(known := self.known(target), Ref):
-                body.instructions[known.place].shape = _shape(statement.annotation)
+                body.annotate(known.place, _shape(statement.annotation))
                 return
             if isinstance(target, ast.Subscript) and value is not None:
                 args = [self.value(target.value, at), self.value(target.slice, at), self.value(value, at)]
@@ -242,7 +242,7 @@ class _Reader:
             last, self.unnamed = self.unnamed or value, None
             if isinstance(last, Ref):
                 cls.body.instructions[last.place].name = name
-                cls.body.instructions[last.place].shape = shape or cls.body.instructions[last.place].shape
+                cls.body.annotate(last.place, shape)
             return last
         target = _member(node)
         if target is not None:
@@ -327,11 +327,13 @@ def literal(text: str) -> Any:
 
 
 def shape_of(annotation: str) -> str:
-    """The shape in an annotation: "f32[8, 32][32, 1]cpu" -> f32[8,32], "Sym(s77)" as it is."""
+    """Shape and, behind a blank, placement: "f32[8, 32][32, 1]cpu" -> "f32[8,32] [32,1]cpu", "Sym(s77)" as it is."""
     if annotation.startswith("Sym("):
         return annotation
     match = _SHAPE.match(annotation)
-    return match[1].replace(", ", ",") if match else ""
+    if not match:
+        return ""
+    return f"{match[1]} {annotation[: match.start(1)]}{annotation[match.end(1) :]}".replace(", ", ",").strip()
 
 
 def _shape(node: ast.expr | None) -> str:

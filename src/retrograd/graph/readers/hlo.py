@@ -8,13 +8,12 @@ instructions from 4 s to 0.3 s.
 from __future__ import annotations
 
 import re
-from itertools import product
-from math import prod
 
 from retrograd.core import gc_pause
 from retrograd.errors import GraphError
 from retrograd.graph import brackets
-from retrograd.graph.ir import Computation, Graph, Instruction
+from retrograd.graph.ir import PURE, Computation, Graph, Instruction, effect_of, share_channels
+from retrograd.graph.readers.hlo_attributes import NOISE, NONE, Attributes, attributes_of, shape_of
 
 _NEST = brackets.balanced(4)
 _SHAPE = rf"[a-z]\w*+\[[^\]]*+\](?:\{{[^{{}}]*+\}})?+|\({_NEST}\)"
@@ -24,38 +23,11 @@ _INSTRUCTION = re.compile(
 # The expressions below take every character once, so that no text, however damaged, makes them quadratic.
 _COMPUTATION = re.compile(r"\s*+(ENTRY\s++)?+%?+([^\s=,(){}%]++)\s*+")
 _NAMED = re.compile(r"%([^\s,(){}]++)")
-_NOISE = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
-_LAYOUT = re.compile(r"\{[^{}]*+\}")
-_IOTA = re.compile(r"\[([\d,]++)\]<=\[([\d,]++)\](?:T\(([\d,]++)\))?\Z", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,9}\Z")
 _ROW = re.compile(r"([0-9]{1,9}) (.*)\Z")
 _PAIR = re.compile(r"(?<!\w)(\w++)=([0-9]{1,9})(?![0-9])")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
-# Attributes that say nothing about what is computed: ids, scheduling, placement of buffers, notes for tools.
-_DROPPED = frozenset(
-    {
-        "metadata",
-        "channel_id",
-        "frontend_attributes",
-        "operand_layout_constraints",
-        "control-predecessors",
-        "origin",
-        "statistics",
-        "backend_config",
-        "output_to_operand_aliasing",
-        "async_group_id",
-        "async_execution_thread",
-        "sharding_remover",
-    }
-)
-_CALLS = frozenset(
-    {"to_apply", "calls", "condition", "body", "branch_computations", "true_computation", "false_computation"}
-    | {"called_computations", "select", "scatter"}
-)
-# Group lists longer than this stay as written: 64k ranks would be 400 kB of text.
-_MOST_RANKS = 4096
-_LONGEST_IOTA = 200  # a dozen axes; the product of a million sizes is a number of megabytes
 # Frames of one instruction: JAX records about 20; without a limit a damaged table would be read quadratically.
 _MOST_FRAMES = 64
 
@@ -73,8 +45,10 @@ class _Reader:
         self.lines = brackets.lines(text)
         self.source = source
         self.first = first
-        self.shapes: dict[str, str] = {}
-        self.attributes: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        self.shapes: dict[str, tuple[str, str]] = {}
+        self.attributes: dict[str, Attributes] = {}
+        self.effects: set[str] = set()
+        self.channels: list[tuple[Instruction, str]] = []
         self.computations: dict[str, Computation] = {}
         self.entry = ""
         self.at = 0
@@ -98,6 +72,7 @@ class _Reader:
             raise self.error("the module has no computation; the file may be cut off")
         entry = self.entry or next(reversed(self.computations))
         self.called_exist()
+        share_channels(self.channels)
         return Graph(name, self.computations, entry, "hlo", header, source=self.source, stack=tables)
 
     def header(self) -> tuple[str, dict[str, str]]:
@@ -180,8 +155,9 @@ class _Reader:
                     break
                 is_root, own, raw_shape, opcode, raw_operands, tail = unusual
                 at = self.began
-            shape = shapes.get(raw_shape) or shapes.setdefault(raw_shape, _shape(raw_shape))
-            attrs, called, metadata = self.tail(tail, opcode, at) if tail else ("", (), "")
+            shape, placement = shapes.get(raw_shape) or shapes.setdefault(raw_shape, shape_of(raw_shape))
+            known, metadata = self.tail(tail, opcode, at) if tail else (NONE, "")
+            attrs, called = known.attrs, known.called
             operands: tuple[int, ...] = ()
             if opcode == "parameter" or opcode == "constant":
                 value = " ".join(raw_operands.split())
@@ -189,28 +165,45 @@ class _Reader:
                 if opcode == "parameter":
                     parameters[self.number(value, parameters, at)] = len(instructions)
             elif raw_operands:
-                # Splitting is right for nearly all lines; a name that it gets wrong is not found and read with care.
-                try:
-                    if "%" in raw_operands:
-                        operands = tuple([places[part.partition(",")[0]] for part in raw_operands.split("%")[1:]])
-                    else:
-                        operands = tuple([places[part] for part in raw_operands.split(", ")])
-                except KeyError:
-                    operands = self.operands(raw_operands, places, name, at)
+                operands = self.operands(raw_operands, places, name, at)
             if is_root:
                 root = len(instructions)
             if own in places:
                 raise self.error(f"a second instruction of {name} is called {own}", at)
             places[own] = len(instructions)
-            instructions.append(Instruction(own, opcode, shape, operands, attrs, called, metadata, first + at))
+            ins = Instruction(own, opcode, shape, operands, attrs, called, metadata, first + at, placement)
+            instructions.append(ins)
+            if known is not NONE or opcode not in PURE:
+                self.notes(ins, known, places, name)
         if not instructions:
             raise self.error(f"the computation {name} is empty", start)
         numbered = self.numbered(parameters, name, start)
         return Computation(name, instructions, root if root >= 0 else len(instructions) - 1, numbered, first + start)
 
+    def notes(self, ins: Instruction, known: Attributes, places: dict[str, int], name: str) -> None:
+        """What beside its value an instruction has: placement, predecessors, an effect, a channel."""
+        if known.placement:
+            ins.placement = f"{ins.placement}, {known.placement}" if ins.placement else known.placement
+        if known.after:
+            ins.after = tuple([places[o] for o in known.after if o in places])
+        if effect_of(ins.opcode, ins.attrs, ins.called, self.effects):
+            ins.has_effect = True
+            self.effects.add(name)
+        if known.channel:
+            self.channels.append((ins, known.channel))
+
     def operands(self, raw: str, places: dict[str, int], name: str, at: int) -> tuple[int, ...]:
+        """Places of operands. Splitting is right for nearly all lines; a name that it gets wrong is read with care."""
+        try:
+            if "%" in raw:
+                return tuple([places[part.partition(",")[0]] for part in raw.split("%")[1:]])
+            return tuple([places[part] for part in raw.split(", ")])
+        except KeyError:
+            return self.described_operands(raw, places, name, at)
+
+    def described_operands(self, raw: str, places: dict[str, int], name: str, at: int) -> tuple[int, ...]:
         """Operands with anything between their names: shapes, comments, blanks."""
-        text = _NOISE.sub("", raw)
+        text = NOISE.sub("", raw)
         names = _NAMED.findall(text) if "%" in text else [part.split()[-1] for part in brackets.split(text) if part]
         try:
             return tuple([places[n] for n in names])
@@ -261,8 +254,8 @@ class _Reader:
             raise self.error("this instruction is not complete; the file may be damaged or cut off", start)
         return root, name, shape, opcode, rest[opened + 1 : closed], rest[closed + 1 :]
 
-    def tail(self, tail: str, opcode: str, at: int) -> tuple[str, tuple[tuple[str, str], ...], str]:
-        """Attributes, called computations and metadata from what follows the operands."""
+    def tail(self, tail: str, opcode: str, at: int) -> tuple[Attributes, str]:
+        """Attributes and metadata from what follows the operands."""
         head, mark, rest = tail.partition(", metadata={")
         metadata = ""
         if mark:
@@ -274,7 +267,7 @@ class _Reader:
                 metadata = next((part[9:] for part in parts if part.startswith("metadata={")), "")
                 tail = "".join([", " + part for part in parts if not part.startswith("metadata={")])
             if not tail:
-                return "", (), metadata
+                return NONE, metadata
         key = opcode + tail if opcode == "custom-call" else tail
         known = self.attributes.get(key)
         if known is None:
@@ -283,8 +276,8 @@ class _Reader:
                 raise self.error("attributes begin with a comma", at)
             if brackets.depth(text):
                 raise self.error("a bracket or quote of the attributes is not closed", at)
-            known = self.attributes[key] = _attributes(text[1:], opcode)
-        return known[0], known[1], metadata
+            known = self.attributes[key] = attributes_of(text[1:], opcode)
+        return known, metadata
 
     def called_exist(self) -> None:
         """Every called computation is there, and none calls itself, even indirectly: callers come later in the text."""
@@ -299,51 +292,6 @@ class _Reader:
                         raise self.error(f"{attribute} names the computation {called}, which is not in the module", at)
                     raise self.error(f"{attribute} names the computation {called}, which is not defined above", at)
             seen.add(name)
-
-
-def _shape(raw: str) -> str:
-    """A shape without layouts, blanks and index comments: "(f32[8,16]{1,0:T(8,128)}, s32[])" -> "(f32[8,16],s32[])"."""
-    if raw[0] != "(":
-        return raw.partition("{")[0]
-    return _LAYOUT.sub("", _NOISE.sub("", raw)).replace(" ", "")
-
-
-def _attributes(text: str, opcode: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Attributes that belong to the computation: sorted `name=value`, and (attribute, computation) called."""
-    kept: list[str] = []
-    called: list[tuple[str, str]] = []
-    for part in brackets.split(text):
-        name, _, value = part.partition("=")
-        name, value = name.strip(), value.strip()
-        if value.startswith("%") or (name in _CALLS - {"select", "scatter"} and not value.startswith('"')):
-            called += [(name, n.strip().lstrip("%")) for n in value.strip("{}").split(",") if n.strip()]
-        elif name in _DROPPED and not (name == "backend_config" and opcode == "custom-call"):
-            continue
-        elif name == "index" and opcode == "get-tuple-element":
-            kept.append(value)
-        elif name == "replica_groups":
-            kept.append(f"replica_groups={_groups(value)}")
-        else:
-            kept.append(f"{name}={value}" if value else name)
-    return ", ".join(sorted(kept)), tuple(called)
-
-
-def _groups(text: str) -> str:
-    """Replica groups as lists of ranks: the iota form `[2,4]<=[4,2]T(1,0)` written out."""
-    match = _IOTA.match(text) if len(text) < _LONGEST_IOTA else None
-    if not match:
-        return text.replace(" ", "")
-    shape, grid, axes = ([int(n) for n in (match[i] or "").split(",") if _NUMBER.match(n)] for i in (1, 2, 3))
-    axes = axes if match[3] else list(range(len(grid)))
-    ranks = prod(grid)
-    if not 0 < ranks == prod(shape) <= _MOST_RANKS or sorted(axes) != list(range(len(grid))) or len(shape) != 2:
-        return text
-    steps = [prod(grid[i + 1 :]) for i in range(len(grid))]
-    order = [
-        sum(i * steps[a] for i, a in zip(at, axes, strict=True)) for at in product(*(range(grid[a]) for a in axes))
-    ]
-    rows = [order[i : i + shape[1]] for i in range(0, ranks, shape[1])]
-    return "{" + ",".join("{" + ",".join(map(str, row)) + "}" for row in rows) + "}"
 
 
 def _frames(rows: dict[str, dict[int, str]]) -> dict[int, tuple[tuple[str, int, str], ...]]:

@@ -16,35 +16,32 @@ from __future__ import annotations
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from retrograd.compat.jax import register_dialects
 from retrograd.errors import GraphError
 from retrograd.graph import brackets
-from retrograd.graph.ir import Computation, Graph, Instruction
+from retrograd.graph.ir import Computation, Graph, Instruction, effect_of, share_channels
+from retrograd.graph.readers.mlir_attributes import (
+    attributes_of,
+    get_attribute,
+    items_of,
+    shape_of,
+    string_of,
+    symbols_of,
+    value_of,
+)
 
 _AT = re.compile(r'"-":([0-9]{1,9}):[0-9]')
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*+)"\(')
 _FRAME = re.compile(r'"((?:[^"\\]|\\.)*+)"\("((?:[^"\\]|\\.)*+)":([0-9]{1,9})')
 _BARE = re.compile(r'"((?:[^"\\]|\\.)*+)":([0-9]{1,9}):[0-9]')
-_TENSOR = re.compile(r"tensor<((?:[0-9?]+x)*)([^,>]+(?:<[^>]*>)?)(?:, .*)?>\Z")
-_DENSE = re.compile(r"dense<(.*)> : tensor<.*>\Z", re.DOTALL)
-_ARRAY = re.compile(r"array<\w+(?:: (.*))?>\Z")
-_ENUM = re.compile(r"#stablehlo<\w+ (\w+)>")
-_INTEGER = re.compile(r"(-?[0-9]+) : [sui]+[0-9]+\Z")
 _OPCODES = {"optimization_barrier": "opt-barrier", "case": "conditional", "if": "conditional"}
 _RETURNS = frozenset({"func.return", "stablehlo.return", "sdy.return", "mhlo.return", "return"})
-_ELEMENTS = {"i1": "pred", "index": "s64", "complex<f32>": "c64", "complex<f64>": "c128"}
-_DROPPED = (
-    "mhlo.frontend_attributes",
-    "channel_handle",
-    "result_layouts",
-    "operand_layouts",
-    "callee",
-    "called_computations",
-)
+# Names of arguments and results.
+_HARMLESS = ("jax.arg_info", "jax.result_info", "jax.global_constant", "tf.aliasing_output", "jax.buffer_donor")
 
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
@@ -128,6 +125,8 @@ class _Reader:
         self.open: list[str] = []
         self.count = 0  # of regions
         self.aliases: list[str] = []
+        self.effects: set[str] = set()
+        self.channels: list[tuple[Instruction, str]] = []
         self.state = ir.AsmState(module.operation) if hasattr(ir, "AsmState") else None
 
     def error(self, line: int, message: str) -> GraphError:
@@ -137,17 +136,22 @@ class _Reader:
         for operation in self.module.body.operations:
             operation = operation.operation
             if operation.name == "func.func":
-                self.functions[_string(operation.attributes["sym_name"])] = operation
-        public = [n for n, f in self.functions.items() if "private" not in str(_get(f.attributes, "sym_visibility"))]
+                self.functions[string_of(operation.attributes["sym_name"])] = operation
+        public = [
+            n for n, f in self.functions.items() if "private" not in str(get_attribute(f.attributes, "sym_visibility"))
+        ]
         entry = "main" if "main" in self.functions else (public or [""])[0]
         if not entry:
             raise self.error(self.first, "the module has no public function")
         self.function(entry)
         for name in self.functions:
             self.function(name)
+        share_channels(self.channels)
         attributes = self.module.operation.attributes
-        name = _string(_get(attributes, "sym_name")) or "module"
-        header = {key.removeprefix("mhlo."): _value(value) for key, value in _items(attributes) if key != "sym_name"}
+        name = string_of(get_attribute(attributes, "sym_name")) or "module"
+        header = {
+            key.removeprefix("mhlo."): value_of(value) for key, value in items_of(attributes) if key != "sym_name"
+        }
         if self.aliases:
             header["input_output_alias"] = "{ " + ", ".join(self.aliases) + " }"
         return Graph(name, self.computations, entry, "stablehlo", header, source=self.source, stack=self.stack)
@@ -165,18 +169,34 @@ class _Reader:
         if len(blocks) != 1:
             raise self.error(line, f"the function {name} has {len(blocks)} blocks; expected 1, as StableHLO is printed")
         body = _Body()
-        arguments = _get(operation.attributes, "arg_attrs")
+        arguments = get_attribute(operation.attributes, "arg_attrs")
         for number, value in enumerate(blocks[0].arguments):
-            notes = dict(_items(arguments[number])) if arguments is not None else {}
+            notes = dict(items_of(arguments[number])) if arguments is not None else {}
             self.donated(notes, number)
-            sharding = next((_value(notes[n]) for n in ("mhlo.sharding", "sdy.sharding") if n in notes), "")
-            body.parameter(value, self.name(value), self.shape(value), f"sharding={sharding}" if sharding else "")
+            placed = [f"{key}={value_of(note)}" for key, note in notes.items() if key not in _HARMLESS]
+            place = body.parameter(value, self.name(value), self.shape(value))
+            body.instructions[place].placement = ", ".join(placed)
         self.fill(body, blocks[0], name, line)
+        self.results(body, operation)
         self.open.remove(name)
+
+    def results(self, body: _Body, operation: Any) -> None:
+        """Attributes of a function and of its results, beside their names."""
+        notes = get_attribute(operation.attributes, "res_attrs")
+        placed = [
+            f"result {k}: {key}={value_of(value)}"
+            for k, note in enumerate(notes if notes is not None else ())
+            for key, value in items_of(note)
+            if key not in _HARMLESS
+        ]
+        usual = ("sym_name", "function_type", "sym_visibility", "arg_attrs", "res_attrs")
+        placed += [f"{key}={value_of(value)}" for key, value in items_of(operation.attributes) if key not in usual]
+        root = self.computations[string_of(operation.attributes["sym_name"])].root
+        body.instructions[root].placement = ", ".join(filter(None, [body.instructions[root].placement, *placed]))
 
     def donated(self, notes: dict[str, Any], number: int) -> None:
         if "tf.aliasing_output" in notes:
-            output = _value(notes["tf.aliasing_output"])
+            output = value_of(notes["tf.aliasing_output"])
             self.aliases.append(f"{{{output}}}: ({number}, {{}}, may-alias)")
         elif "jax.buffer_donor" in notes:
             self.aliases.append(f"donor ({number}, {{}})")
@@ -200,10 +220,10 @@ class _Reader:
         short = operation.name.partition(".")[2] or operation.name
         opcode = _OPCODES.get(short) or short.replace("_", "-")
         operands = [self.place(body, value) for value in operation.operands]
-        attrs = _attributes(operation, opcode)
+        attrs, placement = attributes_of(operation, opcode)
         called, outside = self.regions(body, operation, owner, line)
         for attribute in ("callee", "called_computations"):
-            for callee in _symbols(_get(operation.attributes, attribute)):
+            for callee in symbols_of(get_attribute(operation.attributes, attribute)):
                 self.function(callee)
                 called.append(("to_apply", callee))
         operands += outside
@@ -211,8 +231,15 @@ class _Reader:
         shapes = [self.shape(value) for value in results]
         name = self.name(results[0]).partition("#")[0] if results else short
         shape = shapes[0] if len(shapes) == 1 else f"({','.join(shapes)})"
-        instruction = Instruction(name, opcode, shape, tuple(operands), attrs, tuple(called), metadata, line)
+        instruction = Instruction(name, opcode, shape, tuple(operands), attrs, tuple(called), metadata, line, placement)
         place = body.add(instruction)
+        channel = get_attribute(operation.attributes, "channel_handle")
+        if channel is not None:
+            instruction.attrs = f"{attrs}, channel" if attrs else "channel"
+            self.channels.append((instruction, str(channel)))
+        if effect_of(opcode, instruction.attrs, instruction.called, self.effects):
+            instruction.has_effect = True
+            self.effects.add(owner)
         if len(results) == 1:
             body.values[results[0]] = place
             return
@@ -256,7 +283,7 @@ class _Reader:
         kind = value.type
         shape = self.types.get(kind)
         if shape is None:
-            shape = self.types[kind] = _shape(str(kind))
+            shape = self.types[kind] = shape_of(str(kind))
         return shape
 
     def where(self, location: Any) -> tuple[str, int]:
@@ -297,66 +324,6 @@ def _captured(operation: Any) -> Iterator[Any]:
                     defined.update(operation.results)
 
     yield from walk(operation)
-
-
-def _shape(text: str) -> str:
-    """An MLIR type as HLO writes shapes: "tensor<8x32xf32>" -> "f32[8,32]"."""
-    if text.startswith("tuple<"):
-        parts = brackets.split(text[6:-1].replace("<", "(<").replace(">", ">)"))
-        return "(" + ",".join(_shape(part.replace("(<", "<").replace(">)", ">")) for part in parts) + ")"
-    if text.endswith(".token"):
-        return "token[]"
-    match = _TENSOR.match(text)
-    if not match:
-        return text
-    element = _ELEMENTS.get(match[2]) or re.sub(r"^(?:i|si)(?=[0-9])", "s", match[2]).replace("ui", "u").lower()
-    return f"{element}[{match[1].rstrip('x').replace('x', ',')}]"
-
-
-def _attributes(operation: Any, opcode: str) -> str:
-    kept: list[str] = []
-    for name, value in _items(operation.attributes):
-        if name in _DROPPED:
-            continue
-        text = _value(value)
-        if (opcode == "constant" and name == "value") or (opcode == "get-tuple-element" and name == "index"):
-            kept.insert(0, text)
-        else:
-            kept.append(f"{name.removeprefix('mhlo.')}={text}")
-    return ", ".join(kept)
-
-
-def _value(attribute: Any) -> str:
-    """An attribute as text without the types that MLIR repeats: `dense<[[0, 1]]> : tensor<1x2xi64>` -> `{{0,1}}`."""
-    text = str(attribute)
-    if match := _DENSE.match(text):
-        return match[1].replace("[", "{").replace("]", "}").replace(", ", ",") if "[" in match[1] else match[1]
-    if match := _ARRAY.match(text):
-        return "{" + (match[1] or "").replace(" ", "") + "}"
-    if match := _INTEGER.match(text):
-        return match[1]
-    return _ENUM.sub(r"\1", text)
-
-
-def _items(attributes: Any) -> Iterable[tuple[str, Any]]:
-    """Names and values of an attribute dictionary; older bindings yield pairs, newer ones names."""
-    for entry in attributes:
-        if isinstance(entry, str):
-            yield entry, attributes[entry]
-        else:
-            yield entry.name, entry.attr
-
-
-def _get(attributes: Any, name: str) -> Any:
-    return attributes[name] if name in attributes else None  # noqa: SIM401 (the bindings have no .get)
-
-
-def _string(attribute: Any) -> str:
-    return "" if attribute is None else str(attribute).strip('"')
-
-
-def _symbols(attribute: Any) -> list[str]:
-    return [] if attribute is None else re.findall(r"@([\w.\-$]+)", str(attribute))
 
 
 def _main(arguments: list[str]) -> int:

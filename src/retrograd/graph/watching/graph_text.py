@@ -10,20 +10,28 @@ from os import PathLike
 from pathlib import Path
 
 from retrograd.errors import GraphError
-from retrograd.graph import readers
+from retrograd.graph import readers, undecided
+from retrograd.graph.canonical import forms
 from retrograd.graph.ir import Graph
-from retrograd.graph.keys import strict_key, text_key
+from retrograd.graph.keys import compiled_key, strict_key, text_key
 from retrograd.graph.readers import files, formats
+from retrograd.graph.schema import Cause
 
 
 @dataclass(frozen=True)
 class Known:
-    """A graph with its key. `graph` is None, and `problem` says why, where the text cannot be read."""
+    """A graph with its key, equal for graphs that are the same, and `computes`, equal for those that compute the same.
+
+    `graph` is None, and `problem` says why, where the text cannot be read. `unknown` says what the text leaves out:
+    then equal keys prove nothing (`level` "undecided").
+    """
 
     key: str
     level: str
     graph: Graph | None = None
     problem: str = ""
+    computes: str = ""
+    unknown: tuple[Cause, ...] = ()
 
 
 def known(text: str, format: str, source: str = "") -> Known:
@@ -32,9 +40,13 @@ def known(text: str, format: str, source: str = "") -> Known:
         return Known("", "live", problem="the framework gave no text of this graph")
     try:
         graph = readers.parse(text, source, format)[0]
-        return Known(strict_key(graph), "strict", graph)
+        folded = forms(graph)
+        unknown = tuple(undecided.causes(graph, folded))
+        level = "undecided" if unknown else "strict"
+        return Known(compiled_key(graph, folded), level, graph, "", strict_key(graph, folded), unknown)
     except GraphError as error:
-        return Known(text_key(text), "text", problem=f"compared by its text alone: {error}")
+        key = text_key(text)
+        return Known(key, "text", problem=f"compared by its text alone: {error}", computes=key)
 
 
 def of_file(path: str | PathLike[str]) -> Iterator[tuple[str, str, Graph]]:

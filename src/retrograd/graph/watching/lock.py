@@ -9,19 +9,20 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from retrograd.core.schema import Record, decode, parsed, plain
-from retrograd.errors import GraphChangedError, UsageError
+from retrograd.errors import GraphChangedError, UndecidedError, UsageError
 from retrograd.graph.diffing.compare import compare
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 from retrograd.graph.watching.graph_text import known, of_file, packed, unpacked
 from retrograd.graph.watching.session import WatchSession, sizes
 
-LOCK_SCHEMA = "retrograd.graph.lock/1"
+LOCK_SCHEMA = "retrograd.graph.lock/2"
+_BEFORE = "retrograd.graph.lock/1"  # its keys are blind to effects and placement; its texts are read again
 CHECK_SCHEMA = "retrograd.graph.lock.check/1"
 _WIDTH = 100
 
@@ -92,6 +93,8 @@ class Check(Record):
 def of_text(text: str, format: str, name: str, keep: bool = True) -> Locked:
     """What the lock keeps of a graph; `keep` its text too."""
     reading = known(text, format, name)
+    if reading.unknown:
+        raise _undecided(name, reading.unknown[0])
     return _locked(reading.key, reading.level, format, text if keep else "", reading.graph)
 
 
@@ -100,6 +103,7 @@ def of_files(paths: Sequence[str | Path], keep: bool = True) -> dict[str, Locked
 
     Raises:
         GraphError: a file is no graph.
+        UndecidedError: a text does not say what is computed, as where the numbers of a constant are left out.
         UsageError: two files have the same name.
     """
     graphs: dict[str, Locked] = {}
@@ -117,9 +121,17 @@ def of_session(session: WatchSession) -> dict[str, Locked]:
     counts: Counter[str] = Counter()
     for entry in session.entries:
         own = entry.watched
-        graphs[f"{own.role} {counts[own.role]}"] = _locked(own.key, own.level, own.format, entry.text, entry.graph)
+        name = f"{own.role} {counts[own.role]}"
+        if own.level == "undecided":
+            raise _undecided(name, known(entry.text, own.format, name).unknown[0])
+        graphs[name] = _locked(own.key, own.level, own.format, entry.text, entry.graph)
         counts[own.role] += 1
     return graphs
+
+
+def _undecided(name: str, cause: Cause) -> UndecidedError:
+    """A lock that would hold for graphs that differ is none."""
+    return UndecidedError(f"{name} cannot be locked or checked: {cause.what}; {cause.advice}")
 
 
 def _locked(key: str, level: str, format: str, text: str, graph: Graph | None) -> Locked:
@@ -145,7 +157,17 @@ def read(path: str | Path) -> dict[str, Locked]:
         raise UsageError(
             f"the lock file {str(path)!r} cannot be read: {reason}; `retrograd graph lock` writes one"
         ) from None
-    return parsed(text, LOCK_SCHEMA, "lock file of graphs", _decoded)
+    before = f'"schema": "{_BEFORE}"' in text[:200]
+    graphs = parsed(text, _BEFORE if before else LOCK_SCHEMA, "lock file of graphs", _decoded)
+    return {name: _renewed(name, graph) for name, graph in graphs.items()} if before else graphs
+
+
+def _renewed(name: str, locked: Locked) -> Locked:
+    """A graph of an older lock file with the key of today; without its text it matches no graph."""
+    try:
+        return of_text(unpacked(locked.text), locked.format, name) if locked.text else replace(locked, level="older")
+    except (ValueError, zlib.error) as error:
+        raise _damaged(error) from None
 
 
 def check(graphs: Mapping[str, Locked], locked: Mapping[str, Locked], title: str = "the lock file") -> Check:
@@ -185,8 +207,11 @@ def hold(path: str | Path, *sessions: WatchSession) -> None:
 def _changed(name: str, before: Locked, now: Locked) -> Changed:
     sides = [_graph(side, name) for side in (before, now)]
     if sides[0] is None or sides[1] is None:
-        return Changed(name, "changed", note="the key differs; without the texts of both it cannot be said why")
-    causes = compare(sides[0], sides[1], pictured=False).causes
+        older = "the lock file is of an older version and has no text of it: lock again"
+        why = older if before.level == "older" else "the key differs; without the texts of both it cannot be said why"
+        return Changed(name, "changed", note=why)
+    diff = compare(sides[0], sides[1], pictured=False)
+    causes = diff.causes or diff.unknown
     return Changed(name, "changed", causes, "" if causes else "the key differs, the computation does not: lock again")
 
 
@@ -194,9 +219,11 @@ def _graph(locked: Locked, name: str) -> Graph | None:
     try:
         return known(unpacked(locked.text), locked.format, name).graph if locked.text else None
     except (ValueError, zlib.error) as error:
-        raise UsageError(
-            f"the lock file is damaged: the text of a graph cannot be read ({error}); lock again"
-        ) from None
+        raise _damaged(error) from None
+
+
+def _damaged(error: Exception) -> UsageError:
+    return UsageError(f"the lock file is damaged: the text of a graph cannot be read ({error}); lock again")
 
 
 def _lines(text: str) -> list[str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from retrograd.errors import UsageError
 from retrograd.graph.ir import Graph
-from retrograd.graph.keys import strict_key
 from retrograd.graph.watching.events import Compiled, Event, Executed
-from retrograd.graph.watching.graph_text import of_file
+from retrograd.graph.watching.graph_text import known, of_file
 from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import WatchSession
 
@@ -17,7 +16,7 @@ from retrograd.graph.watching.session import WatchSession
 def replay(paths: Sequence[str | Path], session: WatchSession) -> WatchReport:
     """Give the graphs of files to a session, one a step, in the order given.
 
-    A graph whose recorded hash (without one: whose strict key) was there before ran from the cache.
+    A graph whose recorded hash (without one: whose key) was there before ran from the cache.
 
     Args:
         paths: dumps, or save-files of torch_xla with a graph for each cut.
@@ -34,7 +33,7 @@ def replay(paths: Sequence[str | Path], session: WatchSession) -> WatchReport:
     seen: set[str] = set()
     for path in paths:
         for name, text, graph in of_file(path):
-            key = graph.key or strict_key(graph)
+            key = graph.key or known(text, graph.format, name).key
             events: list[Event] = [Executed(key)]
             if key not in seen:
                 seen.add(key)

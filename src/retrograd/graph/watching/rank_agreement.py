@@ -41,7 +41,7 @@ class Comparison:
         Raises:
             RanksDifferError: another rank has another graph here, or none in time.
         """
-        key = compiled.digest if compiled.format == _LIVE else known(compiled.text, compiled.format).key
+        key = compiled.digest if compiled.format == _LIVE else known(compiled.text, compiled.format).computes
         name = f"step-{self.step}/graph-{self.count}"
         self.count += 1
         self._ask(name, f"{compiled.role} {key}", compiled.text, compiled)

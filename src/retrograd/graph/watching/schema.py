@@ -11,7 +11,7 @@ from retrograd.graph.schema import Cause
 
 SCHEMA = "retrograd.graph.watch/1"
 
-Level = Literal["strict", "text", "live"]
+Level = Literal["strict", "undecided", "text", "live"]
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,12 @@ class Watched:
     """One graph that was compiled.
 
     `role` says which part of a step it is ("forward", "backward", "inference", "autograd", "step", "module"), `name`
-    what the framework calls it. `key` is the same for the same computation (`level` "strict"; "text" where no reader
-    could read the text, "live" where the framework gave none); `recorded` is the framework's own key. `step` is the
+    what the framework calls it. `key` is the same for the same graph (`level` "strict"; "undecided" where the text
+    leaves something out, so that equal keys prove nothing, "text" where no reader could read it, "live" where the
+    framework gave none); `recorded` is the framework's own key. `step` is the
     first step that has it. `seconds` is what compiling it took, None if unknown. `reason` is what the framework says
-    about why it was compiled. `against` is the number of the graph it was compared with, `causes` what
-    differs, `same_as` the number of an earlier graph that computes the same. `expected` is false for a graph that makes
+    about why it was compiled. `against` is the number of the graph it was compared with, `causes` what differs,
+    `same_as` the number of an earlier graph that was proven to be the same. `expected` is false for a graph that makes
     one too many.
     """
 

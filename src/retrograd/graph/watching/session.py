@@ -102,10 +102,10 @@ class WatchSession:
         reading = graph_text.known(event.text, event.format, source)
         key = reading.key or event.digest
         before = next((e.watched.number for e in reversed(self.entries) if e.family == family), None)
-        same = next(
-            (e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == (reading.level, key)), None
-        )
-        notes = (*((reading.problem,) if reading.problem else ()), *event.notes)
+        own = (reading.level, key) if not reading.unknown else None  # equal keys prove nothing where text is left out
+        same = next((e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == own), None)
+        left_out = [f"whether it is the same as another cannot be told: {cause.what}" for cause in reading.unknown]
+        notes = (*((reading.problem,) if reading.problem else ()), *left_out, *event.notes)
         watched = Watched(
             number, event.role, event.name, self.now, key, reading.level, event.recorded, event.format,  # type: ignore[arg-type]
             seconds=event.seconds, reason=event.reason, against=before, same_as=same, notes=notes,

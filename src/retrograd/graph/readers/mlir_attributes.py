@@ -1,0 +1,89 @@
+"""Types and attributes of StableHLO as HLO writes them: what belongs to what is computed, and what to how."""
+
+# jaxlib ships MLIR's bindings without types.
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportOptionalCall=false
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from retrograd.graph import brackets
+
+_TENSOR = re.compile(r"tensor<((?:[0-9?]+x)*)([^,>]+(?:<[^>]*>)?)(?:, (.*))?>\Z")
+_DENSE = re.compile(r"dense<(.*)> : tensor<.*>\Z", re.DOTALL)
+_ARRAY = re.compile(r"array<\w+(?:: (.*))?>\Z")
+_ENUM = re.compile(r"#stablehlo<\w+ (\w+)>")
+_INTEGER = re.compile(r"(-?[0-9]+) : [sui]+[0-9]+\Z")
+_ELEMENTS = {"i1": "pred", "index": "s64", "complex<f32>": "c64", "complex<f64>": "c128"}
+# Read elsewhere: what is called, and channels.
+_READ = ("channel_handle", "callee", "called_computations")
+# What the compiled program depends on and the result does not; of a custom call the first may be arguments.
+_PLACEMENT = ("mhlo.frontend_attributes", "result_layouts", "operand_layouts", "mhlo.sharding", "sdy.sharding")
+
+
+def shape_of(text: str) -> str:
+    """An MLIR type as HLO writes shapes: "tensor<8x32xf32>" -> "f32[8,32]"."""
+    if text.startswith("tuple<"):
+        parts = brackets.split(text[6:-1].replace("<", "(<").replace(">", ">)"))
+        return "(" + ",".join(shape_of(part.replace("(<", "<").replace(">)", ">")) for part in parts) + ")"
+    if text.endswith(".token"):
+        return "token[]"
+    match = _TENSOR.match(text)
+    if not match:
+        return text
+    element = _ELEMENTS.get(match[2]) or re.sub(r"^(?:i|si)(?=[0-9])", "s", match[2]).replace("ui", "u").lower()
+    encoding = f"{{{match[3]}}}" if match[3] else ""  # bounds of dynamic sizes, sparsity
+    return f"{element}[{match[1].rstrip('x').replace('x', ',')}]{encoding}"
+
+
+def attributes_of(operation: Any, opcode: str) -> tuple[str, str]:
+    """What belongs to what is computed, and what to where and how."""
+    kept: list[str] = []
+    placed: list[str] = []
+    for name, value in items_of(operation.attributes):
+        if name in _READ:
+            continue
+        text = value_of(value)
+        if name in _PLACEMENT and not (name == _PLACEMENT[0] and opcode == "custom-call"):
+            placed.append(f"{name.removeprefix('mhlo.')}={text}")
+            continue
+        if (opcode == "constant" and name == "value") or (opcode == "get-tuple-element" and name == "index"):
+            kept.insert(0, text)
+        else:
+            kept.append(f"{name.removeprefix('mhlo.')}={text}")
+    return ", ".join(kept), ", ".join(placed)
+
+
+def value_of(attribute: Any) -> str:
+    """An attribute as text without the types that MLIR repeats: `dense<[[0, 1]]> : tensor<1x2xi64>` -> `{{0,1}}`."""
+    text = str(attribute)
+    if match := _DENSE.match(text):
+        return match[1].replace("[", "{").replace("]", "}").replace(", ", ",") if "[" in match[1] else match[1]
+    if match := _ARRAY.match(text):
+        return "{" + (match[1] or "").replace(" ", "") + "}"
+    if match := _INTEGER.match(text):
+        return match[1]
+    return _ENUM.sub(r"\1", text)
+
+
+def items_of(attributes: Any) -> Iterable[tuple[str, Any]]:
+    """Names and values of an attribute dictionary; older bindings yield pairs, newer ones names."""
+    for entry in attributes:
+        if isinstance(entry, str):
+            yield entry, attributes[entry]
+        else:
+            yield entry.name, entry.attr
+
+
+def get_attribute(attributes: Any, name: str) -> Any:
+    return attributes[name] if name in attributes else None  # noqa: SIM401 (the bindings have no .get)
+
+
+def string_of(attribute: Any) -> str:
+    return "" if attribute is None else str(attribute).strip('"')
+
+
+def symbols_of(attribute: Any) -> list[str]:
+    return [] if attribute is None else re.findall(r"@([\w.\-$]+)", str(attribute))
