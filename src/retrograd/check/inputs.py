@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -267,6 +268,22 @@ def draw(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
     return out
 
 
+def repeatable(value: Any) -> bool:
+    """Whether `place` makes a fresh one of a value: of tensors, numbers, words, and lists, tuples and dicts of those.
+
+    Others, such as objects or tensors in lists, an op may change, and only whoever made them can make them anew.
+    """
+    return isinstance(value, torch.Tensor) or _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (int, float, complex, str, bytes, torch.dtype, torch.device))
+
+
 def place(drawn: Mapping[str, Any], case: Case, device: str) -> dict[str, Any]:
     """Fresh tensors with the values that `draw` made, on a device, laid out as the case says; they need no gradient."""
     out = dict(drawn)
@@ -274,6 +291,8 @@ def place(drawn: Mapping[str, Any], case: Case, device: str) -> dict[str, Any]:
         if isinstance(value, torch.Tensor):
             layout = case.layout(name)
             out[name] = lay_out(repeat_values(value.detach().to(device, copy=True), layout), layout)
+        elif isinstance(value, (list, tuple, dict)) and _is_plain(value):
+            out[name] = copy.deepcopy(value)
     return out
 
 

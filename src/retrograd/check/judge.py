@@ -151,7 +151,8 @@ class Judge:
         for dim in range(got.ndim):
             total = off.sum(dim).abs()
             allowed = torch.where(beyond, stored, tol).nan_to_num(math.inf, math.inf).sum(dim)
-            if not bool((total > tolerance.ALGORITHM * allowed).any()):
+            wider = allowed + self.oracle.truth(case).sum_tolerance(name, dim, case.dtype, spread=False)
+            if not bool((total > tolerance.ALGORITHM * wider).any()):
                 continue
             for runs in self.confirming:
                 wider = allowed + self.oracle.truth(case, runs).sum_tolerance(name, dim, case.dtype)
@@ -185,14 +186,15 @@ class Judge:
         factor = tolerance.scale(got, want)
         inside, _ = tolerance.units(case.dtype, self.runner.spec.compute)
         inside = max(inside, tolerance.TF32) if self.runner.tf32 else inside
-        least = truth.scale_tolerance(name, got.dtype, inside) if abs(factor - 1) > 2**-12 else 1.0
-        if not abs(factor - 1) > least:
+        off = abs(factor - 1)
+        least = truth.scale_tolerance(name, got.dtype, inside, off) if off > 2**-12 else 1.0
+        if not off > least:
             return []
         message = (
             f"{name} is {factor:.4g} times what it should be, over all of its {got.numel()} elements: rounding leaves "
             f"{least:.1e} of that, though each element is within its own rounding"
         )
-        excess = abs(factor - 1) / least
+        excess = off / least
         return [Finding(stage, "wrong-scale", message, case, tensor=name, got=factor, want=1.0, excess=excess)]
 
     def _exact(self, stage: str, case: Case, run: OpRun) -> list[Finding]:

@@ -18,9 +18,10 @@ import torch
 
 from retrograd.check import tolerance
 from retrograd.check.inputs import differentiable
+from retrograd.check.operators import JUMPING
 from retrograd.check.outputs import as_real, like
-from retrograd.check.reference import Reference, Results
-from retrograd.check.rounding import JUMPING, Float64
+from retrograd.check.reference import Reference, Results, gradient_of
+from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
 from retrograd.check.spec import TensorSpec
 
@@ -321,7 +322,7 @@ Trail = Callable[[Reference, str, torch.Tensor], torch.Tensor]
 
 
 def _slopes(reference: Reference, name: str, shift: torch.Tensor) -> torch.Tensor:
-    grad = reference.run(torch.float64, Float64(), shift={name: shift})[f"grad {name}"]
+    grad = reference.run(torch.float64, Float64(), gradient_of(name), {name: shift})[f"grad {name}"]
     return torch.zeros_like(shift) if grad is None else grad.detach()
 
 

@@ -156,13 +156,15 @@ class OpRunner:
         return inputs
 
     def _draw(self, case: Case) -> dict[str, Any]:
-        if self.spec.tensor_specs is None:  # a callable may give what an op changes, such as a list
-            return make.draw(self.spec, case, self.seed)
-        if case not in self._drawn:
-            if len(self._drawn) >= _KEPT:
-                del self._drawn[next(iter(self._drawn))]
-            self._drawn[case] = make.draw(self.spec, case, self.seed)
-        return self._drawn[case]
+        if case in self._drawn:
+            return self._drawn[case]
+        drawn = make.draw(self.spec, case, self.seed)
+        if self.spec.tensor_specs is None and not all(map(make.repeatable, drawn.values())):
+            return drawn
+        if len(self._drawn) >= _KEPT:
+            del self._drawn[next(iter(self._drawn))]
+        self._drawn[case] = drawn
+        return drawn
 
     def differentiable(self, case: Case) -> list[str]:
         """Names of the inputs a gradient is asked for."""

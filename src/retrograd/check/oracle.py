@@ -71,19 +71,29 @@ class Truth:
     def _spread(self) -> Spread:
         return self.spread(self.runs)
 
-    def scale_tolerance(self, name: str, dtype: torch.dtype, unit_inside: float) -> float:
-        """How far from 1 the scale of a whole tensor may be that is stored in a dtype."""
+    def scale_tolerance(self, name: str, dtype: torch.dtype, unit_inside: float, off: float) -> float:
+        """How far from 1 the scale of a whole tensor may be that is stored in a dtype; less where `off` is within it.
+
+        As with `floor`, the runs behind the spread are made where the cheap terms do not allow what is `off`.
+        """
         want, eager = self.want[name], self.eager.get(name)
         assert want is not None
         own = tolerance.scale(eager, want) if eager is not None else math.nan
+        least = tolerance.scale_tolerance(0.0, own, want, dtype, unit_inside)
+        if off <= least:
+            return least
         return tolerance.scale_tolerance(self._spread.scales.get(name, 0.0), own, want, dtype, unit_inside)
 
-    def sum_tolerance(self, name: str, dim: int, dtype: str) -> torch.Tensor:
-        """How far the sum of a gradient over a dimension may be off, rounding of its elements apart."""
+    def sum_tolerance(self, name: str, dim: int, dtype: str, *, spread: bool = True) -> torch.Tensor:
+        """How far the sum of a gradient over a dimension may be off, rounding of its elements apart.
+
+        Without its `spread` it is less, and takes no randomly rounded runs.
+        """
         label, want, eager = kinks.summed(name, dim), self.want[name], self.eager.get(name)
         assert want is not None
         error = None if eager is None else (eager - want).sum(dim).abs()
-        return tolerance.tolerance(tolerance.floor(want.sum(dim), error, dtype), self._spread.sums[label])
+        least = tolerance.floor(want.sum(dim), error, dtype)
+        return tolerance.tolerance(least, self._spread.sums[label]) if spread else least
 
     @cached_property
     def power(self) -> float:
@@ -154,18 +164,22 @@ def _terms(reference: Reference, exact: Results | None) -> dict[str, torch.Tenso
     inputs, gs = reference.inputs(), reference.grad_outs()
     known = [t for name, t in (exact or {}).items() if t is not None and not name.startswith("grad ")]
     outs = known if len(known) == len(gs) else [as_real(out) for out in reference.outputs().inexact.values()]
-    products = [as_real(g).double() * out for g, out in zip(gs, outs, strict=True)]
+    products = [(as_real(g).double() * out).abs() for g, out in zip(gs, outs, strict=True)]
+    whole = [_size(p) for p in products]
+    total = sum(whole, torch.zeros((), dtype=torch.float64))
     sizes = {}
     # Where functions level off at huge values, what cancels there is as large as at ordinary ones.
-    ordinary = reference.ordinary() if reference.case.values else inputs
+    values = (reference.ordinary(), inputs) if reference.case.values else (inputs,)
     for name in make.differentiable(reference.spec, inputs):
-        sizes[f"grad {name}"] = torch.zeros((), dtype=torch.float64)
-        for x in (as_real(value[name]).double().abs() for value in (ordinary, inputs)):
-            alike = [p.abs() if p.shape == x.shape else _size(p) for p in products]
+        label = f"grad {name}"
+        for x in (as_real(value[name]).double().abs() for value in values):
+            alike = [p if p.shape == x.shape else size for p, size in zip(products, whole, strict=True)]
             each = (sum(alike, torch.zeros_like(x)) / x).nan_to_num(0.0, 0.0, 0.0)
-            every = (sum(map(_size, products)) / _size(x)).nan_to_num(0.0, 0.0, 0.0)
-            sizes[f"grad {name}"] = torch.maximum(sizes[f"grad {name}"], torch.maximum(each, every))
-        sizes[f"second {name}"] = (4 * sizes[f"grad {name}"] / x).nan_to_num(0.0, 0.0, 0.0)  # 4 sigma of its random u
+            every = torch.maximum(each, (total / _size(x)).nan_to_num(0.0, 0.0, 0.0))
+            sizes[label] = torch.maximum(sizes[label], every) if label in sizes else every
+        if exact is not None:  # of the outputs and their gradients, so nothing asks for more
+            continue
+        sizes[f"second {name}"] = (4 * sizes[label] / x).nan_to_num(0.0, 0.0, 0.0)  # 4 sigma of its random u
         for i, out in enumerate(outs):
             per_x = out.abs() / x if out.shape == x.shape else _size(out) / _size(x).expand_as(out)
             label = f"second grad_out {i}"

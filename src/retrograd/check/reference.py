@@ -64,6 +64,11 @@ def first_order(
     return {**outs, **{f"grad {n}": g for n, g in zip(leaves, grads, strict=True)}}
 
 
+def gradient_of(name: str) -> DerivativeOrder:
+    """Of `first_order` the gradient of one input alone: what the others take is not computed."""
+    return lambda case, seed, outs, leaves, gs: first_order(case, seed, outs, {name: leaves[name]}, gs)
+
+
 @dataclass(frozen=True)
 class Reference:
     """The reference of an op at one case.

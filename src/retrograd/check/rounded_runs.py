@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from retrograd.check import inputs as make
-from retrograd.check.constraints import project
+from retrograd.check.constraints import constrained, project
 from retrograd.check.outputs import as_real, inexact, promoted
 from retrograd.check.reference import DerivativeOrder, Reference, Results, first_order
 from retrograd.check.seeds import derive
@@ -44,7 +44,9 @@ class _Apart(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if not any(inexact(t) and not is_functorch_wrapped(t) for t in tree_leaves(out)):
+        # This runs at each operator, most of which give a single tensor of all runs.
+        leaves = (out,) if isinstance(out, torch.Tensor) else tree_leaves(out)
+        if not any(inexact(t) and not is_functorch_wrapped(t) for t in leaves):
             return out
         if not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
             return tree_map_only(torch.Tensor, self._own, out)
@@ -99,15 +101,8 @@ def _batch(reference: Reference, unit: float, accumulate: float, seed: int, runs
     if missing := [name for name, t in results.items() if t is None]:
         # Inside vmap no tensor says that it requires a gradient, and a reference may ask.
         raise _ApartError(f"there is no {missing[0]}")
-    return [_single(reference, results, batched, names, k) for k in range(runs)]
-
-
-def _single(
-    reference: Reference, results: Results, batched: dict[str, torch.Tensor], names: list[str], run: int
-) -> Results:
-    """The results of one of the runs."""
-    single = {name: None if t is None else t[run] for name, t in results.items()}
-    for name in names:
-        if (grad := single[f"grad {name}"]) is not None:
-            single[f"grad {name}"] = project(reference.spec, name, grad, batched[name][run])
-    return {name: None if t is None else as_real(t) for name, t in single.items()}
+    apart = {name: t.unbind() for name, t in results.items() if t is not None}
+    for name in (n for n in names if n in constrained(reference.spec)):
+        pairs = zip(apart[f"grad {name}"], batched[name], strict=True)
+        apart[f"grad {name}"] = tuple(project(reference.spec, name, grad, value) for grad, value in pairs)
+    return [{name: as_real(each[run]) for name, each in apart.items()} for run in range(runs)]

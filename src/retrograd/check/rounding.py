@@ -9,85 +9,31 @@ from __future__ import annotations
 
 import math
 import random
-from contextlib import nullcontext
 from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.compat.torch_dispatch import decompositions, resolving, schema, tree_leaves, tree_map_only
+from retrograd.check.operators import (
+    ADDING,
+    AGAINST_ZERO,
+    DECIDING,
+    EXACT_RESULTS,
+    FACTORS,
+    KEEPING,
+    PRODUCTS,
+    SMOOTH,
+    WHOLE,
+    about,
+)
+from retrograd.compat.torch_dispatch import resolving, tree_leaves, tree_map_only
 from retrograd.compat.torch_tensors import is_zeros_without_memory
 
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
 _LIFTED |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 _ATEN = torch.ops.aten
 
-
-def _names(operators: str) -> frozenset[str]:
-    return frozenset(operators.split())
-
-
-# Fused operators hide their inner cancellation from a mode that only sees their result: taken apart.
-_FUSED = _names("""
-native_layer_norm native_layer_norm_backward _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
-gelu gelu_backward silu silu_backward native_group_norm native_group_norm_backward native_batch_norm
-native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward var var_mean std std_mean logsumexp mse_loss
-mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward softplus softplus_backward
-elu elu_backward mish mish_backward sigmoid_backward tanh_backward hardswish hardswish_backward binary_cross_entropy
-binary_cross_entropy_backward addcmul addcdiv
-""")
-
-# Results that are exact whatever the precision: selections, copies, sign changes.
-_EXACT = _names("""
-abs neg relu clamp clamp_min clamp_max where maximum minimum amax amin max min argmax argmin clone copy copy_
-_to_copy zeros zeros_like ones ones_like full full_like empty empty_like new_zeros new_ones new_full new_empty fill
-fill_ zero_ index gather cat stack flip roll constant_pad_nd threshold_backward sort topk embedding index_select
-masked_fill new_empty_strided empty_strided scalar_tensor arange detach lift_fresh sign max_pool2d_with_indices
-max_pool2d_with_indices_backward tril triu select_backward slice_backward eq ne lt gt le ge floor ceil round trunc
-repeat floor_divide index_put squeeze unsqueeze view expand permute
-""")
-
-
-# Results of operators that are exact beside others that are not: which classes are targets, as 0 and 1.
-_EXACT_RESULTS = {"multilabel_margin_loss_forward": (1,)}
-
-# Smooth wherever they are defined: a reference made of these alone has no kink to look for.
-_SMOOTH = _names("""
-add sub rsub mul div neg pow square sqrt rsqrt reciprocal exp expm1 log log1p erf erfc tanh tanh_backward sin cos
-sigmoid sigmoid_backward sum mean cumsum mm bmm addmm baddbmm dot mv convolution convolution_backward var var_mean
-std std_mean addcmul addcdiv real
-_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp gelu gelu_backward
-silu silu_backward mish mish_backward softplus softplus_backward native_layer_norm native_layer_norm_backward
-native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward mse_loss mse_loss_backward
-nll_loss_forward nll_loss_backward
-view _unsafe_view reshape expand permute transpose t squeeze unsqueeze slice select as_strided detach clone copy_
-_to_copy to alias split split_with_sizes unbind cat stack flip roll repeat constant_pad_nd select_backward
-slice_backward tril triu diagonal index index_put index_select index_add gather scatter_add embedding
-embedding_dense_backward masked_fill lift_fresh zeros zeros_like ones ones_like full full_like empty empty_like
-new_zeros new_ones new_full new_empty new_empty_strided empty_strided fill zero_ fill_ scalar_tensor arange
-_efficientzerotensor
-""")
-
-# What an operator decides: which of its results are decisions, or which number they are taken by. A decision that falls
-# otherwise for other roundings is a switch near which the function may have a kink or a jump.
-_DECIDING = {"eq", "ne", "lt", "gt", "le", "ge", "floor", "ceil", "round", "trunc", "sign", "isnan", "floor_divide"}
-JUMPING = {"floor", "ceil", "round", "trunc", "sign", "floor_divide"}
-_AGAINST_ZERO = _names("relu abs leaky_relu threshold threshold_backward relu_ prelu elu celu selu")
-_KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
-
-# Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.
-_WHOLE = {"add", "sub", "rsub", "mul"}
-
-# Products of matrices, and where their factors stand among the arguments.
-_FACTORS = {"mm": ("mm", 0), "bmm": ("bmm", 0), "addmm": ("mm", 1), "baddbmm": ("bmm", 1)}
-_PRODUCTS = {*_FACTORS, "convolution"}
-
-# What adds up, so that a partial sum may be larger than the result.
-_ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
-
-
-_DECOMPOSE = decompositions(_FUSED)
 
 # Uniform numbers that noise is cut out of: to draw them takes longer than most operators. Two pieces overlap by 1/16 of
 # themselves on the average, which changes a spread by 3 % at most.
@@ -117,8 +63,8 @@ def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> t
         return torch.zeros_like(out)
     dims = list(range(x.ndim)) if dim is None or dim == [] else ([dim] if isinstance(dim, int) else list(dim))
     n = math.prod(x.shape[d] for d in dims) if dims else 1
-    squares = _square(x).sum(dims, keepdim) if dims else _square(x)
-    return (squares / 2).add_(_square(out)).mul_(max(n - 1, 0) / 3).sqrt_()
+    squares = _square(x).sum(dims, keepdim).add_(_square(out), alpha=2) if dims else 3 * _square(x)
+    return squares.mul_(max(n - 1, 0) / 6).sqrt_()
 
 
 def _square(t: torch.Tensor) -> torch.Tensor:
@@ -127,7 +73,7 @@ def _square(t: torch.Tensor) -> torch.Tensor:
 
 def _squares_of_terms(name: str, args: tuple[Any, ...]) -> torch.Tensor:
     """The sum of the squares of what a product of matrices adds up, an element each."""
-    kind, first = _FACTORS[name]
+    kind, first = FACTORS[name]
     return getattr(_ATEN, kind)(_square(args[first]), _square(args[first + 1]))
 
 
@@ -164,6 +110,8 @@ def _whole(value: Any, unit: float) -> bool:
     if not value.numel() or not value.is_floating_point() or value.device.type == "meta":
         return not value.is_complex()
     # A few numbers say enough of most tensors, and this runs at each addition; of zeros noise leaves zeros anyway.
+    if (first := value[(0,) * value.ndim].item()) and first % 1:
+        return False
     few = value.flatten()[:: value.numel() // 16 + 1].tolist()
     if not any(few) or any(number % 1 for number in few):
         return False
@@ -184,7 +132,7 @@ def _product_error(name: str, out: torch.Tensor, args: tuple[Any, ...]) -> torch
 
     Both factors of each of the n terms are, so sqrt(2) of the terms' size.
     """
-    if name in _FACTORS:
+    if name in FACTORS:
         return (2 * _squares_of_terms(name, args)).sqrt()
     if name == "mul":
         return math.sqrt(2) * out  # noise has no sign
@@ -200,16 +148,10 @@ def _run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         return func(*args, **kwargs), args, kwargs
     except RuntimeError:
         kinds = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        if _about(func)[1] or not kinds & _LIFTED.keys() or not kinds & set(_LIFTED.values()):
+        if about(func).returns_alias or not kinds & _LIFTED.keys() or not kinds & set(_LIFTED.values()):
             raise
         args, kwargs = (tree_map_only(torch.Tensor, _lift, tree) for tree in (args, kwargs))
         return func(*args, **kwargs), args, kwargs
-
-
-@cache
-def _about(func: Any) -> tuple[str, bool]:
-    """An operator's name, and whether it returns memory that it was given."""
-    return schema(func).name.removeprefix("aten::"), any(r.alias_info for r in schema(func).returns)
 
 
 class Float64(TorchDispatchMode):
@@ -244,24 +186,31 @@ class Float64(TorchDispatchMode):
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
         self.unit, self.accumulate, self.products = unit, accumulate, products
-        self._multiplying = _PRODUCTS | {"mul"} if elementwise else _PRODUCTS
+        self._multiplying = PRODUCTS | {"mul"} if elementwise else PRODUCTS
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
         self._place = random.Random(seed).random
+
+    def _cut_like(self, pool: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """`_cut` in the shape of `t`: in one step where it can be, as this is asked for at each operator."""
+        count = t.numel()
+        if count > _PIECE or not t.is_contiguous():
+            return self._cut(pool, tuple(t.shape))
+        return pool.as_strided(t.shape, t.stride(), int(self._place() * (_POOL - count)))
 
     def _cut(self, pool: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Numbers from a random place of a pool; not to be written to."""
         count = math.prod(shape)
         if count <= _PIECE:
-            start = int(self._place() * (_POOL - count))
-            return pool[start : start + count].view(shape)
+            return torch.narrow(pool, 0, int(self._place() * (_POOL - count)), count).view(shape)
         starts = [int(self._place() * (_POOL - _PIECE)) for _ in range(-(-count // _PIECE))]
         return torch.cat([pool[start : start + _PIECE] for start in starts])[:count].view(shape)
 
     def noise(self, t: torch.Tensor) -> torch.Tensor:
         """Uniform in [-1, 1), the shape of `t`, not to be written to; both parts of complex numbers."""
         # A reference may make a tensor on the CPU while the op is on a GPU.
-        drawn = self._cut(_pool(t.device), (*t.shape, 2) if t.is_complex() else tuple(t.shape))
-        return torch.view_as_complex(drawn.clone()) if t.is_complex() else drawn
+        if not t.is_complex():
+            return self._cut_like(_pool(t.device), t)
+        return torch.view_as_complex(self._cut(_pool(t.device), (*t.shape, 2)).clone())
 
     def _factor_of_runs(self, t: torch.Tensor, unit: float) -> torch.Tensor:
         """What multiplies all elements of a tensor, another number for each run."""
@@ -270,21 +219,24 @@ class Float64(TorchDispatchMode):
         return each.repeat_interleave(t.shape[0] // runs, 0) if runs not in (1, t.shape[0]) else each
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Only where it may matter: it takes 10 us an operator.
-        lazy = any(isinstance(value, torch.Tensor) and value.is_complex() for value in args)
-        with resolving() if lazy else nullcontext():
-            return self._dispatch(func, args, dict(kwargs or {}))
+        for value in args:
+            if isinstance(value, torch.Tensor) and value.is_complex():
+                with resolving():  # only where it may matter: it takes 10 us an operator
+                    return self._dispatch(func, args, kwargs or {})
+        return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        name, returns_alias = _about(func)
-        name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
-        if not self._inside and name not in _SMOOTH:
+        operator = about(func)
+        name = operator.name
+        if kwargs:
+            name = "floor_divide" if name == "div" and kwargs.get("rounding_mode") else name
+            if kwargs.get("dtype") in _LIFTED:
+                kwargs = kwargs | {"dtype": _LIFTED[kwargs["dtype"]]}
+        if not self._inside and name not in SMOOTH:
             self.switches.add(name)
-        self.matrices = self.matrices or name in _PRODUCTS
-        if kwargs.get("dtype") in _LIFTED:
-            kwargs["dtype"] = _LIFTED[kwargs["dtype"]]
-        if func in _DECOMPOSE:
-            return self._take_apart(func, args, kwargs)
+        self.matrices = self.matrices or name in PRODUCTS
+        if operator.decomposition is not None:
+            return self._take_apart(operator.decomposition, args, kwargs)
         if is_zeros_without_memory(func):
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
@@ -296,10 +248,12 @@ class Float64(TorchDispatchMode):
         if self.record:
             self._note_decision(name, args, out)
         adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
-        exact = (name in _EXACT and not adds_up) or _chooses(name, args)
-        if not self.unit or exact or returns_alias:
-            return out if not (self.unit and name.endswith("_") and name not in _EXACT) else self._in_place(out)
-        if name in _WHOLE and _whole(out, self.unit) and all(_whole(a, self.unit) for a in args):
+        if not self.unit:
+            return out
+        exact = operator.exact or name == "floor_divide"
+        if (exact and not adds_up) or _chooses(name, args) or operator.returns_alias:
+            return out if not name.endswith("_") or exact else self._in_place(out)
+        if name in WHOLE and _whole(out, self.unit) and all(_whole(a, self.unit) for a in args):
             return out
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()
@@ -307,15 +261,15 @@ class Float64(TorchDispatchMode):
             if self.products and counted and out.numel() and name in self._multiplying:
                 out, extra = self._cut_factors(name, out, args, extra)
             return self._perturb(out, extra)
-        if name in _EXACT_RESULTS:
-            return tuple(t if i in _EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
+        if name in EXACT_RESULTS:
+            return tuple(t if i in EXACT_RESULTS[name] else self._perturb(t, None) for i, t in enumerate(out))
         return tree_map_only(torch.Tensor, lambda t: self._perturb(t, None), out)
 
-    def _take_apart(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _take_apart(self, decomposition: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         self._inside += 1
         try:
             with self:
-                return _DECOMPOSE[func](*args, **kwargs)
+                return decomposition(*args, **kwargs)
         finally:
             self._inside -= 1
 
@@ -332,7 +286,7 @@ class Float64(TorchDispatchMode):
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         # What is not added up overflows in the op's own precision as well, or is not chosen.
-        if name not in _ADDING:
+        if name not in ADDING:
             return
         out = func(*[_size(a) for a in args], **{k: _size(v) for k, v in kwargs.items()})
         for t in out if isinstance(out, (tuple, list)) else (out,):
@@ -346,11 +300,11 @@ class Float64(TorchDispatchMode):
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if first is None or not first.is_floating_point():
             return
-        if name in _DECIDING:
+        if name in DECIDING:
             self.decisions.append((name, out.detach()))
-        elif name in _AGAINST_ZERO:
+        elif name in AGAINST_ZERO:
             self.decisions.append((name, first.detach() > 0))
-        elif name in _KEEPING and isinstance(out, torch.Tensor):
+        elif name in KEEPING and isinstance(out, torch.Tensor):
             self.decisions.append((name, out.detach() == first.detach()))
         elif name != "_to_copy":  # places: of a sort, a maximum, the k largest; not what was decided before
             results = out if isinstance(out, (tuple, list)) else (out,)
@@ -369,7 +323,7 @@ class Float64(TorchDispatchMode):
         if t.is_complex():
             out = t * (1.0 + self.unit * self.noise(t))
         else:
-            out = t * self._cut(_factors(t.device, self.unit), t.shape)
+            out = t * self._cut_like(_factors(t.device, self.unit), t)
         if extra is not None and extra.shape == t.shape:
             out.addcmul_(self.noise(t), extra, value=self.accumulate)
         return out

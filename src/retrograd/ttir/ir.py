@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,16 +77,22 @@ class Operation:
         text: what stands between the name and the types, where attributes and keywords are.
         regions: of control flow and reductions.
         successors: labels of blocks that a branch leads to, each with the values that go there.
-        place: line of the source.
+        location: as TTIR writes it; `place_of` makes the line of the source of it, which most never ask for.
     """
 
     name: str
     operands: list[SsaValue]
     results: list[SsaValue]
     text: str
-    place: SourcePlace
+    location: str
+    place_of: Callable[[str], SourcePlace]
     regions: list[OperationRegion] = field(default_factory=list)
     successors: list[tuple[str, list[SsaValue]]] = field(default_factory=list)
+
+    @property
+    def place(self) -> SourcePlace:
+        """Line of the source."""
+        return self.place_of(self.location)
 
 
 @dataclass(eq=False, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from retrograd.errors import RetrogradError
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SourcePlace, SsaValue, Type
@@ -129,31 +131,28 @@ class _Parser:
 
     def _operation(self, line: str, scope: _Scope) -> Operation:
         plain, location = _without_locations(line)
-        results = _RESULTS.match(plain)
-        names, rest = (results[1].split(", "), results[2]) if results else ([], plain)
-        head = _OPERATION.match(rest)
-        if head is None:
+        words = _words(plain)
+        if words is None:
             raise RetrogradError(f"TTIR has a line that is not understood: {line}")
-        name, rest = head[1], head[2]
+        name, text, signature = words.name, words.text, words.signature
         if plain.endswith("{"):
-            return self._with_regions(name, names, rest, scope)
-        text, signature = _signature(rest)
-        operation = Operation(name, [], [], text, self._place(location))
+            return self._with_regions(name, words.results, text, scope)
+        operation = Operation(name, [], [], text, location, self._place)
         if name in ("cf.br", "cf.cond_br"):
             flag, _, targets = text.partition("^")
-            operation.operands = self._uses(flag, scope)
+            operation.operands = _values(_uses(flag), scope)
             matches = _SUCCESSOR.finditer("^" + targets + " : " + signature if signature else "^" + targets)
-            operation.successors = [(m[1], self._uses(m[2] or "", scope)) for m in matches]
+            operation.successors = [(m[1], _values(_uses(m[2] or ""), scope)) for m in matches]
             return operation
-        operation.operands = self._uses(text, scope)
-        if names:
-            operation.results = self._define(names, self._result_types(operation, signature), scope)
+        operation.operands = _values(words.uses, scope)
+        if words.results:
+            operation.results = self._define(words.results, self._result_types(operation, signature), scope)
         return operation
 
-    def _with_regions(self, name: str, names: list[str], head: str, scope: _Scope) -> Operation:
+    def _with_regions(self, name: str, names: Sequence[str], head: str, scope: _Scope) -> Operation:
         """An operation whose regions begin at the end of this line."""
         inner = _Scope(scope)
-        operation = Operation(name, [], [], head, SourcePlace())
+        operation = Operation(name, [], [], head, "", self._place)
         entry = Block("", [])
         types: list[Type] = []
         if name == "scf.for":
@@ -162,13 +161,13 @@ class _Parser:
             types = kind[1:]
         elif name == "scf.while":
             pairs = _PAIR.findall(head)
-            operation.operands = [self._uses(value, scope)[0] for _, value in pairs]
+            operation.operands = [_values(_uses(value), scope)[0] for _, value in pairs]
             entry.arguments = [
                 inner.define(n, [v.type])[0] for (n, _), v in zip(pairs, operation.operands, strict=True)
             ]
             types = _types_of(head.rpartition("->")[2].strip(" {"))
         else:
-            operation.operands = self._uses(head, scope)
+            operation.operands = _values(_uses(head), scope)
             types = _types_of(head.rpartition("->")[2].strip(" {")) if "->" in head else []
         while True:
             region, closing = self._region(inner, entry)
@@ -177,7 +176,7 @@ class _Parser:
                 break
             inner, entry = _Scope(scope), Block("", [])
         plain, location = _without_locations(closing)
-        operation.place = self._place(location)
+        operation.location = location
         if "->" in plain:
             types = _types_of(plain.rpartition("->")[2])
         operation.text += plain.lstrip("}) ")
@@ -189,11 +188,11 @@ class _Parser:
         bounds, _, carried = head.partition("iter_args")
         names = _USE.findall(bounds)[:4]
         pairs = _PAIR.findall(carried)
-        operation.operands = [scope.value(*use) for use in names[1:]] + [self._uses(v, scope)[0] for _, v in pairs]
+        operation.operands = [scope.value(*use) for use in names[1:]] + [_values(_uses(v), scope)[0] for _, v in pairs]
         types = [value.type for value in operation.operands[3:]]
         return [names[0][0], *(name for name, _ in pairs)], [operation.operands[0].type, *types]
 
-    def _define(self, names: list[str], types: list[Type], scope: _Scope) -> list[SsaValue]:
+    def _define(self, names: Sequence[str], types: list[Type], scope: _Scope) -> list[SsaValue]:
         counts = [(name.partition(":")[0], int(name.partition(":")[2] or 1)) for name in names]
         total = sum(count for _, count in counts)
         if len(types) == 1 and total > 1:
@@ -224,10 +223,6 @@ class _Parser:
             return [result.with_element(result.pointee.element)]
         return [result]
 
-    def _uses(self, text: str, scope: _Scope) -> list[SsaValue]:
-        text = _STRING.sub("", text) if '"' in text else text
-        return [scope.value(name, index) for name, index in _USE.findall(text)]
-
     def _place(self, location: str) -> SourcePlace:
         if location not in self._places:
             (file, line), *callers = self._chain(location) or [("", 0)]
@@ -249,6 +244,38 @@ class _Parser:
             return ((line[1], int(line[2])),)
         named = _NAMED.match(location)
         return self._chain(named[1]) if named else ()
+
+
+class _Words(NamedTuple):
+    """What a line says of an operation: the names of its results, its own, what stands before the types, and these.
+
+    `uses` are the names among that text, each with the number of the result that is meant.
+    """
+
+    results: tuple[str, ...]
+    name: str
+    text: str
+    signature: str
+    uses: tuple[tuple[str, str], ...]
+
+
+@functools.lru_cache(maxsize=1 << 14)  # specialisations of a kernel have half of their lines in common
+def _words(line: str) -> _Words | None:
+    """Of a line without locations; None where it is not understood. The text of one that opens regions has all."""
+    results = _RESULTS.match(line)
+    head = _OPERATION.match(results[2] if results else line)
+    if head is None:
+        return None
+    text, signature = (head[2], "") if line.endswith("{") else _signature(head[2])
+    return _Words(tuple(results[1].split(", ")) if results else (), head[1], text, signature, _uses(text))
+
+
+def _uses(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple(_USE.findall(_STRING.sub("", text) if '"' in text else text))
+
+
+def _values(uses: Sequence[tuple[str, str]], scope: _Scope) -> list[SsaValue]:
+    return [scope.value(name, index) for name, index in uses]
 
 
 @functools.lru_cache(maxsize=4096)

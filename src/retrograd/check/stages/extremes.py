@@ -79,7 +79,7 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
         reach = Reach(got.detach().double(), want, want if eager is None else eager, before)
         gone, new = reach.for_nan() if extreme == "nan" else reach.for_inf()
         if extreme == "nan":
-            gone, new = _told(context, case, name, label, reach, gone, new, out)
+            gone, new = _told(context, case, name, label, reach, gone, new, run, out)
         if bool(new.any()) and not bool((new & ~_coupled(context, case, name, label, reach)).any()):
             where = f"reaches {_rows(new)} of {label} too, along dimensions that float64 couples"
             out.notes.append(f"{extreme} in {name}{at} {where}: masked products and differences of sums carry it")
@@ -101,11 +101,11 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
 
 def _told(
     context: StageContext, case: Case, name: str, label: str, reach: Reach, gone: torch.Tensor, new: torch.Tensor,
-    out: CaseOutcome,
+    run: OpRun, out: CaseOutcome,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Where a NaN vanished and appeared, without what is a convention, which is a note."""
-    at = list(extreme_values.cell(context.runner.inputs(case)[name].shape))
-    if label in context.runner.run(case).complex:  # one number has two places
+    at = list(extreme_values.cell(run.inputs[name].shape))
+    if label in run.complex:  # one number has two places
         gone = gone & ~reach.got.isnan().any(-1, keepdim=True)
         new = new & ~reach.want.isnan().any(-1, keepdim=True)
     if bool(gone.any()):

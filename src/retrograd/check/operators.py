@@ -1,0 +1,106 @@
+"""Operators by name: which are exact, smooth, decide or add up, and what a dispatch mode looks up of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from retrograd.compat.torch_dispatch import decompositions, schema
+
+
+def _names(operators: str) -> frozenset[str]:
+    return frozenset(operators.split())
+
+
+# Fused operators hide their inner cancellation from a mode that only sees their result: taken apart.
+FUSED = _names("""
+native_layer_norm native_layer_norm_backward _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
+gelu gelu_backward silu silu_backward native_group_norm native_group_norm_backward native_batch_norm
+native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward var var_mean std std_mean logsumexp mse_loss
+mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward softplus softplus_backward
+elu elu_backward mish mish_backward sigmoid_backward tanh_backward hardswish hardswish_backward binary_cross_entropy
+binary_cross_entropy_backward addcmul addcdiv
+""")
+
+# Results that are exact whatever the precision: selections, copies, sign changes.
+EXACT = _names("""
+abs neg relu clamp clamp_min clamp_max where maximum minimum amax amin max min argmax argmin clone copy copy_
+_to_copy zeros zeros_like ones ones_like full full_like empty empty_like new_zeros new_ones new_full new_empty fill
+fill_ zero_ index gather cat stack flip roll constant_pad_nd threshold_backward sort topk embedding index_select
+masked_fill new_empty_strided empty_strided scalar_tensor arange detach lift_fresh sign max_pool2d_with_indices
+max_pool2d_with_indices_backward tril triu select_backward slice_backward eq ne lt gt le ge floor ceil round trunc
+repeat floor_divide index_put squeeze unsqueeze view expand permute
+""")
+
+
+# Results of operators that are exact beside others that are not: which classes are targets, as 0 and 1.
+EXACT_RESULTS = {"multilabel_margin_loss_forward": (1,)}
+
+# Smooth wherever they are defined: a reference made of these alone has no kink to look for.
+SMOOTH = _names("""
+add sub rsub mul div neg pow square sqrt rsqrt reciprocal exp expm1 log log1p erf erfc tanh tanh_backward sin cos
+sigmoid sigmoid_backward sum mean cumsum mm bmm addmm baddbmm dot mv convolution convolution_backward var var_mean
+std std_mean addcmul addcdiv real
+_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp gelu gelu_backward
+silu silu_backward mish mish_backward softplus softplus_backward native_layer_norm native_layer_norm_backward
+native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward mse_loss mse_loss_backward
+nll_loss_forward nll_loss_backward
+view _unsafe_view reshape expand permute transpose t squeeze unsqueeze slice select as_strided detach clone copy_
+_to_copy to alias split split_with_sizes unbind cat stack flip roll repeat constant_pad_nd select_backward
+slice_backward tril triu diagonal index index_put index_select index_add gather scatter_add embedding
+embedding_dense_backward masked_fill lift_fresh zeros zeros_like ones ones_like full full_like empty empty_like
+new_zeros new_ones new_full new_empty new_empty_strided empty_strided fill zero_ fill_ scalar_tensor arange
+_efficientzerotensor
+""")
+
+# What an operator decides: which of its results are decisions, or which number they are taken by. A decision that falls
+# otherwise for other roundings is a switch near which the function may have a kink or a jump.
+DECIDING = {"eq", "ne", "lt", "gt", "le", "ge", "floor", "ceil", "round", "trunc", "sign", "isnan", "floor_divide"}
+JUMPING = {"floor", "ceil", "round", "trunc", "sign", "floor_divide"}
+AGAINST_ZERO = _names("relu abs leaky_relu threshold threshold_backward relu_ prelu elu celu selu")
+KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
+
+# Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.
+WHOLE = {"add", "sub", "rsub", "mul"}
+
+# Products of matrices, and where their factors stand among the arguments.
+FACTORS = {"mm": ("mm", 0), "bmm": ("bmm", 0), "addmm": ("mm", 1), "baddbmm": ("bmm", 1)}
+PRODUCTS = {*FACTORS, "convolution"}
+
+# What adds up, so that a partial sum may be larger than the result.
+ADDING = {"sum", "mean", "mm", "bmm", "addmm", "baddbmm", "cumsum", "convolution", "index_add", "scatter_add"}
+
+
+DECOMPOSE = decompositions(FUSED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorTraits:
+    """What the mode has to know of an operator, looked up once: hashing one takes as long as a small sum.
+
+    Attributes:
+        overload: the operator, kept so that its identity stays its own.
+        name: without namespace.
+        returns_alias: whether it returns memory that it was given.
+        exact: whether its results are, unless they add up.
+        decomposition: what it is taken apart into; None where it is not.
+    """
+
+    overload: Any
+    name: str
+    returns_alias: bool
+    exact: bool
+    decomposition: Any
+
+
+_KNOWN: dict[int, OperatorTraits] = {}
+
+
+def about(func: Any) -> OperatorTraits:
+    operator = _KNOWN.get(id(func))
+    if operator is None:
+        name = schema(func).name.removeprefix("aten::")
+        returns_alias = any(r.alias_info for r in schema(func).returns)
+        operator = OperatorTraits(func, name, returns_alias, name in EXACT, DECOMPOSE.get(func))
+        _KNOWN[id(func)] = operator
+    return operator
