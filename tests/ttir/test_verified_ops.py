@@ -39,6 +39,12 @@ def test_a_reference_without_products_of_matrices_allows_for_tf32_as_well(rows):
     assert rows["product by element 1.0 tf32"]["verdict"] == "proved", rows["product by element 1.0 tf32"]
 
 
+def test_what_cancels_in_tf32_leaves_what_its_terms_were_rounded_by(rows):
+    assert rows["mixture 1.0"]["verdict"] == "proved", rows["mixture 1.0"]
+    assert rows["mixture 1.03"]["verdict"] == "finding"
+    assert any("grad s[0, 0]" in text for _, _, text in rows["mixture 1.03"]["findings"]), rows["mixture 1.03"]
+
+
 @pytest.mark.parametrize(
     "name",
     [

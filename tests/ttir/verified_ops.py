@@ -65,28 +65,55 @@ def product_kernel(a_ptr, b_ptr, c_ptr, M, N, K, FACTOR: tl.constexpr, PRECISION
     tl.store(c_ptr + rows[:, None] * N + cols[None], total * FACTOR, (rows[:, None] < M) & (cols[None] < N))
 
 
-def product(factor: float, precision: str) -> Any:
-    def multiply(a, b, factor=1.0):
-        a, b = a.contiguous(), b.contiguous()
-        c = a.new_empty(len(a), b.shape[1])
-        if c.numel():
-            grid = (triton.cdiv(c.shape[0], 16), triton.cdiv(c.shape[1], 16))
-            product_kernel[grid](a, b, c, *c.shape, a.shape[1], FACTOR=factor, PRECISION=precision, BLOCK=16)
-        return c
+def multiply(a, b, precision, factor=1.0):
+    a, b = a.contiguous(), b.contiguous()
+    c = a.new_empty(len(a), b.shape[1])
+    if c.numel():
+        grid = (triton.cdiv(c.shape[0], 16), triton.cdiv(c.shape[1], 16))
+        product_kernel[grid](a, b, c, *c.shape, a.shape[1], FACTOR=factor, PRECISION=precision, BLOCK=16)
+    return c
 
+
+def product(factor: float, precision: str) -> Any:
     class Product(torch.autograd.Function):
         @staticmethod
         def forward(ctx, a, b):
             ctx.save_for_backward(a, b)
-            return multiply(a, b)
+            return multiply(a, b, precision)
 
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx, dc):
             a, b = ctx.saved_tensors
-            return multiply(dc, b.mT, factor), multiply(a.mT, dc)
+            return multiply(dc, b.mT, precision, factor), multiply(a.mT, dc, precision)
 
     return Product.apply
+
+
+def mixture(s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Rows of v by causal softmax: the first has one share, on which nothing depends."""
+    later = torch.ones(len(s), len(s), dtype=torch.bool, device=s.device).triu(1)
+    return s.masked_fill(later, -torch.inf).softmax(-1) @ v
+
+
+def mixed(factor: float) -> Any:
+    """`mixture` as flash attention has it: what cancels is do v, in tf32, and do o, in float32."""
+
+    class Mixture(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, s, v):
+            p = s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+            ctx.save_for_backward(p, v, out := multiply(p, v, "tf32"))
+            return out
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, do):
+            p, v, out = ctx.saved_tensors
+            total = factor * (do * out).sum(-1, keepdim=True)
+            return p * (multiply(do, v.mT, "tf32") - total), multiply(p.mT, do, "tf32")
+
+    return Mixture.apply
 
 
 @triton.jit
@@ -137,6 +164,10 @@ OPS |= {
     f"product by element {factor} {precision}": rg.op(product(factor, precision), by_element, FACTORS)
     for factor, precision in ((1.0, "tf32"), (1.03, "tf32"), (1.0005, "ieee"))
 }
+
+
+SHARES = dict(s=rg.tensor("M", "M"), v=rg.tensor("M", "N"))
+OPS |= {f"mixture {f}": rg.op(mixed(f), mixture, SHARES, sizes=dict(M=(1, 40), N=[16, 64])) for f in (1.0, 1.03)}
 
 
 # Rows are cut into blocks of 512, which no usual size is beside.

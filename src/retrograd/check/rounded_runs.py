@@ -62,7 +62,7 @@ def rounded_runs(
 ) -> Iterator[Results]:
     """Results of the randomly rounded runs of these numbers; raises what the reference raises."""
     done = runs.start
-    at_once = min(len(runs), _MOST_AT_ONCE // max(reference.elements, 1))
+    at_once = min(len(runs), _MOST_AT_ONCE // max(reference.elements, 1)) // 2 * 2  # in pairs, see rounding.py
     while order is first_order and reference.batches and at_once > 1 and done < runs.stop:
         count = min(at_once, runs.stop - done)
         try:

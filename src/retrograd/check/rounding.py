@@ -35,6 +35,9 @@ _LIFTED |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 _ATEN = torch.ops.aten
 
 
+# Of a tensor's size, that which other roundings may change: more is another dimension than that of the runs.
+_ANOTHER_RUN = 0.05
+
 # Uniform numbers that noise is cut out of: to draw them takes longer than most operators. Two pieces overlap by 1/16 of
 # themselves on the average, which changes a spread by 3 % at most.
 _POOL = 1 << 20
@@ -213,10 +216,27 @@ class Float64(TorchDispatchMode):
         return torch.view_as_complex(self._cut(_pool(t.device), (*t.shape, 2)).clone())
 
     def _factor_of_runs(self, t: torch.Tensor, unit: float) -> torch.Tensor:
-        """What multiplies all elements of a tensor, another number for each run."""
+        """What multiplies all elements of a tensor, another number for each pair of runs."""
         runs = self._runs if t.ndim and t.shape[0] % self._runs == 0 else 1
-        each = self._cut(_factors(t.device, unit), (runs, *[1] * (t.ndim - 1)) if t.ndim else ())
-        return each.repeat_interleave(t.shape[0] // runs, 0) if runs not in (1, t.shape[0]) else each
+        pairs = -(-runs // 2)
+        each = self._cut(_factors(t.device, unit), (pairs, *[1] * (t.ndim - 1)) if t.ndim else ())
+        return each.repeat_interleave(2, 0)[:runs].repeat_interleave(t.shape[0] // runs, 0) if runs > 1 else each
+
+    def _of_another_run(self, t: torch.Tensor) -> torch.Tensor:
+        """In half of the runs the values of the other of a pair, where these are near: as computed a second time.
+
+        What cancels exactly where one product is used twice does not where an implementation has it twice, each from
+        factors with fewer bits: do v less the sum of p (do v) may be do v less do o.
+        """
+        whole = t.dtype == torch.float64 and t.ndim and t.numel() and t.shape[0] % self._runs == 0
+        if not whole or self._runs % 2:
+            return t
+        other = t.unflatten(0, (self._runs // 2, 2, -1)).flip(1).flatten(0, 2)
+        if not bool(torch.linalg.vector_norm(other - t) <= _ANOTHER_RUN * torch.linalg.vector_norm(t)):
+            return t
+        taken = torch.tensor([self._place() < 0.5 for _ in range(self._runs)], device=t.device)
+        each = taken.repeat_interleave(t.shape[0] // self._runs)
+        return torch.where(each.view(-1, *[1] * (t.ndim - 1)), other, t)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in args:
@@ -240,6 +260,8 @@ class Float64(TorchDispatchMode):
         if is_zeros_without_memory(func):
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
+        if self.products and self._runs > 1 and not (operator.exact or operator.returns_alias):
+            args, kwargs = tree_map_only(torch.Tensor, self._of_another_run, (args, kwargs))
         out, args, kwargs = _run_lifted(func, args, kwargs)
         if not self.unit and isinstance(out, torch.Tensor):
             self.elements += out.numel()

@@ -153,6 +153,31 @@ def tolerance(least: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     return least + SIGMAS * torch.maximum(spread, 0.5 * _local(spread, "median"))
 
 
+def of_a_sum(
+    unit: float,
+    accumulate: float,
+    want: torch.Tensor,
+    squares: torch.Tensor,
+    inherited: torch.Tensor,
+    dim: int,
+    count: int,
+) -> torch.Tensor:
+    """How far a cumulative sum over a dimension may be off, however it is added up, from either end or of a total.
+
+    Args:
+        unit: unit roundoff of the operators that make the terms.
+        accumulate: that of the sums.
+        want: the sum.
+        squares: those of what each place adds; there are `count` terms along the dimension.
+        inherited: squares of the attainable errors of those terms.
+        dim: see above.
+        count: see above.
+    """
+    all_of, off, largest = squares.sum(dim, True), inherited.sum(dim, True), want.abs().amax(dim, True)
+    adding = count * (all_of / 6 + largest.square() / 3)  # as in rounding.py
+    return (SIGMAS * (unit**2 * all_of + accumulate**2 * adding).sqrt() + off.sqrt()).expand_as(want)
+
+
 def terms(want: float, least: float, tol: float, dtype: str) -> tuple[tuple[str, float], ...]:
     """What one element's tolerance is made of, by name; `least` and `tol` are what `floor` and `tolerance` gave it."""
     stored, smallest = 1.01 * UNIT[dtype] * abs(want), 4 * _SMALLEST[dtype]
