@@ -1,13 +1,15 @@
-"""Verdicts on the third corpus, one process an op with a time limit, by the `retrograd` that PYTHONPATH names.
+"""Verdicts on a corpus with proofs, one process an op with a time limit, by the `retrograd` that PYTHONPATH names.
 
     PYTHONPATH=CHECKOUT/src python benchmarks/corpus_verdicts.py --commit COMMIT --keep verdicts.jsonl \
-        --remarks benchmarks/results/third-corpus-remarks.json --out benchmarks/results/third-corpus-frozen
+        --corpus third --remarks benchmarks/results/third-corpus-remarks.json \
+        --out benchmarks/results/third-corpus-frozen
 
-The corpus is that of this checkout, the checker may be another's: a commit that was frozen before the corpus was
-written. Each op is made anew for each verification. One that is stopped by the limit counts as found or accused if a
-finding was told before. `--keep` has a line for each verification and is continued where it ends; `--out` gets .md and
-.json. `--remarks` is a JSON object with a sentence for ops by "NAME" or "NAME LEVEL", written after reading the
-findings: one that begins with "other:" says that what was told is not what is wrong, which then counts as missed.
+The corpus (`--corpus third` or `fourth`) is that of this checkout, the checker may be another's: a commit that was
+frozen before the corpus was written. Each op is made anew for each verification. One that is stopped by the limit
+counts as found or accused if a finding was told before. `--keep` has a line for each verification and is continued
+where it ends; `--out` gets .md and .json. `--remarks` is a JSON object with a sentence for ops by "NAME" or "NAME
+LEVEL", written after reading the findings: one that begins with "other:" says that what was told is not what is wrong,
+which then counts as missed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from corpus import files, is_healthy, load_module
 from entries import Entries
 
-SETS = ("mutants_third", "healthy_third")
 LEVELS = ("quick", "full")
 Row = dict[str, Any]
 
@@ -67,6 +68,10 @@ def check(path: Path, name: str, level: str, seed: int, pipe: Any) -> None:
         "notes": [*report.notes, *(f"{s.id}: {n}" for s in report.stages for n in s.notes)],
         "cpu": time.process_time() - start,
     }))  # fmt: skip
+
+
+def kinds(args: argparse.Namespace) -> tuple[str, str]:
+    return f"mutants_{args.corpus}", f"healthy_{args.corpus}"
 
 
 def judged(path: Path, name: str, level: str, args: argparse.Namespace) -> Row:
@@ -116,13 +121,15 @@ def sentence(row: Row) -> str:
 
 def table(rows: list[Row], remarks: dict[str, str], args: argparse.Namespace) -> str:
     by = {(r["set"], r["name"], r["level"]): r for r in rows}
-    sets = {kind: [entries(path) for path in files(kind)] for kind in SETS}
+    broken, right = kinds(args)
+    sets = {kind: [entries(path) for path in files(kind)] for kind in (broken, right)}
     lines = [
         "# The checker on a corpus written after it was frozen", "",
         f"Checker: commit {args.commit}. Level quick and full, seed {args.seed}, one process an op, at most "
         f"{args.limit} s; torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}.", "",
         "    PYTHONPATH=CHECKOUT/src python benchmarks/corpus_verdicts.py --commit COMMIT --keep verdicts.jsonl \\",
-        "        --remarks benchmarks/results/third-corpus-remarks.json --out benchmarks/results/third-corpus-frozen",
+        f"        --corpus {args.corpus} --remarks benchmarks/results/{args.corpus}-corpus-remarks.json \\",
+        f"        --out {args.out}",
         "",
     ]  # fmt: skip
 
@@ -148,28 +155,28 @@ def table(rows: list[Row], remarks: dict[str, str], args: argparse.Namespace) ->
             lines.append(
                 f"| {kind} | {level} | {len(names)} | {', '.join(f'{k} {v}' for k, v in counts.most_common())} |"
             )
-    rarity = {n: e.rarity[n] for e in sets["mutants_third"] for n in e.ops}
+    rarity = {n: e.rarity[n] for e in sets[broken] for n in e.ops}
     lines += ["", "| rarity | ops | found at quick | found at full |", "|---|---|---|---|"]
     for word in dict.fromkeys(rarity.values()):
         of = [n for n in rarity if rarity[n] == word]
-        shares = [sum(outcome("mutants_third", n, level) == "found" for n in of) for level in LEVELS]
+        shares = [sum(outcome(broken, n, level) == "found" for n in of) for level in LEVELS]
         lines.append(f"| {word} | {len(of)} | {shares[0]} | {shares[1]} |")
-    for kind, title in zip(SETS, ("Broken", "Right"), strict=True):
-        heads = ["op", *(["bug", "rarity"] if kind == SETS[0] else []), *LEVELS, "sentence", "remark"]
+    for kind, title in zip(sets, ("Broken", "Right"), strict=True):
+        heads = ["op", *(["bug", "rarity"] if kind == broken else []), *LEVELS, "sentence", "remark"]
         lines += ["", f"## {title}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for group in sets[kind]:
             for name in group.ops:
-                cells = [name, *([group.bugs[name], group.rarity[name]] if kind == SETS[0] else [])]
+                cells = [name, *([group.bugs[name], group.rarity[name]] if kind == broken else [])]
                 cells += [outcome(kind, name, level) for level in LEVELS]
                 last: Row = next(
                     (by[kind, name, v] for v in reversed(LEVELS) if (kind, name, v) in by), {"verdict": ""}
                 )
-                odd = [v for v in LEVELS if kind == SETS[0] or by.get((kind, name, v), last)["verdict"] != "proved"]
+                odd = [v for v in LEVELS if kind == broken or by.get((kind, name, v), last)["verdict"] != "proved"]
                 notes = [remark(name, v) for v in odd]
                 cells += [sentence(last)[:400], "; ".join(dict.fromkeys(n for n in notes if n))]
                 lines.append("| " + " | ".join(" ".join(c.replace("|", "\\|").split()) for c in cells) + " |")
     lines += ["", "## Not sayable", "", "| op | bug | rarity | why no spec describes it |", "|---|---|---|---|"]
-    for group in sets["mutants_third"]:
+    for group in sets[broken]:
         for name, reason in group.not_sayable.items():
             lines.append(f"| {name} | {group.bugs[name]} | {group.rarity[name]} | {reason} |")
     return "\n".join(lines) + "\n"
@@ -177,6 +184,7 @@ def table(rows: list[Row], remarks: dict[str, str], args: argparse.Namespace) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", default="third", choices=("third", "fourth"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, default=60, help="seconds a verification may take")
     parser.add_argument("--levels", default=",".join(LEVELS))
@@ -191,7 +199,7 @@ def main() -> None:
     done = {(r["set"], r["name"], r["level"]) for r in rows}
     wanted = [n for n in args.names.split(",") if n]
     for level in [v for v in args.levels.split(",") if v]:
-        for kind in SETS:
+        for kind in kinds(args):
             for path in files(kind):
                 for name in entries(path).ops:
                     if (kind, name, level) in done or (wanted and name not in wanted):

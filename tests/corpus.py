@@ -1,4 +1,4 @@
-"""The sets of ops that measure the checker: broken ones, those written after it was frozen (twice), healthy ones."""
+"""The sets of ops that measure the checker: broken ones, those written after it was frozen (three times), healthy ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 from retrograd.check.spec import OpSpec
 
 HERE = Path(__file__).resolve().parent
-SETS = ("mutants", "mutants_second", "mutants_third", "healthy", "healthy_third")
+SETS = ("mutants", "mutants_second", "mutants_third", "mutants_fourth", "healthy", "healthy_third", "healthy_fourth")
 
 
 def files(name: str, *, kernels: bool = True) -> list[Path]:

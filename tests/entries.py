@@ -22,6 +22,7 @@ RARITIES = (
     "dtypes",
     "parameters",
     "calls",
+    "order",  # of differentiation: the gradient is right, its own is not
 )
 
 
