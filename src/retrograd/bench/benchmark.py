@@ -9,9 +9,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from retrograd.env.facts import package_version
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,11 +58,10 @@ class Provider:
     @property
     def version(self) -> str | None:
         """Of its package; None where that is not installed."""
-        try:
-            return metadata.version(self.package) if self.package else "yours"
-        except metadata.PackageNotFoundError:
-            # A checkout on PYTHONPATH has no metadata, yet is there.
-            return "checkout" if self.package == OURS else None
+        if not self.package:
+            return "yours"
+        # A checkout on PYTHONPATH has no metadata, yet is there.
+        return package_version(self.package) or ("checkout" if self.package == OURS else None)
 
 
 @dataclass(frozen=True, kw_only=True)

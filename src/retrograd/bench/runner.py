@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import itertools
@@ -10,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from retrograd.bench.cpu import CpuTimer, threads
 from retrograd.bench.rows import DIRECTIONS, OVER, Row, device_of, in_words, rate
 from retrograd.bench.selection import Selection
 from retrograd.bench.timing import CudaTimer, Results, Timing, first_line, host_us
-from retrograd.env.facts import busy_cpus, cpu_count
+from retrograd.env.facts import busy_cpus, cpu_count, package_version
 from retrograd.errors import UsageError
 
 # What one provider may take at one shape, all rounds together, where there are several.
@@ -77,11 +75,8 @@ def run(
 def machine(timer: Timer, packages: Mapping[str, str]) -> dict[str, str]:
     """Name of the device and versions of everything that is compared; `packages` by the names to show."""
     facts = timer.facts()
-    for name, package in packages.items():
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            facts[name] = metadata.version(package)
-    facts["torch"] = str(torch.__version__)
-    return facts
+    facts |= {name: version for name, package in packages.items() if (version := package_version(package))}
+    return {**facts, "torch": str(torch.__version__)}
 
 
 class _Run:

@@ -21,7 +21,7 @@ from retrograd.codegen import signatures
 from retrograd.codegen.targets import Target
 from retrograd.compat.triton_compile import absent_gpu
 from retrograd.core.loading import guard, is_path, load, near
-from retrograd.errors import MissingExtraError, RetrogradError, UsageError
+from retrograd.errors import RetrogradError, UsageError
 from retrograd.runtime.triton import fake_gpu
 
 _FORMS = "a shipped name (rms_norm), 'path/file.py:name' or 'package.module:name'"
@@ -51,9 +51,8 @@ def launches(target: str, options: LaunchArguments, architecture: str) -> Callab
     Raises:
         UsageError: there is no such name, or an option does not fit it.
         SpecError: the module raises while it is imported, or the function while it is called.
-        MissingExtraError: torch or Triton is not installed.
+        MissingExtraError: Triton is not installed.
     """
-    _need_torch()
     gpu = codegen.target_named(architecture)
     compiling.require_triton()
     with absent_gpu(gpu), fake_gpu.gpu(gpu):
@@ -80,7 +79,6 @@ def runs(target: str, options: LaunchArguments) -> Callable[[], object]:
     Raises:
         UsageError: the target is a kernel, which cannot be run without tensors.
     """
-    _need_torch()
     subject = resolve(target) if target in SHIPPED else _find(target)
     if isinstance(subject, OpSpec):
         function, inputs, params = _of_spec(subject, target, options)
@@ -141,17 +139,7 @@ def _run(function: Callable[[], object], target: str) -> None:
 def _guarded(action: Callable[[], object], target: str) -> None:
     """What a person's code raises is told with its line; what is wrong with the call, as it is."""
     place = target.rpartition(":")[0]
-    try:
-        action()
-    except RetrogradError:
-        raise
-    except Exception as error:
-        wrong = error
-
-        def again() -> None:
-            raise wrong
-
-        guard(again, target, Path(place).resolve() if is_path(place) else None)
+    guard(action, target, Path(place).resolve() if is_path(place) else None, untold=RetrogradError)
 
 
 def _of_spec(
@@ -212,11 +200,3 @@ def _forward_and_backward(function: Callable[..., Any], inputs: Mapping[str, Any
 def _refuse(option: str, value: str | None, target: str, kind: str) -> None:
     if value is not None:
         raise UsageError(f"`{option}` is given, but {target!r} is {kind}, which takes none")
-
-
-def _need_torch() -> None:
-    compiling.require_triton()
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("torch", "torch", "retrograd codegen") from error

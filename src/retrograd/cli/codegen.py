@@ -12,6 +12,7 @@ import click
 from retrograd import config
 from retrograd.cli._options import FORMAT, options, words
 from retrograd.cli._output import answers, live
+from retrograd.core.loading import require_torch
 from retrograd.errors import RetrogradError, UsageError
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def _compiled(target: str, options: dict[str, Any], progress: Any) -> Codegen:
     from retrograd.codegen.compile import require_triton
 
     require_triton()
+    require_torch("retrograd codegen")
     from retrograd.catalog.launches import LaunchArguments, launches
     from retrograd.codegen.listing import cross_compiled
     from retrograd.codegen.targets import targets

@@ -27,7 +27,7 @@ def gather(instructions: Iterable[tuple[str, int, str, tuple[str, int] | None]])
     """Sum up (op, bytes, kind, (file, line) or None) instructions."""
     counts = Counter(instructions)
     accesses = [
-        Access(op, width, kind, count, _short(place), () if place is None else names_at(op, *place))
+        Access(op, width, kind, count, short(place), () if place is None else names_at(op, *place))
         for (op, width, kind, place), count in counts.items()
     ]
     return tuple(sorted(accesses, key=lambda a: (a.op, a.source, -a.bytes, a.kind)))
@@ -81,5 +81,6 @@ def _variables(node: ast.AST) -> tuple[str, ...]:
     return tuple(sorted(names - {"tl", "triton"}))
 
 
-def _short(place: tuple[str, int] | None) -> str:
+def short(place: tuple[str, int] | None) -> str:
+    """ "backward.py:210", "" for no place."""
     return "" if place is None else f"{Path(place[0]).name}:{place[1]}"

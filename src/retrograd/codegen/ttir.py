@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-from retrograd.codegen.access import names_at
+from retrograd.codegen.access import names_at, short
 from retrograd.codegen.schema import Asked
 
 _ATOMIC = re.compile(
@@ -36,7 +35,7 @@ def read(text: str) -> dict[str, Any]:
         elif "inline_asm" in line:
             asked += [_inline(match["operation"], _place(line, places)) for match in _INLINE.finditer(line)]
         elif _ONE_VALUE.search(line) and (place := _place(line, places)):
-            one_value[_short(place)] = None
+            one_value[short(place)] = None
     return {
         "asked": tuple(asked),
         "one_value": tuple(one_value),
@@ -65,7 +64,7 @@ def _inline(operation: str, place: Place | None) -> Asked:
 
 def _asked(op: str, dtype: str, order: str, scope: str, place: Place | None) -> Asked:
     names = names_at("atomic", *place) if place else ()
-    return Asked(op, dtype, order, scope, _short(place) if place else "", names)
+    return Asked(op, dtype, order, scope, short(place), names)
 
 
 def _places(text: str) -> dict[str, Place]:
@@ -85,7 +84,3 @@ def _places(text: str) -> dict[str, Place]:
 def _place(line: str, places: dict[str, Place]) -> Place | None:
     at = _PLACE.search(line)
     return places.get(at[1]) if at else None
-
-
-def _short(place: Place) -> str:
-    return f"{Path(place[0]).name}:{place[1]}"

@@ -6,13 +6,10 @@ import torch
 
 from retrograd.compat.registry import part, works
 
-
-def _stream_address(device: int) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
-
-
 # A build without CUDA has neither name, and none is called there.
-current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_address)
+current_raw_stream = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
+)
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 

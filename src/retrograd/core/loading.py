@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from retrograd.errors import MissingExtraError, SpecError, UsageError
+from retrograd.errors import MissingExtraError, RetrogradError, SpecError, UsageError
 
 _OURS = str(Path(__file__).resolve().parents[1])  # the package
 _serial = itertools.count(1)
@@ -112,14 +112,17 @@ def _on_path(folder: Path) -> Generator[None, None, None]:
             sys.path.remove(entry)
 
 
-def guard(action: Callable[[], Any], place: str, path: Path | None) -> Any:
+def guard(
+    action: Callable[[], Any], place: str, path: Path | None, untold: type[RetrogradError] = MissingExtraError
+) -> Any:
     """Run a person's code; what it raises becomes one SpecError with the line of their file, in `path`'s folder if any.
 
-    `place` is named where no line is known. MissingExtraError if it lacks torch.
+    `place` is named where no line is known; errors of the class `untold` stay as they are. MissingExtraError if torch
+    is lacking.
     """
     try:
         return action()
-    except (KeyboardInterrupt, MissingExtraError):
+    except (KeyboardInterrupt, untold):
         raise
     except BaseException as error:  # SystemExit too: a script without a main guard must not end the command
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -67,8 +66,7 @@ class Child:
         )
         self.silent = 0.0  # seconds since the last message
         self._dump, self._hung = dump, False
-        self._output: deque[bytes] = deque()
-        self._kept = 0
+        self._output = b""
         # A thread reads, so that the process never waits for us.
         self._reader = threading.Thread(target=self._drain, args=(self.process.stdout,), daemon=True)
         self._reader.start()
@@ -130,7 +128,7 @@ class Child:
 
     def output(self) -> str:
         """The last lines that it printed; where it died or hung, the innermost frames."""
-        lines = b"".join(self._output).decode("utf-8", "replace").splitlines()
+        lines = self._output.decode("utf-8", "replace").splitlines()
         dumps = [at for at, line in enumerate(lines) if line.startswith(("Fatal Python error", "Timeout ("))]
         if not dumps:
             return "\n".join(lines)[-2000:].strip()
@@ -140,10 +138,7 @@ class Child:
     def _drain(self, pipe: Any) -> None:
         with contextlib.suppress(OSError, ValueError):
             for piece in iter(lambda: pipe.read1(65536), b""):
-                self._output.append(piece[-_KEPT:])
-                self._kept += len(self._output[-1])
-                while self._kept - len(self._output[0]) > _KEPT:
-                    self._kept -= len(self._output.popleft())
+                self._output = (self._output + piece)[-_KEPT:]
 
     def _end(self) -> None:
         child = self.process

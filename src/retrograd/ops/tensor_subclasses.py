@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from retrograd.compat.torch_dispatch import async_collective_class
+from retrograd.compat.torch_dispatch import async_collective_class, implements_operators
 
 Tensors = TypeVar("Tensors", bound=tuple[Any, ...])
 PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
@@ -48,11 +48,7 @@ def as_stored(tensors: Tensors) -> Tensors:
 
 def without_memory(*tensors: Any) -> bool:
     """Whether any of the tensors is of a class that implements operators itself, such as FakeTensor."""
-    for tensor in tensors:
-        if type(tensor) not in PLAIN:
-            own = torch.Tensor.__torch_dispatch__
-            return any(getattr(type(t), "__torch_dispatch__", own) is not own for t in tensors)
-    return False
+    return any(type(t) not in PLAIN and implements_operators(type(t)) for t in tensors)
 
 
 class _Wait(torch.autograd.Function):

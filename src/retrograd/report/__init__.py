@@ -182,16 +182,14 @@ def _messages(record: Any) -> ModuleType:
 def _content(record: AnyRecord, suffix: str) -> str:
     if suffix == ".json":
         return record.to_json() + "\n"
-    shown = document(record)
     if suffix == ".html":
         from retrograd.report.html import to_html
 
-        return to_html(shown, record.to_json())
+        return to_html(document(record), record.to_json())
     if suffix == ".xml":
         from retrograd.report.junit import to_junit
 
-        assert shown.suite is not None  # as `check_paths` has seen to
-        return to_junit(shown.suite)
-    from retrograd.report.text import to_text as plain_text
-
-    return plain_text(shown)
+        suite = document(record).suite
+        assert suite is not None  # as `check_paths` has seen to
+        return to_junit(suite)
+    return to_text(record)

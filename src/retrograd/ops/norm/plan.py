@@ -292,16 +292,13 @@ def _tile(table: dict[int, _Tile], width: int, itemsize: int, gpu: Gpu) -> _Tile
     return replace(tile, block_m=block_m, num_warps=warps)
 
 
-def _registers(tile: _Slice) -> int:
-    """Registers a thread so that `resident` programs fit: 65536 a multiprocessor, given out in eights."""
-    return min(255, 65536 // (32 * tile.num_warps * tile.resident) // 8 * 8)
-
-
 def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -> BackwardPlan | None:
     slices, slice_n = _slices(n, tile.bytes // itemsize)
     groups = min(rows, tile.resident * gpu.num_sms // slices)
     if not groups:
         return None
+    # So that `resident` programs fit: 65536 a multiprocessor, given out in eights.
+    registers = min(255, 65536 // (32 * tile.num_warps * tile.resident) // 8 * 8)
     return BackwardPlan(
         Kind.SLICES,
         1,
@@ -314,7 +311,7 @@ def _sliced_backward(rows: int, n: int, itemsize: int, tile: _Slice, gpu: Gpu) -
         slices=slices,
         slice_n=slice_n,
         ahead=tile.ahead,
-        max_registers=_registers(tile),
+        max_registers=registers,
     )
 
 

@@ -60,7 +60,8 @@ def norm_bwd(tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> N
     grad_out, s, weight, mean, rstd, grad_s = tensors
     rows, columns = s.shape
     inner = inner_dtype(s)
-    ds_out = _empty_gradients(s, wanted.x, wanted.residual)
+    dtypes: set[torch.dtype | None] = {wanted.x, wanted.residual} - {None}
+    ds_out = {dtype: torch.empty(s.shape, dtype=dtype, device=s.device) for dtype in dtypes}
     shape = wanted.vector_shape(columns)
     weight_sum = None if wanted.weight is None else torch.zeros(shape, dtype=inner, device=s.device)
     bias_sum = None if wanted.bias is None else torch.zeros(shape, dtype=inner, device=s.device)
@@ -117,10 +118,6 @@ def _row_gradient(g: torch.Tensor, h: torch.Tensor, rstd: torch.Tensor, centered
 def _per_head(rows: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     """The rows as [R / H, H, N] for an [H, N] vector, unchanged for an [N] one."""
     return rows if vector.dim() == 1 else rows.view(-1 if rows.numel() else 0, *vector.shape)
-
-
-def _empty_gradients(s: torch.Tensor, *dtypes: torch.dtype | None) -> dict[torch.dtype | None, torch.Tensor]:
-    return {dtype: torch.empty(s.shape, dtype=dtype, device=s.device) for dtype in dtypes if dtype is not None}
 
 
 def _deliver(total: torch.Tensor | None, dtype: torch.dtype | None, into: torch.Tensor | None) -> torch.Tensor | None:

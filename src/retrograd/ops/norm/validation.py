@@ -116,9 +116,11 @@ def _check_device(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
 
 def check_arguments(arguments: NormArguments, x_dtype: torch.dtype, has_weight: bool) -> NormArguments:
     """Check the arguments that are no tensors; numbers come back as floats."""
-    if type(arguments.eps) is not float or not 0 <= arguments.eps < math.inf:
-        _refuse_eps(arguments.eps)
-    offset = arguments.weight_offset
+    eps, offset = arguments.eps, arguments.weight_offset
+    if type(eps) is not float and (isinstance(eps, bool) or not isinstance(eps, (int, float))):
+        raise TypeError(f"`eps` is a {type(eps).__name__}, expected a Python float; a 1-element tensor has .item()")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"`eps` is {eps}, expected a finite number of 0 or more; the usual value is 1e-6")
     if type(offset) is not float and (isinstance(offset, bool) or not isinstance(offset, (int, float))):
         raise TypeError(f"`weight_offset` is a {type(offset).__name__}, expected a Python float such as 1.0")
     if offset and not has_weight:
@@ -136,16 +138,9 @@ def check_arguments(arguments: NormArguments, x_dtype: torch.dtype, has_weight: 
             "deterministic=False adds gradients atomically, which torch.use_deterministic_algorithms(True) "
             "forbids; pass deterministic=True, or turn the torch setting off"
         )
-    if type(arguments.eps) is float and type(offset) is float:
+    if type(eps) is float and type(offset) is float:
         return arguments
-    return arguments._replace(eps=float(arguments.eps), weight_offset=float(offset))
-
-
-def _refuse_eps(eps: Any) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"`eps` is a {type(eps).__name__}, expected a Python float; a 1-element tensor has .item()")
-    if not math.isfinite(eps) or eps < 0:
-        raise ValueError(f"`eps` is {eps}, expected a finite number of 0 or more; the usual value is 1e-6")
+    return arguments._replace(eps=float(eps), weight_offset=float(offset))
 
 
 def check_main_grad(name: str, parameter: torch.Tensor | None) -> None:

@@ -96,10 +96,12 @@ def _candidates() -> Iterator[str]:
         spec = importlib.util.find_spec("nvidia")
         for folder in list(spec.submodule_search_locations or []) if spec is not None else []:
             yield from sorted(map(str, Path(folder).glob(f"*/lib/libnvrtc.so.{major}*")), key=len)
-    home = _cuda_home()
-    for major in _majors() if home is not None else ():
+    # A second to import, and asked only where no wheel brought NVRTC.
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    for major in _majors() if CUDA_HOME is not None else ():
         for inner in ("lib64", "lib"):
-            yield from sorted(map(str, Path(str(home), inner).glob(f"libnvrtc.so.{major}*")), key=len)
+            yield from sorted(map(str, Path(str(CUDA_HOME), inner).glob(f"libnvrtc.so.{major}*")), key=len)
     for major in _majors():
         yield f"libnvrtc.so.{major}"
 
@@ -111,13 +113,6 @@ def _majors() -> tuple[int, ...]:
     major = re.match(r"\d+", torch.version.cuda or "")
     mine = int(major.group()) if major else _MAJORS[0]
     return (mine, *(major for major in _MAJORS if major != mine))
-
-
-def _cuda_home() -> str | None:
-    # A second to import, and asked only where no wheel brought NVRTC.
-    from torch.utils.cpp_extension import CUDA_HOME
-
-    return CUDA_HOME
 
 
 def _compile(

@@ -103,7 +103,7 @@ def norm_fwd(tensors: NormTensors, spec: NormSpec, wanted: WantedOutput) -> Norm
 
 
 def norm_bwd(tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> NormGrads:
-    """The gradients in closed form; see `arguments`. Buffers to add to may have any strides.
+    """The gradients in closed form; see `arguments`.
 
     Raises:
         NativeBuildError: there is no working C++ compiler.
@@ -116,11 +116,11 @@ def norm_bwd(tensors: BackwardTensors, spec: NormSpec, wanted: WantedGrads) -> N
     m, n = tensors.s.shape
     outs = {d: tensors.s.new_empty((m, n), dtype=d) for d in (wanted.x, wanted.residual) if d is not None}
     x, residual = outs.get(wanted.x), outs.get(wanted.residual)
-    weight = _vector_out(wanted.weight, wanted.heads, n, wanted.into_weight)
-    bias = _vector_out(wanted.bias, wanted.heads, n, wanted.into_bias)
+    weight = _vector_out(wanted.weight, wanted.vector_shape(n), wanted.into_weight)
+    bias = _vector_out(wanted.bias, wanted.vector_shape(n), wanted.into_bias)
     if m * n and (outs or weight is not None or bias is not None):
         _run_backward(tensors, NormGrads(x, weight, bias, residual), spec, wanted)
-    weight, bias = _deliver(weight, wanted.into_weight), _deliver(bias, wanted.into_bias)
+    weight, bias = weight if wanted.into_weight is None else None, bias if wanted.into_bias is None else None
     return NormGrads(x, weight, bias, residual)
 
 
@@ -196,21 +196,10 @@ def _vector(vector: _Tensor, heads: int, n: int, offset: float = 0.0) -> torch.T
     return vector.expand(heads, n).contiguous()
 
 
-def _vector_out(dtype: torch.dtype | None, heads: int, n: int, into: _Tensor) -> _Tensor:
+def _vector_out(dtype: torch.dtype | None, shape: tuple[int, ...], into: _Tensor) -> _Tensor:
     if dtype is None:
         return None
-    if into is None:
-        return torch.zeros((heads, n) if heads > 1 else (n,), dtype=dtype, device="cpu")
-    return into if into.is_contiguous() else torch.zeros((heads, n), **_FLOAT32)
-
-
-def _deliver(gradient: _Tensor, into: _Tensor) -> _Tensor:
-    """What the caller gets of a gradient; None where it was added to `into`."""
-    if gradient is None or into is None:
-        return gradient
-    if gradient is not into:
-        into.add_(gradient.view(into.shape))
-    return None
+    return torch.zeros(shape, dtype=dtype, device="cpu") if into is None else into
 
 
 def _threads(elements: int) -> int:

@@ -72,23 +72,12 @@ def norm_bwd_kernel_slices(
         bias_sum = tl.zeros([BLOCK_N], dtype=tl.float32)
 
     for early in tl.range(0, AHEAD):
-        rows_early = group * BLOCK_M + early * step + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        rows_next = group * BLOCK_M + early * step + tl.arange(0, BLOCK_M)  # [BLOCK_M]
         s_next, g_next, mean_next, rstd_next = load_rows(
-            s_ptr,
-            grad_out_ptr,
-            mean_ptr,
-            rstd_ptr,
-            rows_early,
-            s_stride,
-            grad_out_stride,
-            cols,
-            col_mask,
-            M,
-            UNIT,
-            EVEN,
+            s_ptr, grad_out_ptr, mean_ptr, rstd_ptr, rows_next, s_stride, grad_out_stride, cols, col_mask, M, UNIT, EVEN
         )
-        word = words_ptr + rows_early * G + piece
-        publish_projections(word, s_next, g_next, weight, mean_next, rstd_next, rows_early < M, weight_ptr, mean_ptr)
+        word = words_ptr + rows_next * G + piece
+        publish_projections(word, s_next, g_next, weight, mean_next, rstd_next, rows_next < M, weight_ptr, mean_ptr)
     seen = tl.full([BLOCK_M * BLOCK_G], -1, dtype=tl.int64)
     for row in tl.range(group * BLOCK_M, M, step, num_stages=STAGES):
         # The next tile's words are asked for a tile before they are used: 0.7 us of latency and more under load.

@@ -68,7 +68,7 @@ def norm_fwd_kernel(
     x_rows = x_ptr + all_rows[:, None] * x_stride * UNIT
     residual_rows = x_rows if residual_ptr is None else residual_ptr + all_rows[:, None] * residual_stride * UNIT
     ADDS: tl.constexpr = residual_ptr is not None
-    s_stored = load_s(x_rows, residual_rows, cols[None, :], exists[None, :], WHOLE, ADDS, S_DTYPE, LOADS, LOADS, PTX)
+    s_stored = load_s(x_rows, residual_rows, cols, exists, WHOLE, ADDS, S_DTYPE, LOADS, LOADS, PTX)
     # Asked for here, the vectors come while the row is added up (256 columns: 78 instead of 69 % of the copy
     # bandwidth); below, they take no registers meanwhile (LayerNorm at 4096 columns, 8 warps: 94 instead of 90 %).
     if EARLY:
@@ -150,12 +150,10 @@ def norm_fwd_kernel_looped(
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for start in tl.range(0, N, BLOCK_N, loop_unroll_factor=UNROLL):
         cols = start + local
-        exists = (cols < N)[None, :]
-        s_stored = load_s(
-            x_rows, residual_rows, cols[None, :], exists, EVEN, ADDS, S_DTYPE, "evict_last", "evict_first", PTX
-        )
+        exists = cols < N
+        s_stored = load_s(x_rows, residual_rows, cols, exists, EVEN, ADDS, S_DTYPE, "evict_last", "evict_first", PTX)
         if s_ptr is not None:
-            store_columns(s_rows + cols[None, :], s_stored, exists, EVEN, "", "")
+            store_columns(s_rows + cols[None, :], s_stored, exists[None, :], EVEN, "", "")
         s = widen(s_stored, PTX)
         total += s if CENTERED else s * s
     if CENTERED:
@@ -165,22 +163,13 @@ def norm_fwd_kernel_looped(
         total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for start in tl.range(0, N, BLOCK_N, loop_unroll_factor=UNROLL):
             cols = start + local
-            exists = (cols < N)[None, :]
+            exists = cols < N
             s_stored = load_s(
-                s_rows,
-                residual_rows,
-                cols[None, :],
-                exists,
-                EVEN,
-                ADDS_AGAIN,
-                S_DTYPE,
-                "evict_last",
-                "evict_first",
-                PTX,
+                s_rows, residual_rows, cols, exists, EVEN, ADDS_AGAIN, S_DTYPE, "evict_last", "evict_first", PTX
             )
             d = widen(s_stored, PTX) - mean[:, None]
             if not EVEN:
-                d = tl.where(exists, d, 0.0)
+                d = tl.where(exists[None, :], d, 0.0)
             total += d * d
     rstd = reciprocal_root(over(tl.sum(total, axis=1), N, False, BLOCK_N, S_DTYPE) + eps, S_DTYPE, PTX)  # [BLOCK_M]
     if rstd_ptr is not None:
@@ -190,16 +179,7 @@ def norm_fwd_kernel_looped(
         cols = start + local
         exists = cols < N
         s_stored = load_s(
-            s_rows,
-            residual_rows,
-            cols[None, :],
-            exists[None, :],
-            EVEN,
-            ADDS_AGAIN,
-            S_DTYPE,
-            "evict_first",
-            "evict_first",
-            PTX,
+            s_rows, residual_rows, cols, exists, EVEN, ADDS_AGAIN, S_DTYPE, "evict_first", "evict_first", PTX
         )
         weight, bias = load_affine(weight_ptr, bias_ptr, head * N + cols, exists, EVEN)
         y = (widen(s_stored, PTX) - mean[:, None]) * rstd[:, None]
@@ -215,7 +195,7 @@ def norm_fwd_kernel_looped(
 def load_s(
     x_rows,
     residual_rows,
-    offsets,
+    cols,
     exists,
     EVEN: tl.constexpr,
     ADDS: tl.constexpr,
@@ -224,10 +204,10 @@ def load_s(
     KEEP_RESIDUAL: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """x + residual, or x alone, at `offsets` of the rows, rounded to S_DTYPE; KEEP_...: eviction policies."""
-    s = load_columns(x_rows + offsets, exists, EVEN, KEEP_X)
+    """x + residual, or x alone, in columns `cols` of the rows, rounded to S_DTYPE; KEEP_...: eviction policies."""
+    s = load_columns(x_rows + cols[None, :], exists[None, :], EVEN, KEEP_X)
     if ADDS:
-        residual = load_columns(residual_rows + offsets, exists, EVEN, KEEP_RESIDUAL)
+        residual = load_columns(residual_rows + cols[None, :], exists[None, :], EVEN, KEEP_RESIDUAL)
         return (widen(s, PTX) + widen(residual, PTX)).to(S_DTYPE)
     else:
         return s.to(S_DTYPE)
