@@ -204,7 +204,7 @@ def test_an_op_that_refuses_a_larger_allocation_is_not_accused(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int32, torch.bool])
-@pytest.mark.parametrize("layout", ["contiguous", "rows", "expanded", "transposed", "scalar"])
+@pytest.mark.parametrize("layout", ["contiguous", "rows", "expanded", "transposed", "scalar", "windows"])
 def test_place_keeps_values_and_strides_and_fills_the_rest(dtype, layout):
     t = (torch.randn(5, 7) > 0).to(dtype) if not dtype.is_floating_point else torch.randn(5, 7).to(dtype)
     t = {
@@ -213,6 +213,7 @@ def test_place_keeps_values_and_strides_and_fills_the_rest(dtype, layout):
         "expanded": t[:1].expand(5, 7),
         "transposed": t.t(),
         "scalar": t[0, 0],
+        "windows": t.flatten().unfold(0, 5, 3),  # two of them share two elements
     }[layout]
     bands = Bands(HUGE)
     placed = bands.place(t, "x", "x")

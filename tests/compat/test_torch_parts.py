@@ -62,7 +62,7 @@ BROKEN = [
     (torch_dispatch.RESOLVING, torch._C, "_ForceDispatchKeyGuard", None, "AttributeError"),
     (torch_dispatch.RESOLVING, torch._C, "_ForceDispatchKeyGuard", lambda *_: nullcontext(), "pseudoinverse"),
     (torch_dispatch.TAPE, torch._C, "_dispatch_has_backend_fallback", lambda key: True, "fake tensors in C"),
-    (torch_tensors.PART, torch, "_debug_has_internal_overlap", lambda t: 0, r"told as \[0, 0, 0\]"),
+    (torch_tensors.PART, torch.Tensor, "_is_zerotensor", lambda t: False, "not told apart"),
     (torch_tensors.PART, torch.Tensor, "_values", lambda t: t.indices(), "not the elements"),
     (
         torch_testing.PART,
@@ -105,14 +105,6 @@ def test_what_asks_goes_on_without(nothing_works):
     torch.testing.assert_close(1.0, 1.0)
     model = SimpleNamespace(module=torch.nn.Linear(2, 2))
     assert torch_ddp.bucket_orders(model) == ([[1, 0]], False)
-
-
-@pytest.mark.parametrize(
-    ("strided", "overlaps"),
-    [(((2, 3), (3, 1)), False), (((3, 2), (1, 3)), False), (((3,), (0,)), True), (((3, 3), (1, 1)), True), (((1,), (0,)), False)],
-)  # fmt: skip
-def test_overlap_within_a_tensor_is_told_without_torch_too(nothing_works, strided, overlaps):
-    assert torch_tensors.overlaps_itself(torch.zeros(9).as_strided(*strided)) is overlaps
 
 
 def test_second_derivatives_are_refused_where_modes_cannot_be_left(nothing_works):

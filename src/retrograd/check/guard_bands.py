@@ -129,8 +129,6 @@ class Bands(EagerMode):
         return guard.tensor
 
     def _guard(self, t: torch.Tensor, owner: str, name: str) -> Guard:
-        if torch_tensors.overlaps_itself(t) and 0 not in t.stride():
-            t = t.contiguous()
         extent = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
         size = t.dtype.itemsize
         band = min(max(extent * size, BAND), _MOST)
