@@ -1,12 +1,14 @@
-"""Cumulative sums that a gradient may be: how far off a correct implementation is that adds it up from other gradients.
+"""Cumulative sums that a gradient may be: how far off a correct implementation is that adds up what others leave.
 
-Whoever decays a state by exp(g) may take the gradient of g as the sum of q dq - k dk over all later steps, and its
-error is that of what cancels there, however small the gradient is. Nothing says so in a reference that goes step by
-step; that both are equal shows in its float64 results, at each step of each element.
+Whoever decays a state by exp(g) may take the gradient of g as a sum over all later steps, of what each reads from the
+state less what it writes to it, and its error is that of what cancels there, however small the gradient is. Nothing
+says so in a reference that goes step by step. It shows in float64: where only the last step is read, what the gradient
+of g changes by from step to step is what each step writes, k dk.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import torch
@@ -15,74 +17,124 @@ from retrograd.check import tolerance
 from retrograd.check.oracle import Truth
 from retrograd.check.outputs import as_real
 from retrograd.check.reference import Reference
+from retrograd.check.rounding import Float64
 
 # Numbers that an identity must hold for, for each term that it has: fewer would fit by chance.
 _NUMBERS_PER_TERM = 8
 
 
-def attainable(reference: Reference, truth: Truth, name: str) -> torch.Tensor | None:
-    """How far a gradient may be off that is added up from inputs and outputs times their gradients; None if none is.
+@dataclass(frozen=True)
+class CumulativeSum:
+    """A gradient as a cumulative sum.
 
-    float64, the shape of the gradient. An identity that float64 does not keep to its last digits is none.
+    Attributes:
+        name: of the gradient.
+        dim: along which it is added up.
+        forward: whether steps go forward, so that sums begin at the end.
+        ways: what is written at each step, as inputs times their gradients times a number, by the gradients' names;
+            all ways with as few of them as will do.
     """
-    grad = truth.want[name]
-    assert grad is not None
-    terms = _terms(reference, truth, name)
-    if not bool(grad.isfinite().all()):
-        return None
-    units = tolerance.units(reference.case.dtype, reference.spec.compute)
-    for dim, backward in product((d for d in range(grad.ndim) if grad.shape[d] > 1), (True, False)):
-        steps = _steps(grad, dim, backward=backward).flatten()
-        for count in range(1, min(len(terms), grad.numel() // _NUMBERS_PER_TERM) + 1):
-            bounds = list[torch.Tensor]()
-            for chosen in combinations(terms, count):
-                factors = _factors([each for each, _ in chosen], steps)
-                if factors is not None:
-                    scaled = [(f * each, f * error) for (each, error), f in zip(chosen, factors, strict=True)]
-                    bounds.append(_bound(grad, dim, scaled, *units))
-            if bounds:  # with fewest terms; an implementation may add up those of any of them
-                return torch.stack(bounds).amax(0)
+
+    name: str
+    dim: int
+    forward: bool
+    ways: list[dict[str, float]]
+
+    def widened(self, reference: Reference, truth: Truth) -> Truth:
+        """The truth at a case that allows what cancels in the sum, whichever of the ways is taken."""
+        grad = truth.want[self.name]
+        assert grad is not None
+        bounds = [truth.floor[self.name]]
+        for factors in self.ways:
+            inputs = _inputs(reference, grad.ndim, list(factors))
+            written, off = (
+                {label: f * inputs[label] * _as(values[label], inputs[label]) for label, f in factors.items()}
+                for values in (truth.want, truth.tol)
+            )
+            bounds.append(self._bound(reference, grad, written, off))
+        return replace(truth, floor=truth.floor | {self.name: torch.stack(bounds).nan_to_num(0.0).amax(0)})
+
+    def _bound(
+        self, reference: Reference, grad: torch.Tensor, written: dict[str, torch.Tensor], off: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """The attainable error of what adds up these terms, which are off by so much, and the rest.
+
+        The rest, what is read, is known by its sum only: it has as many terms and as large errors as what is written.
+        """
+        squares, inherited = (torch.stack([t.square().sum(-1) for t in ts.values()]).sum(0) for ts in (written, off))
+        rest = _steps(grad, self.dim, self.forward) - torch.stack([t.sum(-1) for t in written.values()]).sum(0)
+        count = 2 * grad.shape[self.dim] * sum(t.shape[-1] for t in written.values())
+        units = tolerance.units(reference.case.dtype, reference.spec.compute)
+        return tolerance.of_a_sum(*units, grad, 2 * squares + rest.square(), 2 * inherited, self.dim, count)
+
+
+def find(reference: Reference, name: str) -> CumulativeSum | None:
+    """The cumulative sum that a gradient is by a reference; None if it is none, to the last digits of float64."""
+    shape = as_real(reference.inputs()[name.removeprefix("grad ")]).shape
+    for dim, forward in product((d for d in range(len(shape)) if shape[d] > 1), (True, False)):
+        ways = _written(reference, name, shape, dim, forward)
+        if ways:
+            return CumulativeSum(name, dim, forward, ways)
     return None
 
 
-def _factors(terms: list[torch.Tensor], steps: torch.Tensor) -> torch.Tensor | None:
-    """What the terms are to be multiplied by, so that their sums are these steps; None if there are no such numbers."""
-    added = torch.stack([each.sum(-1).flatten() for each in terms], -1)
-    factors = torch.linalg.lstsq(added, steps[:, None], driver="gelsd").solution[:, 0]
-    left, size = (torch.linalg.vector_norm(t) for t in (added @ factors - steps, added * factors))
-    return factors if bool(factors.any()) and bool(left <= tolerance.ZERO * size) else None
+def _written(reference: Reference, name: str, shape: torch.Size, dim: int, forward: bool) -> list[dict[str, float]]:
+    """What inputs times their gradients add at each step to a gradient where only the last of the outputs counts."""
+
+    def last() -> list[torch.Tensor]:
+        mask = torch.zeros(shape[dim], device=reference.device)
+        mask[-1 if forward else 0] = 1
+        gs, alike = reference.grad_outs(), shape[: dim + 1]
+        return [
+            g * mask.to(g.dtype).view(-1, *[1] * (g.ndim - dim - 1)) if g.shape[: dim + 1] == alike else g for g in gs
+        ]
+
+    results = replace(reference, grad_outs=last).run(torch.float64, Float64())
+    grad = results[name]
+    if grad is None or not bool(grad.isfinite().all()):
+        return []
+    labels = [
+        n
+        for n, t in results.items()
+        if n.startswith("grad ") and n != name and t is not None and t.shape[: len(shape)] == shape
+    ]
+    terms = {label: (t * _as(results[label], t)).sum(-1) for label, t in _inputs(reference, len(shape), labels).items()}
+    added, least = _steps(grad, dim, forward), tolerance.ZERO * torch.linalg.vector_norm(grad)
+    for count in (shape[dim] - 1, shape[dim] - 2):  # the last step may read before it decays
+        rows = (dim, 0 if forward else shape[dim] - count, count)
+        kept = {label: t.narrow(*rows).flatten() for label, t in terms.items()}
+        if ways := _fewest(kept, added.narrow(*rows).flatten(), least):
+            return ways
+    return []
 
 
-def _bound(
-    grad: torch.Tensor, dim: int, scaled: list[tuple[torch.Tensor, torch.Tensor]], unit: float, accumulate: float
-) -> torch.Tensor:
-    """The attainable error of a gradient that adds up these terms, beside each of which stands its own error."""
-    squares, inherited = (torch.stack([t.square().sum(-1) for t in ts]).sum(0) for ts in zip(*scaled, strict=True))
-    count = grad.shape[dim] * sum(each.shape[-1] for each, _ in scaled)
-    return tolerance.of_a_sum(unit, accumulate, grad, squares, inherited, dim, count)
+def _fewest(terms: dict[str, torch.Tensor], total: torch.Tensor, least: torch.Tensor) -> list[dict[str, float]]:
+    """All ways to make a total of as few terms as will do, by factors; `least` is what it may be off besides."""
+    for count in range(1, min(len(terms), total.numel() // _NUMBERS_PER_TERM) + 1):
+        ways = list[dict[str, float]]()
+        for labels in combinations(terms, count):
+            each = torch.stack([terms[label] for label in labels], -1)
+            factors = torch.linalg.lstsq(each, total[:, None], driver="gelsd").solution[:, 0]
+            left, size = (torch.linalg.vector_norm(t) for t in (each @ factors - total, each * factors))
+            if bool(factors.all()) and bool(left <= least + tolerance.ZERO * size):
+                ways.append(dict(zip(labels, factors.tolist(), strict=True)))
+        if ways:
+            return ways
+    return []
 
 
-def _terms(reference: Reference, truth: Truth, name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Tensors times their gradients, and the attainable errors of these, in the dimensions of a gradient and one more.
-
-    Only of tensors that begin with the gradient's dimensions.
-    """
-    shape = truth.tol[name].shape
-    outs = [label for label, t in truth.want.items() if t is not None and not label.startswith("grad ")]
-    factors = {f"grad {label}": value for label, value in reference.inputs().items()}
-    factors |= dict(zip(outs, reference.grad_outs(), strict=False))
-    terms = list[tuple[torch.Tensor, torch.Tensor]]()
-    for label, other in truth.want.items():
-        if other is None or label == name or label not in factors or other.shape[: len(shape)] != shape:
-            continue
-        factor = as_real(factors[label]).double()
-        if factor.shape == other.shape and bool((factor * other).isfinite().all()):
-            each, error = ((factor * t)[..., None].flatten(len(shape)) for t in (other, truth.tol[label]))
-            terms.append((each, error))
-    return terms
+def _inputs(reference: Reference, ndim: int, grads: list[str]) -> dict[str, torch.Tensor]:
+    """Inputs by the names of their gradients, in so many dimensions and one more."""
+    inputs = reference.inputs()
+    return {label: as_real(inputs[label.removeprefix("grad ")]).double()[..., None].flatten(ndim) for label in grads}
 
 
-def _steps(t: torch.Tensor, dim: int, *, backward: bool) -> torch.Tensor:
+def _as(t: torch.Tensor | None, alike: torch.Tensor) -> torch.Tensor:
+    assert t is not None
+    return t.reshape(alike.shape)
+
+
+def _steps(t: torch.Tensor, dim: int, forward: bool) -> torch.Tensor:
     """What each place adds to a cumulative sum that begins at the end, or at the beginning."""
     nothing = torch.zeros_like(t.narrow(dim, 0, 1))
-    return -t.diff(dim=dim, append=nothing) if backward else t.diff(dim=dim, prepend=nothing)
+    return -t.diff(dim=dim, append=nothing) if forward else t.diff(dim=dim, prepend=nothing)
