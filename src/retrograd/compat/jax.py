@@ -1,8 +1,5 @@
 """JAX's compilations: what it writes, logs and times, by undocumented options and events. Loads no JAX."""
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 import re

@@ -1,8 +1,5 @@
 """Tensors' storages: identity, elements of sparse ones, and whether memory holds the numbers."""
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,8 +1,5 @@
 """Autotuners of Triton's: what one has chosen put aside for a while, and the order in which it tries configurations."""
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportAttributeAccessIssue=false, reportPrivateUsage=false
-
 from __future__ import annotations
 
 import inspect

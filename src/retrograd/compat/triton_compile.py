@@ -1,8 +1,5 @@
 """Compiling Triton kernels for a GPU that is absent: a driver that only says which it is, and Triton's cache hook."""
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import itertools
@@ -96,18 +93,17 @@ class CompileRequest:
 @contextmanager
 def compile_requests(note: Callable[[CompileRequest], None]) -> Iterator[None]:
     """Tell a callback what launches inside want to have compiled, and compile nothing."""
-    import triton
+    from triton import knobs
 
-    def hook(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+    def hook(*, key: str, fn: Any, compile: Any, **_: Any) -> bool:
         note(CompileRequest(fn.jit_function, key, compile["specialization_data"]))
         return True  # tells Triton that this launch needs no code
 
-    knobs = triton.knobs.runtime
-    stock, knobs.jit_cache_hook = knobs.jit_cache_hook, hook
+    stock, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, hook
     try:
         yield
     finally:
-        knobs.jit_cache_hook = stock
+        knobs.runtime.jit_cache_hook = stock
 
 
 @contextmanager
@@ -137,7 +133,7 @@ first_line: Callable[[Any], int] = attrgetter("starting_line_number")
 def _active_driver(gpu: GpuDescription) -> Iterator[None]:
     from triton.runtime import driver as holder
 
-    previous = holder._active
+    previous: Any = holder._active
     holder.set_active(_driver(gpu, f"dry:{gpu.name}:{next(_LABELS)}"))
     try:
         yield

@@ -3,9 +3,6 @@
 Triton's own key leaves out values that kernels read from modules, and files; neither may be out of date in a verdict.
 """
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import ast

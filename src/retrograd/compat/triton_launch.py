@@ -4,9 +4,6 @@ Triton's classes are replaced once for all callbacks, and put back when the last
 for it: where a program imports it later, it is hooked then.
 """
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import sys
@@ -197,11 +194,11 @@ around_autotuning = _AUTOTUNING.around
 @contextmanager
 def through_triton() -> Iterator[None]:
     """Have launchers that keep compiled kernels launch them through Triton meanwhile."""
-    import triton
+    from triton import knobs
 
     def seen(*_: Any) -> None: ...
 
-    hook = triton.knobs.runtime.launch_enter_hook
+    hook: Any = knobs.runtime.launch_enter_hook
     if hasattr(hook, "add"):
         hook.add(seen)
     try:

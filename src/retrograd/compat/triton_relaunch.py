@@ -1,14 +1,11 @@
 """Relaunch of a compiled Triton kernel, past Triton's look at each argument."""
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import triton
+from triton import knobs
 
 from retrograd.compat.registry import part, works
 from retrograd.compat.torch_cuda import current_raw_stream
@@ -33,7 +30,8 @@ def loaded_kernel(compiled: Any, grid: tuple[int, ...]) -> KernelHandle | None:
     function = getattr(compiled, "function", None)
     if function is None or not works(RELAUNCH):
         return None
-    return KernelHandle(compiled.run, function, compiled.packed_metadata, (*grid, 1, 1)[:3], compiled)
+    whole: Any = (*grid, 1, 1)[:3]
+    return KernelHandle(compiled.run, function, compiled.packed_metadata, whole, compiled)
 
 
 def relaunch(kernel: KernelHandle, args: tuple[Any, ...], device_index: int) -> None:
@@ -52,7 +50,7 @@ def relaunch(kernel: KernelHandle, args: tuple[Any, ...], device_index: int) -> 
 def hooked() -> bool:
     """Whether a profiler or `through_triton` wants each launch to go through Triton."""
     # None, or from Triton 3.6 on a chain of hooks that may be empty.
-    hook = triton.knobs.runtime.launch_enter_hook
+    hook = knobs.runtime.launch_enter_hook
     return hook is not None and bool(getattr(hook, "calls", True))
 
 
@@ -91,8 +89,7 @@ def RELAUNCH() -> str:
     kernel._do_compile = lambda *_, **__: compiled
     with _active_driver(PROBE_GPU), unheard():
         kernel[5, 6, 7](0.5, 3)
-    knobs = triton.knobs.runtime
-    hooks = None, knobs.launch_enter_hook, knobs.launch_exit_hook
+    hooks = None, knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     if calls != [(5, 6, 7, 0, compiled.function, compiled.packed_metadata, *hooks, 0.5, 3)]:
         return "the launcher of a compiled kernel takes other arguments"
     return ""

@@ -1,8 +1,5 @@
 """Source of Triton's kernels: read, and replaced in place, so that whoever imported the kernel launches the other."""
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import sys

@@ -3,9 +3,6 @@
 Binder, heuristics, autotuner and specialisation stay Triton's. What is replaced is what a launch compiles and runs.
 """
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import functools
@@ -152,14 +149,14 @@ def _executing(gpu: GpuDescription, execute: Execute, tune: Callable[..., None],
         return kernels[key]
 
     holder.set_active(driver)
-    JITFunction._do_compile = compile_ttir
+    JITFunction._do_compile = compile_ttir  # pyright: ignore[reportAttributeAccessIssue]
     _EXECUTE.append(execute)
     try:
         yield
     finally:
         _EXECUTE.remove(execute)
         JITFunction._do_compile = compile_stock
-        holder.set_active(previous)
+        holder.set_active(previous)  # pyright: ignore[reportArgumentType]
 
 
 def _ttir(source: Any, target: Any, backend: Any, options: Any) -> str:

@@ -4,9 +4,6 @@ Some tensors wait for a collective, some have no memory for kernels to read, som
 see operators and no kernels.
 """
 
-# torch's stubs have no __torch_dispatch__.
-# pyright: reportAttributeAccessIssue=false, reportReturnType=false
-
 from __future__ import annotations
 
 from typing import Any, TypeVar
@@ -42,7 +39,7 @@ def as_stored(tensors: Tensors) -> Tensors:
         for tensor in tensors:
             if tensor is not None and tensor.is_neg():
                 make = getattr(type(tensors), "_make", tuple)  # a named tuple stays one
-                return make(None if t is None else t.resolve_neg() for t in tensors)
+                return make(None if t is None else t.resolve_neg() for t in tensors)  # pyright: ignore[reportReturnType]
     return tensors
 
 

@@ -1,8 +1,5 @@
 """Parameter groups of FSDP2: states, groups, parameters, and where a step is."""
 
-# The stubs do not have private names, or not as they are.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -31,7 +28,7 @@ def states_of(model: Any) -> list[Any]:
             "fully_shard(model)"
         )
     by_id: dict[int, Any] = {}
-    for part in model.modules():
+    for part in model.modules():  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(part, FSDPModule):
             state = part._get_fsdp_state()
             by_id.setdefault(id(state), state)

@@ -1,8 +1,5 @@
 """The public functions: documents and checks arguments and hands them to the autograd node."""
 
-# Which tensors there are follows from the spec of the norm or the flags beside them, which types cannot say.
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 from typing import Any
@@ -211,7 +208,7 @@ def _run(
     flat = len(shape) == 2
     wanted = WantedOutput(*call.dtypes, False, return_s)
     y, s, _, _ = call.forward(tensors if flat else two_dimensional(tensors), call.spec, wanted)
-    return (y, s) if flat else (y.view(shape), s.view(shape) if return_s else None)
+    return (y, s) if flat else (y.view(shape), None if s is None else s.view(shape))
 
 
 def _any_requires_grad(tensors: NormTensors) -> bool:

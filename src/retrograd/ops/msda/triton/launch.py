@@ -1,8 +1,5 @@
 """Launchers of the kernels of deformable attention: `msda_fwd` and `msda_bwd`."""
 
-# Which tensors there are follows from the spec of the norm or the flags beside them, which types cannot say.
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -234,6 +231,6 @@ def _relaunched(key: Any, tensors: tuple[torch.Tensor | None, ...]) -> bool:
 
 def _key(tensors: tuple[torch.Tensor | None, ...], sizes: tuple[int, ...], spec: MsdaSpec) -> Any:
     """All that a launch depends on; None if it has to go through Triton."""
-    if not relaunchable(*tensors):
+    if tensors[0] is None or not relaunchable(*tensors):
         return None
     return (tensors[0].device.index, sizes, spec, *(None if t is None else (t.dtype, t.shape) for t in tensors))

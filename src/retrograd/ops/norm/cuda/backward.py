@@ -1,8 +1,5 @@
 """Launcher of wide_backward.cu: macros, arguments; knows no formula. The plan is `plan_clusters`."""
 
-# Which tensors there are follows from the spec of the norm or the flags beside them, which types cannot say.
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 import ctypes

@@ -1,8 +1,5 @@
 """Launcher of wide_forward.cu: plan, macros, arguments; knows no formula."""
 
-# Which tensors there are follows from the spec of the norm or the flags beside them, which types cannot say.
-# pyright: reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 import ctypes

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from retrograd.runtime.cuda import driver, nvrtc
 from retrograd.runtime.cuda.driver import aligned, arch_of
+
+_Rows = TypeVar("_Rows", torch.Tensor, torch.Tensor | None)
 
 HEADER = Path(__file__).with_name("wide.cuh")
 NUMBERS = {None: -1, torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Type
@@ -38,10 +41,10 @@ def load(
     )  # fmt: skip
 
 
-def aligned_rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def aligned_rows(tensor: _Rows) -> _Rows:
     """`tensor`, copied only if its rows are not contiguous or do not start at multiples of 16 bytes."""
     if tensor is None:
-        return None
+        return tensor
     fits = (tensor.stride(0) * tensor.element_size()) % 16 == 0 or tensor.shape[0] <= 1
     if tensor.stride(-1) == 1 and fits and tensor.data_ptr() % 16 == 0:
         return tensor
