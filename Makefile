@@ -44,8 +44,8 @@ test: lint
 
 # A seventh of PyTorch's op database, another one each day, beside benchmarks/opdb_baseline.toml: at most six minutes.
 opdb: setup
-	@rm -f build/opdb-part.jsonl
-	$(BIN)/python benchmarks/opdb.py --baseline --samples all --minutes 5 --rotate $$(( $$(date +%s) / 86400 )) --results build/opdb-part.jsonl -j 2
+	@rm -f build/opdb-part.sqlite
+	$(BIN)/python benchmarks/opdb.py --baseline --samples all --minutes 5 --rotate $$(( $$(date +%s) / 86400 )) --results build/opdb-part.sqlite -j 2
 
 # No network: what is built comes from this checkout alone.
 docs: setup

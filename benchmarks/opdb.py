@@ -1,12 +1,12 @@
 """What `verify` says of PyTorch's own op database: every variant with autograd, beside what was adjudicated before.
 
-    python benchmarks/opdb.py --results build/opdb.jsonl --report build/opdb.md -j 8
-    python benchmarks/opdb.py --results build/opdb.jsonl --level full --samples all --dtypes bfloat16 --shard 1/4
+    python benchmarks/opdb.py --results build/opdb.sqlite --report build/opdb.md -j 8
+    python benchmarks/opdb.py --results build/opdb.sqlite --level full --samples all --dtypes bfloat16 --shard 1/4
     python benchmarks/opdb.py --minutes 20 --rotate $(( $(date +%s) / 86400 )) --baseline benchmarks/opdb_baseline.toml
 
-The reference of an op is the op itself in float64 (docs/opinfo.md). Each case (variant, dtype, sample, level, seed) is
-a line of the results file; a run that is stopped goes on where it was. Cases run in worker processes, one thread each:
-a case that crashes or hangs is recorded and ends its worker alone.
+The reference of an op is the op itself in float64 (docs/opinfo.md). The results file is SQLite and has each case
+(variant, dtype, sample, level, seed); a run that is stopped goes on where it was. Cases run in worker processes, one
+thread each, here or on a cluster: a case that crashes or hangs is recorded and ends its worker alone.
 `--minutes` with `--rotate DAY` takes one of `--parts` parts of the variants by the number of the day, and begins it
 elsewhere each time that it comes round, so that in the end all is seen however few fit into the time.
 Exit code 1 where anything is not proved and not in the baseline, or a true bug of the baseline is found no more.
@@ -15,11 +15,8 @@ Exit code 1 where anything is not proved and not in the baseline, or a true bug 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
-import json
 import math
-import multiprocessing
 import os
 import platform
 import re
@@ -30,9 +27,9 @@ import types
 import unittest
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,16 +39,18 @@ import torch
 import retrograd as rg
 from retrograd import testing
 from retrograd.check import spec as checked
-from retrograd.core.subprocesses import death
+from retrograd.core import campaign
+from retrograd.core.campaign import Results
+from retrograd.core.tasks import Begin, End, Outcome, Prepare, Task, Work, WorkerOptions
 from retrograd.errors import RetrogradError
 
 BASELINE = Path(__file__).resolve().parent / "opdb_baseline.toml"
 CLASSES = ("true bug", "documented", "manifold", "cannot say", "false alarm")
 PASSING = ("proved", "not checked")
 VERDICTS = ("proved", "finding", "undecided", "error", "hang", "crash", "not checked")
+THROUGH = "through"  # a note in the results that there are no more samples than those
 RECYCLE = 150  # cases after which a worker is replaced, so that what ops leave in memory does not add up
 STARTUP = 300.0  # seconds until a worker has imported and drawn what it needs for the first case of a variant
-Key = tuple[str, str, int, str, int]
 
 
 def op_db() -> list[Any]:
@@ -111,42 +110,50 @@ def not_checked(spec: checked.OpSpec) -> str:
 
 
 def settle() -> None:
-    """Make a worker of this process: one thread, no output, and everything imported that `verify` imports."""
+    """Make a worker of this process: one thread, no warnings, and everything imported that `verify` imports."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    sink = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # some ops print, and those that crash write dumps
-        os.dup2(sink, stream)
     # What the first verification of a process imports (2 s) is no op's cost.
     rg.verify(torch.sin, reference=torch.sin, inputs=dict(x=torch.rand(3)), level="quick")
 
 
-def work(pipe: Connection, infos: dict[str, Any], level: str, seed: int) -> None:
-    """Take tasks (variant, dtype, how many or "all" or "all/5", numbers to leave out, deadline) until there is None."""
-    settle()
-    while (task := pipe.recv()) is not None:
-        variant, dtype, samples, done, deadline = task
-        number = -1
-        try:
-            numbers = [n for n in sample_numbers(infos[variant], dtype, samples, seed) if n not in done]
-            every = testing.sample_specs(infos[variant], dtype, numbers, seed=seed)
-            for number in numbers:
-                if time.time() > deadline:
-                    break
-                pipe.send(("begin", number, {}))  # before the op is called for the first time
-                if (each := next(every, None)) is None:
-                    deadline = math.inf  # there are no more, which is not late
-                    break
-                reason = each.reason or (not_checked(each.spec) if each.spec else "")
-                if each.spec is None or reason:
-                    record: dict[str, Any] = {"verdict": "not checked", "sentence": reason}
-                else:
-                    record = verdict_of(each.spec, level, seed)
-                pipe.send(("case", number, record))
-            pipe.send(("late" if time.time() > deadline else "end", number, {}))
-        except Exception as error:
-            pipe.send(("case", max(number, 0), {"verdict": "error", "sentence": f"{type(error).__name__}: {error}"}))
-            pipe.send(("end", number, {}))
+@dataclass(frozen=True)
+class SampleWork:
+    """What makes the work on samples of OpInfos in a worker; those of `infos`, or of PyTorch's list if that is None."""
+
+    infos: dict[str, Any] | None
+    level: str
+    seed: int
+
+    def __call__(self) -> Work:
+        settle()
+        infos = {testing.full_name(o): o for o in op_db()} if self.infos is None else self.infos
+        return partial(_cases, infos, self.level, self.seed)
+
+
+def _cases(
+    infos: dict[str, Any], level: str, seed: int, task: tuple[Variant, float], done: Mapping[str, Outcome]
+) -> Iterator[Begin | End]:
+    """The samples of a variant that are wanted and not there, by number; none is begun after the deadline."""
+    (wanted, deadline), number = task, 0
+    info = infos[wanted.variant]
+    try:
+        numbers = [n for n in sample_numbers(info, wanted.dtype, wanted.samples, seed) if str(n) not in done]
+        every = testing.sample_specs(info, wanted.dtype, numbers, seed=seed)
+        for number in numbers:
+            if time.time() > deadline:
+                return
+            yield Begin(str(number))  # before the op is called for the first time
+            if (each := next(every, None)) is None:
+                break  # there are no more
+            reason = each.reason or (not_checked(each.spec) if each.spec else "")
+            if each.spec is None or reason:
+                yield End(str(number), {"verdict": "not checked", "sentence": reason})
+            else:
+                yield End(str(number), verdict_of(each.spec, level, seed))
+    except Exception as error:
+        yield End(str(number), {"verdict": "error", "sentence": f"{type(error).__name__}: {error}"})
+    yield End(THROUGH, wanted.samples)
 
 
 def sample_numbers(info: Any, dtype: str, samples: int | str, seed: int) -> range:
@@ -161,164 +168,77 @@ def sample_numbers(info: Any, dtype: str, samples: int | str, seed: int) -> rang
     return range(seed % every, count, every)
 
 
-# ----- results
+# ----- the run
 
 
-@dataclass
-class Results:
-    """The results file: a line of JSON a case, and one (sample -1) for each variant that is through."""
-
-    path: Path
-    records: dict[Key, dict[str, Any]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # the last line of a run that was killed
-                    self._keep(json.loads(line))
-
-    def _keep(self, record: dict[str, Any]) -> None:
-        self.records[tuple(record[k] for k in ("variant", "dtype", "sample", "level", "seed"))] = record  # type: ignore[index]
-
-    def add(self, record: dict[str, Any]) -> None:
-        self._keep(record)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def of(self, tasks: Iterable[Task], level: str, seed: int) -> list[dict[str, Any]]:
-        """Records of the cases that these tasks want, sorted; the file may have others."""
-        most = {(t.variant, t.dtype): t.samples if isinstance(t.samples, int) else math.inf for t in tasks}
-        rows = [r for k, r in self.records.items() if 0 <= k[2] < most.get(k[:2], 0) and k[3:] == (level, seed)]
-        return sorted(rows, key=lambda r: (r["variant"], r["dtype"], r["sample"]))
-
-
-@dataclass
-class Task:
-    """A variant in a dtype: which samples are wanted, and which of them are there already."""
+@dataclass(frozen=True)
+class Variant:
+    """A variant in a dtype, and which samples of it are wanted: how many, "all", or "all/5"."""
 
     variant: str
     dtype: str
     samples: int | str
-    done: set[int] = field(default_factory=set)
-    through: bool = False
 
-    def resume(self, results: Results, level: str, seed: int) -> Task:
-        """Itself, with what an earlier run has."""
-        for (variant, dtype, sample, *rest), record in results.records.items():
-            if (variant, dtype, rest) == (self.variant, self.dtype, [level, seed]):
-                if sample >= 0:
-                    self.done.add(sample)
-                else:
-                    self.through = record["samples"] == "all" or record["samples"] == self.samples
-        if isinstance(self.samples, int):
-            self.through |= self.done >= set(range(self.samples))
-        return self
+    @property
+    def name(self) -> str:
+        """Of the task in the results file."""
+        return f"{self.variant} {self.dtype}"
 
+    def through(self, done: Mapping[str, Outcome]) -> bool:
+        """Whether all wanted samples are there, or no further one can be drawn."""
+        if isinstance(self.samples, int) and all(str(n) in done for n in range(self.samples)):
+            return True
+        return "" in done or (THROUGH in done and done[THROUGH].value in ("all", self.samples))
 
-@dataclass
-class Worker:
-    """A worker process and what it does just now."""
-
-    process: Any
-    pipe: Connection
-    task: Task | None = None
-    number: int | None = None  # of the sample that runs
-    since: float = 0.0
-    cases: int = 0
+    def records(self, results: Results) -> list[dict[str, Any]]:
+        """What is known of the wanted samples, by number; the file may have others."""
+        level, _, seed = results.campaign.partition(" ")
+        done = results.of(self.name)
+        numbers = {case: int(case) for case in done if case.isdigit()}
+        if "" in done:  # a process that ended while it drew a sample
+            numbers[""] = max(numbers.values(), default=-1) + 1
+        most = self.samples if isinstance(self.samples, int) else math.inf
+        key = {"variant": self.variant, "dtype": self.dtype, "level": level, "seed": int(seed)}
+        chosen = sorted((n, case) for case, n in numbers.items() if n < most)
+        return [key | {"sample": n} | _record(done[case]) for n, case in chosen]
 
 
-# ----- the run
+def _record(outcome: Outcome) -> dict[str, Any]:
+    if outcome.state == "done":
+        return outcome.value
+    if outcome.state == "crashed":
+        return {"verdict": "crash", "sentence": f"the process died: {outcome.text}"}
+    return {"verdict": "hang", "sentence": f"no verdict {outcome.text}"}
 
 
-class Run:
-    """Hands tasks to workers and writes what they tell."""
-
-    def __init__(
-        self, args: argparse.Namespace, infos: dict[str, Any], results: Results, target: Callable[..., None] = work
-    ) -> None:
-        self.args, self.infos, self.results, self.target = args, infos, results, target
-        self.deadline = time.time() + 60 * args.minutes if args.minutes else math.inf
-        self.context = multiprocessing.get_context("fork")  # the database takes 5 s to import
-        self.workers: list[Worker] = []
-
-    def run(self, tasks: Sequence[Task]) -> None:
-        """All tasks, or those for which there is time."""
-        queue = [t for t in tasks if not t.through]
-        total = len(queue)
-        while queue or any(w.task for w in self.workers):
-            self._fill(queue)
-            busy = {w.pipe: w for w in self.workers if w.task}
-            for pipe in wait(list(busy), timeout=1.0):
-                self._hear(busy[pipe], queue)  # type: ignore[index]
-            for worker in [w for w in self.workers if w.task]:
-                limit = self.args.timeout if worker.number is not None else max(STARTUP, self.args.timeout)
-                if time.monotonic() - worker.since > limit:
-                    worker.process.kill()
-                    self._lost(worker, queue, "hang", f"no verdict within {limit:g} s")
-            if sys.stderr.isatty():
-                print(f"\r{total - len(queue)}/{total} variants x dtypes ", end="", file=sys.stderr)
-        for worker in self.workers:
-            with contextlib.suppress(OSError):
-                worker.pipe.send(None)
-
-    def _fill(self, queue: list[Task]) -> None:
-        if time.time() > self.deadline:
-            queue.clear()
-        while queue and len(self.workers) < self.args.jobs:
-            ours, theirs = self.context.Pipe()
-            options = (theirs, self.infos, self.args.level, self.args.seed)
-            process = self.context.Process(target=self.target, args=options, daemon=True)
-            process.start()
-            theirs.close()
-            self.workers.append(Worker(process, ours))
-        for worker in self.workers:
-            if not worker.task and queue:
-                worker.task, worker.number, worker.since = queue.pop(0), None, time.monotonic()
-                task = worker.task
-                worker.pipe.send((task.variant, task.dtype, task.samples, task.done, self.deadline))
-
-    def _hear(self, worker: Worker, queue: list[Task]) -> None:
-        try:
-            event, number, record = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            worker.process.join(10)
-            self._lost(worker, queue, "crash", f"the process died: {death(worker.process.exitcode or 0)}")
-            return
-        worker.since = time.monotonic()
-        assert worker.task is not None
-        if event == "begin":
-            worker.number = number
-        elif event == "case":
-            self._record(worker.task, number, record)
-            worker.number, worker.cases = None, worker.cases + 1
-        else:
-            if event == "end":
-                self._record(worker.task, -1, {"samples": self.args.samples})
-            worker.task = None
-            if worker.cases > RECYCLE:
-                worker.pipe.send(None)
-                self.workers.remove(worker)
-
-    def _lost(self, worker: Worker, queue: list[Task], verdict: str, sentence: str) -> None:
-        """A worker is gone: its case is recorded, the other samples of the variant go to the next worker."""
-        self.workers.remove(worker)
-        task = worker.task
-        assert task is not None
-        number = worker.number if worker.number is not None else max(task.done, default=-1) + 1
-        self._record(task, number, {"verdict": verdict, "sentence": sentence})
-        if worker.number is None:  # not in the checker: a sample cannot be drawn, and none after it
-            self._record(task, -1, {"samples": self.args.samples})
-        else:
-            queue.insert(0, task)
-
-    def _record(self, task: Task, number: int, record: dict[str, Any]) -> None:
-        task.done.add(number)
-        key = {"variant": task.variant, "dtype": task.dtype, "sample": number}
-        self.results.add(key | {"level": self.args.level, "seed": self.args.seed} | record)
+def open_results(args: argparse.Namespace) -> Results:
+    """The results file, of which a run reads and continues those of its level and seed."""
+    return Results(args.results, campaign=f"{args.level} {args.seed}")
 
 
-def choose(infos: dict[str, Any], args: argparse.Namespace) -> list[Task]:
+def run(tasks: Sequence[Variant], results: Results, args: argparse.Namespace, prepare: Prepare) -> None:
+    """All tasks that are not through, or those for which there is time."""
+    seconds = 60 * args.minutes if args.minutes else math.inf
+    deadline, until = time.time() + seconds, time.monotonic() + seconds
+    waiting = [Task(t.name, (t, deadline)) for t in tasks if not t.through(results.of(t.name))]
+    options = WorkerOptions(
+        jobs=args.jobs, timeout=args.timeout, startup=max(STARTUP, args.timeout), recycle=RECYCLE,
+        cluster=vars(args).get("cluster", ""),
+    )  # fmt: skip
+    seen = set[str]()
+    for name, _, _ in campaign.run(prepare, waiting, results, options, until):
+        seen.add(name)
+        if sys.stderr.isatty():
+            print(f"\r{len(seen)} of {len(waiting)} variants x dtypes begun ", end="", file=sys.stderr)
+
+
+def records_of(tasks: Sequence[Variant], results: Results) -> list[dict[str, Any]]:
+    """What is known of the samples that these tasks want, sorted."""
+    ordered = sorted(tasks, key=lambda task: (task.variant, task.dtype))
+    return [record for task in ordered for record in task.records(results)]
+
+
+def choose(infos: dict[str, Any], args: argparse.Namespace) -> list[Variant]:
     """The variants and dtypes of this run, in the order in which they are taken."""
     names = [name for name in infos if re.search(args.only, name)]
     number, shards = (int(v) for v in args.shard.split("/"))
@@ -326,7 +246,7 @@ def choose(infos: dict[str, Any], args: argparse.Namespace) -> list[Task]:
     if args.rotate is not None:
         names = rotated(names, args.rotate, args.parts)
     return [
-        Task(name, dtype, args.samples)
+        Variant(name, dtype, args.samples)
         for name in names
         for dtype in args.dtypes.split(",")
         if not testing.unsupported(infos[name], dtype)
@@ -524,7 +444,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--minutes", type=float, default=0.0, help="stop taking cases after so long")
     add("--rotate", type=int, metavar="DAY", help="a part of the variants, by this number")
     add("--parts", type=int, default=7, help="of --rotate")
-    add("--results", type=Path, default=Path("build/opdb.jsonl"), help="is continued")
+    add("--cluster", default="", metavar="ADDRESS", help="of a Dask scheduler, whose workers take the cases")
+    add("--results", type=Path, default=Path("build/opdb.sqlite"), help="is continued")
     add("--baseline", type=Path, nargs="?", const=BASELINE, help=f"{BASELINE.name} unless another is named")
     add("--report", type=Path, help="markdown")
     return parser.parse_args(argv)
@@ -533,27 +454,25 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     infos = {testing.full_name(o): o for o in op_db()}
-    results = Results(args.results)
-    tasks = [task.resume(results, args.level, args.seed) for task in choose(infos, args)]
+    results, tasks = open_results(args), choose(infos, args)
     complex_ones = [t for t in tasks if t.dtype.startswith("complex") and t.dtype not in checked.DTYPES]
     for task in complex_ones:
-        key = {"variant": task.variant, "dtype": task.dtype, "sample": 0, "level": args.level, "seed": args.seed}
-        results.add(key | {"verdict": "not checked", "sentence": "complex"})
-    tasks_to_run = [t for t in tasks if t not in complex_ones]
-    Run(args, infos, results).run(tasks_to_run)
-    records = results.of(tasks, args.level, args.seed)
+        results.add(task.name, "0", Outcome("done", {"verdict": "not checked", "sentence": "complex"}))
+    work = SampleWork(None if args.cluster else infos, args.level, args.seed)
+    run([t for t in tasks if t not in complex_ones], results, args, work)
+    records = records_of(tasks, results)
     entries = read_baseline(args.baseline) if args.baseline else []
     if args.report:
         rows = "\n".join(_excused(records, entries, infos))
         args.report.write_text(f"{report(records, entries, args)}{rows}\n", encoding="utf-8")
     # The baseline is about level quick at seed 0: what does not occur elsewhere may occur there.
     usual = args.samples == "all" and (args.level, args.seed) == ("quick", 0)
-    through = {(t.variant, t.dtype) for t in tasks if usual and t.resume(results, args.level, args.seed).through}
+    through = {(t.variant, t.dtype) for t in tasks if usual and t.through(results.of(t.name))}
     return conclude(records, entries, tasks, repro, through)
 
 
 def conclude(
-    records: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], tasks: Sequence[Task],
+    records: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], tasks: Sequence[Variant],
     command: Callable[[dict[str, Any]], str], whole: Collection[tuple[str, str]] | None = None,
     strict: bool = False,
 ) -> int:  # fmt: skip
@@ -579,4 +498,6 @@ def conclude(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import opdb  # so that what is sent to workers of a cluster has a module that they can import
+
+    sys.exit(opdb.main())

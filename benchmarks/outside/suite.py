@@ -5,8 +5,8 @@
     python benchmarks/outside/suite.py --list
 
 Each file of `libraries/` holds the specs of one library, in the language of `retrograd.op`; requirements.txt has the
-versions. Specs run in worker processes: one that crashes or hangs is recorded, and the others go on. Each result is a
-line of the results file; a run that is stopped goes on where it was. Exit code 1 where anything differs from
+versions. Specs run in worker processes: one that crashes or hangs is recorded, and the others go on. Results are
+kept in SQLite; a run that is stopped goes on where it was. Exit code 1 where anything differs from
 baseline.toml: what is not proved and is not in it, or is in it and no longer so.
 """
 
@@ -21,10 +21,10 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ import cpu_wheels  # noqa: E402
 import opdb  # noqa: E402
 
 import retrograd as rg  # noqa: E402
+from retrograd.core.tasks import Begin, End, Outcome, Work  # noqa: E402
 
 LIBRARIES = sorted(path.stem for path in (HERE / "libraries").glob("[a-z]*.py"))
 BASELINE = HERE / "baseline.toml"
@@ -51,19 +52,18 @@ def specs(libraries: Sequence[str]) -> dict[str, Any]:
     return importlib.import_module("describe").SPECS
 
 
-def work(pipe: Connection, infos: dict[str, Any], level: str, seed: int, device: str = "cpu") -> None:
-    """Take tasks as `opdb.work` does; a spec is a variant with one sample."""
+def prepare(infos: dict[str, Any], level: str, seed: int, device: str = "cpu") -> Work:
+    """Work on specs, in a worker; a spec is a variant with one sample."""
     opdb.settle()
-    while (task := pipe.recv()) is not None:
-        variant, dtype, _, done, deadline = task
-        if time.time() > deadline:
-            pipe.send(("late", -1, {}))
-            continue
-        if not done:
-            pipe.send(("begin", 0, {}))
-            spec = replace(infos[variant], dtypes=(dtype,))
-            pipe.send(("case", 0, opdb.verdict_of(spec, level, seed, device)))
-        pipe.send(("end", 0, {}))
+
+    def work(task: tuple[opdb.Variant, float], done: Mapping[str, Outcome]) -> Iterator[Begin | End]:
+        (wanted, deadline) = task
+        if "0" not in done and time.time() < deadline:
+            yield Begin("0")
+            spec = replace(infos[wanted.variant], dtypes=(wanted.dtype,))
+            yield End("0", opdb.verdict_of(spec, level, seed, device))
+
+    return work
 
 
 def versions() -> str:
@@ -109,7 +109,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("-j", "--jobs", type=int, default=1)
     add("--timeout", type=float, default=120.0, help="seconds a spec may take")
     add("--minutes", type=float, default=0.0, help="stop taking specs after so long")
-    add("--results", type=Path, default=ROOT / "build" / "outside.jsonl", help="is continued")
+    add("--results", type=Path, default=ROOT / "build" / "outside.sqlite", help="is continued")
     add("--baseline", type=Path, default=BASELINE)
     add("--report", type=Path, help="markdown, and JSON beside it")
     args = parser.parse_args(argv)
@@ -123,11 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print("\n".join(infos))
         return 0
-    results = opdb.Results(args.results)
-    every = [opdb.Task(name, dtype, 1) for name in infos for dtype in args.dtypes.split(",")]
-    tasks = [task.resume(results, args.level, args.seed) for task in every]
-    opdb.Run(args, infos, results, work).run(tasks)
-    records = results.of(tasks, args.level, args.seed)
+    results = opdb.open_results(args)
+    tasks = [opdb.Variant(name, dtype, 1) for name in infos for dtype in args.dtypes.split(",")]
+    opdb.run(tasks, results, args, partial(prepare, infos, args.level, args.seed))
+    records = opdb.records_of(tasks, results)
     entries = opdb.read_baseline(args.baseline)
     if args.report:
         args.report.write_text(_without_paths(report(records, entries, args)), encoding="utf-8")
@@ -145,7 +144,7 @@ def _without_paths(text: str) -> str:
 def repro(record: dict[str, Any]) -> str:
     """The command that verifies a spec again."""
     name = record["variant"].replace(".", "\\.")
-    return f"    python benchmarks/outside/suite.py --only '^{name}$' --dtypes {record['dtype']} --results /dev/null"
+    return f"    python benchmarks/outside/suite.py --only '^{name}$' --dtypes {record['dtype']} --results :memory:"
 
 
 if __name__ == "__main__":

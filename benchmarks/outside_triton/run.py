@@ -3,7 +3,7 @@
     python benchmarks/outside_triton/run.py --list
     pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops
     pip install --target libs --no-deps flag-gems==5.0.2 cut-cross-entropy==25.1.1 sqlalchemy pyyaml typing_extensions
-    PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.jsonl --libraries liger --dtypes float32
+    PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.sqlite --libraries liger --dtypes float32
 
 Runs as benchmarks/outside/suite.py: workers, resumed results, seconds of the processor, exit code 1 where anything
 differs from adjudicated.toml, that is a finding that is not in it or one of it that no longer occurs. `--references`
@@ -77,7 +77,7 @@ def report(records: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]],
 
 def repro(record: dict[str, Any]) -> str:
     """The command that verifies an op again."""
-    options = f"--only '^{record['variant']}$' --dtypes {record['dtype']} --results /dev/null"
+    options = f"--only '^{record['variant']}$' --dtypes {record['dtype']} --results :memory:"
     return f"    PYTHONPATH=libs python benchmarks/outside_triton/run.py {options}"
 
 
@@ -95,7 +95,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("-j", "--jobs", type=int, default=1)
     add("--timeout", type=float, default=300.0, help="seconds an op may take")
     add("--minutes", type=float, default=0.0, help="stop taking ops after so long")
-    add("--results", type=Path, default=Path("build/outside_triton.jsonl"), help="is continued")
+    add("--results", type=Path, default=Path("build/outside_triton.sqlite"), help="is continued")
     add("--baseline", type=Path, default=HERE / "adjudicated.toml")
     add("--report", type=Path, help="markdown")
     args = parser.parse_args(argv)
@@ -115,11 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         errors = [f"{name}: {text}" for name, spec in infos.items() if (text := reference_error(spec))]
         print(*errors, sep="\n", end="\n" * bool(errors))
         return int(bool(errors))
-    results = opdb.Results(args.results)
+    results = opdb.open_results(args)
     wanted = [(n, d) for n, spec in infos.items() for d in spec.dtypes if d in args.dtypes.split(",")]
-    tasks = [opdb.Task(*pair, 1).resume(results, args.level, args.seed) for pair in wanted]
-    opdb.Run(args, infos, results, partial(suite.work, device=args.device)).run(tasks)
-    records, entries = results.of(tasks, args.level, args.seed), opdb.read_baseline(args.baseline)
+    tasks = [opdb.Variant(*pair, 1) for pair in wanted]
+    opdb.run(tasks, results, args, partial(suite.prepare, infos, args.level, args.seed, args.device))
+    records, entries = opdb.records_of(tasks, results), opdb.read_baseline(args.baseline)
     if args.report:
         names = {name: library for library, specs in chosen.items() for name in specs}
         args.report.write_text(report(records, entries, names), encoding="utf-8")

@@ -91,6 +91,16 @@ def hide_gpus() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def gpus_hidden() -> bool:
+    """Whether this process has hidden GPUs from itself."""
+    return bool(_hidden)
+
+
+def show_gpu(number: str) -> None:
+    """Have this process see one GPU alone, unless it has used some already."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = number
+
+
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that this one starts, with variables changed."""
     own = dict(os.environ)

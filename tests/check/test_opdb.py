@@ -69,15 +69,14 @@ INFOS = {i.name: i for i in (Info("good", torch.sin), Info("dies", dies), Info("
 
 def run(opdb, path, infos=INFOS, *options):
     args = opdb.parse(["--results", str(path), *options])
-    results = opdb.Results(path)
-    tasks = [t.resume(results, args.level, args.seed) for t in opdb.choose(infos, args)]
-    opdb.Run(args, infos, results).run(tasks)
-    return {(r["variant"], r["sample"]): r for r in results.of(tasks, args.level, args.seed)}, args
+    results, tasks = opdb.open_results(args), opdb.choose(infos, args)
+    opdb.run(tasks, results, args, opdb.SampleWork(infos, args.level, args.seed))
+    return {(r["variant"], r["sample"]): r for r in opdb.records_of(tasks, results)}, args
 
 
 @forks
 def test_a_case_that_dies_is_recorded_and_the_others_go_on(opdb, tmp_path):
-    path = tmp_path / "results.jsonl"
+    path = tmp_path / "results.sqlite"
     records, args = run(opdb, path)
     verdicts = {key: record["verdict"] for key, record in records.items()}
     assert verdicts == {
@@ -85,11 +84,12 @@ def test_a_case_that_dies_is_recorded_and_the_others_go_on(opdb, tmp_path):
     }  # fmt: skip
     assert "SIGSEGV" in records["dies", 0]["sentence"]
     assert records["good", 0]["cpu"] >= 0
-    # Again: nothing is left to do. More samples: those that are there stay.
-    lines = path.read_text().splitlines()
     again, _ = run(opdb, path)
-    assert path.read_text().splitlines() == lines
-    assert again.keys() == records.keys()
+    assert again == records  # seconds too: nothing was done again
+    more, _ = run(opdb, path, INFOS, "--samples", "all")
+    assert more == records  # there are no more, and those that are there stay
+    other, _ = run(opdb, path, {"good": INFOS["good"]}, "--seed", "1")
+    assert all(r["seed"] == 1 for r in other.values())
     text = opdb.report(list(records.values()), [], args)
     assert "| proved | 3 |" in text
     assert "| bad | float32 | 0 | finding | " in text
@@ -102,14 +102,21 @@ def test_a_case_that_dies_is_recorded_and_the_others_go_on(opdb, tmp_path):
 def test_a_case_that_hangs_ends_its_worker(opdb, tmp_path):
     infos = {"hangs": Info("hangs", hangs)}
     # Only the op's sleep reaches the limit: ten times what the other sample takes on a busy machine.
-    records, _ = run(opdb, tmp_path / "results.jsonl", infos, "--timeout", "10")
+    records, _ = run(opdb, tmp_path / "results.sqlite", infos, "--timeout", "10")
     assert [r["verdict"] for r in records.values()] == ["hang", "proved"]
 
 
-def test_half_a_line_of_a_run_that_was_killed_is_passed_over(opdb, tmp_path):
-    path = tmp_path / "results.jsonl"
-    path.write_text('{"variant": "good", "dty')
-    assert opdb.Results(path).records == {}
+@forks
+def test_a_sample_that_cannot_be_drawn_is_an_error_and_the_last(opdb, tmp_path):
+    class Undrawn(Info):
+        def sample_inputs(self, device, dtype, requires_grad=False):
+            yield from super().sample_inputs(device, dtype, requires_grad)
+            raise ValueError("no more numbers")
+
+    few = {"few": Undrawn("few", torch.sin, 1)}
+    records, _ = run(opdb, tmp_path / "r", few, "--samples", "all")  # which counts them
+    assert [(r["verdict"], r["sentence"]) for r in records.values()] == [("error", "ValueError: no more numbers")]
+    assert run(opdb, tmp_path / "r", few, "--samples", "all")[0] == records
 
 
 @pytest.mark.parametrize(("count", "parts"), [(547, 7), (5, 3), (3, 7), (1, 1)])

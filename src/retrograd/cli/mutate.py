@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ _EXAMPLES = """\b
 Examples:
   retrograd mutate my_op.py:spec --tests "pytest tests/test_my_op.py" -j 2
   retrograd mutate my_op.py:spec --since main --fail-under 90 --format github
+  retrograd mutate my_op.py:spec --tests "pytest tests" -n 2000 --results mutants.sqlite --cluster tcp://host:8786
   retrograd mutate my_op.py:spec --function MyOp.backward -n 30 -o report.html
 """
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -66,6 +68,8 @@ def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the choice and of all inputs.")
 @click.option("--timeout", type=float, default=120.0, show_default=True, help="Seconds that a mutant may take.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes at a time.")
+@click.option("--results", metavar="FILE", help="Keep results in this SQLite file, and go on where it was.")
+@click.option("--cluster", default="", metavar="ADDRESS", help="Take the workers of a Dask scheduler.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @answers("retrograd.mutation.schema:MutationReport", FORMAT, EVERYTHING)
 def mutate(
@@ -99,7 +103,8 @@ def mutate(
                 show(f"{done} of {of}", progress_line(result))
 
         return runner.mutate(
-            spec, lines=lines, least=least / 100, name=target, progress=progress, **options  # type: ignore[arg-type]
+            spec, lines=lines, least=least / 100, name=target, progress=progress, load=partial(resolve, target),
+            **options,  # type: ignore[arg-type]
         )  # fmt: skip
 
 

@@ -122,6 +122,21 @@ def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperation
     return spec, operations
 
 
+def candidates_of(
+    targets: Sequence[AnyTarget], lines: Callable[[str, int], bool] | None = None
+) -> list[MutantCandidate]:
+    """Every mutant of these targets, in the order of their places; of chosen lines, if `lines` chooses some."""
+    taken = Counter[str]()
+    return [
+        candidate
+        for target in targets
+        for edit in target.edits()
+        # Described first, so that an id does not depend on the lines that are chosen.
+        if (candidate := MutantCandidate(target, edit, _described(target, edit, taken)))
+        and (lines is None or lines(target.file, target.line + edit.line))
+    ]
+
+
 def choose(
     spec: OpSpec, targets: Sequence[AnyTarget], count: int, seed: int, lines: Callable[[str, int], bool] | None
 ) -> tuple[list[MutantCandidate], int]:
@@ -130,12 +145,7 @@ def choose(
     Raises:
         UsageError: there is none.
     """
-    every: list[MutantCandidate] = []
-    taken = Counter[str]()
-    for target in targets:
-        for edit in target.edits():
-            if lines is None or lines(target.file, target.line + edit.line):
-                every.append(MutantCandidate(target, edit, _described(target, edit, taken)))
+    every = candidates_of(targets, lines)
     if not every:
         raise UsageError(
             f"there is nothing to mutate in {spec.name}: {len(targets)} functions with source, none with a change in "

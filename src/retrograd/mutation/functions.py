@@ -117,8 +117,12 @@ def functions_of(run: Callable[[], Any], without: Callable[[], Any] | None = Non
     run()  # what is imported and built at the first call is none of the op's
     codes, kernels = _recorded(run)
     shared = set(_recorded(without)[0]) if without is not None else set()
-    frameworks = [Path(file).parent for n in _FRAMEWORKS if (file := getattr(sys.modules.get(n), "__file__", None))]
-    users = {code for code in codes if code not in shared and _is_users(code, frameworks)}
+    apart = frameworks()
+    users = {
+        code
+        for code in codes
+        if code not in shared and not code.co_name.startswith("<") and is_users(Path(code.co_filename), apart)
+    }
     # Asked once for all: the collector goes through every object of the process.
     functions = [f for f in gc.get_referrers(*users) if isinstance(f, FunctionType) and f.__code__ in users]
     targets = [_python(f) for f in {f.__code__: f for f in reversed(functions)}.values()]
@@ -172,10 +176,14 @@ def _recorded(run: Callable[[], Any]) -> tuple[list[CodeType], list[Any]]:
     return list(codes), list(kernels.values())
 
 
-def _is_users(code: CodeType, frameworks: Sequence[Path]) -> bool:
-    """Whether a function is neither a framework's nor Python's own; of this package only shipped ops are."""
-    path = Path(code.co_filename)
-    if not path.is_file() or code.co_name.startswith("<"):
+def frameworks() -> list[Path]:
+    """Folders of the frameworks that are imported."""
+    return [Path(file).parent for n in _FRAMEWORKS if (file := getattr(sys.modules.get(n), "__file__", None))]
+
+
+def is_users(path: Path, frameworks: Sequence[Path]) -> bool:
+    """Whether a file is neither a framework's nor Python's own; of this package only shipped ops are."""
+    if not path.is_file():
         return False
     library = Path(inspect.__file__).parent
     if library in path.parents and "site-packages" not in path.parts:

@@ -1,5 +1,7 @@
 """A mutant in a process of the user's tests: put in place when the file of its function has been imported.
 
+Without a mutant the files that are imported are noted: what the tests say depends on them.
+
 Imports nothing that takes time: it is called at the start of each Python process of the tests.
 """
 
@@ -20,7 +22,8 @@ def begin(options: str) -> None:
     """Wait for the file; called by our `sitecustomize`.
 
     Args:
-        options: JSON: file, name, kind, line and `edited` source of the function; `applied`, a file to leave as a sign.
+        options: JSON: file, name, kind, line and `edited` source of the function; `applied`, a file to leave as a sign;
+            or `imported`, a file to write the names of those that are imported to.
     """
     job = json.loads(options)
     _watch(importlib.machinery.SourceFileLoader, job)
@@ -40,7 +43,11 @@ def _watch(loader_class: Any, job: dict[str, Any]) -> None:
 
     def exec_module(loader: Any, module: ModuleType) -> None:
         execute(loader, module)
-        if Path(getattr(module, "__file__", None) or "").resolve() == Path(job["file"]).resolve():
+        file = Path(getattr(module, "__file__", None) or "").resolve()
+        if "imported" in job:
+            with Path(job["imported"]).open("a", encoding="utf-8") as names:  # several processes may
+                names.write(f"{file}\n")
+        elif file == Path(job["file"]).resolve():
             _apply(job, module)
 
     loader_class.exec_module = exec_module

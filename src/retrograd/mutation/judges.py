@@ -19,8 +19,9 @@ from retrograd.check.spec import OpSpec
 from retrograd.core.subprocesses import Child
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.mutation.edits import Edit
-from retrograd.mutation.functions import MutationTarget
+from retrograd.mutation.functions import frameworks, is_users
 from retrograd.mutation.schema import Judgement
+from retrograd.mutation.sources import digest_of
 
 _PASSED, _NO_TESTS = 0, 5  # exit codes of pytest
 
@@ -77,6 +78,9 @@ class Tests:
         command: as on a command line. Where it is pytest, it is told to stop at the first failure.
         timeout: seconds it may take for a mutant; None for five times what it takes for the original, and 10 more.
 
+    Attributes:
+        case: of a campaign: the command, and a digest of the files that its processes import.
+
     Raises:
         UsageError: it fails on the original, or runs no test.
     """
@@ -93,16 +97,23 @@ class Tests:
             words += ["-x", "-q", "-p", "no:cacheprovider"]
         self._words = words
         start = time.perf_counter()
-        code, output = self._run({}, timeout or 3600.0)
+        with TemporaryDirectory(prefix="retrograd-tests-") as folder:
+            names = Path(folder) / "imported"
+            names.touch()
+            job = json.dumps({"imported": str(names)})
+            code, output = self._run(config.request_at_start("retrograd.mutation.injection", job), timeout or 3600.0)
+            imported = {Path(line) for line in names.read_text(encoding="utf-8").splitlines()}
         self.seconds = _since(start)
+        apart = frameworks()
+        self.case = f"{command} {digest_of(p for p in imported if is_users(p, apart))}"
         self.timeout = timeout or 5 * self.seconds + 10
         if code != _PASSED:
             reason = "runs no test" if "pytest" in words and code == _NO_TESTS else f"ends with {code}"
             last = "\n".join(output.strip().splitlines()[-5:])
             raise UsageError(f"`tests` must pass without any mutant: {command!r} {reason}\n{last}")
 
-    def judge(self, target: MutationTarget, edit: Edit) -> Judgement:
-        """Whether the tests fail where the mutant stands in the place of the function."""
+    def judge(self, target: Any, edit: Edit) -> Judgement:
+        """Whether the tests fail where the mutant stands in the place of a function with source (`MutationTarget`)."""
         start = time.perf_counter()
         with TemporaryDirectory(prefix="retrograd-mutant-") as folder:
             applied = Path(folder) / "applied"

@@ -1,48 +1,121 @@
-"""Test that would have noticed a mutant, as text to be pasted: in plain PyTorch, with the line for retrograd."""
+"""Tests that would have noticed a mutant, as text to be pasted: in plain PyTorch, and with `rg.assert_backward`.
+
+A text is shown once it has run here: it passes with the original in place, and fails with the mutant.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from retrograd.check.asserts import assert_backward
+from retrograd.check.cpu_kernels import executed
 from retrograd.check.op_runner import OpRunner
-from retrograd.check.schema import Case
+from retrograd.check.spec import OpSpec
+from retrograd.mutation.search import TriedInput
 
 _LITERAL = 64  # elements of a tensor that is written out; a larger one is drawn
+_FLOATS = "[out for out in {} if out.requires_grad]"
+_SEEDS = 8  # of grad_out, tried in turn: at some the difference may hide below the tolerance
 
 
-def text_of(runner: OpRunner, case: Case, only: tuple[str, ...] | None, name: str) -> str:
-    """A test function of the inputs of a case.
+def verified_tests(
+    runner: OpRunner, trial: TriedInput, name: str, original: Callable[[], AbstractContextManager[None]]
+) -> str:
+    """Test functions of a trial's inputs that fail now and pass in the context `original`; "" if none does.
 
     Args:
         runner: of the op in the dtype of the case.
-        case: which inputs; layouts are said in a comment.
-        only: the inputs that want a gradient, where these are not all.
+        trial: the case, whose layouts are told in a comment, and the inputs that want a gradient.
         name: of the mutant.
+        original: in which the mutant is not in place.
     """
+    tests: list[str] = []
+    for plain in (True, False):
+        texts = (text_of(runner, trial, name, plain, seed) for seed in range(_SEEDS))
+        failing = (text for text in texts if not _passes(text, runner.spec))
+        for text in failing:
+            with original():
+                passes = _passes(text, runner.spec)
+            if passes:
+                tests.append(text)
+                break
+    return "\n\n\n".join(["\n".join(_imports(runner.spec)), *tests]) if tests else ""
+
+
+def _passes(text: str, spec: OpSpec) -> bool:
+    scope = {"torch": torch, "fn": spec.fn, "reference": spec.reference}
+    scope["rg"] = SimpleNamespace(assert_backward=assert_backward)
+    defined: dict[str, Any] = {}
+    try:
+        with executed("cpu", {}), torch.random.fork_rng([]):
+            exec(text, scope, defined)
+            (test,) = defined.values()
+            test()
+    except Exception:
+        return False
+    return True
+
+
+def _imports(spec: OpSpec) -> Iterator[str]:
+    """Lines that a file of the tests begins with."""
+    yield from ("import retrograd as rg", "import torch")
+    for name, function in {"fn": spec.fn, "reference": spec.reference}.items():
+        path = str(getattr(function, "__qualname__", "<"))
+        module = sys.modules.get(str(getattr(function, "__module__", "")))
+        if path.isidentifier() and module and getattr(module, path, None) is function:
+            # A file that was named by its path is a module of another name here.
+            place = Path(module.__file__ or "").stem if module.__name__.startswith("_retrograd") else module.__name__
+            yield f"from {place} import {path}" + (f" as {name}" if path != name else "")
+        else:
+            yield f"{name} = spec.{name}  # of the spec {spec.name}"
+
+
+def text_of(runner: OpRunner, trial: TriedInput, name: str, plain: bool = True, seed: int = 0) -> str:
+    """A test of a trial; arguments as of `verified_tests`, `plain` without retrograd, `seed` of what is drawn."""
+    case = trial.case
     inputs = runner.inputs(case)
-    names = [n for n in runner.differentiable(case) if only is None or n in only]
+    row = ", ".join(inputs)
+    names = [n for n in runner.differentiable(case) if trial.only is None or n in trial.only]
     params = "".join(f", {key}={value!r}" for key, value in case.params)
-    lines = [f"def test_{re.sub(r'[^0-9a-z]+', '_', name.lower()).strip('_')}():", "    torch.manual_seed(0)"]
+    returned = runner.reference(case).outputs()
+    several = len(returned.inexact) + len(returned.exact) + len(returned.other) > 1
+    title = re.sub(r"[^0-9a-z]+", "_", name.lower()).strip("_") + ("" if plain else "_by_attainable_error")
+    lines = [f"def test_{title}():", f"    torch.manual_seed({seed})"]
     lines += [f"    # {key} is {layout} in memory" for key, layout in case.layouts]
     lines += [f"    {key} = {_value(value, key in names)}" for key, value in inputs.items()]
     lines += [
         f"    wanted = [{', '.join(names)}]",
-        f"    out = fn({', '.join(inputs)}{params})",
-        "    grad_out = torch.randn_like(out)  # of an op with several outputs: one each",
-        "    grads = torch.autograd.grad(out, wanted, grad_out)",
-        "    exact = [t.detach().double().requires_grad_() for t in wanted]",
-        f"    {', '.join(f'{n}_' for n in names)}{',' * (len(names) == 1)} = exact",
-        f"    true = reference({', '.join(f'{n}_' if n in names else n for n in inputs)}{params})",
-        "    expected = (true, *torch.autograd.grad(true, exact, grad_out.double()))",
-        "    for got, want in zip((out, *grads), expected):",
-        "        torch.testing.assert_close(got, want.to(got.dtype))",
-        "    # Under a derived tolerance instead: rg.assert_backward(reference,",
-        f"    #     dict({', '.join(f'{n}={n}' for n in inputs)}), grad_out, grads=dict(zip({names}, grads)){params})",
+        f"    outs = {_outputs(f'fn({row}{params})', several)}",
+        f"    floats = {_FLOATS.format('outs')}",
+        "    grad_outs = [torch.randn_like(out) for out in floats]",
+        "    grads = torch.autograd.grad(floats, wanted, grad_outs)",
     ]
-    return "\n".join(lines)
+    if plain:
+        exact = ", ".join(f"{n}_" if n in names else n for n in inputs)
+        return "\n".join([
+            *lines,
+            "    exact = [t.detach().double().requires_grad_() for t in wanted]",
+            f"    {', '.join(f'{n}_' for n in names)}{',' * (len(names) == 1)} = exact",
+            f"    true = {_outputs(f'reference({exact}{params})', several)}",
+            f"    true_grads = torch.autograd.grad({_FLOATS.format('true')}, exact, [g.double() for g in grad_outs])",
+            "    for got, want in zip((*outs, *grads), (*true, *true_grads), strict=True):",
+            "        torch.testing.assert_close(got, want.to(got.dtype))",
+        ])  # fmt: skip
+    tensors = f"dict({', '.join(f'{n}={n}' for n in inputs)}), grad_outs, grads=dict(zip({names}, grads)), out=floats"
+    params += f", compute={runner.spec.compute!r}" if runner.spec.compute else ""
+    return "\n".join([*lines, f"    rg.assert_backward(reference, {tensors}{params})"])
+
+
+def _outputs(call: str, several: bool) -> str:
+    return call if several else f"({call},)"
 
 
 def _value(value: Any, wanted: bool) -> str:

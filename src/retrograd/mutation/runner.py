@@ -7,23 +7,22 @@ import datetime
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
 
 import torch
 
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
+from retrograd.core.campaign import Results, run
+from retrograd.core.tasks import Outcome, Task, Work, WorkerOptions
 from retrograd.env import collect
 from retrograd.errors import UsageError
-from retrograd.mutation.candidates import LEVELS, SOURCES, AnyTarget, MutantCandidate, check_levels, choose, targets_of
-from retrograd.mutation.edits import Edit
-from retrograd.mutation.isolation import Outcome, run_forked
-from retrograd.mutation.judges import Tests, by_verify, original_findings
-from retrograd.mutation.regression_test import text_of
-from retrograd.mutation.schema import RARITIES, Judgement, MutantResult, MutationReport
-from retrograd.mutation.search import Search
+from retrograd.mutation.candidates import LEVELS, SOURCES, MutantCandidate, check_levels, choose, targets_of
+from retrograd.mutation.judges import Tests, original_findings
+from retrograd.mutation.mutant_work import SEARCHED, MutantWork, MutantWorkElsewhere, result_of
+from retrograd.mutation.schema import MutantResult, MutationReport
+from retrograd.mutation.sources import campaign_of
 
 Progress = Callable[[int, int, MutantResult], None]
 
@@ -33,7 +32,8 @@ def mutate(
     seed: int = 0, tests: str | None = None, budget: float | None = None, jobs: int = 1, timeout: float = 120.0,
     lines: Callable[[str, int], bool] | None = None, least: float = 0.0,
     beside: Mapping[str, Callable[[OpSpec, int], bool | None]] | None = None, name: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, results: str | Path | None = None, cluster: str = "",
+    load: Callable[[], OpSpec] | None = None,
 ) -> MutationReport:  # fmt: skip
     """Change the functions of an op one at a time, and see who notices: `verify`, and the user's tests.
 
@@ -57,128 +57,89 @@ def mutate(
         beside: further judges by name: whether each objects to an op, of a spec and a seed; None is no.
         name: how the report calls the op.
         progress: called after each mutant with how many are done, of how many, and its result.
+        results: SQLite file in which what becomes of each mutant is kept: a run that was stopped goes on where it
+            was, and nothing is done again until the op, the spec, the tests, a file that one of them imports, or a
+            version has changed. None keeps nothing.
+        cluster: address of a Dask scheduler, whose workers take the mutants instead of processes of this machine.
+        load: makes the spec on those workers; it pickles.
 
     Returns:
         A MutationReport.
 
     Raises:
-        UsageError: torch sees a GPU, there is nothing to mutate, or the tests fail without a mutant.
+        UsageError: torch sees a GPU, there is nothing to mutate, the tests fail without a mutant, `results` is another
+            file, nothing answers at `cluster`, or it has other sources.
+        MissingExtraError: `cluster` needs joblib and Dask.
         SpecError: the description of the op does not work.
     """
     start = time.monotonic()
     check_levels(levels, tests)
     _check_no_gpu()
-    command = Tests(tests) if tests else None
+    if cluster and load is None:
+        raise UsageError("`cluster` needs `load`, which makes the spec on its workers")
     # A child of a process whose OpenMP has had threads would wait for them for ever.
     with _one_thread():
         verify(spec, level="quick", seed=seed, only=["contract"])  # says what is wrong with the description
-        spec, targets = targets_of(
-            spec, seed, functions, levels or (SOURCES if tests or functions or lines else LEVELS)
-        )
+        levels = tuple(levels) or (SOURCES if tests or functions or lines else LEVELS)
+        changeable, targets = targets_of(spec, seed, functions, levels)
         chosen, candidates = choose(spec, targets, count, seed, lines)
-        known = original_findings(spec, level, seed)
-        search = Search(spec, seed)
-        tasks = [_MutantTask(c, targets, search, spec, level, seed, known, beside or {}) for c in chosen]
-        results: dict[int, MutantResult] = {}
-        ended = run_forked(tasks, jobs=jobs, timeout=timeout, until=start + (math.inf if budget is None else budget))
-        judged = _judged(((n, _result(chosen[n], outcome)) for n, outcome in ended), chosen, command, jobs)
-        for number, result in judged:
-            results[number] = result
-            if progress:
-                progress(len(results), len(chosen), result)
+        command = Tests(tests) if tests else None
+        kept = Results(results or ":memory:", campaign_of(spec, targets, (seed, level, *(beside or {}))))
+        known = _known(kept, changeable, level, seed)
+        work = MutantWorkElsewhere(load, kept.campaign, tuple(functions), levels, level, seed, beside or {}, tests)
+        if not cluster:
+            by_id = {c.mutant.id: c for c in chosen}
+            work = partial(MutantWork, changeable, targets, by_id, level, seed, known, beside or {}, command)
+        options = WorkerOptions(jobs=jobs, timeout=timeout, cluster=cluster)
+        until = start + (math.inf if budget is None else budget)
+        ended = _outcomes(chosen, kept, work, options, until, command.case if command else "", progress)
+        kept.close()
     notes = (f"the original has findings of verify, which no mutant is credited with: {len(known)}",) * bool(known)
-    if len(results) < len(chosen):
-        notes += (f"the budget ended after {len(results)} of {len(chosen)} mutants",)
+    if len(ended) < len(chosen):
+        notes += (f"the budget ended after {len(ended)} of {len(chosen)} mutants",)
     return MutationReport(
         target=name or spec.name, seed=seed, level=level, functions=tuple(t.name for t in targets),
-        candidates=candidates, results=tuple(results[n] for n in sorted(results)),
+        candidates=candidates, results=ended,
         judges=(*(("tests",) if tests else ()), "verify", *(beside or ())), seconds=round(time.monotonic() - start, 1),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), command=tests or "", least=least,
         notes=notes, environment=collect(),
     )  # fmt: skip
 
 
-@dataclass
-class _MutantTask:
-    """What a child does: the mutant in place, searched and verified."""
-
-    candidate: MutantCandidate
-    targets: Sequence[AnyTarget]
-    search: Search
-    spec: OpSpec
-    level: str
-    seed: int
-    known: set[tuple[str, ...]]
-    beside: Mapping[str, Callable[[OpSpec, int], bool | None]]
-
-    def __call__(self) -> MutantResult:
-        target, edit, search = self.candidate.target, self.candidate.edit, self.search
-        blank = MutantResult(self.candidate.mutant, "equivalent")
-        try:
-            target.replace(edit, self.targets)
-        except (SyntaxError, ValueError) as error:
-            return replace(blank, fate="not applicable", difference=str(error))
-        search.original = self._original
-        operation = target.kind in ("operation", "ttir")  # others run where fewer gradients are asked for
-        rarities = tuple(r for r in RARITIES if not (operation and r == "subset of gradients"))
-        first = next(search.differences(rarities), None)
-        if first is not None and first.raises and first.rarity == "every input":
-            return replace(blank, fate="raises", difference=first.seen.text)
-        if first is not None and search.at_kink(first):
-            return replace(blank, fate="kink", difference=first.seen.text)
-        verified = by_verify(self.spec, self.level, self.seed, self.known, ("contract",) * operation)
-        if first is None and not verified.killed:
-            return replace(blank, judgements=(verified,))
-        judgements = (verified, *(self._asked(name, judge) for name, judge in self.beside.items()))
-        differs = replace(blank, fate="differs", rarity="found by verify alone", judgements=judgements)
-        if first is None:
-            return replace(differs, difference=verified.why)
-        trial = search.smaller(first.trial)
-        test = text_of(search.runner(trial), trial.case, trial.only, self.candidate.mutant.operator)
-        return replace(
-            differs, rarity=first.rarity, dtype=trial.case.dtype, case=trial.case.text(),
-            difference=(search.difference(trial) or first.seen).text, test=test,
-        )  # fmt: skip
-
-    def _asked(self, name: str, judge: Callable[[OpSpec, int], bool | None]) -> Judgement:
-        try:
-            return Judgement(name, bool(judge(self.spec, self.seed)))
-        except Exception as error:  # what raises is noticed
-            return Judgement(name, True, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-
-    @contextlib.contextmanager
-    def _original(self) -> Iterator[None]:
-        self.candidate.target.replace(Edit("", 0, 0, "", 0), self.targets)
-        try:
-            yield
-        finally:
-            self.candidate.target.replace(self.candidate.edit, self.targets)
+def _outcomes(
+    chosen: Sequence[MutantCandidate], kept: Results, make: Callable[[], Work], options: WorkerOptions, until: float,
+    tests: str, progress: Progress | None,
+) -> tuple[MutantResult, ...]:  # fmt: skip
+    """Results of the mutants that are through in the end, in their order; those that were are passed over."""
+    outcomes = {c.mutant.id: kept.of(c.mutant.id) for c in chosen}
+    mutants = {c.mutant.id: c.mutant for c in chosen}
+    waiting = [Task(id, id) for id, done in outcomes.items() if not _through(done, tests)]
+    if waiting and not options.cluster:
+        work = make()  # before processes are forked, which share it
+        make = lambda: work  # noqa: E731
+    for id, case, outcome in run(make, waiting, kept, options, until) if waiting else ():
+        outcomes[id][case] = outcome
+        if progress and _through(outcomes[id], tests):
+            through = sum(_through(done, tests) for done in outcomes.values())
+            progress(through, len(chosen), result_of(mutants[id], outcomes[id], tests))
+    return tuple(result_of(mutants[id], done, tests) for id, done in outcomes.items() if _through(done, tests))
 
 
-def _judged(
-    results: Iterator[tuple[int, MutantResult]], chosen: Sequence[MutantCandidate], tests: Tests | None, jobs: int
-) -> Iterator[tuple[int, MutantResult]]:
-    """The results with what the tests say of those that differ, which run once no process is forked any more."""
-    waiting: list[tuple[int, MutantResult]] = []
-    for number, result in results:
-        if tests is not None and result.fate == "differs":
-            waiting.append((number, result))
-        else:
-            yield number, result
-    if tests is not None:
-        with ThreadPoolExecutor(jobs) as pool:
-            judge = tests.judge
-            judgements = pool.map(lambda n: judge(chosen[n].target, chosen[n].edit), [n for n, _ in waiting])
-            for (number, result), judgement in zip(waiting, judgements, strict=True):
-                yield number, replace(result, judgements=(judgement, *result.judgements))
+def _through(done: Mapping[str, Outcome], tests: str) -> bool:
+    """Whether no case of a mutant is left; the tests judge one that differs."""
+    searched = done.get(SEARCHED) or done.get("")
+    if searched is None:
+        return False
+    return not tests or searched.state != "done" or searched.value["fate"] != "differs" or tests in done
 
 
-def _result(candidate: MutantCandidate, outcome: Outcome) -> MutantResult:
-    if outcome.state == "done":
-        return replace(outcome.value, seconds=round(outcome.seconds, 3))
-    # Whoever runs it sees that: a process that dies or never ends is as loud as a failing test.
-    fate: Any = "crashed" if outcome.state == "crashed" else "timed out"
-    return MutantResult(candidate.mutant, fate, difference=outcome.text, seconds=round(outcome.seconds, 3))
+def _known(kept: Results, spec: OpSpec, level: str, seed: int) -> set[tuple[str, ...]]:
+    """Findings of the original, taken once a campaign."""
+    outcome = kept.of("the original").get("findings")
+    if outcome is None:
+        outcome = Outcome("done", sorted(map(list, original_findings(spec, level, seed))))
+        kept.add("the original", "findings", outcome)
+    return {tuple(key) for key in outcome.value}
 
 
 def _check_no_gpu() -> None:
