@@ -45,6 +45,11 @@ def test_what_cancels_in_tf32_leaves_what_its_terms_were_rounded_by(rows):
     assert any("grad s[0, 0]" in text for _, _, text in rows["mixture 1.03"]["findings"]), rows["mixture 1.03"]
 
 
+def test_gradients_of_outputs_add_up_as_far_as_tf32_goes(rows):
+    assert rows["two outputs"]["verdict"] == "proved", rows["two outputs"]
+    assert "output-subset" in [kind for _, kind, _ in rows["a dropped output"]["findings"]]
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -116,6 +116,31 @@ def mixed(factor: float) -> Any:
     return Mixture.apply
 
 
+def product_and_square(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = a @ b
+    return y, y.square()
+
+
+def two_outputs(dropped: bool) -> Any:
+    """`product_and_square` in tf32; where `dropped`, the square counts only where the product does not."""
+
+    class TwoOutputs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            y = multiply(a, b, "tf32")
+            ctx.save_for_backward(a, b, y)
+            return y, y.square()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, dy, dz):
+            a, b, y = ctx.saved_tensors
+            total = dy if dropped and dy.any() else dy + 2 * y * dz
+            return multiply(total, b.mT, "tf32"), multiply(a.mT, total, "tf32")
+
+    return TwoOutputs.apply
+
+
 @triton.jit
 def double_kernel(x_ptr, y_ptr, M, N, ROWS: tl.constexpr, COLS: tl.constexpr):
     row, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None]
@@ -168,6 +193,12 @@ OPS |= {
 
 SHARES = dict(s=rg.tensor("M", "M"), v=rg.tensor("M", "N"))
 OPS |= {f"mixture {f}": rg.op(mixed(f), mixture, SHARES, sizes=dict(M=(1, 40), N=[16, 64])) for f in (1.0, 1.03)}
+
+
+OPS |= {
+    name: rg.op(two_outputs(name == "a dropped output"), product_and_square, FACTORS)
+    for name in ("two outputs", "a dropped output")
+}
 
 
 # Rows are cut into blocks of 512, which no usual size is beside.

@@ -293,12 +293,14 @@ def half_the_digits(dtype: str, want: torch.Tensor, added: float = 0.0, terms: f
     return UNIT[dtype] ** 0.5 * want.abs().nan_to_num(0.0).max().clamp_min(added) + _CANCELLED * UNIT[dtype] * terms
 
 
-def another_path(want: torch.Tensor) -> float:
+def another_path(want: torch.Tensor, *, tf32: bool) -> float:
     """How far the same gradient may be off by another path of the op, taken where fewer gradients are asked for.
 
-    64 units of the largest element: another order of a sum over a row of a few thousand terms.
+    64 units of the largest element, of tf32 where that is multiplied in: another order of a sum over a row of a few
+    thousand terms.
     """
-    return 64 * torch.finfo(want.dtype).eps * (float(want.abs().max().nan_to_num(0.0)) if want.numel() else 0.0)
+    eps = max(torch.finfo(want.dtype).eps, 2 * TF32 if tf32 else 0.0)
+    return 64 * eps * (float(want.abs().max().nan_to_num(0.0)) if want.numel() else 0.0)
 
 
 def scales_exactly(t: torch.Tensor, factor: float) -> torch.Tensor:

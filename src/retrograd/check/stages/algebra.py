@@ -51,7 +51,7 @@ def _beyond(
 ) -> torch.Tensor:
     """Where two gradients, one of them scaled, differ by more than the errors that both may make."""
     if context.spec.reference is None:
-        slack = torch.full_like(want, tolerance.another_path(want), dtype=torch.float64)
+        slack = torch.full_like(want, tolerance.another_path(want, tf32=context.runner.tf32), dtype=torch.float64)
     else:
         slack = 2 * abs(factor) * context.oracle.truth(case).tol[name]
     apart = (got.detach().double() - want.detach().double()).abs()

@@ -67,11 +67,11 @@ def _outputs(context: StageContext, case: Case, out: CaseOutcome) -> None:
             out.findings.append(Finding(_ID, "requires-grad", message, case, tensor=name))
 
 
-def _agree(got: torch.Tensor | None, want: torch.Tensor | None) -> bool:
+def _agree(got: torch.Tensor | None, want: torch.Tensor | None, *, tf32: bool) -> bool:
     if same_bits(got, want) or got is None or want is None or got.shape != want.shape:
         return same_bits(got, want)
     # Another subset may take another path with other rounding: agreement to the precision will do.
-    return bool(((got - want).abs() <= tolerance.another_path(want)).all())
+    return bool(((got - want).abs() <= tolerance.another_path(want, tf32=tf32)).all())
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -92,7 +92,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
             out.findings.append(Finding(_ID, "subset", message, case, tensor=", ".join(subset)))
             continue
         for name, grad in part.grads.items():
-            if not _agree(grad, full.grads[name]):
+            if not _agree(grad, full.grads[name], tf32=context.runner.tf32):
                 state = "is None" if grad is None else "differs"
                 message = f"{name} {state} when only {', '.join(subset)} require(s) a gradient"
                 out.findings.append(Finding(_ID, "subset", message, case, tensor=name))
@@ -111,7 +111,7 @@ def _outputs_alone(context: StageContext, case: Case, full: OpRun, out: CaseOutc
             if grad is not None:
                 total[name] = total.get(name, torch.zeros_like(grad)) + grad
     for name, grad in full.grads.items():
-        if not _agree(total.get(name), grad):
+        if not _agree(total.get(name), grad, tf32=context.runner.tf32):
             message = f"{name} is not the sum of its parts from each output alone"
             out.findings.append(Finding(_ID, "output-subset", message, case, tensor=name))
 
