@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -313,7 +314,7 @@ for _form in ("chunk", "fused_recurrent"):
 
 def _normalised(s: Tensor) -> tuple[Tensor, Tensor]:
     """Keys or slots over their running sum of exponentials, and the logarithm of what the sum before was of it."""
-    z = s.logcumsumexp(1)
+    z = torch.stack(list(accumulate(s.unbind(1), torch.logaddexp)), 1)  # the gradient of logcumsumexp loses NaN
     return (s - z).exp(), torch.cat([z[:, :1], z[:, :-1]], 1) - z
 
 
