@@ -11,6 +11,7 @@ from typing import Any
 
 from retrograd.bench import registry
 from retrograd.core.schema import decode
+from retrograd.core.system_errors import told
 from retrograd.errors import UsageError
 
 DIRECTIONS = ("fwd", "bwd")
@@ -130,10 +131,8 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> list[Row]:
     """Read JSON lines of any benchmark, else UsageError; of rows that measure the same thing the last one counts."""
     rows: dict[tuple[Any, ...], Row] = {}
     for path in map(Path, paths):
-        try:
+        with told(f"cannot read {str(path)!r}"):
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
         for number, line in enumerate(lines, 1):
             if line.strip():
                 row = _from_line(line, f"{path}:{number}")

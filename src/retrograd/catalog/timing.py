@@ -9,7 +9,7 @@ from retrograd.bench.benchmark import DEVICES
 from retrograd.bench.ops.any_spec import Drawn, ReferencedOp, providers
 from retrograd.check import inputs, sizes
 from retrograd.check.schema import Case
-from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.spec import OpSpec
 from retrograd.errors import SpecError, UsageError
 
 # Elements of the largest tensor where the user names no shape: 16 MiB of float32.
@@ -56,16 +56,12 @@ def usual_shape(spec: OpSpec) -> str:
             fits = inputs.allows(spec, name, larger.size(name)) and inputs.fitted(spec, larger) == larger
             if fits and _elements(spec, larger) <= _ELEMENTS:
                 case, grew = larger, True
-    for name in inputs.free_rank(spec) & set(free):
-        case = case.with_size(name, (sizes.elements(case.size(name)),))
     return case.text()
 
 
 def _elements(spec: OpSpec, case: Case) -> int:
     """Of the largest tensor."""
-    described = [s for s in (spec.tensor_specs or {}).values() if isinstance(s, TensorSpec)]
-    counts = [math.prod(sizes.shape(s.dims, case)) for s in described]
-    return max(counts, default=0)
+    return max((math.prod(sizes.shape(tensor.dims, case)) for tensor in spec.tensors.values()), default=0)
 
 
 def _case(spec: OpSpec, shape: str, dtype: str) -> Case:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult, verdict_of
+from retrograd.core.system_errors import told
 from retrograd.core.wording import shortened
 from retrograd.errors import SpecError, UsageError
 
@@ -213,10 +214,8 @@ def write_baseline(path: Path, reports: Sequence[Report]) -> int:
             *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()),
             "",
         ]
-    try:
+    with told(f"cannot write the baseline {str(path)!r}"):
         path.write_text("\n".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the baseline {str(path)!r}: {error.strerror or error}") from None
     return count
 
 

@@ -133,40 +133,36 @@ def _seeded(seed: int | None, values: Sequence[Any]) -> AbstractContextManager[A
     return nullcontext() if seed is None else _forked(seed, values)
 
 
+def _mapped(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
+    """A nested argument with what `leaf` makes of each part of it, which is called by the path that leads to it."""
+    if isinstance(value, dict):
+        return {key: _mapped(f"{name}.{key}", item, leaf) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = value._asdict().items()  # type: ignore[attr-defined]
+        return type(value)(*(_mapped(f"{name}.{key}", item, leaf) for key, item in fields))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_mapped(f"{name}.{i}", item, leaf) for i, item in enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorSpec, SizeSpec, InputPlace)):
+        names = [f.name for f in dataclasses.fields(value) if f.init]
+        return dataclasses.replace(value, **{key: _mapped(f"{name}.{key}", getattr(value, key), leaf) for key in names})
+    return leaf(name, value)
+
+
 def _rebuilt(value: Any, inputs: Mapping[str, Any]) -> Any:
     """An argument with the inputs in their places."""
-    if isinstance(value, InputPlace):
-        return inputs[value.name]
-    if isinstance(value, dict):
-        return {key: _rebuilt(item, inputs) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_rebuilt(item, inputs) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_rebuilt(item, inputs) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in dataclasses.fields(value) if f.init]
-        return dataclasses.replace(value, **{name: _rebuilt(getattr(value, name), inputs) for name in names})
-    return value
+    return _mapped("", value, lambda _, part: inputs[part.name] if isinstance(part, InputPlace) else part)
 
 
 def _taken_apart(name: str, value: Any, inputs: dict[str, Any]) -> Any:
     """An argument with `InputPlace` where an input stands; `inputs` gets these, by the path that leads to them."""
-    if isinstance(value, (TensorSpec, SizeSpec)) or _is_tensor(value):
-        inputs[name] = value
-        return InputPlace(name)
-    if isinstance(value, dict):
-        return {key: _taken_apart(f"{name}.{key}", item, inputs) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        fields = value._asdict().items()  # type: ignore[attr-defined]
-        return type(value)(*(_taken_apart(f"{name}.{key}", item, inputs) for key, item in fields))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_taken_apart(f"{name}.{i}", item, inputs) for i, item in enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in dataclasses.fields(value) if f.init]
-        return dataclasses.replace(
-            value, **{key: _taken_apart(f"{name}.{key}", getattr(value, key), inputs) for key in names}
-        )
-    return value
+
+    def take(path: str, part: Any) -> Any:
+        if not isinstance(part, (TensorSpec, SizeSpec)) and not _is_tensor(part):
+            return part
+        inputs[path] = part
+        return InputPlace(path)
+
+    return _mapped(name, value, take)
 
 
 def _keyword_only(fn: Any) -> frozenset[str]:

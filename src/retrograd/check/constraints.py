@@ -26,11 +26,10 @@ _MOVES = {
 
 def constrained(spec: OpSpec) -> dict[str, str]:
     """The constraint of each input that keeps to one, by name; "its callable" for those that a callable draws."""
-    described = (spec.tensor_specs or {}).items()
     return {
         name: rule.values if isinstance(rule.values, str) else "its callable"
-        for name, rule in described
-        if isinstance(rule, TensorSpec) and rule.values is not None
+        for name, rule in spec.tensors.items()
+        if rule.values is not None
     }
 
 
@@ -38,7 +37,7 @@ def refusal(stage: str, spec: OpSpec) -> str:
     """Why a stage cannot ask an op whose inputs keep to something; "" if it can."""
     if stage not in _MOVES:
         return ""
-    floating = {n: c for n, c in constrained(spec).items() if (spec.tensor_specs or {})[n].differentiable}
+    floating = {n: c for n, c in constrained(spec).items() if spec.tensors[n].differentiable}
     if stage == "higher_order":  # what is sorted or unique stays so nearby, in any direction
         floating = {n: c for n, c in floating.items() if c in (*MATRICES, "simplex", "unit_norm")}
     if stage == "adjoint":
@@ -51,8 +50,7 @@ def refusal(stage: str, spec: OpSpec) -> str:
 
 def project(spec: OpSpec, name: str, grad: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """What counts of the gradient of an input: all of it, unless its values keep to a constraint."""
-    rule = (spec.tensor_specs or {}).get(name)
-    kind = rule.values if isinstance(rule, TensorSpec) else None
+    kind = spec.tensors[name].values if name in spec.tensors else None
     if not isinstance(kind, str) or grad.shape != value.shape or not grad.numel():
         return grad
     return _along(kind, grad.double(), value.detach().double()).to(grad.dtype)

@@ -13,7 +13,6 @@ from retrograd.check.op_runner import OpRunner
 from retrograd.check.schema import Case
 from retrograd.check.sizes import elements as extent
 from retrograd.check.sizes import shape
-from retrograd.check.spec import TensorSpec
 from retrograd.compat.torch_dispatch import EagerMode, tree_leaves
 
 
@@ -36,8 +35,7 @@ def elements(runner: OpRunner, case: Case, most: int) -> int:
     The reference runs on meta tensors, which have shapes alone. Where the described inputs alone have more than `most`
     it is their number, and nothing is drawn: a positive definite matrix of 4097 rows takes 10 s.
     """
-    specs = (runner.spec.tensor_specs or {}).values()
-    described = sum(math.prod(shape(spec.dims, case)) for spec in specs if isinstance(spec, TensorSpec))
+    described = sum(math.prod(shape(tensor.dims, case)) for tensor in runner.spec.tensors.values())
     if described > most:
         return described
     if runner.spec.reference is not None:

@@ -10,15 +10,13 @@ import torch
 from torch.autograd import forward_ad
 
 from retrograd.check import tolerance
-from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import truth_of
-from retrograd.check.outputs import as_real, like, real_dtype
-from retrograd.check.reference import NotApplicable, OpRaised, Results, grads_of
+from retrograd.check.outputs import as_real
+from retrograd.check.reference import NotApplicable, OpRaised, Results, directions, grads_of
 from retrograd.check.schema import Case, Finding
-from retrograd.check.seeds import derive
 from retrograd.check.stages._base import CaseOutcome, StageContext
-from retrograd.compat.torch_dispatch import tree_map_only, without_modes
+from retrograd.compat.torch_dispatch import tree_map_only
 from retrograd.errors import UndecidedError
 
 _STAGE = "compiler"
@@ -32,20 +30,10 @@ def slopes(
     del gs
     through = {name: torch.zeros_like(out).requires_grad_() for name, out in outs.items() if out.requires_grad}
     first = grads_of([outs[name] for name in through], list(leaves.values()), list(through.values()), create_graph=True)
-    moves = _directions(case, seed, leaves)
+    moves = directions(case, seed, "slope", leaves)
     moved = [(g, moves[name]) for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad]
     second = grads_of([g for g, _ in moved], list(through.values()), [move for _, move in moved])
     return {f"slope {name}": slope for name, slope in zip(through, second, strict=True)}
-
-
-def _directions(case: Case, seed: int, leaves: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    moves: dict[str, torch.Tensor] = {}
-    with without_modes():  # the same numbers for the op and for its reference, which float64 would not round
-        for name, leaf in leaves.items():
-            generator = torch.Generator().manual_seed(derive(seed, "slope", name))
-            drawn = torch.randn(as_real(leaf).shape, generator=generator, dtype=torch.float64)
-            moves[name] = like(drawn.to(real_dtype(torch_dtype(case.dtype))), leaf).to(leaf.device)
-    return moves
 
 
 def _within_own_rounding(
@@ -95,7 +83,7 @@ def _tangent(out: torch.Tensor) -> torch.Tensor:
 def check(context: StageContext, case: Case, out: CaseOutcome) -> None:
     """Forward-mode derivatives along random directions, beside those that two backwards of the reference give."""
     runner, inputs = context.runner, context.runner.inputs(case)
-    moves = _directions(case, runner.seed, {name: inputs[name] for name in runner.differentiable(case)})
+    moves = directions(case, runner.seed, "slope", {name: inputs[name] for name in runner.differentiable(case)})
     try:
         with forward_ad.dual_level():
             duals = inputs | {name: forward_ad.make_dual(inputs[name], move) for name, move in moves.items()}

@@ -70,12 +70,22 @@ class TensorSpec:
         """Whether a gradient is asked for: floating and not declared `grad=False`."""
         return self.floating if self.grad is None else self.grad
 
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The lowest and highest value, where both are numbers."""
+        return (self.low, self.high) if self.low is not None and isinstance(self.high, (int, float)) else None
+
 
 @dataclass(frozen=True)
 class SizeSpec:
     """A size as an argument of the op; see `size`."""
 
     dim: str
+
+    @property
+    def dims(self) -> tuple[str]:
+        """The dimension, as of a tensor."""
+        return (self.dim,)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import torch
 from retrograd.check import constraints, extreme_values, sizes
 from retrograd.check.input_specs import COMPLEX, SizeSpec, TensorSpec
 from retrograd.check.layouts import lay_out, repeat_values
-from retrograd.check.outputs import promoted
+from retrograd.check.outputs import inexact, promoted
 from retrograd.check.schema import Case, Size
 from retrograd.check.seeds import derive
 from retrograd.check.sizes import elements
@@ -28,13 +28,6 @@ _VARIED = 0.3  # of the size of a module's parameter, how far it is drawn from w
 def torch_dtype(name: str) -> torch.dtype:
     """torch.bfloat16 for "bfloat16"; what "complex" stands for depends on the case."""
     return getattr(torch, name)
-
-
-def free_rank(spec: OpSpec) -> frozenset[str]:
-    """Names of the dimensions written with dots ("M...")."""
-    specs = (s for s in (spec.tensor_specs or {}).values() if isinstance(s, (TensorSpec, SizeSpec)))
-    dims = (d for s in specs for d in (s.dims if isinstance(s, TensorSpec) else (s.dim,)))
-    return frozenset(d[:-3] for d in dims if isinstance(d, str) and d.endswith("..."))
 
 
 def allows(spec: OpSpec, name: str, size: Size) -> bool:
@@ -55,9 +48,13 @@ def fitted(spec: OpSpec, case: Case, keep: str = "") -> Case | None:
     return sizes.fitted(spec.expressions, spec.where, case, lambda name, size: allows(spec, name, size), keep)
 
 
+def resized(spec: OpSpec, case: Case, name: str, size: Size) -> Case | None:
+    """The case with another size of a dimension, and of others what fits it; None where the spec does not allow it."""
+    return fitted(spec, case.with_size(name, size), name) if allows(spec, name, size) else None
+
+
 def base_case(spec: OpSpec, dtype: str) -> Case:
     """The ordinary case of a spec: middling sizes, first value of each parameter."""
-    free = free_rank(spec)
     chosen: dict[str, Size] = {}
     for name, preset in zip(spec.size_names, itertools.cycle(_BASE), strict=False):
         rule = spec.sizes.get(name)
@@ -66,7 +63,7 @@ def base_case(spec: OpSpec, dtype: str) -> Case:
             size = min(max(preset, rule[0]), rule[1])
         elif rule is not None:
             size = rule[-1] if isinstance(rule, list) else int(rule)
-        chosen[name] = (size,) if name in free else size
+        chosen[name] = (size,) if name in spec.free_rank else size
     case = fitted(spec, Case(dtype).but(sizes=chosen, params={k: v[0] for k, v in spec.params.items()}))
     if case is None:
         raise SpecError(
@@ -246,11 +243,10 @@ def _supplied(spec: OpSpec, case: Case, seed: int) -> dict[str, Any]:
     named = supplied.items() if isinstance(supplied, Mapping) else ((f"input{i}", v) for i, v in enumerate(supplied))  # type: ignore[arg-type]
     out = {}
     for name, value in named:
-        wanted = torch_dtype(case.dtype)
-        if isinstance(value, torch.Tensor) and value.is_complex():
-            wanted = wanted.to_complex()
-        recast = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-        out[name] = value.detach().to(wanted) if recast and not callable(spec.inputs) else value
+        if inexact(value) and not callable(spec.inputs):
+            wanted = torch_dtype(case.dtype)
+            value = value.detach().to(wanted.to_complex() if value.is_complex() else wanted)
+        out[name] = value
     return out
 
 
@@ -303,11 +299,5 @@ def materialise(spec: OpSpec, case: Case, seed: int, device: str) -> dict[str, A
 
 def differentiable(spec: OpSpec, inputs: Mapping[str, Any]) -> list[str]:
     """Names of the inputs a gradient is asked for."""
-    described = spec.tensor_specs or {}
-    names = []
-    for name, value in inputs.items():
-        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
-            rule = described.get(name)
-            if not isinstance(rule, TensorSpec) or rule.differentiable:
-                names.append(name)
-    return names
+    tensors = spec.tensors
+    return [n for n, value in inputs.items() if inexact(value) and (n not in tensors or tensors[n].differentiable)]

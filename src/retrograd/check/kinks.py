@@ -23,7 +23,6 @@ from retrograd.check.outputs import as_real, like
 from retrograd.check.reference import Reference, Results, gradient_of
 from retrograd.check.rounding import Float64
 from retrograd.check.seeds import derive
-from retrograd.check.spec import TensorSpec
 
 Decisions = list[tuple[str, torch.Tensor]]  # operators and what they decided
 
@@ -47,8 +46,8 @@ def reach(reference: Reference, name: str, value: torch.Tensor) -> torch.Tensor:
 
     Of the whole tensor where values have a range or come from a callable: coordinates are shifted and scaled together.
     """
-    rule = (reference.spec.tensor_specs or {}).get(name)
-    unbounded_rows = isinstance(rule, TensorSpec) and rule.high is None and value.ndim > 1
+    rule = reference.spec.tensors.get(name)
+    unbounded_rows = rule is not None and rule.high is None and value.ndim > 1
     size = as_real(value).double().abs()
     largest = size.amax(-1, keepdim=True).expand_as(size) if unbounded_rows else size.amax().expand_as(size)
     return tolerance.KINK * tolerance.UNIT[reference.case.dtype] * torch.where(largest > 0, largest, 1.0)
@@ -342,9 +341,9 @@ def _search(reference: Reference, name: str, length: float, share: float, trail:
     movers = torch.rand(value.shape, generator=generator).to(value.device) < share
     size = around(value) * length * movers
     low, high = value - size / 2, value + size / 2
-    rule = (reference.spec.tensor_specs or {}).get(name)
-    if isinstance(rule, TensorSpec) and rule.low is not None and isinstance(rule.high, (int, float)):
-        low, high = low.clamp(rule.low, rule.high), high.clamp(rule.low, rule.high)
+    rule = reference.spec.tensors.get(name)
+    if rule and rule.range:
+        low, high = low.clamp(*rule.range), high.clamp(*rule.range)
 
     def slope(at: torch.Tensor) -> torch.Tensor:
         return trail(reference, name, at - value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from retrograd.check import inputs as make
 from retrograd.check import tolerance
 from retrograd.check.constraints import project
-from retrograd.check.outputs import Outputs, as_real, inexact, promoted
+from retrograd.check.outputs import Outputs, as_real, inexact, like, promoted, real_dtype
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
+from retrograd.compat.torch_dispatch import without_modes
 from retrograd.errors import SpecError, UndecidedError
 
 _ROUNDED = 8  # randomly rounded runs that show which whole numbers hang on rounding
@@ -53,6 +54,17 @@ def grads_of(
     roots, cotangents = zip(*pairs, strict=True)
     more = dict(allow_unused=True, retain_graph=True, create_graph=create_graph)
     return list(torch.autograd.grad(roots, leaves, cotangents, **more))  # type: ignore[arg-type]
+
+
+def directions(case: Case, seed: int, label: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Fixed random numbers like each tensor, the same for an op and for its reference, where nothing lifts them."""
+    drawn: dict[str, torch.Tensor] = {}
+    with without_modes():
+        for name, t in tensors.items():
+            generator = torch.Generator().manual_seed(derive(seed, label, name))
+            numbers = torch.randn(as_real(t).shape, generator=generator, dtype=torch.float64)
+            drawn[name] = like(numbers.to(real_dtype(make.torch_dtype(case.dtype))), t).to(t.device)
+    return drawn
 
 
 def first_order(

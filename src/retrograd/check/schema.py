@@ -59,8 +59,9 @@ class Case:
         return self if same else replace(self, **fixed)
 
     def with_size(self, name: str, size: Size) -> Case:
-        """A copy in which one named dimension has another size."""
-        return replace(self, sizes=tuple((k, size if k == name else v) for k, v in self.sizes))
+        """A copy in which one named dimension has another size; of "M..." a whole number is that of one dimension."""
+        other = (size,) if isinstance(self.size(name), tuple) and isinstance(size, int) else size
+        return replace(self, sizes=tuple((k, other if k == name else v) for k, v in self.sizes))
 
     def text(self) -> str:
         """The case on one line, as `--case` reads it: `M=5 N=7 eps=0.01 x:transposed x@nan draw=1` (dtype apart)."""

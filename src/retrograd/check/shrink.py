@@ -101,12 +101,11 @@ def _lowest(spec: OpSpec, case: Case, name: str, still: Callable[[Case], bool]) 
         if lower is not None and still(lower):
             case = lower
             break
-        passed = elements(smaller)
-    size = case.size(name)
-    flat = elements(size)
+        passed = smaller
+    flat = elements(case.size(name))
     while passed and flat - passed > 1:
         middle = (passed + flat) // 2
-        candidate = fitted(spec, case.with_size(name, (middle,) if isinstance(size, tuple) else middle), name)
+        candidate = fitted(spec, case.with_size(name, middle), name)
         if candidate is not None and allows(spec, name, middle) and still(candidate):
             case, flat = candidate, middle
         else:
@@ -114,11 +113,9 @@ def _lowest(spec: OpSpec, case: Case, name: str, still: Callable[[Case], bool]) 
     return case
 
 
-def _smaller(size: Size) -> list[Size]:
-    if isinstance(size, int):
-        return [n for n in _LADDER if n < size]
-    flat = elements(size)
-    return [(n,) for n in _LADDER if n < flat or (n == flat and len(size) != 1)]
+def _smaller(size: Size) -> list[int]:
+    flat, other_rank = elements(size), isinstance(size, tuple) and len(size) != 1
+    return [n for n in _LADDER if n < flat or (n == flat and other_rank)]
 
 
 def where(tried: dict[Case, bool]) -> str:

@@ -176,6 +176,5 @@ def _near(case: Case, name: str, allows: Allows, few: int) -> Iterator[Size]:
     small = range(_MANY + 1) if few == 1 else (0, 1, 2, 3, 4, 8, 16, 64)
     tried = {n for n in (*small, *known, 128, 256, 1024) if n >= 0}
     for n in sorted(tried, key=lambda n: (abs(n - elements(size)), n)):
-        other: Size = (n,) if isinstance(size, tuple) else n
-        if allows(name, other):
-            yield other
+        if allows(name, n):
+            yield n

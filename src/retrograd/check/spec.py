@@ -62,9 +62,8 @@ class OpSpec:
     @property
     def leading(self) -> str:
         """The first named dimension that a tensor begins with and no index counts; "" without one."""
-        tensors = [t for t in (self.tensor_specs or {}).values() if isinstance(t, TensorSpec)]
-        counted = {str(t.high) for t in tensors}
-        firsts = (str(t.dims[0]).removesuffix("...") for t in tensors if t.dims)
+        counted = {str(t.high) for t in self.tensors.values()}
+        firsts = (str(t.dims[0]).removesuffix("...") for t in self.tensors.values() if t.dims)
         return next((name for name in firsts if name in self.size_names and name not in counted), "")
 
     @property
@@ -81,18 +80,31 @@ class OpSpec:
         return self.inputs if described else None  # type: ignore[return-value]
 
     @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """The inputs that are described tensors, by name."""
+        return {name: value for name, value in (self.tensor_specs or {}).items() if isinstance(value, TensorSpec)}
+
+    @property
+    def _described(self) -> list[TensorSpec | SizeSpec]:
+        return [value for value in (self.tensor_specs or {}).values() if isinstance(value, (TensorSpec, SizeSpec))]
+
+    @property
     def size_names(self) -> tuple[str, ...]:
         """Every named dimension, in order of first use."""
-        described = (s for s in (self.tensor_specs or {}).values() if isinstance(s, (TensorSpec, SizeSpec)))
-        used = dict.fromkeys(name for each in described for name in each.names)
+        used = dict.fromkeys(name for each in self._described for name in each.names)
         return tuple(name for name in used | dict.fromkeys(self.sizes) if name not in self.params)
 
     @property
     def expressions(self) -> tuple[str, ...]:
         """Every dimension that is an expression of names, which may be none where it is negative."""
-        described = (s for s in (self.tensor_specs or {}).values() if isinstance(s, (TensorSpec, SizeSpec)))
-        dims = (d for s in described for d in (s.dims if isinstance(s, TensorSpec) else (s.dim,)))
+        dims = (dim for each in self._described for dim in each.dims)
         return tuple(dict.fromkeys(d for d in dims if isinstance(d, str) and not d.rstrip(".").isidentifier()))
+
+    @property
+    def free_rank(self) -> frozenset[str]:
+        """Names of the dimensions written with dots ("M...")."""
+        dims = (dim for each in self._described for dim in each.dims)
+        return frozenset(d[:-3] for d in dims if isinstance(d, str) and d.endswith("..."))
 
 
 def op(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrograd.cli._options import PATH, options, words
 from retrograd.core.loading import near, require_torch
+from retrograd.core.system_errors import told
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,15 +122,16 @@ def _measured(ops: tuple[str, ...], chosen: dict[str, Any]) -> list[Row]:
     selection = Selection(names, device=device, **chosen)
     timer = runner.make_timer(selection.device, selection.timing)
     path = out or (_RESULTS if _RESULTS.is_dir() else Path()) / f"{runner.results_name(selection, timer)}.jsonl"
-    with _writing(path) as lines:
+    with told(f"cannot write {str(path)!r}"), path.open("w", encoding="utf-8") as lines:
 
         def keep(row: Row) -> None:
             print(to_line(row), file=lines, flush=True)
 
         measured = runner.run(selection, timer, lambda line: click.echo(line, err=True), keep)
     if list(selection.groups()) == ["msda"]:
-        with _writing(path.with_suffix(".md")) as table:
-            table.write(markdown(measured))
+        page = path.with_suffix(".md")
+        with told(f"cannot write {str(page)!r}"):
+            page.write_text(markdown(measured), encoding="utf-8")
     return measured
 
 
@@ -193,12 +194,3 @@ def _device() -> str:
         return "cuda"
     click.echo("no CUDA device: times on the CPU (--device cuda insists)", err=True)
     return "cpu"
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Generator[TextIO]:
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None

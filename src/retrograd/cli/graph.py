@@ -15,6 +15,7 @@ import click
 from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, PASSES_OPTIONS_ON, PATH, choice, program
 from retrograd.cli._output import answers, console
+from retrograd.core.system_errors import told
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -235,10 +236,8 @@ def _run(program: Sequence[str], options: dict[str, object]) -> tuple[list[Watch
         report = Path(folder) / "report.json"
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()} | {"report": str(report)}
         command = [python, *flags, "-m", "retrograd.graph.watching.run", json.dumps(settings), *rest]
-        try:
+        with told(f"{python!r} cannot be started"):
             code = subprocess.run(command, check=False).returncode
-        except OSError as error:
-            raise UsageError(f"{python!r} cannot be started: {error.strerror or error}") from None
         if not report.exists():
             click.echo("retrograd: the program ended without a report", err=True)
             return [], code or 2
@@ -275,7 +274,5 @@ def _write(path: Path, reports: Sequence[WatchReport]) -> None:
     text = (
         reports[0].to_json() if len(reports) == 1 else json.dumps([json.loads(r.to_json()) for r in reports], indent=1)
     )
-    try:
+    with told(f"`-o` is {str(path)!r}, which cannot be written"):
         path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"`-o` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from retrograd.core.schema import decode, older, parsed, plain
-from retrograd.errors import UsageError
+from retrograd.core.system_errors import told
 
 SCHEMA = "retrograd.fsdp.log/1"
 VARYING = -1  # the size of a collective whose sizes may differ between ranks and steps: routed tokens, for instance
@@ -187,16 +187,11 @@ class Log:
 
 def write(path: str | Path, text: str) -> None:
     """Write a file; UsageError if that fails."""
-    try:
+    with told(f"`path` is {str(path)!r}, which cannot be written"):
         Path(path).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"`path` is {str(path)!r}, which cannot be written: {error.strerror or error}") from None
 
 
 def read(path: str | Path, noun: str = "") -> str:
     """Read a file; UsageError if that fails, which begins with `noun`."""
-    try:
+    with told(f"{noun}{str(path)!r} cannot be read"):
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"{noun}{str(path)!r} cannot be read: {why}") from None

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from retrograd.core.document import Document
+from retrograd.core.system_errors import told
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ def load(path: str | os.PathLike[str]) -> Any:
     """The record in a .json file; UsageError if the file cannot be read or holds none."""
     name = os.fspath(path)
     try:
-        return read(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {name!r}: {error.strerror or error}") from None
+        with told(f"cannot read {name!r}"):
+            raw = Path(path).read_bytes()
+        return read(raw.decode())
     except UnicodeDecodeError:
         raise UsageError(f"cannot read {name!r}: it is not UTF-8 text; expected a .json record") from None
 
@@ -118,10 +119,8 @@ def write(record: AnyRecord, *paths: str | os.PathLike[str]) -> None:
     check_paths(*paths, of=record)
     for path in map(Path, paths):
         content = _content(record, path.suffix.lower())
-        try:
+        with told(f"cannot write {str(path)!r}"):
             path.write_text(content, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
 
 
 def show(record: AnyRecord, console: Console, everything: bool = False) -> None:

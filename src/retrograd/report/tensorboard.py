@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.core.document import Events, Histogram, Scalar
-from retrograd.errors import MissingExtraError, UsageError
+from retrograd.core.system_errors import told
+from retrograd.errors import MissingExtraError
 
 
 def write_events(events: Events, folder: str | os.PathLike[str]) -> None:
@@ -40,11 +41,9 @@ def _writer(folder: str | os.PathLike[str]) -> Any:
         if not (error.name or "").startswith("tensorboard"):
             raise
         raise MissingExtraError("tensorboard", "tensorboard", "writing events of TensorBoard") from None
-    try:
+    with told(f"cannot write events to {os.fspath(folder)!r}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         return EventFileWriter(os.fspath(folder))
-    except OSError as error:
-        raise UsageError(f"cannot write events to {os.fspath(folder)!r}: {error.strerror or error}") from None
 
 
 def _summary(value: Scalar | Histogram) -> Any:

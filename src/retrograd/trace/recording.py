@@ -57,7 +57,7 @@ def record(
         UsageError: an argument is wrong, or the file cannot be written.
         MissingExtraError: torch is not installed.
 
-    Numerics: no operator is replaced. `rms` is added in float64 (float32 on devices without it); digests and counts are
+    Numerics: no operator is replaced. `rms` is added in float64; digests and counts are
     integers, so they are the same at every run.
     """
     _check(model, level, steps, breakpoint_on)

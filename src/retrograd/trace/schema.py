@@ -52,7 +52,7 @@ class Stats:
         device: "cpu", "cuda:0".
         low: least of the finite elements; None where there is none, or where the level does not count.
         high: greatest of the finite elements, likewise.
-        rms: root mean square of the finite elements, added in float64 (float32 on devices without it).
+        rms: root mean square of the finite elements, added in float64.
         nan: how many elements are NaN; None where nobody counted (integers, or a level that does not).
         inf: how many are infinite.
         subnormal: how many are subnormal in their dtype.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.core.schema import decode
+from retrograd.core.system_errors import told
 from retrograd.errors import TraceError, UsageError
 from retrograd.trace.schema import PHASES, SCHEMA, Exponents, Op, Stats, Trace
 
@@ -66,11 +67,8 @@ def load(path: str | os.PathLike[str], *, partial: bool = False, limit: int = LI
         UsageError: it cannot be read.
     """
     name = os.fspath(path)
-    try:
-        with Path(path).open("rb") as raw:
-            return _Reader(name, partial).read(_lines(raw, name, partial, limit))
-    except OSError as error:
-        raise UsageError(f"cannot read {name!r}: {error.strerror or error}") from None
+    with told(f"cannot read {name!r}"), Path(path).open("rb") as raw:
+        return _Reader(name, partial).read(_lines(raw, name, partial, limit))
 
 
 class Writer:
@@ -91,10 +89,8 @@ class Writer:
         self.count = 0
         self._strings: dict[str, int] = {}
         self._tensors: dict[Stats, int] = {}
-        try:
+        with told(f"cannot write {self.path!r}"):
             self._raw = Path(path).open("wb")  # noqa: SIM115 (open as long as the run)
-        except OSError as error:
-            raise UsageError(f"cannot write {self.path!r}: {error.strerror or error}") from None
         # No time and no name in the header: equal runs make equal files.
         self._zip = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0, compresslevel=5)
         self._line({"format": FORMAT, "schema": SCHEMA, "level": level, "rank": rank})

@@ -11,7 +11,7 @@ from retrograd.check.oracle import Oracle
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Finding
 from retrograd.check.sizes import size_of
-from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.spec import OpSpec
 from retrograd.check.tensor_comparison import compare
 from retrograd.errors import RetrogradError
 
@@ -41,9 +41,9 @@ def diagnose(oracle: Oracle, finding: Finding) -> Finding:
 
 def axes(spec: OpSpec, finding: Finding, ndim: int) -> list[str]:
     """Names of a gradient's axes, as the spec of its input has them, else "axis 0" and so on."""
-    tensor = (spec.tensor_specs or {}).get(finding.tensor.removeprefix("grad "))
+    tensor = spec.tensors.get(finding.tensor.removeprefix("grad "))
     names: list[str] = []
-    for dim in tensor.dims if isinstance(tensor, TensorSpec) else ():
+    for dim in tensor.dims if tensor else ():
         size = size_of(dim, finding.case)
         name = dim.removesuffix("...") if isinstance(dim, str) else f"axis {len(names)}"
         many = len(size) if isinstance(size, tuple) else 1

@@ -36,10 +36,10 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class Suspect(NamedTuple):
-    """A mistake in words, and the tensor that it would give."""
+    """A mistake in words, and the tensor that it would give; None where the reference cannot make it."""
 
     text: str
-    tensor: torch.Tensor
+    tensor: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Evidence:
     def shows(self, suspect: Suspect) -> bool:
         """Whether the op gave the suspect's numbers, every one of them."""
         tensor = suspect.tensor
+        if tensor is None:
+            return False
         # Lost memory may hold anything, and NaN equals NaN: what is finite and not 0 has to speak.
         says = int((tensor.isfinite() & (tensor != 0)).sum())
         if tensor.shape != self.got.shape or (2 * says < tensor.numel() and bool((tensor != 0).any())):
@@ -140,7 +142,7 @@ def _scaled(e: Evidence) -> Iterator[Suspect]:
 def _other_tensors(e: Evidence) -> Iterator[Suspect]:
     for name, tensor in e.truth.want.items():
         alike = name.startswith("grad ") == e.name.startswith("grad ")
-        if name != e.name and alike and tensor is not None:
+        if name != e.name and alike:
             yield Suspect(f"{name} instead of {e.name}: results that changed places", tensor)
     for i, grad_out in enumerate(e.runner.grad_outs(e.case)):
         yield Suspect(f"grad_out{i if i else ''} itself, passed through", grad_out.double())
@@ -180,8 +182,7 @@ def _parameters(e: Evidence) -> Iterator[Suspect]:
         others += [type(value)(0)] if isinstance(value, (int, float)) and value and 0 not in others else []
         for other in others:
             tensor = e.reference(case=e.case.but(params=dict(e.case.params) | {name: other}))
-            if tensor is not None:
-                yield Suspect(f"computed with {name} = {other!r} instead of {value!r}", tensor)
+            yield Suspect(f"computed with {name} = {other!r} instead of {value!r}", tensor)
 
 
 def _other_inputs(e: Evidence) -> Iterator[Suspect]:
@@ -190,9 +191,7 @@ def _other_inputs(e: Evidence) -> Iterator[Suspect]:
     assert reference is not None
     if not e.name.startswith("grad "):
         return
-    tensor = e.with_grad_outs([torch.ones_like(g) for g in e.grad_outs()])
-    if tensor is not None:
-        yield Suspect("grad_out is taken for ones", tensor)
+    yield Suspect("grad_out is taken for ones", e.with_grad_outs([torch.ones_like(g) for g in e.grad_outs()]))
     names = list(e.runner.inputs(without_strides(e.case)))
     changes = (
         ("ones instead of", torch.ones_like),
@@ -209,8 +208,7 @@ def _other_inputs(e: Evidence) -> Iterator[Suspect]:
             def changed(*args: Any, place: int = place, change: Any = change, **params: Any) -> Any:
                 return reference(*args[:place], change(args[place].detach()), *args[place + 1 :], **params)
 
-            if (tensor := e.reference(changed)) is not None:
-                yield Suspect(f"computed with {how} {name}", tensor)
+            yield Suspect(f"computed with {how} {name}", e.reference(changed))
 
 
 def _roots(e: Evidence) -> Iterator[Suspect]:
@@ -220,31 +218,30 @@ def _roots(e: Evidence) -> Iterator[Suspect]:
         return
     for i in range(len(grad_outs)):
         rest = e.with_grad_outs([torch.zeros_like(g) if j == i else g for j, g in enumerate(grad_outs)])
-        rest = torch.zeros_like(e.want) if rest is None else rest
-        part = e.want - rest
-        if (times := e.times(part)) is not None:
-            factor = _factor(times, e.case)
-            how = "is not added" if factor == "0" else f"counts {factor} times"
-            yield Suspect(f"the part of the gradient that belongs to output {i} {how}", rest + times * part)
+        yield from _miscounted(e, rest, f"the part of the gradient that belongs to output {i}", "is not added")
+
+
+def _miscounted(e: Evidence, rest: torch.Tensor | None, label: str, lost: str) -> Iterator[Suspect]:
+    """What the right tensor has beside `rest`, counted another number of times."""
+    rest = torch.zeros_like(e.want) if rest is None else rest
+    part = e.want - rest
+    if (times := e.times(part)) is not None:
+        factor = _factor(times, e.case)
+        how, times = (lost, 0.0) if factor == "0" else (f"counts {factor} times", times)
+        yield Suspect(f"{label} {how}", rest + times * part)
 
 
 def _layouts(e: Evidence) -> Iterator[Suspect]:
     """grad_out read with strides that are not its own."""
     laid = e.runner.grad_outs(e.case)
-    first = next(iter(_laid_inputs(e)), None)
+    first = next((t for t in e.runner.inputs(e.case).values() if isinstance(t, torch.Tensor)), None)
     ways = [("as if it were contiguous", [torch.empty(g.shape, device="meta").stride() for g in laid])]
     if first is not None and all(g.shape == first.shape for g in laid):
         ways.append(("with the strides of the first input", [first.stride()] * len(laid)))
     for how, strides in ways:
         read = [_read(g, s) for g, s in zip(laid, strides, strict=True)]
         if any(not torch.equal(a, b) for a, b in zip(read, laid, strict=True)):
-            tensor = e.with_grad_outs(read)
-            if tensor is not None:
-                yield Suspect(f"grad_out is read {how}", tensor)
-
-
-def _laid_inputs(e: Evidence) -> Iterator[torch.Tensor]:
-    return (t for t in e.runner.inputs(e.case).values() if isinstance(t, torch.Tensor))
+            yield Suspect(f"grad_out is read {how}", e.with_grad_outs(read))
 
 
 def _read(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -303,14 +300,7 @@ def _operators(e: Evidence) -> Iterator[Suspect]:
         without = e.reference(changed)
         if not mode.text:
             return
-        part = e.want - (torch.zeros_like(e.want) if without is None else without)
-        if (times := e.times(part)) is None:
-            continue
-        rest = e.want - part
-        factor = _factor(times, e.case)
-        lost = f"what comes back through {mode.text} is missing"
-        text = lost if factor == "0" else f"what comes back through {mode.text} counts {factor} times"
-        yield Suspect(text, rest + (0.0 if factor == "0" else times) * part)
+        yield from _miscounted(e, without, f"what comes back through {mode.text}", "is missing")
 
 
 def _parts(e: Evidence) -> Iterator[Suspect]:

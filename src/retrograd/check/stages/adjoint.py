@@ -20,7 +20,7 @@ from retrograd.check.outputs import as_real, like
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.seeds import derive
-from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "adjoint"
@@ -133,10 +133,10 @@ def _direction(context: StageContext, case: Case, name: str, number: int) -> tor
     size = kinks.around(value)
     generator = torch.Generator().manual_seed(derive(context.runner.seed, "direction", name, number))
     signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
-    rule = (context.spec.tensor_specs or {}).get(name)
-    if isinstance(rule, TensorSpec) and rule.low is not None and isinstance(rule.high, (int, float)):
-        reach = size * _STEPS[0]
-        signs = torch.where((value - reach < rule.low) | (value + reach > rule.high), 0.0, signs)
+    rule = context.spec.tensors.get(name)
+    if rule and rule.range:
+        reach, (low, high) = size * _STEPS[0], rule.range
+        signs = torch.where((value - reach < low) | (value + reach > high), 0.0, signs)
     return constraints.project(context.spec, name, signs * size, value)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from retrograd.check.cost import elements
-from retrograd.check.inputs import allows, fitted, free_rank
+from retrograd.check.inputs import resized
 from retrograd.check.op_runner import OpRun, same_bits
 from retrograd.check.oracle import Truth, truth_of
 from retrograd.check.reference import NotApplicable, OpRaised
@@ -89,10 +89,8 @@ class BatchOfRows:
 
     def resized(self, size: int) -> Case | None:
         """The case with another size of the batch and no other change; None where the spec does not allow it."""
-        spec = self.context.spec
-        other = self.case.with_size(self.name, (size,) if self.name in free_rank(spec) else size)
-        allowed = allows(spec, self.name, other.size(self.name)) and fitted(spec, other, self.name) == other
-        return other if allowed else None
+        other = resized(self.context.spec, self.case, self.name, size)
+        return other if other == self.case.with_size(self.name, size) else None
 
     def parts(self) -> list[tuple[Rows, Case]]:
         """What is run for itself: one row, a quarter, at level full other sizes, and all in another order."""

@@ -18,7 +18,7 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
-from retrograd.check.spec import OpSpec, TensorSpec
+from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.tensor_comparison import compare, first_index
 
@@ -230,14 +230,12 @@ def _unbounded(spec: OpSpec) -> tuple[str, ...]:
     """The inputs that may hold anything: those the spec names, else the described ones without a range."""
     if spec.extremes is not None:
         return spec.extremes
-    described = (spec.tensor_specs or {}).items()
-    return tuple(k for k, v in described if isinstance(v, TensorSpec) and v.high is None and v.differentiable)
+    return tuple(name for name, tensor in spec.tensors.items() if tensor.high is None and tensor.differentiable)
 
 
 def _bounded(spec: OpSpec) -> tuple[str, ...]:
     """The described inputs with a range, masks among them: all elements may be at one end of it."""
-    described = (spec.tensor_specs or {}).items()
-    return tuple(k for k, v in described if isinstance(v, TensorSpec) and (v.high is not None or v.dtype == "bool"))
+    return tuple(name for name, tensor in spec.tensors.items() if tensor.high is not None or tensor.dtype == "bool")
 
 
 def cases(context: StageContext) -> list[Case]:

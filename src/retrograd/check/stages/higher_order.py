@@ -14,15 +14,12 @@ from typing import Any
 
 import torch
 
-from retrograd.check.inputs import torch_dtype
 from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import Truth
-from retrograd.check.outputs import as_real, like, real_dtype
-from retrograd.check.reference import NotApplicable, Results, grads_of
+from retrograd.check.outputs import as_real
+from retrograd.check.reference import NotApplicable, Results, directions, grads_of
 from retrograd.check.schema import Case, Finding
-from retrograd.check.seeds import derive
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-from retrograd.compat.torch_dispatch import without_modes
 
 _ID = "higher_order"
 _RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with more
@@ -38,12 +35,7 @@ def second_order(
     used = [(name, g) for name, g in zip(leaves, first, strict=True) if g is not None and g.requires_grad]
     if not used:
         return dict.fromkeys(names)
-    us = []
-    with without_modes():  # the same numbers for the op and for its reference, which float64 would not round
-        for name, grad in used:
-            generator = torch.Generator().manual_seed(derive(seed, "second", name))
-            drawn = torch.randn(as_real(grad).shape, generator=generator, dtype=torch.float64)
-            us.append(like(drawn.to(real_dtype(torch_dtype(case.dtype))), grad).to(grad.device))
+    us = list(directions(case, seed, "second", dict(used)).values())
     # Not torch.autograd.grad(..., allow_unused=True): it walks only the paths that lead to its inputs, so passes by the
     # node with which once_differentiable raises, and answers None.
     for leaf in leaves.values():

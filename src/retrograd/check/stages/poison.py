@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from retrograd.check.inputs import allows, fitted
+from retrograd.check.inputs import resized
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding, Size
@@ -117,11 +117,8 @@ def cases(context: StageContext) -> list[Case]:
     base = context.base
     other = base
     for name, size in base.sizes:
-        for near in (_near(size, 1), _near(size, -1)):
-            moved = fitted(context.spec, other.with_size(name, near), name)
-            if moved is not None and allows(context.spec, name, near):
-                other = moved
-                break
+        moved = (resized(context.spec, other, name, _near(size, by)) for by in (1, -1))
+        other = next((case for case in moved if case is not None), other)
     return [base] if other == base else [base, other]
 
 

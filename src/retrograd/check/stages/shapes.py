@@ -6,10 +6,9 @@ import itertools
 import math
 import sys
 
-from retrograd.check.inputs import allows, fitted, free_rank
+from retrograd.check.inputs import allows, fitted, resized
 from retrograd.check.schema import Case, Size
 from retrograd.check.sizes import elements, names_of
-from retrograd.check.spec import TensorSpec
 from retrograd.check.stages._base import Stage, StageContext
 from retrograd.check.stages.oracle import judged
 from retrograd.compat.triton_launch import count_launches, through_triton
@@ -25,23 +24,23 @@ _SMALL = (3, 1)  # what the other sizes become where a long one would take too l
 def _sweep(context: StageContext) -> tuple[list[Case], list[Case]]:
     """The cases that are always run: ends of ranges, all sizes alike, long rows; and those in turn for each size."""
     base, spec = context.base, context.spec
-    rank_free = free_rank(spec)
+    rank_free = spec.free_rank
     by_name, always = list[list[Case]](), list[Case]()
     for name, size in base.sizes:
         options: tuple[Size, ...] = _LEADS if name in rank_free else _SIZES
         rule = spec.sizes.get(name)
         ends = [(n,) if name in rank_free else n for n in (rule if isinstance(rule, (list, tuple)) else ())]
         always += [case for end in reversed(ends) if end != size for case in _fitting(context, base, name, end)]
-        tried = [o for o in dict.fromkeys((*options, *ends)) if o != size and allows(spec, name, o)]
-        swept = (fitted(spec, base.with_size(name, o), name) for o in tried)
+        tried = [o for o in dict.fromkeys((*options, *ends)) if o != size]
+        swept = (resized(spec, base, name, o) for o in tried)
         by_name.append([case for case in swept if case is not None])
     turns = max(map(len, by_name), default=0)
-    corners = [all_sizes(base, rank_free, n) for n in (1, 2, 33)]
+    corners = [base.but(sizes={k: (n,) if k in rank_free else n for k, _ in base.sizes}) for n in (1, 2, 33)]
     always += [c for c in corners if all(allows(spec, k, v) for k, v in c.sizes) and fitted(spec, c) == c]
-    last = next((t.dims[-1] for t in (spec.tensor_specs or {}).values() if isinstance(t, TensorSpec) and t.dims), None)
+    last = next((tensor.dims[-1] for tensor in spec.tensors.values() if tensor.dims), None)
     for name in () if last is None or last in {f"{free}..." for free in rank_free} else names_of(last):
         if name in dict(base.sizes):
-            always += [case for n in _LONG if allows(spec, name, n) for case in _fitting(context, base, name, n)]
+            always += [case for n in _LONG for case in _fitting(context, base, name, n)]
     return always, [column[i] for i in range(turns) for column in by_name if i < len(column)]
 
 
@@ -51,36 +50,28 @@ def _beside_blocks(context: StageContext) -> list[Case]:
         return []
     with count_launches() as count, through_triton():
         context.runner.run(context.base)
-    rank_free, every = free_rank(context.spec), list[Case]()
+    every = list[Case]()
     blocks = sorted(count.blocks, reverse=True)  # beside the small ones are usual sizes
     for beside in (1, -1, 0):  # one element in a block of its own finds most
         for block, (name, size) in itertools.product(blocks, context.base.sizes):
-            near: Size = (block + beside,) if name in rank_free else block + beside
-            if near != size and allows(context.spec, name, near):
-                every += _fitting(context, context.base, name, near)
+            if block + beside != elements(size):
+                every += _fitting(context, context.base, name, block + beside)
     return every
 
 
 def _fitting(context: StageContext, base: Case, name: str, size: Size) -> list[Case]:
     """The case with one size; the others are lowered where it would cost too much beside them. None if none fits."""
-    case = fitted(context.spec, base.with_size(name, size), name)
+    case = resized(context.spec, base, name, size)
     if case is None:
         return []
-    rank_free = free_rank(context.spec)
     for small in _SMALL:
         if context.cost.allows(context.runner, case):
             break
         for other, usual in base.sizes:
-            lower: Size = (small,) if other in rank_free else small
-            if other != name and usual != lower and allows(context.spec, other, lower):
-                lowered = fitted(context.spec, case.with_size(other, lower), name)
+            if other != name and elements(usual) != small and allows(context.spec, other, small):
+                lowered = fitted(context.spec, case.with_size(other, small), name)
                 case = case if lowered is None else lowered
     return [case]
-
-
-def all_sizes(base: Case, rank_free: frozenset[str], n: int) -> Case:
-    """The case with every dimension of size `n`."""
-    return base.but(sizes={k: (n,) if k in rank_free else n for k, _ in base.sizes})
 
 
 def _extent(case: Case) -> int:

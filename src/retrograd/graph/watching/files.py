@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from retrograd.errors import UsageError
+from retrograd.core.system_errors import told
 from retrograd.graph.watching.session import WatchSession
 
 ENDINGS = {"hlo": "hlo.txt", "fx": "fx.txt", "stablehlo": "mlir"}
@@ -18,7 +18,7 @@ def save(session: WatchSession, folder: str | Path) -> None:
         UsageError: the folder cannot be written.
     """
     path = Path(folder)
-    try:
+    with told(f"`save` is {str(folder)!r}, which cannot be written"):
         path.mkdir(parents=True, exist_ok=True)
         for entry in session.entries:
             graph = entry.watched
@@ -27,5 +27,3 @@ def save(session: WatchSession, folder: str | Path) -> None:
                 # No time in the header: the same graph is the same file.
                 (path / name).write_bytes(gzip.compress(entry.text.encode("utf-8", "surrogatepass"), mtime=0))
         (path / "report.json").write_text(session.report().to_json() + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"`save` is {str(folder)!r}, which cannot be written: {error.strerror or error}") from None

@@ -1,1 +1,1 @@
-"""Statistics of tensors, where they live: one Triton kernel on a GPU, NumPy on CPU, torch operations elsewhere."""
+"""Statistics of tensors, where they live: one Triton kernel on a GPU, NumPy on the CPU for all else."""

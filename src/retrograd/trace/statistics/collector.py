@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from retrograd.trace.statistics import cpu, torch_ops
+from retrograd.trace.statistics import cpu
 from retrograd.trace.statistics.cpu import NO_STATISTICS, StatisticsRow, as_real, byte_size, finish_all
 from retrograd.trace.statistics.digest import keys
 from retrograd.trace.statistics.exponents import BUCKETS, exponents
@@ -37,15 +37,10 @@ class StatisticsCollector:
 
     def request(self, tensor: torch.Tensor, callback: Callback) -> None:
         """Have the callback called with the statistics, now or in `collect`; the tensor may change afterwards."""
-        kind = tensor.device.type
-        if kind == "cpu":
-            callback(cpu.measure(tensor, self.histogram))
-        elif kind == "cuda":
+        if tensor.device.type == "cuda":
             self._request_cuda(tensor, callback)
-        elif kind == "meta":
-            callback(NO_STATISTICS)
         else:
-            callback(torch_ops.measure(tensor, self.histogram))
+            callback(NO_STATISTICS if tensor.is_meta else cpu.measure(tensor, self.histogram))
 
     def request_all(self, tensors: list[tuple[torch.Tensor, Callback]]) -> None:
         """`request` for tensors of one stream that nobody writes to before it returns; with few launches."""
@@ -107,7 +102,7 @@ class StatisticsCollector:
         kernel = _kernel()
         x = as_real(tensor)
         if kernel is None or not kernel.takes(x.dtype) or not x.numel():
-            callback(torch_ops.measure(tensor, self.histogram))
+            callback(cpu.measure(tensor, self.histogram))
             return
         buffers = self._buffers(tensor.device, kernel)
         buffers.request(x, callback)

@@ -1,4 +1,4 @@
-"""Statistics of CPU tensors, by NumPy: an array of 64 elements takes a tenth of the time that torch operations take.
+"""Statistics of tensors without a kernel, on the CPU by NumPy: 64 elements take a tenth of torch's time.
 
 Measured on one core of a shared machine, `python benchmarks/trace.py --parts`: 75 us and 4 ns an element of float32,
 with the histogram 120 us and 6 ns.
@@ -42,12 +42,16 @@ def byte_size(x: torch.Tensor) -> int:
 
 
 def measure(tensor: torch.Tensor, histogram: bool = False) -> StatisticsRow:
-    """The statistics of a dense CPU tensor of any dtype; the histogram, if wanted, of floating ones."""
-    x = as_real(tensor).contiguous()
+    """The statistics of a dense tensor of any dtype; the histogram, if wanted, of floating ones.
+
+    A tensor elsewhere is copied to the CPU, for which its device is waited for.
+    """
+    x = as_real(tensor).cpu().contiguous()
     digest = finish(block_hash(x.reshape(-1).view(torch.uint8).numpy()), byte_size(x))
     count, floating = x.numel(), x.dtype.is_floating_point
     if not count:
-        return empty_statistics(floating, digest, histogram)
+        bad = 0 if floating else None
+        return None, None, None, bad, bad, bad, 0, digest, NO_EXPONENTS if floating and histogram else None
     if not floating:
         values = x.reshape(-1).numpy()
         zero = count - int(np.count_nonzero(values))
@@ -56,12 +60,6 @@ def measure(tensor: torch.Tensor, histogram: bool = False) -> StatisticsRow:
     values = (x if x.dtype in (torch.float32, torch.float64) else x.float()).reshape(-1).numpy()
     fields = exponents(count_exponents(values)) if histogram else None
     return (*_of_floats(values, torch.finfo(x.dtype).tiny), digest, fields)
-
-
-def empty_statistics(floating: bool, digest: int, histogram: bool) -> StatisticsRow:
-    """The statistics of a tensor without elements."""
-    bad = 0 if floating else None
-    return (None, None, None, bad, bad, bad, 0, digest, NO_EXPONENTS if floating and histogram else None)
 
 
 def _of_floats(values: np.ndarray[Any, Any], tiny: float) -> tuple[Any, ...]:
