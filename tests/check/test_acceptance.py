@@ -110,9 +110,10 @@ def test_what_means_nothing_is_refused(accept, message):
 
 
 def _kinds(path: Path) -> set[str]:
-    """The kinds of the findings that a module makes: the literals among the arguments of `Finding` and `_finding`."""
-    calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("Finding", "_finding")]
+    """The kinds of the findings that a module makes: the literals among the arguments of `Finding` and `out.find`."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    made = [call for call in calls if ast.unparse(call.func) in ("Finding", "out.find")]
+    assert made or path.stem in ("oracle", "layouts", "shapes")  # these leave it to the judge
     second = [call.args[1] for call in made if len(call.args) > 2]
     return {kind.value for kind in second if isinstance(kind, ast.Constant)}
 

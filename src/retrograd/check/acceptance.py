@@ -7,7 +7,6 @@ more fails. Torch-free.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import tomllib
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult, verdict_of
+from retrograd.core.loading import near
 from retrograd.core.system_errors import told
 from retrograd.core.wording import shortened
 from retrograd.errors import SpecError, UsageError
@@ -62,10 +62,9 @@ def check_class(text: Any, argument: str) -> str:
         raise SpecError(
             f"`{argument}` has {text!r}; the kinds of findings of stage {stage!r} are {', '.join(KINDS[stage])}"
         )
-    near = difflib.get_close_matches(stage.replace("-", "_"), KINDS, 1)
     raise SpecError(
         f"`{argument}` has {text!r}; expected a stage, 'stage/kind' or 'stage/kind/tensor', as a finding prints them; "
-        f"stages are {', '.join(KINDS)}" + (f"; did you mean {near[0]!r}?" if near else "")
+        f"stages are {', '.join(KINDS)}{near(stage.replace('-', '_'), KINDS)}"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,7 @@ class Call:
 
     def __call__(self, *values: Any, **params: Any) -> Any:
         """The result; `Returned` where inputs may be written to."""
-        with _seeded(self.seed, values):
+        with nullcontext() if self.seed is None else _forked(self.seed, values):
             if self.arguments is None:
                 return self.fn(*values, **params)
             inputs = dict(zip(self.names, values, strict=True))
@@ -127,10 +127,6 @@ def _forked(seed: int, values: Sequence[Any]) -> Any:
     with torch.random.fork_rng(sorted(devices)):
         torch.manual_seed(seed)
         yield
-
-
-def _seeded(seed: int | None, values: Sequence[Any]) -> AbstractContextManager[Any]:
-    return nullcontext() if seed is None else _forked(seed, values)
 
 
 def _mapped(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
@@ -212,7 +208,8 @@ def arranged(
             raise SpecError(f"`inputs` is a callable, and `fn` {reason}; expected a dict of retrograd.tensor(...)")
         calls = (seeded(fn), seeded(reference)) if random else (fn, reference)
         return Arranged(*calls, inputs, dict(params))
-    named = inputs if isinstance(inputs, Mapping) else {f"input{i}": v for i, v in enumerate(_row(inputs))}
+    row = (inputs,) if _is_tensor(inputs) else inputs
+    named = inputs if isinstance(inputs, Mapping) else {f"input{i}": v for i, v in enumerate(row)}
     by_keyword = {k: v for k, v in params.items() if isinstance(v, (TensorSpec, SizeSpec)) or _is_tensor(v)}
     rest = {k: v for k, v in params.items() if k not in by_keyword}
     known, buffers = _state(fn)
@@ -231,10 +228,6 @@ def arranged(
     _check_reference(reference, tuple(known))
     plain = isinstance(inputs, Mapping) and flat.keys() == inputs.keys()
     return Arranged(calls[0], calls[1], inputs if plain and not known else flat, rest)
-
-
-def _row(inputs: Any) -> Sequence[Any]:
-    return (inputs,) if _is_tensor(inputs) else inputs
 
 
 def _argument(name: str, value: Any, flat: dict[str, Any]) -> Any:

@@ -23,21 +23,21 @@ _MANY = 48
 _WIDE = 4
 
 
-def shard_cases(stage: Stage, context: StageContext, cases: list[Case]) -> tuple[list[Case], str]:
-    """The cases of a stage that this dtype is to run, and a note that says so; all and "" where nothing is left out."""
+def shard_cases(stage: Stage, context: StageContext, cases: list[Case]) -> list[Case]:
+    """The cases of a stage that this dtype is to run, which is noted where some are left out."""
     few = context.level != "quick" or context.case is not None or len(context.dtypes) < 2 or len(cases) < 2
     many = len(cases) * len(context.dtypes) > _MANY
     why = _costly(context) or ("there are many" if many else "")
     if not stage.sharded or few or not why:
-        return cases, ""
+        return cases
     place = context.dtypes.index(context.runner.dtype)
-    mine = cases[place :: len(context.dtypes)] or [cases[place % len(cases)]]
-    return mine, _note(context, f"{len(cases)} cases", why)
+    _note(context, f"{len(cases)} cases", why)
+    return cases[place :: len(context.dtypes)] or [cases[place % len(cases)]]
 
 
 def shard(
     context: StageContext, items: Sequence[T], label: str, dtypes: Sequence[str] | None = None, least: int = 2
-) -> tuple[list[T], str]:
+) -> list[T]:
     """Likewise of what a stage does in one case, where runs are dear; `label` for the note.
 
     `dtypes` are those that share them, if not all; fewer items than `least` are left to each.
@@ -46,8 +46,9 @@ def shard(
     few = context.level != "quick" or context.case is not None or len(among) < 2 or len(items) < least
     why = _costly(context)
     if few or not why or context.runner.dtype not in among:
-        return list(items), ""
-    return list(items[among.index(context.runner.dtype) :: len(among)]), _note(context, label, why)
+        return list(items)
+    _note(context, label, why)
+    return list(items[among.index(context.runner.dtype) :: len(among)])
 
 
 def _costly(context: StageContext) -> str:
@@ -59,5 +60,5 @@ def _costly(context: StageContext) -> str:
     return "there are many inputs" if isinstance(inputs, Mapping) and len(inputs) >= _WIDE else ""
 
 
-def _note(context: StageContext, label: str, why: str) -> str:
-    return f"{label} shared among {', '.join(context.dtypes)}, as {why}; level full has all in each"
+def _note(context: StageContext, label: str, why: str) -> None:
+    context.notes[f"{label} shared among {', '.join(context.dtypes)}, as {why}; level full has all in each"] = None

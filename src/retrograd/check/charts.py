@@ -30,7 +30,7 @@ def band(ratio: float) -> str:
 
 def heat_map(profile: Profile) -> dict[str, Any]:
     """Where the error is: err / attainable error over rows x last dimension, by decade."""
-    rows, columns = _extent(profile.shape)
+    rows, columns = max(math.prod(profile.shape[:-1]), 1), max(*profile.shape[-1:], 1, 1)
     labels = [label for _, label, _ in _BANDS] + [_ODD[0]]
     colours = [colour for _, _, colour in _BANDS] + [_ODD[1]]
     cells = _runs(profile.ratio, rows, columns)
@@ -89,10 +89,6 @@ def ulp_histogram(profile: Profile) -> dict[str, Any]:
         "encoding": {"x": bin_x, "y": count_y},
         "layer": [{"mark": {"type": "bar", "color": "#6a9fcb"}}, label_layer],
     }
-
-
-def _extent(shape: tuple[int, ...]) -> tuple[int, int]:
-    return max(math.prod(shape[:-1]), 1), max(shape[-1] if shape else 1, 1)
 
 
 def _runs(ratio: tuple[tuple[float, ...], ...], rows: int, columns: int) -> list[dict[str, Any]]:

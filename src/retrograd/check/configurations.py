@@ -87,10 +87,8 @@ def compare(context: StageContext, stage: str, case: Case) -> CaseOutcome:
     if first.findings:
         return out  # told by the stages that compare
     numbers = _numbers(context, first.session.configurations)
-    numbers, note = shard(context, numbers, f"{len(numbers)} more {_LABEL}")
-    out.notes += [note] * bool(note)
     differing, compared = list[_Configured](), 1
-    for number in numbers:
+    for number in shard(context, numbers, f"{len(numbers)} more {_LABEL}"):
         try:
             run = _Configured(context, stage, case, number)
         except RetrogradError as error:

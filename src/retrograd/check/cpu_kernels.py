@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +53,8 @@ def executed(device: str, kept: dict[str, Any] | None = None) -> Iterator[None]:
 
             finder = AfterImport(["triton"], enter)
             sys.meta_path.insert(0, finder)
-            stack.callback(_forget, finder)
+            stack.callback(lambda: finder in sys.meta_path and sys.meta_path.remove(finder))
         yield
-
-
-def _forget(finder: AfterImport) -> None:
-    with suppress(ValueError):
-        sys.meta_path.remove(finder)
 
 
 @contextmanager

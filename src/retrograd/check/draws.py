@@ -84,7 +84,8 @@ def _samples(runner: OpRunner, of_reference: bool) -> torch.Tensor:
     """The outputs of op or reference in the precision under test, one row a seed."""
     case, rows = runner.base, list[torch.Tensor]()
     for seed in range(_SEEDS):
-        fn, reference = (replace(f, seed=seed) if isinstance(f, Call) else f for f in _both(runner))
+        both = (runner.spec.fn, runner.spec.reference)
+        fn, reference = (replace(f, seed=seed) if isinstance(f, Call) else f for f in both)
         seeded = replace(runner, spec=replace(runner.spec, fn=fn, reference=reference))
         if of_reference:
             outputs = seeded.reference(case).own_outputs()
@@ -93,10 +94,6 @@ def _samples(runner: OpRunner, of_reference: bool) -> torch.Tensor:
             outs = seeded.call(case, seeded.inputs(case)).inexact
         rows.append(torch.cat([as_real(_wide(t.detach())).flatten() for t in outs.values()] or [torch.zeros(0)]))
     return torch.stack(rows)
-
-
-def _both(runner: OpRunner) -> tuple[object, object]:
-    return runner.spec.fn, runner.spec.reference
 
 
 def _wide(t: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import truth_of
 from retrograd.check.outputs import as_real
 from retrograd.check.reference import NotApplicable, OpRaised, Results, directions, grads_of
-from retrograd.check.schema import Case, Finding
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, StageContext
 from retrograd.compat.torch_dispatch import tree_map_only
 from retrograd.errors import UndecidedError
@@ -91,7 +91,7 @@ def check(context: StageContext, case: Case, out: CaseOutcome) -> None:
             pairs = {name: forward_ad.unpack_dual(t) for name, t in outs.items()}
             got = {f"slope {n}": torch.zeros_like(p) if t is None else t.clone() for n, (p, t) in pairs.items()}
     except OpRaised as error:
-        out.findings.append(Finding(_STAGE, "raises", f"in forward mode: {str(error).splitlines()[0]}", case))
+        out.find(_STAGE, "raises", f"in forward mode: {str(error).splitlines()[0]}", case)
         return
     if context.spec.reference is None:
         out.notes.append("slopes in forward mode have no reference to be compared with")

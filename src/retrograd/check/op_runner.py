@@ -104,12 +104,8 @@ class ForwardPass:
 
     def _real(self, name: str, grad: torch.Tensor) -> torch.Tensor:
         """What counts of a gradient, as real numbers."""
-        return as_real(project(self.spec, name, _dense(grad), self.inputs[name]))
-
-
-def _dense(grad: torch.Tensor) -> torch.Tensor:
-    """A gradient as embeddings may give it for their rows alone, with all rows."""
-    return grad if grad.layout == torch.strided else grad.to_dense()
+        every_row = grad if grad.layout == torch.strided else grad.to_dense()  # embeddings may give some rows alone
+        return as_real(project(self.spec, name, every_row, self.inputs[name]))
 
 
 @dataclass

@@ -206,12 +206,11 @@ class Verification:
         tried: dict[Case, bool] = {}
         powers: list[float] = []
         context.judge.worst.clear()
+        context.notes.clear()
         try:
-            every = [context.case] if context.case else stage.cases(context)
-            cases, left_out = shard_cases(stage, context, every)
+            cases = shard_cases(stage, context, [context.case] if context.case else stage.cases(context))
         except (OpRaised, NotApplicable) as error:
             return self._no_base(stage, context, error)
-        merged.notes += [left_out] * bool(left_out)
         for case in cases:
             self.watch("case", case)
             context.judge.remarks.clear()
@@ -239,6 +238,7 @@ class Verification:
             merged.profiles = _worst_profiles(merged.profiles + outcome.profiles)
             if outcome.findings and (reason := lost(self.device)):
                 return len(tried), _crashed(outcome.findings[-1], reason)
+        merged.notes[:0] = context.notes
         merged.power = max(powers, default=None)
         if merged.power:
             merged.power_text = f"{context.runner.dtype} {merged.power:.1e}"
@@ -385,7 +385,8 @@ def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResul
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
         if result.findings and (reason := lost(verification.device)):
-            results += _left_out(chosen[len(results) :], reason)
+            left_out = f"{GPU_LOST}: {reason}"
+            results += [StageResult(s.id, s.title, "skipped", reason=left_out) for s in chosen[len(results) :]]
             break
     return results
 
@@ -394,7 +395,3 @@ def _broken(error: Exception) -> str:
     """Why a stage ended with an exception, in a line, with the place."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"the check itself failed, not the op: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-
-
-def _left_out(stages: Sequence[Stage], reason: str) -> list[StageResult]:
-    return [StageResult(s.id, s.title, "skipped", reason=f"{GPU_LOST}: {reason}") for s in stages]

@@ -26,6 +26,7 @@ from retrograd.core.loading import near
 from retrograd.errors import SpecError, UsageError
 
 LAYOUTS = ("transposed", "rows", "offset", "sliced", "expanded")
+_ORDER_TWO = {True: "right", False: "raises", "right": "right", "raises": "raises", None: None}
 TRANSFORMS = ("compile", "inductor", "vjp", "vmap", "jvp", "batched_grad")
 
 # A size may be fixed (int), a range (lowest, highest), a list of the sizes that are allowed, or an expression.
@@ -204,7 +205,7 @@ def op(
         params=swept, sizes=rules, dtypes=_dtypes(dtypes), deterministic=deterministic, surrogate=surrogate,
         compute=None if compute is None else dtype_name(compute, "compute"), kinks=kinks, where=relations,
         extremes=_unbounded(flat) if extremes is None else _names(extremes, flat), transforms=tuple(transforms),
-        double_backward=_order_two(double_backward), algorithm_error=algorithm_error, accept=acceptances(accept),
+        double_backward=_ORDER_TWO.get(double_backward), algorithm_error=algorithm_error, accept=acceptances(accept),
         layouts=_layouts(layouts), random=random, batch_invariant=batch_invariant,
     )  # fmt: skip
     _check_batch(spec)
@@ -231,14 +232,12 @@ def _check_callables(fn: Any, reference: Any, inputs: Any) -> None:
     if reference is not None and not callable(reference):
         raise SpecError(f"`reference` is {type(reference).__name__}, expected a callable or None")
     expected = "expected a dict such as dict(x=retrograd.tensor('M', 'N')), concrete tensors, or a callable"
-    if inputs is None or isinstance(inputs, (str, bytes)) or (isinstance(inputs, Sized) and not _length(inputs)):
+    # A tensor without dimensions has no length.
+    empty = isinstance(inputs, Sized) and not hasattr(inputs, "is_floating_point") and not len(inputs)
+    if inputs is None or isinstance(inputs, (str, bytes)) or empty:
         raise SpecError(f"`inputs` is missing; {expected}")
     if not callable(inputs) and not isinstance(inputs, Sized):
         raise SpecError(f"`inputs` is {type(inputs).__name__}; {expected}")
-
-
-def _length(inputs: Sized) -> int:
-    return 1 if hasattr(inputs, "is_floating_point") else len(inputs)  # a tensor without dimensions has no length
 
 
 def _check_kinds(params: Any, sizes: Any, flags: Mapping[str, Any], name: Any) -> None:
@@ -335,10 +334,6 @@ def _layouts(layouts: Any) -> Any:
             "exception that refuses it"
         )
     return dict(layouts)
-
-
-def _order_two(double_backward: bool | str | None) -> str | None:
-    return ("right" if double_backward else "raises") if isinstance(double_backward, bool) else double_backward
 
 
 def _names(extremes: Sequence[str], inputs: Inputs) -> tuple[str, ...]:

@@ -66,7 +66,8 @@ class RankVerifier:
             if rank in ranks and theirs.get(_key(ranks)) != digest.hex():
                 return True
         known = {_key(ranks) for ranks in self.journal.groups}
-        return any(_both(key, rank, self.exchange.rank) for key in set(theirs) - known)
+        both = {str(rank), str(self.exchange.rank)}
+        return any(both <= set(key.split(",")) for key in set(theirs) - known)
 
     def _explain(self, rank: int) -> None:
         """Get the log of another rank and say where it parts."""
@@ -154,10 +155,6 @@ _ADVICE = "issue collectives in the same order on every rank (module order, sets
 
 def _key(ranks: tuple[int, ...]) -> str:
     return ",".join(map(str, ranks))
-
-
-def _both(key: str, rank: int, other: int) -> bool:
-    return {str(rank), str(other)} <= set(key.split(","))
 
 
 def packed(journal: Journal) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,8 @@ class CollectiveLog:
         if verifier is None:
             return
         looked = self.options["nonfinite"] and collective.kind in REDUCTIONS and phase == "backward"
-        if looked and not verifier.bad and not _finite(call.tensors):
+        finite = (bool(t.isfinite().all()) for t in call.tensors if t.is_floating_point())
+        if looked and not verifier.bad and not all(finite):
             verifier.bad = f"{collective.name} ({self.journal.place()})"
         if self.options["strict"]:
             verifier.before(collective)
@@ -297,10 +298,6 @@ class CollectiveLog:
 def _print(text: str) -> None:
     sys.stderr.write(f"retrograd.fsdp: {text}\n")
     sys.stderr.flush()
-
-
-def _finite(tensors: Sequence[Any]) -> bool:
-    return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
 
 
 def record_collectives(

@@ -324,9 +324,6 @@ def _parts(e: Evidence) -> Iterator[Suspect]:
         if wrong and len({float(times[i]) for i in wrong}) == 1 and abs(float(times[wrong[0]])) <= _MOST_TIMES:
             count = int(times[wrong[0]])
             how = {0: "is lost", 2: "is added twice", -1: "is subtracted"}.get(count, f"counts {count} times")
-            where = _places(wrong, n, f"axis {axis} of grad_out")
+            name, rows = f"axis {axis} of grad_out", torch.tensor([i in wrong for i in range(n)])
+            where = describe(rows, [name]).replace("every element", f"all of {name}")
             yield Suspect(f"what belongs to {where} {how}", (columns @ times).view(e.want.shape))
-
-
-def _places(wrong: list[int], n: int, name: str) -> str:
-    return describe(torch.tensor([i in wrong for i in range(n)]), [name]).replace("every element", f"all of {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from retrograd.check.cost import CostLimit
 from retrograd.check.judge import Judge
@@ -29,6 +30,7 @@ class StageContext:
         emulated: says whether the op has launched Triton kernels without a GPU, where one run takes milliseconds.
         cost: which cases are cheap enough.
         left_out: by kind, how many of how many things are run where a level or a limit leaves some out.
+        notes: on the present stage, whatever its cases say.
     """
 
     runner: OpRunner
@@ -41,6 +43,7 @@ class StageContext:
     dtypes: tuple[str, ...] = ()
     emulated: Callable[[], bool] = lambda: False
     left_out: dict[str, tuple[int, int]] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
 
     def ran(self, label: str, count: int, of: int) -> None:
         """Note that `count` of so many things are run, where a level or a limit leaves some out."""
@@ -86,6 +89,10 @@ class CaseOutcome:
     undecided: list[str] = field(default_factory=list)
     accepted: list[Finding] = field(default_factory=list)
 
+    def find(self, stage: str, kind: str, what: str, case: Case, tensor: str = "", **more: Any) -> None:
+        """Add a finding; `more` are further fields of it."""
+        self.findings.append(Finding(stage, kind, what, case, tensor, **more))
+
     def add(self, other: CaseOutcome) -> None:
         """Take over what the check of another case says, but for its power and profiles."""
         self.findings += other.findings
@@ -103,8 +110,8 @@ class Stage:
         id: stable name.
         title: the question it answers, a few words.
         order: place in the run; cheapest first.
-        cases: the cases to check.
         check: checks one case.
+        cases: the cases to check; the ordinary one, if not said otherwise.
         needs_reference: skipped without one.
         after: stages whose failure in the same dtype makes this one meaningless, so it is skipped.
         shrinks: whether a failing case is shrunk; not where a check takes too long to be made forty times.
@@ -115,8 +122,8 @@ class Stage:
     id: str
     title: str
     order: int
-    cases: Callable[[StageContext], list[Case]]
     check: Callable[[StageContext, Case], CaseOutcome]
+    cases: Callable[[StageContext], list[Case]] = lambda context: [context.base]
     needs_reference: bool = False
     after: tuple[str, ...] = ()
     shrinks: bool = True

@@ -308,5 +308,5 @@ def _applies(spec: OpSpec) -> str:
 
 # Where the oracle has shown a wrong value, differences would say the same, at three times the cost of all else.
 STAGE = Stage(
-    _ID, "the backward belongs to the forward", 55, _cases, check, after=("contract", "oracle"), applies=_applies
+    _ID, "the backward belongs to the forward", 55, check, _cases, after=("contract", "oracle"), applies=_applies
 )

@@ -294,6 +294,6 @@ def _applies(spec: OpSpec) -> str:
 
 
 STAGE = Stage(
-    _ID, "a row has the same bits in any batch", 82, cases, check, after=("contract", "determinism"),
+    _ID, "a row has the same bits in any batch", 82, check, cases, after=("contract", "determinism"),
     shrinks=False, applies=_applies,
 )  # fmt: skip

@@ -22,6 +22,7 @@ from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages import shapes
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
+from retrograd.core.wording import count
 
 if TYPE_CHECKING:
     from retrograd.ttir.session import Session
@@ -45,6 +46,7 @@ def cases(context: StageContext) -> list[Case]:
 class _Guarded:
     """What came out of a run inside guard bands: results or the error, and what was touched outside."""
 
+    bands: Bands
     run: OpRun | None = None
     error: OpRaised | None = None
     written: list[tuple[str, Guard, list[int]]] = field(default_factory=list)
@@ -63,18 +65,15 @@ class _Trial:
     case: Case
     whole: bool
 
-    def bands(self, fill: str, only: tuple[str, tuple[str, ...]] | None = None) -> Bands:
-        """Bands that hold `fill`, `only` on some sides of one tensor."""
-        return Bands(fill, only, whole=self.whole)
-
-    def run(self, bands: Bands) -> _Guarded:
-        """One forward and backward inside them."""
-        return _run(self.context, self.case, bands)
+    def run(self, fill: str, only: tuple[str, tuple[str, ...]] | None = None) -> _Guarded:
+        """One forward and backward inside bands that hold `fill`, `only` on some sides of one tensor."""
+        done = _Guarded(Bands(fill, only, whole=self.whole))
+        _run(self.context, self.case, done, done.bands)
+        return done
 
 
-def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
+def _run(context: StageContext, case: Case, done: _Guarded, bands: Bands) -> None:
     """One forward and backward with everything inside `bands`, which are looked at after each."""
-    done = _Guarded()
     inputs = {k: bands.place(v, k, f"input `{k}`") for k, v in context.runner.inputs(case).items()}
     gs = context.runner.grad_outs(case)
     gs = [bands.place(g, "grad_out", f"grad_out of output {i}") for i, g in enumerate(gs)]
@@ -98,23 +97,18 @@ def _run(context: StageContext, case: Case, bands: Bands) -> _Guarded:
             if not any(guard is k for k in known) and (places := guard.overwritten()):
                 done.written.append((phase, guard, places))
         if done.error:
-            return done
+            return
     done.run = graph
-    return done
 
 
 def _writes(case: Case, done: _Guarded) -> Iterator[Finding]:
     for phase, guard, places in done.written:
         by_side = {side: [p for p in places if guard.side(p) == side] for side in SIDES}
         places_by_side = ", ".join(
-            f"{_count(len(at))} {side}{_nearest(guard, side, at)}" for side, at in by_side.items() if at
+            f"{count(len(at), 'element')} {side}{_nearest(guard, side, at)}" for side, at in by_side.items() if at
         )
         message = f"the {phase} writes outside {guard.name}: {places_by_side}"
         yield Finding(_ID, "write", message, case, tensor=guard.owner)
-
-
-def _count(n: int) -> str:
-    return f"{n} element{'s' * (n != 1)}"
 
 
 def _nearest(guard: Guard, side: str, places: list[int]) -> str:
@@ -136,8 +130,8 @@ Noisy = Callable[[], bool]
 
 def _noisy(trial: _Trial) -> bool:
     """Whether the op differs from itself inside the same bands; without any, what it reads outside may be noise."""
-    first = trial.run(trial.bands(PLAIN)).run
-    again = (trial.run(trial.bands(PLAIN)).run for _ in range(_REPEATS))
+    first = trial.run(PLAIN).run
+    again = (trial.run(PLAIN).run for _ in range(_REPEATS))
     return first is not None and any(t is not None and t.first_difference(first) for t in again)
 
 
@@ -169,7 +163,7 @@ def _reads(trial: _Trial, runs: dict[str, _Guarded]) -> Iterator[Finding]:
     name, fill = _differs(trial, first, second, noisy), f"{NAN}, then {HUGE}"
     if not name and any(t is not None and bool(t.isnan().any()) for t in first.tensors.values()):
         # Huge values can end as NaN too (inf - inf), and then both runs are alike.
-        second = trial.run(trial.bands(PLAIN)).run or second
+        second = trial.run(PLAIN).run or second
         name, fill = _differs(trial, first, second, noisy), f"{NAN}, then {PLAIN}"
     if not name:
         return
@@ -178,19 +172,19 @@ def _reads(trial: _Trial, runs: dict[str, _Guarded]) -> Iterator[Finding]:
     where = _culprit(trial, noisy)
     if not where:
         return  # it does not come again: an op that is seldom off
-    message = f"{name} depends on memory outside {where}: {fill} there change {_count(differing)}"
+    message = f"{name} depends on memory outside {where}: {fill} there change {count(differing, 'element')}"
     yield Finding(_ID, "read", message, case, tensor=name, wrong=differing)
 
 
 def _culprit(trial: _Trial, noisy: Noisy) -> str:
     """Around which tensor, and on which side, the memory lies that is read; "" if no one's makes a difference."""
-    plain = trial.bands(PLAIN)
-    want = trial.run(plain).run
-    owners = {guard.owner: guard.name for guard in plain.guards if guard.owner} | {"": "a tensor that the op makes"}
+    plain = trial.run(PLAIN)
+    want, guards = plain.run, plain.bands.guards
+    owners = {guard.owner: guard.name for guard in guards if guard.owner} | {"": "a tensor that the op makes"}
 
     def read(owner: str, sides: tuple[str, ...]) -> bool:
         for fill in (NAN, HUGE):
-            got = trial.run(trial.bands(fill, (owner, sides))).run
+            got = trial.run(fill, (owner, sides)).run
             if got is None or (want is not None and _differs(trial, got, want, noisy)):
                 return True
         return False
@@ -227,7 +221,7 @@ def _judged(trial: _Trial) -> CaseOutcome:
     context, case = trial.context, trial.case
     executed = cpu_kernels.current() is not None
     out = CaseOutcome(power_text=f"exact: within 16 KiB of any tensor{', any address of a kernel' * executed}")
-    runs = {fill: trial.run(trial.bands(fill)) for fill in (NAN, HUGE)}
+    runs = {fill: trial.run(fill) for fill in (NAN, HUGE)}
     findings: dict[Any, Finding] = {}
     for done in runs.values():
         for finding in (*_outside(case, done), *_writes(case, done)):
@@ -241,4 +235,4 @@ def _judged(trial: _Trial) -> CaseOutcome:
     return out
 
 
-STAGE = Stage(_ID, "nothing outside the tensors is touched", 35, cases, check, sharded=True)
+STAGE = Stage(_ID, "nothing outside the tensors is touched", 35, check, cases, sharded=True)

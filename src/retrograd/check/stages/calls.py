@@ -18,15 +18,11 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import size_of_terms
 from retrograd.check.outputs import Outputs, as_real
 from retrograd.check.reference import NotApplicable, OpRaised
-from retrograd.check.schema import Case, Finding
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "calls"
 _FACTOR = 1.5  # what a result is multiplied by in place
-
-
-def _finding(case: Case, kind: str, name: str, problem: str) -> Finding:
-    return Finding(_ID, kind, f"{name} {problem}", case, tensor=name)
 
 
 def _values(outputs: Outputs) -> dict[str, torch.Tensor]:
@@ -44,14 +40,12 @@ def _without_grad(context: StageContext, case: Case, alone: OpRun, out: CaseOutc
             with mode():
                 results = _values(context.runner.call(case, context.runner.inputs(case)))
         except OpRaised as error:
-            out.findings.append(Finding(_ID, "raises", f"{label} {error}", case))
+            out.find(_ID, "raises", f"{label} {error}", case)
             continue
         outs = {name: t.clone() for name, t in results.items() if name in alone.outs}
         run = OpRun(outs, {}, alone.inputs, [], {n: t.clone() for n, t in results.items() if n in alone.exact})
         if name := context.judge.changed(_ID, case, run, OpRun(alone.outs, {}, alone.inputs, [], alone.exact)):
-            out.findings.append(
-                _finding(case, "without-grad", name, f"is another {label} than where gradients are wanted")
-            )
+            out.find(_ID, "without-grad", f"{name} is another {label} than where gradients are wanted", case, name)
         if out.findings:
             return
 
@@ -71,9 +65,9 @@ def _in_thread(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
     thread.start()
     thread.join()
     if errors:
-        out.findings.append(Finding(_ID, "thread", f"in a thread that is not the main one {errors[0]}", case))
+        out.find(_ID, "thread", f"in a thread that is not the main one {errors[0]}", case)
     elif name := context.judge.changed(_ID, case, runs[0], alone):
-        out.findings.append(_finding(case, "thread", name, "is another in a thread that is not the main one"))
+        out.find(_ID, "thread", f"{name} is another in a thread that is not the main one", case, name)
 
 
 def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -100,7 +94,7 @@ def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: Case
         now, before = {**got.outs, label: got.grads[label]}, {**want.outs, label: total}
         if name := context.judge.clearly_changed(now, before, left):
             problem = f"is another when `{first}` and `{second}` are one tensor than when they are equal ones"
-            out.findings.append(_finding(case, "one-tensor", name, problem))
+            out.find(_ID, "one-tensor", f"{name} {problem}", case, name)
 
 
 def _result_changed(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -121,7 +115,7 @@ def _result_changed(context: StageContext, case: Case, alone: OpRun, out: CaseOu
             "is silently wrong when the result is changed in place before the backward, which uses it: "
             "save it with ctx.save_for_backward so that autograd raises"
         )
-        out.findings.append(_finding(case, "result-changed", name, problem))
+        out.find(_ID, "result-changed", f"{name} {problem}", case, name)
 
 
 def _under_autocast(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -142,9 +136,9 @@ def _under_autocast(context: StageContext, case: Case, alone: OpRun, out: CaseOu
             continue
         if grad.dtype != want.dtype:
             problem = f"has dtype {grad.dtype} under torch.autocast, {want.dtype} without"
-            out.findings.append(_finding(case, "autocast", name, problem))
+            out.find(_ID, "autocast", f"{name} {problem}", case, name)
         elif bool((want.isfinite() & ~grad.isfinite()).any()):
-            out.findings.append(_finding(case, "autocast", name, "is not finite under torch.autocast"))
+            out.find(_ID, "autocast", f"{name} is not finite under torch.autocast", case, name)
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -154,9 +148,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     parts: list[Callable[[StageContext, Case, OpRun, CaseOutcome], None]] = [
         _without_grad, _one_tensor_twice, _result_changed, _in_thread, _under_autocast,
     ]  # fmt: skip
-    parts, note = shard(context, parts, "ways of calling")
-    out.notes += [note] * bool(note)
-    for part in parts:
+    for part in shard(context, parts, "ways of calling"):
         try:
             part(context, case, alone, out)
         except NotApplicable:
@@ -164,10 +156,6 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     return out
 
 
-def _cases(context: StageContext) -> list[Case]:
-    return [context.base]
-
-
 STAGE = Stage(
-    _ID, "without grad, in threads, in place: the same", 22, _cases, check, after=("contract",), shrinks=False,
+    _ID, "without grad, in threads, in place: the same", 22, check, after=("contract",), shrinks=False,
 )  # fmt: skip

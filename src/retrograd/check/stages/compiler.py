@@ -20,7 +20,7 @@ from retrograd.check import cpu_kernels, forward_mode
 from retrograd.check.op_runner import OpRun
 from retrograd.check.outputs import Outputs, as_real
 from retrograd.check.reference import OpRaised
-from retrograd.check.schema import Case, Finding
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.compat.torch_dispatch import EagerMode, tree_leaves, tree_map
 
@@ -57,10 +57,10 @@ def _operators(context: StageContext, case: Case, out: CaseOutcome) -> int:
             if isinstance(result, Exception):
                 line = next((text for text in str(result).splitlines() if text.strip()), type(result).__name__)
                 message = f"operator {func} fails {test} of torch.library.opcheck: {line.strip()}"
-                out.findings.append(Finding(_ID, _TESTS.get(test, "operator"), message, case, tensor=str(func)))
+                out.find(_ID, _TESTS.get(test, "operator"), message, case, str(func))
         if not any(f.tensor == str(func) for f in out.findings) and (difference := _strides(func, args, kwargs)):
             message = f"operator {func} has another fake than kernel: {difference}"
-            out.findings.append(Finding(_ID, "fake", message, case, tensor=str(func)))
+            out.find(_ID, "fake", message, case, str(func))
     return len(calls.first)
 
 
@@ -94,7 +94,7 @@ def _compare(context: StageContext, case: Case, run: OpRun, eager: OpRun, how: s
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
         forms = [None if t is None else (tuple(t.shape), t.dtype) for t in (got, want)]
         message = f"{name} is {forms[0]} {how}, {forms[1]} in eager"
-        out.findings.append(Finding(_ID, "form", message, case, tensor=name))
+        out.find(_ID, "form", message, case, name)
         return
     if context.spec.reference is None:
         out.notes.append(
@@ -116,7 +116,7 @@ def _compiled(context: StageContext, case: Case, eager: OpRun, backend: str, out
             run = replace(context.runner, spec=replace(context.spec, fn=fn)).run(case)
     except OpRaised as error:
         line = str(error).strip().splitlines()[0]
-        out.findings.append(Finding(_ID, "raises", f"{how}: {line}", case))
+        out.find(_ID, "raises", f"{how}: {line}", case)
         return
     finally:
         torch.compiler.reset()
@@ -170,7 +170,7 @@ def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str
         outs, grads = _WAYS[transform](call, leaves, gs)
     except Exception as error:
         message = f"{how}: {type(error).__name__}: {str(error).splitlines()[0]}"
-        out.findings.append(Finding(_ID, "raises", message, case))
+        out.find(_ID, "raises", message, case)
         return
     named = {f"grad {name}": grad for name, grad in zip(names, grads, strict=True)}
     named = {name: None if grad is None else as_real(grad) for name, grad in named.items()}
@@ -209,6 +209,6 @@ def _cases(context: StageContext) -> list[Case]:
 
 
 STAGE = Stage(
-    _ID, "the same compiled and transformed", 95, _cases, check,
+    _ID, "the same compiled and transformed", 95, check, _cases,
     after=("contract",), shrinks=False,
 )  # fmt: skip

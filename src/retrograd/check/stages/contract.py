@@ -11,7 +11,7 @@ from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import OpRun, same_bits
 from retrograd.check.outputs import as_real, inexact
 from retrograd.check.reference import OpRaised
-from retrograd.check.schema import Case, Finding
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
 _ID = "contract"
@@ -31,13 +31,13 @@ def _forms(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> N
             if known and context.oracle.truth(case).want[name] is None:
                 continue
             message = f"{name} is None without a word, expected a tensor of shape {tuple(like.shape)}"
-            out.findings.append(Finding(_ID, "silent-none", message, case, tensor=name))
+            out.find(_ID, "silent-none", message, case, name)
             continue
         for aspect in ("shape", "dtype", "device"):
             got, want = getattr(grad, aspect), getattr(like, aspect)
             if got != want:
                 message = f"{name} has {aspect} {got}, expected {want} as its input"
-                out.findings.append(Finding(_ID, aspect, message, case, tensor=name))
+                out.find(_ID, aspect, message, case, name)
 
 
 def _outputs(context: StageContext, case: Case, out: CaseOutcome) -> None:
@@ -52,19 +52,19 @@ def _outputs(context: StageContext, case: Case, out: CaseOutcome) -> None:
     for name, t in {**forward.results.inexact, **forward.results.exact}.items():
         if floats and t.device != floats[0].device:
             message = f"{name} is on {t.device}, the inputs on {floats[0].device}"
-            out.findings.append(Finding(_ID, "device", message, case, tensor=name))
+            out.find(_ID, "device", message, case, name)
         want = None if own is None else {**own.inexact, **own.exact}.get(name)
         if want is None:
             continue
         if t.dtype not in {want.dtype, *ordinary}:
             message = f"{name} has dtype {t.dtype}, the reference gives {want.dtype}"
             if inexact(t):
-                out.findings.append(Finding(_ID, "dtype", message, case, tensor=name))
+                out.find(_ID, "dtype", message, case, name)
             else:
                 out.notes.append(message)
         if want.requires_grad and not t.requires_grad and inexact(t):
             message = f"{name} does not require a gradient, the reference's does: nothing flows back through it"
-            out.findings.append(Finding(_ID, "requires-grad", message, case, tensor=name))
+            out.find(_ID, "requires-grad", message, case, name)
 
 
 def _agree(got: torch.Tensor | None, want: torch.Tensor | None, *, tf32: bool) -> bool:
@@ -82,23 +82,20 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     _outputs(context, case, out)
     if out.findings:
         return out
-    subsets, note = shard(context, _subsets(context.runner.differentiable(case)), "subsets of the inputs")
-    out.notes += [note] * bool(note)
-    for subset in subsets:
+    for subset in shard(context, _subsets(context.runner.differentiable(case)), "subsets of the inputs"):
         try:
             part = context.runner.run(case, only=subset)
         except OpRaised as error:
             message = f"when only {', '.join(subset)} require(s) a gradient, {error}"
-            out.findings.append(Finding(_ID, "subset", message, case, tensor=", ".join(subset)))
+            out.find(_ID, "subset", message, case, ", ".join(subset))
             continue
         for name, grad in part.grads.items():
             if not _agree(grad, full.grads[name], tf32=context.runner.tf32):
                 state = "is None" if grad is None else "differs"
                 message = f"{name} {state} when only {', '.join(subset)} require(s) a gradient"
-                out.findings.append(Finding(_ID, "subset", message, case, tensor=name))
-    alone, note = shard(context, [_outputs_alone] * (len(full.outs) > 1), "gradients of each output alone", least=1)
-    out.notes += [note] * bool(note)
-    for part in alone:
+                out.find(_ID, "subset", message, case, name)
+    alone = [_outputs_alone] * (len(full.outs) > 1)
+    for part in shard(context, alone, "gradients of each output alone", least=1):
         part(context, case, full, out)
     return out
 
@@ -113,7 +110,7 @@ def _outputs_alone(context: StageContext, case: Case, full: OpRun, out: CaseOutc
     for name, grad in full.grads.items():
         if not _agree(total.get(name), grad, tf32=context.runner.tf32):
             message = f"{name} is not the sum of its parts from each output alone"
-            out.findings.append(Finding(_ID, "output-subset", message, case, tensor=name))
+            out.find(_ID, "output-subset", message, case, name)
 
 
-STAGE = Stage(_ID, "gradients exist, fit, for every subset", 10, lambda context: [context.base], check)
+STAGE = Stage(_ID, "gradients exist, fit, for every subset", 10, check)

@@ -110,7 +110,7 @@ def _told(
         new = new & ~reach.want.isnan().any(-1, keepdim=True)
     if bool(gone.any()):
         gone = gone & _depends(context, case, name, label, reach)
-    if _is_cell(gone, at) and context.oracle.truth(case.but(values=())).switches:
+    if gone.nonzero().tolist() == [at] and context.oracle.truth(case.but(values=())).switches:
         # What relu or a comparison makes of a NaN at its own element is a convention.
         out.notes.append(f"nan in {name}{at} does not reach {label}{at} itself, where float64 has it: a convention")
         gone = torch.zeros_like(gone)
@@ -131,11 +131,17 @@ def _depends(context: StageContext, case: Case, name: str, label: str, reach: Re
     value = context.runner.inputs(plain)[name]
     shift = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float64))
     shift[extreme_values.cell(value.shape)] = 1.0 + value[extreme_values.cell(value.shape)].abs().item()
+    moved = _moved(context, plain, name, label, shift)
+    return torch.ones_like(reach.want, dtype=torch.bool) if moved is None else moved != reach.plain
+
+
+def _moved(context: StageContext, plain: Case, name: str, label: str, shift: torch.Tensor) -> torch.Tensor | None:
+    """A result by the reference with an input moved; None if it has none, or refuses such numbers."""
     try:
         moved = context.runner.reference(plain).run(torch.float64, Float64(), shift={name: shift}).get(label)
-    except Exception:  # the reference refuses that number
-        moved = None
-    return torch.ones_like(reach.want, dtype=torch.bool) if moved is None else moved.detach() != reach.plain
+    except Exception:
+        return None
+    return None if moved is None else moved.detach()
 
 
 def _coupled(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
@@ -151,21 +157,13 @@ def _coupled(context: StageContext, case: Case, name: str, label: str, reach: Re
     for corner in (0, -1):
         shift = torch.zeros_like(like)
         shift[(corner,) * like.ndim] = torch.nan
-        try:
-            moved = context.runner.reference(plain).run(torch.float64, Float64(), shift={name: shift}).get(label)
-        except Exception:  # the reference refuses NaN there
-            moved = None
+        moved = _moved(context, plain, name, label, shift)
         if moved is not None and moved.shape == reach.want.shape:
-            masks.append(moved.detach().isnan())
+            masks.append(moved.isnan())
     places = [mask.nonzero() for mask in masks if bool(mask.any())]
     dims = [d for d in range(reach.want.ndim) if any(bool((at[:, d] != at[0, d]).any()) for at in places)]
     here = masks[0].any(tuple(dims), keepdim=True) if dims else masks[0]
     return here.expand_as(reach.want)
-
-
-def _is_cell(mask: torch.Tensor, at: list[int]) -> bool:
-    """Whether a mask is true at one place, which is `at`."""
-    return bool(int(mask.sum()) == 1 and mask.nonzero()[0].tolist() == at)
 
 
 def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> dict[str, torch.Tensor]:
@@ -216,8 +214,6 @@ def _named(finding: Finding, run: OpRun) -> Finding:
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run; the truth needs the usual noise runs for finite extremes, none for a cell that is not finite."""
     out = CaseOutcome(power_text="exact: any NaN or Inf; values as in oracle")
-    _, notes = _shared(context)
-    out.notes += notes
     for name, extreme in case.values:
         if extreme in extreme_values.CELLS:
             _not_finite(context, case, name, extreme, out)
@@ -240,14 +236,14 @@ def _bounded(spec: OpSpec) -> tuple[str, ...]:
 
 def cases(context: StageContext) -> list[Case]:
     """Every extreme of every such input; at level quick the ones that find most. Whole numbers in the first dtype."""
-    extremes, _ = _shared(context)
+    extremes = _shared(context)
     first = context.runner.dtype == context.spec.dtypes[0]
     extremes += [(name, end) for name in _bounded(context.spec) for end in extreme_values.ENDS] if first else []
     return [context.base.but(values=(extreme,)) for extreme in extremes]
 
 
-def _shared(context: StageContext) -> tuple[list[tuple[str, str]], list[str]]:
-    """The extremes of floating inputs in this dtype, and notes on what others take where runs are dear.
+def _shared(context: StageContext) -> list[tuple[str, str]]:
+    """The extremes of floating inputs in this dtype.
 
     Where a NaN goes is asked in one of the dtypes; of finite extremes the dtypes after the first take a share each:
     only their range is another.
@@ -257,14 +253,10 @@ def _shared(context: StageContext) -> tuple[list[tuple[str, str]], list[str]]:
     if context.runner.dtype in others:
         names = tuple(n for n in names if n in _OTHER_DTYPES)
     every = [(name, extreme) for name in _unbounded(context.spec) for extreme in names]
-    finite, note_finite = shard(
-        context,
-        [e for e in every if e[1] not in extreme_values.CELLS],
-        "finite extremes of all dtypes but the first",
-        others,
-    )
-    cells, note_cells = shard(context, [e for e in every if e[1] in extreme_values.CELLS], "cells that are not finite")
-    return [e for e in every if e in finite or e in cells], [note for note in (note_finite, note_cells) if note]
+    finite = [e for e in every if e[1] not in extreme_values.CELLS]
+    mine = shard(context, finite, "finite extremes of all dtypes but the first", others)
+    mine += shard(context, [e for e in every if e not in finite], "cells that are not finite")
+    return [e for e in every if e in mine]
 
 
 def _applies(spec: OpSpec) -> str:
@@ -274,6 +266,6 @@ def _applies(spec: OpSpec) -> str:
 
 
 STAGE = Stage(
-    _ID, "huge, tiny, zero, NaN, Inf in their places", 77, cases, check,
+    _ID, "huge, tiny, zero, NaN, Inf in their places", 77, check, cases,
     needs_reference=True, after=("oracle", "contract"), applies=_applies,
 )  # fmt: skip

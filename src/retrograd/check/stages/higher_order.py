@@ -106,11 +106,11 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     except Exception as error:
         if promise == "right":
             message = f"gradients of gradients are promised, but raise {type(error).__name__}: {error}"
-            out.findings.append(Finding(_ID, "raises", message, case))
+            out.find(_ID, "raises", message, case)
         return out
     if promise == "raises":
         message = "gradients of gradients do not raise, as the op promises (double_backward=False)"
-        out.findings.append(Finding(_ID, "does-not-raise", message, case))
+        out.find(_ID, "does-not-raise", message, case)
         return out
     try:
         truth = context.oracle.truth(case, _RUNS, second_order)
@@ -142,6 +142,6 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 
 STAGE = Stage(
-    _ID, "gradients of gradients right or refused", 85, lambda context: [context.base], check,
+    _ID, "gradients of gradients right or refused", 85, check,
     needs_reference=True, after=("oracle", "contract"),
 )  # fmt: skip

@@ -193,6 +193,6 @@ def cases(context: StageContext) -> list[Case]:
 
 
 STAGE = Stage(
-    _ID, "between the one-sided derivatives at kinks", 72, cases, check,
+    _ID, "between the one-sided derivatives at kinks", 72, check, cases,
     needs_reference=True, after=("oracle", "contract"),
 )  # fmt: skip

@@ -44,6 +44,6 @@ def _applies(spec: OpSpec) -> str:
 
 
 STAGE = Stage(
-    _ID, "any strides of inputs and grad_out", 60, cases, check,
+    _ID, "any strides of inputs and grad_out", 60, check, cases,
     needs_reference=True, after=("oracle", "contract"), sharded=True, applies=_applies,
 )  # fmt: skip

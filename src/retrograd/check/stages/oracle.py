@@ -47,27 +47,19 @@ def _strict(context: StageContext, case: Case) -> list[str]:
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """The case judged; for the ordinary one also whether a lower precision would be refused."""
     out = judged(context, case, _ID)
-    _, note = _combinations(context)
-    out.notes += [note] * bool(note)
     if case == context.base and not out.findings:
         out.notes += _strict(context, case)
     return out
 
 
-def _combinations(context: StageContext) -> tuple[list[Case], str]:
-    """The first combination of parameters, and those of the others that this dtype is to run; a note on the rest."""
-    first, *others = param_cases(context.spec, context.base, context.budget.combinations)
-    context.ran("combinations of parameters", 1 + len(others), combinations(context.spec))
-    mine, note = shard(context, others, "combinations of parameters but the first", least=1)
-    return [first, *mine], note
-
-
 def cases(context: StageContext) -> list[Case]:
     """Every combination of parameters, there and back again (the first once more), then further draws."""
-    combos, _ = _combinations(context)
+    first, *others = param_cases(context.spec, context.base, context.budget.combinations)
+    context.ran("combinations of parameters", 1 + len(others), combinations(context.spec))
+    combos = [first, *shard(context, others, "combinations of parameters but the first", least=1)]
     again = combos[:1] if len(combos) > 1 else []
     context.ran("draws of the ordinary case", context.budget.draws, BUDGETS["full"].draws)
     return [*combos, *again, *(context.base.but(draw=d) for d in range(1, context.budget.draws))]
 
 
-STAGE = Stage(_ID, "values and gradients equal float64", 50, cases, check, needs_reference=True)
+STAGE = Stage(_ID, "values and gradients equal float64", 50, check, cases, needs_reference=True)

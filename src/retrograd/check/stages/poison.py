@@ -128,4 +128,4 @@ def _near(size: Size, by: int) -> Size:
     return max(size + by, 0)
 
 
-STAGE = Stage(_ID, "no uninitialised memory is read", 30, cases, check, sharded=True)
+STAGE = Stage(_ID, "no uninitialised memory is read", 30, check, cases, sharded=True)

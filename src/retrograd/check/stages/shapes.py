@@ -93,6 +93,6 @@ def cases(context: StageContext) -> list[Case]:
 
 
 STAGE = Stage(
-    _ID, "0, 1, block edges, primes, any rank", 70, cases, lambda context, case: judged(context, case, _ID),
+    _ID, "0, 1, block edges, primes, any rank", 70, lambda context, case: judged(context, case, _ID), cases,
     needs_reference=True, after=("oracle", "contract"), sharded=True,
 )  # fmt: skip

@@ -15,17 +15,13 @@ from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import ForwardPass, OpRun, same_bits
 from retrograd.check.outputs import inexact
 from retrograd.check.reference import NotApplicable, OpRaised
-from retrograd.check.schema import Case, Finding
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.compat.torch_cuda import keep_busy
 
 _ID = "state"
 _CYCLES = 100_000_000  # 50 ms on a GPU: longer than Python takes for a forward and a backward
 _STEP = 0.75  # what an input is multiplied by: changes every value but zero, and leaves no range around zero
-
-
-def _finding(case: Case, kind: str, name: str, predicate: str) -> Finding:
-    return Finding(_ID, kind, f"{name} {predicate}", case, tensor=name)
 
 
 def _others(context: StageContext, case: Case) -> Iterator[tuple[str, Case]]:
@@ -49,11 +45,11 @@ def _between_calls(context: StageContext, case: Case, alone: OpRun, out: CaseOut
             continue  # what this other call does is for the stages that are about it
         if name := alone.first_difference(kept):
             problem = f"of a call is overwritten by the next call ({label}): it is a buffer that the op keeps"
-            out.findings.append(_finding(case, "kept-buffer", name, problem))
+            out.find(_ID, "kept-buffer", f"{name} {problem}", case, name)
             return
         if name := context.judge.changed(_ID, case, context.runner.run(case), kept):
             problem = f"is not what it was before a call with {label}"
-            out.findings.append(_finding(case, "carried-over", name, problem))
+            out.find(_ID, "carried-over", f"{name} {problem}", case, name)
             return
 
 
@@ -68,14 +64,14 @@ def _twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) ->
         second = graph.backward()
     except OpRaised as error:
         message = f"a second backward over the same graph (retain_graph=True) fails: {error}"
-        out.findings.append(Finding(_ID, "second-backward", message, case))
+        out.find(_ID, "second-backward", message, case)
         return
     if name := first.first_difference(kept):
         problem = "of the first backward is overwritten by a second one over the same graph"
-        out.findings.append(_finding(case, "kept-buffer", name, problem))
+        out.find(_ID, "kept-buffer", f"{name} {problem}", case, name)
     elif name := context.judge.changed(_ID, case, second, alone):
         problem = "is another at a second backward over the same graph (retain_graph=True)"
-        out.findings.append(_finding(case, "second-backward", name, problem))
+        out.find(_ID, "second-backward", f"{name} {problem}", case, name)
 
 
 def _two_graphs(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -93,15 +89,13 @@ def _two_graphs(context: StageContext, case: Case, alone: OpRun, out: CaseOutcom
         for is_graph, which, want in ((True, case, alone), (False, other, other_alone)):
             if name := context.judge.changed(_ID, which, runs[is_graph], want):
                 problem = f"is another when two graphs are alive and the {order} one's backward runs first"
-                out.findings.append(_finding(case, "two-graphs", name, problem))
+                out.find(_ID, "two-graphs", f"{name} {problem}", case, name)
                 return
 
 
 def _updated(context: StageContext, case: Case, out: CaseOutcome) -> None:
     """An input changed in place between two calls, as an optimizer does, counts like a new tensor."""
-    names, note = shard(context, context.runner.differentiable(case), "inputs that are updated in place")
-    out.notes += [note] * bool(note)
-    for name in names:
+    for name in shard(context, context.runner.differentiable(case), "inputs that are updated in place"):
         fresh, inputs = context.runner.inputs(case), context.runner.inputs(case)
         fresh[name] = fresh[name] * _STEP
         kept = {key: value.detach().clone() for key, value in fresh.items() if isinstance(value, torch.Tensor)}
@@ -117,7 +111,7 @@ def _updated(context: StageContext, case: Case, out: CaseOutcome) -> None:
         got = context.runner.forward(case, inputs=inputs).backward()
         if changed := context.judge.clearly_changed(got.tensors, want.tensors):
             problem = f"does not follow `{name}` when that is updated in place between two calls: a copy of it is kept"
-            out.findings.append(_finding(case, "stale-copy", changed, problem))
+            out.find(_ID, "stale-copy", f"{changed} {problem}", case, changed)
 
 
 def _late(context: StageContext, case: Case, where: torch.device, stream: torch.cuda.Stream) -> ForwardPass:
@@ -144,7 +138,7 @@ def _on_stream(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
         got = _late(context, case, device, stream).backward()
     torch.cuda.synchronize(device)
     if name := context.judge.changed(_ID, case, got, alone):
-        out.findings.append(_finding(case, "stream", name, "is another on a stream that is not the default one"))
+        out.find(_ID, "stream", f"{name} is another on a stream that is not the default one", case, name)
 
 
 def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -158,7 +152,7 @@ def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
             far = _late(context, case, there, stream).backward()
     except OpRaised as error:
         message = f"on {there}, while another device is current, {error}"
-        out.findings.append(Finding(_ID, "device", message, case))
+        out.find(_ID, "device", message, case)
         return
     torch.cuda.synchronize(there)
     torch.cuda.synchronize(here)
@@ -169,7 +163,7 @@ def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
     runs = {f"is another on {there}": moved, f"is another after a call on {there}": context.runner.run(case)}
     for problem, run in runs.items():
         if name := context.judge.changed(_ID, case, run, alone):
-            out.findings.append(_finding(case, "device", name, problem))
+            out.find(_ID, "device", f"{name} {problem}", case, name)
             return
 
 
@@ -179,8 +173,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     alone = context.runner.run(case)
     parts: list[Callable[[StageContext, Case, OpRun, CaseOutcome], None]] = [_between_calls, _twice, _two_graphs]
     if context.emulated():
-        parts, note = shard(context, parts, "second calls, second backwards and two graphs at once")
-        out.notes += [note] * bool(note)
+        parts = shard(context, parts, "second calls, second backwards and two graphs at once")
     if torch.device(context.runner.device).type == "cuda":
         parts += [_on_stream] + ([_on_device] if torch.cuda.device_count() > 1 else [])
     for part in parts:
@@ -189,4 +182,4 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     return out
 
 
-STAGE = Stage(_ID, "no call leaves a trace in another", 75, lambda context: [context.base], check, after=("contract",))
+STAGE = Stage(_ID, "no call leaves a trace in another", 75, check, after=("contract",))

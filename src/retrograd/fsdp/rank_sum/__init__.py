@@ -7,13 +7,12 @@ a CPU: 12 of 55,126 elements of 8 rows change when the rows are cut elsewhere).
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
 
+from retrograd.compat.versions import installed
 from retrograd.errors import MissingExtraError, UsageError
 
 Impl = Literal["loop", "triton"]
@@ -60,11 +59,11 @@ def rank_sum(
     """
     if impl is None:
         fits = output.is_cuda and received.dtype in _KERNEL_DTYPES and output.dtype in _KERNEL_DTYPES
-        impl = "triton" if fits and _has_triton() else "loop"
+        impl = "triton" if fits and installed("triton") else "loop"
     if impl == "loop":
         _loop(received, output, scale, flags)
     elif impl == "triton":
-        if not _has_triton():
+        if not installed("triton"):
             raise MissingExtraError("triton", "triton", "impl='triton'")
         if torch.float64 in (received.dtype, output.dtype):
             raise UsageError(
@@ -93,8 +92,3 @@ def _loop(received: torch.Tensor, output: torch.Tensor, scale: Scale, flags: tor
     if flags is not None:
         for rank, row in enumerate(received):
             flags[rank] |= ~torch.isfinite(row).all()
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

@@ -20,8 +20,10 @@ UNORDERED = re.compile(
 )
 # Relative error of a sum of products whose factors were rounded first. Independent roundings to 2^-p give a spread of
 # 0.8 2^-p; least and greatest element show between a thirtieth and four of it, but for one case in a thousand.
-_TF32 = (2.0**-16, 2.0**-9)
-_BF16 = (2.0**-9, 2.0**-5)
+_ROUNDED_FACTORS = (
+    (2.0**-16, 2.0**-9, "near 2^-11, as when factors are rounded to TF32", "torch.backends.cuda.matmul.allow_tf32"),
+    (2.0**-9, 2.0**-5, "near 2^-8, as when factors are rounded to bfloat16", "autocast"),
+)
 _CHOSEN = 2**32  # a seed that nobody set is a random number of 64 bits
 
 
@@ -94,24 +96,13 @@ def _random(b: Op, conditions: RunConditions) -> DivergenceCause:
 def _product(verdict: PairVerdict, b: Op) -> DivergenceCause | None:
     if base_name(b.name) not in error_bounds.PRODUCTS and "attention" not in b.name:
         return None
-    description = f"{b.name} gives another output from the same inputs"
     if not any(t.dtype == "float32" for t in b.outputs) or verdict.excess <= 1:
         return None
-    relative = _relative(verdict)
-    if _TF32[0] <= relative < _TF32[1]:
-        return DivergenceCause(
-            "product",
-            description,
-            f"{_size(verdict)}: near 2^-11, as when factors are rounded to TF32",
-            "compare torch.get_float32_matmul_precision() and torch.backends.cuda.matmul.allow_tf32 of both runs",
-        )
-    if _BF16[0] <= relative < _BF16[1]:
-        return DivergenceCause(
-            "product",
-            description,
-            f"{_size(verdict)}: near 2^-8, as when factors are rounded to bfloat16",
-            "compare torch.get_float32_matmul_precision() and autocast of both runs",
-        )
+    description, relative = f"{b.name} gives another output from the same inputs", _relative(verdict)
+    for low, high, why, setting in _ROUNDED_FACTORS:
+        if low <= relative < high:
+            advice = f"compare torch.get_float32_matmul_precision() and {setting} of both runs"
+            return DivergenceCause("product", description, f"{_size(verdict)}: {why}", advice)
     return None
 
 
