@@ -21,7 +21,7 @@ def test_spec_runs_and_agrees_with_its_reference(name: str, device: str) -> None
         device = "cpu"
     for dtype in spec.dtypes:
         context = StageContext.of(spec, dtype, device=device)
-        outcome = judged(context, context.base, "oracle")
+        outcome = judged(context, context.base)
         assert outcome.findings == []
         # A truth that wanders between cells would forgive anything.
         assert outcome.power < 4 * torch.finfo(getattr(torch, dtype)).eps * 4

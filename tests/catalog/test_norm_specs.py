@@ -17,7 +17,7 @@ def test_spec_runs_and_agrees_with_its_reference(name: str, device: str) -> None
     if name.endswith(("_cpu", "_torch")):
         device = "cpu"
     context = StageContext.of(spec, spec.dtypes[-1], device=device)
-    assert judged(context, context.base, "oracle").findings == []
+    assert judged(context, context.base).findings == []
 
 
 def test_names_and_specs_agree() -> None:

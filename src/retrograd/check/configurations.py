@@ -29,7 +29,6 @@ class _Configured:
     """The op run with a configuration of its autotuned kernels, or of `kernel` alone, and what is wrong with it."""
 
     context: StageContext
-    stage: str
     case: Case
     number: int
     kernel: str = ""
@@ -45,10 +44,10 @@ class _Configured:
         try:
             self.run = context.runner.run(case)
         except OpRaised as error:
-            return [Finding(self.stage, "raises", str(error), case)]
+            return [Finding.of("raises", str(error), case)]
         if context.spec.reference is None:
             return []
-        return context.judge.against_truth(self.stage, case, self.run)[0]
+        return context.judge.against_truth(case, self.run)[0]
 
     def differing(self, first: _Configured) -> dict[str, Any]:
         """The configurations that are not those of the first run, by kernel."""
@@ -59,7 +58,7 @@ class _Configured:
         known = {(fault.kind, fault.kernel, fault.access.line) for fault in first.session.faults}
         for fault in self.session.faults:
             if not fault.is_mild and (fault.kind, fault.kernel, fault.access.line) not in known:
-                yield Finding(self.stage, "configuration", fault.text(), self.case, wrong=fault.count)
+                yield Finding.of("configuration", fault.text(), self.case, wrong=fault.count)
 
     def wrong(self, first: _Configured) -> list[Finding]:
         """What is wrong under this configuration and not under the first."""
@@ -75,7 +74,7 @@ class _Configured:
         return self
 
 
-def compare(context: StageContext, stage: str, case: Case) -> CaseOutcome:
+def compare(context: StageContext, case: Case) -> CaseOutcome:
     """Run the op with each configuration; a wrong value, race or access is a finding, as are other bits if promised.
 
     Nothing is run where no autotuned kernel was launched on the CPU.
@@ -83,14 +82,14 @@ def compare(context: StageContext, stage: str, case: Case) -> CaseOutcome:
     out, session = CaseOutcome(power_text=""), cpu_kernels.current()
     if session is None or not session.configurations:
         return out
-    first = _Configured(context, stage, case, 0)
+    first = _Configured(context, case, 0)
     if first.findings:
         return out  # told by the stages that compare
     numbers = _numbers(context, first.session.configurations)
     differing, compared = list[_Configured](), 1
     for number in shard(context, numbers, f"{len(numbers)} more {_LABEL}"):
         try:
-            run = _Configured(context, stage, case, number)
+            run = _Configured(context, case, number)
         except RetrogradError as error:
             out.undecided.append(f"configuration {number + 1} of autotuned kernels: {error}")
             continue
@@ -143,7 +142,7 @@ def _tell_bits(
     )
     if context.spec.deterministic:
         wrong = len(differing)
-        out.findings.append(Finding(run.stage, "not-repeatable", text, run.case, tensor=name, wrong=wrong, total=total))
+        out.find("not-repeatable", text, run.case, name, wrong=wrong, total=total)
     else:
         out.notes.append(text)
 

@@ -19,7 +19,6 @@ from retrograd.check.stages._base import CaseOutcome, StageContext
 from retrograd.compat.torch_dispatch import tree_map_only
 from retrograd.errors import UndecidedError
 
-_STAGE = "compiler"
 _RUNS = 3  # of second derivatives: an alarm is confirmed with more
 
 
@@ -91,7 +90,7 @@ def check(context: StageContext, case: Case, out: CaseOutcome) -> None:
             pairs = {name: forward_ad.unpack_dual(t) for name, t in outs.items()}
             got = {f"slope {n}": torch.zeros_like(p) if t is None else t.clone() for n, (p, t) in pairs.items()}
     except OpRaised as error:
-        out.find(_STAGE, "raises", f"in forward mode: {str(error).splitlines()[0]}", case)
+        out.find("raises", f"in forward mode: {str(error).splitlines()[0]}", case)
         return
     if context.spec.reference is None:
         out.notes.append("slopes in forward mode have no reference to be compared with")
@@ -100,9 +99,9 @@ def check(context: StageContext, case: Case, out: CaseOutcome) -> None:
         wanted = context.oracle.truth(case, _RUNS, slopes).want
         results = {name: as_real(t.detach()) for name, t in got.items() if wanted.get(name) is not None}
         run = OpRun({}, results, inputs, [])  # type: ignore[arg-type]
-        findings, _ = context.judge.against_truth(_STAGE, case, run, order=slopes, noise_runs=_RUNS)
+        findings, _ = context.judge.against_truth(case, run, order=slopes, noise_runs=_RUNS)
         if findings and (excused := _within_own_rounding(context, case, moves, results)):
-            findings, _ = context.judge.against_truth(_STAGE, case, run, excused, slopes, _RUNS)
+            findings, _ = context.judge.against_truth(case, run, excused, slopes, _RUNS)
     except (NotApplicable, UndecidedError) as error:
         out.notes.append(f"slopes in forward mode cannot be judged: {error}")
         return

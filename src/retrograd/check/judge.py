@@ -46,7 +46,6 @@ class Judge:
 
     def against_truth(
         self,
-        stage: str,
         case: Case,
         run: OpRun,
         excused: dict[str, torch.Tensor] | None = None,
@@ -66,7 +65,7 @@ class Judge:
             if want is None and got is not None and least is not None and bool((got.detach().abs() <= least).all()):
                 continue  # no gradient is one of zeros, and what is left of terms that cancel
             if got is None or want is None or got.shape != want.shape:
-                findings += _missing_or_misshapen(stage, case, name, got, want)
+                findings += _missing_or_misshapen(case, name, got, want)
                 continue
             mask, right = None if excused is None else excused.get(name), want
             if not case.values and not bool((want.abs() <= torch.finfo(got.dtype).max / 2).all()):
@@ -85,14 +84,14 @@ class Judge:
                 remark = self._at_kinks(case, name, got, truth.tol[name], comparison) if order is first_order else ""
                 if not remark:
                     if not self.another_algorithm(case, name, comparison.worst):
-                        findings.append(_wrong_value(stage, case, name, got, comparison, used))
+                        findings.append(_wrong_value(case, name, comparison, used))
                     continue
                 self.remarks.append(remark)
             elif order is first_order and not case.values:
-                findings += self._scale(stage, case, name, got, want, truth)
+                findings += self._scale(case, name, got, want, truth)
             if order is first_order and name.startswith("grad ") and truth.switches:
-                findings += self.sums(stage, case, name, got, want, truth, used.floor[name])
-        return findings + self._exact(stage, case, run), profiles
+                findings += self.sums(case, name, got, want, truth, used.floor[name])
+        return findings + self._exact(case, run), profiles
 
     def _compared(
         self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, order: DerivativeOrder
@@ -153,7 +152,7 @@ class Judge:
         return True
 
     def sums(
-        self, stage: str, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, tol: torch.Tensor
+        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, tol: torch.Tensor
     ) -> list[Finding]:
         """The finding for a gradient that shares out at a kink what is not there, or less: see `kinks.sums`.
 
@@ -180,7 +179,7 @@ class Judge:
             else:
                 ratio = ratio * self._agreed(case, kinks.summed(name, dim), wider)
                 if bool((ratio > tolerance.ALGORITHM).any()):
-                    return [_wrong_sum(stage, case, name, dim, value, want, ratio)]
+                    return [_wrong_sum(case, name, dim, value, want, ratio)]
         return []
 
     def _agreed(self, case: Case, label: str, allowed: torch.Tensor) -> torch.Tensor:
@@ -194,9 +193,7 @@ class Judge:
         apart = interval.high[label] - interval.low[label]
         return (~interval.at[label] & (apart <= allowed + 2 * interval.drift[label])).to(allowed)
 
-    def _scale(
-        self, stage: str, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth
-    ) -> list[Finding]:
+    def _scale(self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth) -> list[Finding]:
         """The finding for a tensor whose elements are all off by one factor, each within its own rounding."""
         normal = want.abs() >= torch.finfo(got.dtype).tiny  # below it a dtype has few digits, or none
         if not bool(normal.all()):
@@ -213,9 +210,9 @@ class Judge:
             f"{least:.1e} of that, though each element is within its own rounding"
         )
         excess = off / least
-        return [Finding(stage, "wrong-scale", message, case, tensor=name, got=factor, want=1.0, excess=excess)]
+        return [Finding.of("wrong-scale", message, case, tensor=name, got=factor, want=1.0, excess=excess)]
 
-    def _exact(self, stage: str, case: Case, run: OpRun) -> list[Finding]:
+    def _exact(self, case: Case, run: OpRun) -> list[Finding]:
         """Findings for whole numbers and truth values, which are right or wrong; not where rounding decides them."""
         findings = list[Finding]()
         if not run.exact or case.values:
@@ -225,7 +222,7 @@ class Judge:
         for name, got in run.exact.items():
             want = exact.get(name)
             if want is None or want.shape != got.shape:
-                findings += _missing_or_misshapen(stage, case, name, got, want)
+                findings += _missing_or_misshapen(case, name, got, want)
                 continue
             self.compared[name] = None
             off = got != want.to(got.device)
@@ -236,8 +233,8 @@ class Judge:
                 index = first_index(off)
                 a, b, count = float(got[index]), float(want[index]), int(off.sum())
                 message = f"{name}{list(index)} is {a:g}, expected {b:g} ({count} of {off.numel()} elements are out)"
-                findings.append(Finding(stage, "wrong-value", message, case, tensor=name, index=index, got=a, want=b,
-                                        wrong=count, total=off.numel()))  # fmt: skip
+                more = dict(index=index, got=a, want=b, wrong=count, total=off.numel())
+                findings.append(Finding.of("wrong-value", message, case, name, **more))
         return findings
 
     def _at_kinks(
@@ -298,7 +295,7 @@ class Judge:
             self._noisy = promised or any(run.first_difference(first) for run in again)
         return self._noisy
 
-    def changed(self, stage: str, case: Case, got: OpRun, want: OpRun) -> str:
+    def changed(self, case: Case, got: OpRun, want: OpRun) -> str:
         """Name of a tensor that is not what it is in `want`, a run of the same case, by more than the op promises.
 
         Any bit counts if it promises its bits; without a reference also where repeats show no noise. Elsewhere bits
@@ -310,9 +307,9 @@ class Judge:
             return name
         if self.runner.spec.reference is None:
             return "" if self.noisy(case) else name
-        if self.against_truth(stage, case, want)[0]:
+        if self.against_truth(case, want)[0]:
             return self.clearly_changed(got.tensors, want.tensors)
-        findings, _ = self.against_truth(stage, case, got)
+        findings, _ = self.against_truth(case, got)
         return findings[0].tensor if findings else ""
 
     def clearly_changed(
@@ -337,42 +334,33 @@ class Judge:
         return ""
 
 
-def _missing_or_misshapen(
-    stage: str, case: Case, name: str, got: torch.Tensor | None, want: torch.Tensor | None
-) -> list[Finding]:
+def _missing_or_misshapen(case: Case, name: str, got: torch.Tensor | None, want: torch.Tensor | None) -> list[Finding]:
     """The finding for a tensor that is there on one side only (all zeros count as nothing), or of another shape."""
     if got is not None and want is not None:
         message = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-        return [Finding(stage, "shape", message, case, tensor=name)]
+        return [Finding.of("shape", message, case, tensor=name)]
     there = want if got is None else got
     if there is None or not bool(there.ne(0).any()):
         return []
     message = f"{name} is None, the reference has a gradient" if got is None else f"{name} should be zero"
-    return [Finding(stage, "missing-gradient", message, case, tensor=name)]
+    return [Finding.of("missing-gradient", message, case, tensor=name)]
 
 
 def _wrong_sum(
-    stage: str, case: Case, name: str, dim: int, value: torch.Tensor, want: torch.Tensor, ratio: torch.Tensor
+    case: Case, name: str, dim: int, value: torch.Tensor, want: torch.Tensor, ratio: torch.Tensor
 ) -> Finding:
     """The finding for the sum of a gradient over a dimension that is furthest out."""
-    index = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape)) if ratio.ndim else ()
-    total, right = float(value.sum(dim)[index]), float(want.sum(dim)[index])
+    sums = TensorComparison(ratio, value.sum(dim), want.sum(dim), float(ratio.max()))
+    at = list(sums.index) if sums.index else ""
     message = (
-        f"{kinks.summed(name, dim)}{list(index) if index else ''} is {total:.6g}, expected {right:.6g}: at a kink each "
-        "element may be what either side has, but both sides have this sum, as where equal maxima share a gradient"
+        f"{kinks.summed(name, dim)}{at} is {sums.got:.6g}, expected {sums.want:.6g}: at a kink each element may "
+        "be what either side has, but both sides have this sum, as where equal maxima share a gradient"
     )
-    return Finding(stage, "beyond-kink", message, case, tensor=name, index=index, got=total, want=right,
-                   excess=float(ratio.max()), wrong=int((ratio > 1).sum()), total=ratio.numel())  # fmt: skip
+    return sums.finding("beyond-kink", message, case, name)
 
 
-def _wrong_value(
-    stage: str, case: Case, name: str, got: torch.Tensor, comparison: TensorComparison, truth: Truth
-) -> Finding:
+def _wrong_value(case: Case, name: str, comparison: TensorComparison, truth: Truth) -> Finding:
     """The finding for a tensor with elements out of tolerance, by its worst one."""
-    index = comparison.index
-    least, tol = (float(bound[name][index]) for bound in (truth.floor, truth.tol))
-    return Finding(
-        stage, "wrong-value", comparison.text(name), case, tensor=name, index=index,
-        got=comparison.got, want=comparison.want, excess=comparison.worst, wrong=comparison.wrong, total=got.numel(),
-        terms=tolerance.terms(comparison.want, least, tol, case.dtype),
-    )  # fmt: skip
+    least, tol = (float(bound[name][comparison.index]) for bound in (truth.floor, truth.tol))
+    terms = tolerance.terms(comparison.want, least, tol, case.dtype)
+    return comparison.finding("wrong-value", comparison.text(name), case, name, terms=terms)

@@ -278,6 +278,7 @@ class Verification:
         """The outcome of one case; None if it means nothing for the op, NotApplicable if that is the ordinary one."""
         try:
             outcome = stage.check(context, case)
+            outcome.findings = [replace(finding, stage=stage.id) for finding in outcome.findings]
             if torch.device(self.device).type == "cuda":
                 torch.cuda.synchronize(self.device)  # an illegal access is this case's fault, not the next one's
             return outcome

@@ -114,6 +114,11 @@ class Finding:
     terms: tuple[tuple[str, float], ...] = ()
     accepted: str = ""
 
+    @classmethod
+    def of(cls, kind: str, what: str, case: Case, tensor: str = "", **more: Any) -> Finding:
+        """A finding of the stage that runs, whichever that is: who runs it names it. `more` are other fields."""
+        return cls("", kind, what, case, tensor, **more)
+
     @property
     def partial(self) -> bool:
         """Whether it takes some inputs or outputs without the others, so that stages which use all can go on."""

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
-from retrograd.check.schema import Case, Profile
+from retrograd.check.schema import Case, Finding, Profile
 
 _GRID = 40  # cells a side in the heat map: finer is not legible in a report
 _EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 1024.0)
@@ -48,6 +49,13 @@ class TensorComparison:
     def want(self) -> float:
         """What it should be."""
         return float(self.truth[self.index]) if self.ratio.numel() else 0.0
+
+    def finding(self, kind: str, what: str, case: Case, tensor: str, **more: Any) -> Finding:
+        """The finding of the element that is furthest out; `more` are other fields."""
+        return Finding.of(
+            kind, what, case, tensor, index=self.index, got=self.got, want=self.want, excess=self.worst,
+            wrong=self.wrong, total=self.ratio.numel(), **more,
+        )  # fmt: skip
 
     def text(self, name: str) -> str:
         """The element of a tensor that is furthest out, and how many are."""

@@ -89,9 +89,9 @@ class CaseOutcome:
     undecided: list[str] = field(default_factory=list)
     accepted: list[Finding] = field(default_factory=list)
 
-    def find(self, stage: str, kind: str, what: str, case: Case, tensor: str = "", **more: Any) -> None:
-        """Add a finding; `more` are further fields of it."""
-        self.findings.append(Finding(stage, kind, what, case, tensor, **more))
+    def find(self, kind: str, what: str, case: Case, tensor: str = "", **more: Any) -> None:
+        """Add a finding; arguments as of `Finding.of`."""
+        self.findings.append(Finding.of(kind, what, case, tensor, **more))
 
     def add(self, other: CaseOutcome) -> None:
         """Take over what the check of another case says, but for its power and profiles."""

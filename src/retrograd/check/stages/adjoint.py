@@ -23,7 +23,6 @@ from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
-_ID = "adjoint"
 # Relative steps: at 1/16 a 16-bit forward still says something, below 2^-13 a float32 one is noise, and two more show
 # whether what seemed to converge does.
 _STEPS = tuple(2.0**-k for k in range(4, 16))
@@ -185,7 +184,7 @@ def _crosses_jumps(context: StageContext, line: Line) -> bool:
 
 def _agrees(context: StageContext, line: Line) -> bool:
     """Whether the oracle finds nothing wrong with the gradient of a line's input."""
-    findings, _ = context.judge.against_truth(_ID, line.case, context.runner.run(line.case))
+    findings, _ = context.judge.against_truth(line.case, context.runner.run(line.case))
     return all(finding.tensor != f"grad {line.name}" for finding in findings)
 
 
@@ -225,12 +224,12 @@ def _report(context: StageContext, line: Line, full: Line, value: float, allowed
         got = float(line.grad.double().flatten()[left[0]])
         more = dict(index=index, got=got, want=got + line.judge()[0] / float(line.direction.flatten()[left[0]]))
     run = context.runner.run(case) if context.spec.reference is not None else None
-    if run is not None and not context.judge.against_truth(_ID, case, run)[0]:
+    if run is not None and not context.judge.against_truth(case, run)[0]:
         message += (
             "; the reference has the same mistake (if both mean it, as straight-through does, say surrogate=True)"
         )
     more |= dict(tensor=label, excess=_ratio(value, allowed), wrong=len(left), total=line.grad.numel())
-    return Finding(_ID, "not-the-derivative", message, case, **more)
+    return Finding.of("not-the-derivative", message, case, **more)
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -308,5 +307,5 @@ def _applies(spec: OpSpec) -> str:
 
 # Where the oracle has shown a wrong value, differences would say the same, at three times the cost of all else.
 STAGE = Stage(
-    _ID, "the backward belongs to the forward", 55, check, _cases, after=("contract", "oracle"), applies=_applies
+    "adjoint", "the backward belongs to the forward", 55, check, _cases, after=("contract", "oracle"), applies=_applies
 )

@@ -11,11 +11,9 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import truth_of
 from retrograd.check.reference import Results
 from retrograd.check.rounding import Float64
-from retrograd.check.schema import Case, Finding
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.tensor_comparison import compare, first_index
-
-_ID = "algebra"
 
 
 def _compare(context: StageContext, case: Case, base: OpRun, factor: float, label: str, out: CaseOutcome) -> None:
@@ -40,10 +38,7 @@ def _compare(context: StageContext, case: Case, base: OpRun, factor: float, labe
             out.notes.append(f"{label} not bitwise for {name}, within the attainable error")
             continue
         message = f"{name}{list(index)}: {label} fails, {a:.9g} against {b:.9g} ({int(off.sum())} elements)"
-        out.findings.append(
-            Finding(_ID, "not-linear", message, case, tensor=name, index=index, got=a, want=b, wrong=int(off.sum()),
-                    total=got.numel())
-        )  # fmt: skip
+        out.find("not-linear", message, case, name, index=index, got=a, want=b, wrong=int(off.sum()), total=got.numel())
 
 
 def _beyond(
@@ -89,8 +84,8 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         want = wanted.get(name)
         if want is None or want.shape != off.shape or bool((off & ~want.isnan()).any()):
             message = f"{name} is not zero for a zero grad_out"
-            out.find(_ID, "zero", message, case, name)
+            out.find("zero", message, case, name)
     return out
 
 
-STAGE = Stage(_ID, "backward is exactly linear", 40, check)
+STAGE = Stage("algebra", "backward is exactly linear", 40, check)

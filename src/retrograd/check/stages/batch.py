@@ -23,7 +23,6 @@ from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.tensor_comparison import first_index
 
-_ID = "batch"
 _WHOLE = (129, 33)  # of the large batch, the first that is cheap: beyond a block of rows, and a multiple of none
 _NOTED = (33,)  # where nothing but a note can come of it, at level quick
 _AGAIN = 3  # runs of the same call before other bits are said to come of the batch
@@ -235,7 +234,7 @@ def _finding(batch: BatchOfRows, name: str, axis: int, rows: Rows, alone: torch.
         f"{got:.9g} and {want:.9g}; {wrong} of {mask.numel()} elements differ, and by the float64 reference no row "
         "depends on another"
     )
-    return Finding(_ID, "batch-dependent", message, batch.case, name, index, got, want, wrong=wrong, total=mask.numel())
+    return Finding.of("batch-dependent", message, batch.case, name, index, got, want, wrong=wrong, total=mask.numel())
 
 
 def _differences(batch: BatchOfRows) -> _Differences:
@@ -294,6 +293,6 @@ def _applies(spec: OpSpec) -> str:
 
 
 STAGE = Stage(
-    _ID, "a row has the same bits in any batch", 82, check, cases, after=("contract", "determinism"),
+    "batch", "a row has the same bits in any batch", 82, check, cases, after=("contract", "determinism"),
     shrinks=False, applies=_applies,
 )  # fmt: skip

@@ -27,7 +27,6 @@ from retrograd.core.wording import count
 if TYPE_CHECKING:
     from retrograd.ttir.session import Session
 
-_ID = "bounds"
 _FAULTS = ("out of bounds", "overflow", "between rows", "misaligned")
 _REPEATS = 20  # to see whether an op differs from itself, as everywhere
 
@@ -108,7 +107,7 @@ def _writes(case: Case, done: _Guarded) -> Iterator[Finding]:
             f"{count(len(at), 'element')} {side}{_nearest(guard, side, at)}" for side, at in by_side.items() if at
         )
         message = f"the {phase} writes outside {guard.name}: {places_by_side}"
-        yield Finding(_ID, "write", message, case, tensor=guard.owner)
+        yield Finding.of("write", message, case, tensor=guard.owner)
 
 
 def _nearest(guard: Guard, side: str, places: list[int]) -> str:
@@ -122,7 +121,7 @@ def _outside(case: Case, done: _Guarded) -> Iterator[Finding]:
     for session in done.sessions:
         for fault in (fault for fault in session.faults if fault.kind in _FAULTS):
             kind = "address-read" if fault.access.does == "reads" else "address-write"
-            yield Finding(_ID, kind, fault.text(), case, tensor=fault.argument, wrong=fault.count)
+            yield Finding.of(kind, fault.text(), case, tensor=fault.argument, wrong=fault.count)
 
 
 Noisy = Callable[[], bool]
@@ -147,7 +146,7 @@ def _differs(trial: _Trial, first: OpRun, second: OpRun, noisy: Noisy) -> str:
     if lost or noisy():
         return name if lost else ""
     # Libraries choose their path by where memory begins, which repeats do not show: then the last bits differ.
-    return trial.context.judge.changed(_ID, trial.case, second, first)
+    return trial.context.judge.changed(trial.case, second, first)
 
 
 def _reads(trial: _Trial, runs: dict[str, _Guarded]) -> Iterator[Finding]:
@@ -157,7 +156,7 @@ def _reads(trial: _Trial, runs: dict[str, _Guarded]) -> Iterator[Finding]:
     if first is None or second is None:
         fill, error = next((fill, done.error) for fill, done in runs.items() if done.error)
         message = f"with {fill} around the tensors that it is given {error}; with other values it does not"
-        yield Finding(_ID, "read", message, case)
+        yield Finding.of("read", message, case)
         return
     noisy = cache(lambda: _noisy(trial))
     name, fill = _differs(trial, first, second, noisy), f"{NAN}, then {HUGE}"
@@ -173,7 +172,7 @@ def _reads(trial: _Trial, runs: dict[str, _Guarded]) -> Iterator[Finding]:
     if not where:
         return  # it does not come again: an op that is seldom off
     message = f"{name} depends on memory outside {where}: {fill} there change {count(differing, 'element')}"
-    yield Finding(_ID, "read", message, case, tensor=name, wrong=differing)
+    yield Finding.of("read", message, case, tensor=name, wrong=differing)
 
 
 def _culprit(trial: _Trial, noisy: Noisy) -> str:
@@ -235,4 +234,4 @@ def _judged(trial: _Trial) -> CaseOutcome:
     return out
 
 
-STAGE = Stage(_ID, "nothing outside the tensors is touched", 35, check, cases, sharded=True)
+STAGE = Stage("bounds", "nothing outside the tensors is touched", 35, check, cases, sharded=True)

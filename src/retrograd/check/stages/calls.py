@@ -21,7 +21,6 @@ from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
-_ID = "calls"
 _FACTOR = 1.5  # what a result is multiplied by in place
 
 
@@ -40,12 +39,12 @@ def _without_grad(context: StageContext, case: Case, alone: OpRun, out: CaseOutc
             with mode():
                 results = _values(context.runner.call(case, context.runner.inputs(case)))
         except OpRaised as error:
-            out.find(_ID, "raises", f"{label} {error}", case)
+            out.find("raises", f"{label} {error}", case)
             continue
         outs = {name: t.clone() for name, t in results.items() if name in alone.outs}
         run = OpRun(outs, {}, alone.inputs, [], {n: t.clone() for n, t in results.items() if n in alone.exact})
-        if name := context.judge.changed(_ID, case, run, OpRun(alone.outs, {}, alone.inputs, [], alone.exact)):
-            out.find(_ID, "without-grad", f"{name} is another {label} than where gradients are wanted", case, name)
+        if name := context.judge.changed(case, run, OpRun(alone.outs, {}, alone.inputs, [], alone.exact)):
+            out.find("without-grad", f"{name} is another {label} than where gradients are wanted", case, name)
         if out.findings:
             return
 
@@ -65,9 +64,9 @@ def _in_thread(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
     thread.start()
     thread.join()
     if errors:
-        out.find(_ID, "thread", f"in a thread that is not the main one {errors[0]}", case)
-    elif name := context.judge.changed(_ID, case, runs[0], alone):
-        out.find(_ID, "thread", f"{name} is another in a thread that is not the main one", case, name)
+        out.find("thread", f"in a thread that is not the main one {errors[0]}", case)
+    elif name := context.judge.changed(case, runs[0], alone):
+        out.find("thread", f"{name} is another in a thread that is not the main one", case, name)
 
 
 def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -94,7 +93,7 @@ def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: Case
         now, before = {**got.outs, label: got.grads[label]}, {**want.outs, label: total}
         if name := context.judge.clearly_changed(now, before, left):
             problem = f"is another when `{first}` and `{second}` are one tensor than when they are equal ones"
-            out.find(_ID, "one-tensor", f"{name} {problem}", case, name)
+            out.find("one-tensor", f"{name} {problem}", case, name)
 
 
 def _result_changed(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -115,7 +114,7 @@ def _result_changed(context: StageContext, case: Case, alone: OpRun, out: CaseOu
             "is silently wrong when the result is changed in place before the backward, which uses it: "
             "save it with ctx.save_for_backward so that autograd raises"
         )
-        out.find(_ID, "result-changed", f"{name} {problem}", case, name)
+        out.find("result-changed", f"{name} {problem}", case, name)
 
 
 def _under_autocast(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -136,9 +135,9 @@ def _under_autocast(context: StageContext, case: Case, alone: OpRun, out: CaseOu
             continue
         if grad.dtype != want.dtype:
             problem = f"has dtype {grad.dtype} under torch.autocast, {want.dtype} without"
-            out.find(_ID, "autocast", f"{name} {problem}", case, name)
+            out.find("autocast", f"{name} {problem}", case, name)
         elif bool((want.isfinite() & ~grad.isfinite()).any()):
-            out.find(_ID, "autocast", f"{name} is not finite under torch.autocast", case, name)
+            out.find("autocast", f"{name} is not finite under torch.autocast", case, name)
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -157,5 +156,5 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 
 STAGE = Stage(
-    _ID, "without grad, in threads, in place: the same", 22, check, after=("contract",), shrinks=False,
+    "calls", "without grad, in threads, in place: the same", 22, check, after=("contract",), shrinks=False,
 )  # fmt: skip

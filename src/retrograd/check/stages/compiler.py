@@ -24,7 +24,6 @@ from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.compat.torch_dispatch import EagerMode, tree_leaves, tree_map
 
-_ID = "compiler"
 _TORCH = ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "higher_order")
 _BACKENDS = {"compile": "aot_eager", "inductor": "inductor"}
 _TESTS = {"test_schema": "schema", "test_faketensor": "fake"}
@@ -57,10 +56,10 @@ def _operators(context: StageContext, case: Case, out: CaseOutcome) -> int:
             if isinstance(result, Exception):
                 line = next((text for text in str(result).splitlines() if text.strip()), type(result).__name__)
                 message = f"operator {func} fails {test} of torch.library.opcheck: {line.strip()}"
-                out.find(_ID, _TESTS.get(test, "operator"), message, case, str(func))
+                out.find(_TESTS.get(test, "operator"), message, case, str(func))
         if not any(f.tensor == str(func) for f in out.findings) and (difference := _strides(func, args, kwargs)):
             message = f"operator {func} has another fake than kernel: {difference}"
-            out.find(_ID, "fake", message, case, str(func))
+            out.find("fake", message, case, str(func))
     return len(calls.first)
 
 
@@ -94,14 +93,14 @@ def _compare(context: StageContext, case: Case, run: OpRun, eager: OpRun, how: s
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
         forms = [None if t is None else (tuple(t.shape), t.dtype) for t in (got, want)]
         message = f"{name} is {forms[0]} {how}, {forms[1]} in eager"
-        out.find(_ID, "form", message, case, name)
+        out.find("form", message, case, name)
         return
     if context.spec.reference is None:
         out.notes.append(
             f"{name} has other bits {how} than in eager; without a reference nobody can say which is right"
         )
         return
-    for finding in context.judge.against_truth(_ID, case, run)[0]:
+    for finding in context.judge.against_truth(case, run)[0]:
         out.findings.append(replace(finding, kind=how.split()[-1], what=f"{how}: {finding.what}"))
 
 
@@ -116,7 +115,7 @@ def _compiled(context: StageContext, case: Case, eager: OpRun, backend: str, out
             run = replace(context.runner, spec=replace(context.spec, fn=fn)).run(case)
     except OpRaised as error:
         line = str(error).strip().splitlines()[0]
-        out.find(_ID, "raises", f"{how}: {line}", case)
+        out.find("raises", f"{how}: {line}", case)
         return
     finally:
         torch.compiler.reset()
@@ -170,7 +169,7 @@ def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str
         outs, grads = _WAYS[transform](call, leaves, gs)
     except Exception as error:
         message = f"{how}: {type(error).__name__}: {str(error).splitlines()[0]}"
-        out.find(_ID, "raises", message, case)
+        out.find("raises", message, case)
         return
     named = {f"grad {name}": grad for name, grad in zip(names, grads, strict=True)}
     named = {name: None if grad is None else as_real(grad) for name, grad in named.items()}
@@ -209,6 +208,6 @@ def _cases(context: StageContext) -> list[Case]:
 
 
 STAGE = Stage(
-    _ID, "the same compiled and transformed", 95, check, _cases,
+    "compiler", "the same compiled and transformed", 95, check, _cases,
     after=("contract",), shrinks=False,
 )  # fmt: skip

@@ -14,8 +14,6 @@ from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
-_ID = "contract"
-
 
 def _subsets(names: list[str]) -> list[tuple[str, ...]]:
     """Every proper subset for up to three inputs, else the single ones and all but one."""
@@ -31,13 +29,13 @@ def _forms(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> N
             if known and context.oracle.truth(case).want[name] is None:
                 continue
             message = f"{name} is None without a word, expected a tensor of shape {tuple(like.shape)}"
-            out.find(_ID, "silent-none", message, case, name)
+            out.find("silent-none", message, case, name)
             continue
         for aspect in ("shape", "dtype", "device"):
             got, want = getattr(grad, aspect), getattr(like, aspect)
             if got != want:
                 message = f"{name} has {aspect} {got}, expected {want} as its input"
-                out.find(_ID, aspect, message, case, name)
+                out.find(aspect, message, case, name)
 
 
 def _outputs(context: StageContext, case: Case, out: CaseOutcome) -> None:
@@ -52,19 +50,19 @@ def _outputs(context: StageContext, case: Case, out: CaseOutcome) -> None:
     for name, t in {**forward.results.inexact, **forward.results.exact}.items():
         if floats and t.device != floats[0].device:
             message = f"{name} is on {t.device}, the inputs on {floats[0].device}"
-            out.find(_ID, "device", message, case, name)
+            out.find("device", message, case, name)
         want = None if own is None else {**own.inexact, **own.exact}.get(name)
         if want is None:
             continue
         if t.dtype not in {want.dtype, *ordinary}:
             message = f"{name} has dtype {t.dtype}, the reference gives {want.dtype}"
             if inexact(t):
-                out.find(_ID, "dtype", message, case, name)
+                out.find("dtype", message, case, name)
             else:
                 out.notes.append(message)
         if want.requires_grad and not t.requires_grad and inexact(t):
             message = f"{name} does not require a gradient, the reference's does: nothing flows back through it"
-            out.find(_ID, "requires-grad", message, case, name)
+            out.find("requires-grad", message, case, name)
 
 
 def _agree(got: torch.Tensor | None, want: torch.Tensor | None, *, tf32: bool) -> bool:
@@ -87,13 +85,13 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
             part = context.runner.run(case, only=subset)
         except OpRaised as error:
             message = f"when only {', '.join(subset)} require(s) a gradient, {error}"
-            out.find(_ID, "subset", message, case, ", ".join(subset))
+            out.find("subset", message, case, ", ".join(subset))
             continue
         for name, grad in part.grads.items():
             if not _agree(grad, full.grads[name], tf32=context.runner.tf32):
                 state = "is None" if grad is None else "differs"
                 message = f"{name} {state} when only {', '.join(subset)} require(s) a gradient"
-                out.find(_ID, "subset", message, case, name)
+                out.find("subset", message, case, name)
     alone = [_outputs_alone] * (len(full.outs) > 1)
     for part in shard(context, alone, "gradients of each output alone", least=1):
         part(context, case, full, out)
@@ -110,7 +108,7 @@ def _outputs_alone(context: StageContext, case: Case, full: OpRun, out: CaseOutc
     for name, grad in full.grads.items():
         if not _agree(total.get(name), grad, tf32=context.runner.tf32):
             message = f"{name} is not the sum of its parts from each output alone"
-            out.find(_ID, "output-subset", message, case, name)
+            out.find("output-subset", message, case, name)
 
 
-STAGE = Stage(_ID, "gradients exist, fit, for every subset", 10, check)
+STAGE = Stage("contract", "gradients exist, fit, for every subset", 10, check)

@@ -7,10 +7,8 @@ from contextlib import nullcontext
 from retrograd import config
 from retrograd.check import configurations, cpu_kernels
 from retrograd.check.case_sharding import shard
-from retrograd.check.schema import Case, Finding
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-
-_ID = "determinism"
 
 
 def bound(runs: int) -> float:
@@ -40,7 +38,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
             continue
         differing, name = differing + 1, differs
         if context.spec.reference is not None:
-            findings, _ = context.judge.against_truth(_ID, case, again)
+            findings, _ = context.judge.against_truth(case, again)
             if findings:
                 out.findings.append(findings[0])
                 break
@@ -49,16 +47,15 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     if differing and not out.findings:
         message = f"{name} differs in {differing} of {n - 1} repeats of the same call"
         if context.spec.deterministic:
-            finding = Finding(_ID, "not-repeatable", message, case, tensor=name, wrong=differing, total=n - 1)
-            out.findings.append(finding)
+            out.find("not-repeatable", message, case, name, wrong=differing, total=n - 1)
         else:
             unknown = "how far cannot be said without a reference"
             out.notes.append(f"{message}, {'within the attainable error' if context.spec.reference else unknown}")
             out.power, out.power_text = None, f"not bitwise repeatable: {differing} of {n - 1} repeats differ"
-    tuned = configurations.compare(context, _ID, case)
+    tuned = configurations.compare(context, case)
     out.power_text += f"; {tuned.power_text}" * bool(tuned.power_text)
     out.add(tuned)
     return out
 
 
-STAGE = Stage(_ID, "the same bits at every run", 80, check)
+STAGE = Stage("determinism", "the same bits at every run", 80, check)

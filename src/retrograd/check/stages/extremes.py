@@ -22,7 +22,6 @@ from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.tensor_comparison import compare, first_index
 
-_ID = "extremes"
 # Another dtype differs in its range: what is about the formula is asked in the first one.
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "-mean", "1e4", "max/4")
 
@@ -93,10 +92,9 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
                 f"{extreme} in {name}{at} {verb} {label}{list(index)}: in float64 it reaches {_rows(not_finite(want))} "
                 f"of {label}, here {_rows(not_finite(reach.got))}"
             )
-            out.findings.append(
-                Finding(_ID, kind, message, case, tensor=label, index=index, got=float(reach.got[index]),
-                              want=float(want[index]), wrong=int(mask.sum()), total=mask.numel())
-            )  # fmt: skip
+            there, right = float(reach.got[index]), float(want[index])
+            wrong, total = int(mask.sum()), mask.numel()
+            out.find(kind, message, case, label, index=index, got=there, want=right, wrong=wrong, total=total)
 
 
 def _told(
@@ -200,7 +198,7 @@ def _finite(context: StageContext, case: Case, out: CaseOutcome) -> None:
         out.notes.append(f"{extreme} is not judged in {case.dtype}: the reference's own formula overflows there")
         return
     run = context.runner.run(case)
-    findings, profiles = context.judge.against_truth(_ID, case, run, _excused(context, case, run, out))
+    findings, profiles = context.judge.against_truth(case, run, _excused(context, case, run, out))
     out.findings += [_named(f, run) for f in findings]
     out.profiles += profiles
 
@@ -266,6 +264,6 @@ def _applies(spec: OpSpec) -> str:
 
 
 STAGE = Stage(
-    _ID, "huge, tiny, zero, NaN, Inf in their places", 77, check, cases,
+    "extremes", "huge, tiny, zero, NaN, Inf in their places", 77, check, cases,
     needs_reference=True, after=("oracle", "contract"), applies=_applies,
 )  # fmt: skip

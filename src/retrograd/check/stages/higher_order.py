@@ -18,10 +18,9 @@ from retrograd.check.op_runner import OpRun
 from retrograd.check.oracle import Truth
 from retrograd.check.outputs import as_real
 from retrograd.check.reference import NotApplicable, Results, directions, grads_of
-from retrograd.check.schema import Case, Finding
+from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
-_ID = "higher_order"
 _RUNS = 3  # noise runs, each a second derivative: an alarm is confirmed with more
 
 
@@ -85,13 +84,13 @@ def _not_offered(context: StageContext, truth: Truth, got: Results, outs: Iterab
     )
 
 
-def _trap(case: Case, name: str, want: torch.Tensor) -> Finding:
-    message = (
+def _trap(name: str, want: torch.Tensor) -> str:
+    """What is wrong where a gradient of a gradient is no tensor, and should be one."""
+    return (
         f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though its own "
         f"derivative is as large as {float(want.abs().max()):.3g}; decorate the backward with once_differentiable, "
         "so that asking raises, or make it differentiable"
     )
-    return Finding(_ID, "silently-constant", message, case, tensor=name)
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -106,11 +105,11 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     except Exception as error:
         if promise == "right":
             message = f"gradients of gradients are promised, but raise {type(error).__name__}: {error}"
-            out.find(_ID, "raises", message, case)
+            out.find("raises", message, case)
         return out
     if promise == "raises":
         message = "gradients of gradients do not raise, as the op promises (double_backward=False)"
-        out.find(_ID, "does-not-raise", message, case)
+        out.find("does-not-raise", message, case)
         return out
     try:
         truth = context.oracle.truth(case, _RUNS, second_order)
@@ -124,14 +123,14 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     results = {}
     for name, want in truth.want.items():
         if got[name] is None and want is not None and bool((want != 0).any()):
-            out.findings.append(_trap(case, name, want))
+            out.find("silently-constant", _trap(name, want), case, name)
         elif want is not None:
             results[name] = torch.zeros_like(want) if got[name] is None else got[name]
         elif got[name] is not None and bool((got[name] != 0).any()):  # type: ignore[union-attr]
             results[name] = got[name]
     run = OpRun({}, results, forward.inputs, forward.grad_outs)
     try:
-        findings, out.profiles = context.judge.against_truth(_ID, case, run, order=second_order, noise_runs=_RUNS)
+        findings, out.profiles = context.judge.against_truth(case, run, order=second_order, noise_runs=_RUNS)
         out.power = truth.power
     except NotApplicable as error:
         out.notes.append(f"gradients of gradients cannot be judged: {error}")
@@ -142,6 +141,6 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
 
 
 STAGE = Stage(
-    _ID, "gradients of gradients right or refused", 85, check,
+    "higher_order", "gradients of gradients right or refused", 85, check,
     needs_reference=True, after=("oracle", "contract"),
 )  # fmt: skip

@@ -16,9 +16,8 @@ from retrograd.check.oracle import Truth
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
-from retrograd.check.tensor_comparison import first_index
+from retrograd.check.tensor_comparison import TensorComparison, first_index
 
-_ID = "kinks"
 _SHORT = 1 / 32  # of the size of values: segments that hold one kink at most, to count how dense they are
 _MANY = 1_000_000
 # Elements of all inputs, beyond which level quick does not look: halving alone is 50 runs of the reference.
@@ -65,11 +64,12 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
             wider = context.oracle.interval(case, apart=True)
             ratio = _ratio(key, got, want, _allowed(case, key, *sure, wider), wider)
         if bool((ratio > 1).any()):
-            if not context.judge.another_algorithm(case, key, float(ratio.max())):
-                out.findings.append(_finding(case, key, got, want, interval, ratio))
+            worst = TensorComparison(ratio, got, want, float(ratio.max()))
+            if not context.judge.another_algorithm(case, key, worst.worst):
+                out.findings.append(_finding(case, key, worst, interval))
         elif key.startswith("grad "):
             sure = torch.where(interval.at[key], tol, before.floor[key]) if key in interval.at else before.floor[key]
-            out.findings += context.judge.sums(_ID, case, key, got, want, truth, sure)
+            out.findings += context.judge.sums(case, key, got, want, truth, sure)
     out.power_text = f"any value outside of the one-sided derivatives, at {int(mask.sum())} places"
     if context.level != "quick" and not out.findings:
         out.notes.append(
@@ -113,27 +113,17 @@ def _places(runner: OpRunner, case: Case, name: str, mask: torch.Tensor) -> str:
     return f"kinks in {int(mask.sum())} places of `{name}` tried, such as {where}"
 
 
-def _finding(
-    case: Case,
-    key: str,
-    got: torch.Tensor,
-    want: torch.Tensor,
-    interval: kinks.KinkInterval,
-    ratio: torch.Tensor,
-) -> Finding:
+def _finding(case: Case, key: str, worst: TensorComparison, interval: kinks.KinkInterval) -> Finding:
     """The finding for a tensor that is out, by its worst element."""
-    index = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape)) if ratio.ndim else ()
-    message = f"{key}{list(index)} is {float(got[index]):.6g} with `{case.values[0][0]}` at kinks of the forward: "
+    index = worst.index
+    message = f"{key}{list(index)} is {worst.got:.6g} with `{case.values[0][0]}` at kinks of the forward: "
     if key in interval.at and bool(interval.at[key][index]):
         low, high = float(interval.low[key][index]), float(interval.high[key][index])
         sides = "the one-sided derivatives" if key.startswith("grad ") else "the values of both sides"
         message += f"right is what lies between {low:.6g} and {high:.6g}, {sides}"
     else:
-        message += f"expected {float(want[index]):.6g}"
-    return Finding(
-        _ID, "beyond-kink", message, case, tensor=key, index=index, got=float(got[index]), want=float(want[index]),
-        excess=float(ratio.max()), wrong=int((ratio > 1).sum()), total=ratio.numel(),
-    )  # fmt: skip
+        message += f"expected {worst.want:.6g}"
+    return worst.finding("beyond-kink", message, case, key)
 
 
 def _odds(runner: OpRunner, case: Case, plain: Case, name: str, mask: torch.Tensor) -> str:
@@ -193,6 +183,6 @@ def cases(context: StageContext) -> list[Case]:
 
 
 STAGE = Stage(
-    _ID, "between the one-sided derivatives at kinks", 72, check, cases,
+    "kinks", "between the one-sided derivatives at kinks", 72, check, cases,
     needs_reference=True, after=("oracle", "contract"),
 )  # fmt: skip

@@ -11,8 +11,6 @@ from retrograd.check.spec import OpSpec
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.stages.oracle import judged
 
-_ID = "layouts"
-
 
 def cases(context: StageContext) -> list[Case]:
     """Each layout of grad_out, then each layout of each input; at level quick one dtype's worth of inputs."""
@@ -32,7 +30,7 @@ def cases(context: StageContext) -> list[Case]:
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """The case judged; a note where a layout that the op says it refuses is not refused."""
-    out = judged(context, case, _ID)
+    out = judged(context, case)
     refused = context.spec.layouts
     if isinstance(refused, dict) and (kinds := {v for k, v in case.layouts if k != "grad_out"} & set(refused)):
         out.notes.append(f"{case.text()} is not refused, as `layouts` says: leave {', '.join(kinds)} out of it")
@@ -44,6 +42,6 @@ def _applies(spec: OpSpec) -> str:
 
 
 STAGE = Stage(
-    _ID, "any strides of inputs and grad_out", 60, check, cases,
+    "layouts", "any strides of inputs and grad_out", 60, check, cases,
     needs_reference=True, after=("oracle", "contract"), sharded=True, applies=_applies,
 )  # fmt: skip

@@ -9,8 +9,6 @@ from retrograd.check.reference import OpRaised
 from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 
-_ID = "mutation"
-
 
 def _stale(context: StageContext, case: Case, name: str, out: CaseOutcome) -> None:
     def change(inputs: dict[str, object]) -> None:
@@ -27,7 +25,7 @@ def _stale(context: StageContext, case: Case, name: str, out: CaseOutcome) -> No
             f"{changed} changes silently when `{name}` is modified in place between forward and backward; "
             "save it with ctx.save_for_backward so that autograd raises"
         )
-        out.find(_ID, "stale-input", message, case, changed)
+        out.find("stale-input", message, case, changed)
 
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
@@ -45,11 +43,11 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     for name, value in fresh.items():
         if isinstance(value, torch.Tensor) and not same_bits(run.inputs[name].detach(), value):
             message = f"input `{name}` was overwritten"
-            out.find(_ID, "input", message, case, name)
+            out.find("input", message, case, name)
     for i, (g, copy) in enumerate(zip(gs, kept, strict=True)):
         if not same_bits(g, copy):
             message = f"grad_out of output {i} was overwritten by the backward"
-            out.find(_ID, "grad_out", message, case, "grad_out")
+            out.find("grad_out", message, case, "grad_out")
     # In place on what is laid out otherwise, a view, autograd takes apart what hangs on it.
     if not out.findings and not case.layouts:
         for name in context.runner.differentiable(case):
@@ -65,4 +63,4 @@ def _cases(context: StageContext) -> list[Case]:
     return [base, base.but(layouts=dict.fromkeys(matrices, "transposed"))] if matrices else [base]
 
 
-STAGE = Stage(_ID, "inputs and grad_out unchanged", 20, check, _cases, sharded=True)
+STAGE = Stage("mutation", "inputs and grad_out unchanged", 20, check, _cases, sharded=True)

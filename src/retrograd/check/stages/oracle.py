@@ -11,15 +11,13 @@ from retrograd.check.seeds import derive
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.check.tensor_comparison import compare
 
-_ID = "oracle"
 
-
-def judged(context: StageContext, case: Case, stage: str) -> CaseOutcome:
+def judged(context: StageContext, case: Case) -> CaseOutcome:
     """Run the case once and compare all of it with the truth (shared by the stages that sweep cases).
 
     The ordinary case speaks for a sweep: at N=1 a norm's gradient is rounding alone, and no test has power.
     """
-    findings, profiles = context.judge.against_truth(stage, case, context.runner.run(case))
+    findings, profiles = context.judge.against_truth(case, context.runner.run(case))
     power = context.oracle.truth(context.case or context.base).power
     return CaseOutcome(findings, profiles, [], power, f"relative error {power:.1e}")
 
@@ -46,7 +44,7 @@ def _strict(context: StageContext, case: Case) -> list[str]:
 
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """The case judged; for the ordinary one also whether a lower precision would be refused."""
-    out = judged(context, case, _ID)
+    out = judged(context, case)
     if case == context.base and not out.findings:
         out.notes += _strict(context, case)
     return out
@@ -62,4 +60,4 @@ def cases(context: StageContext) -> list[Case]:
     return [*combos, *again, *(context.base.but(draw=d) for d in range(1, context.budget.draws))]
 
 
-STAGE = Stage(_ID, "values and gradients equal float64", 50, check, cases, needs_reference=True)
+STAGE = Stage("oracle", "values and gradients equal float64", 50, check, cases, needs_reference=True)

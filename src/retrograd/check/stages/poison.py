@@ -13,11 +13,10 @@ import torch.utils.deterministic
 from retrograd.check.inputs import resized
 from retrograd.check.op_runner import OpRun
 from retrograd.check.reference import OpRaised
-from retrograd.check.schema import Case, Finding, Size
+from retrograd.check.schema import Case, Size
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.compat.torch_dispatch import EagerMode, schema
 
-_ID = "poison"
 _RUNS = 5  # at most: plain, NaN, huge, and two in deterministic mode
 _EMPTY = {
     f"aten::{n}" for n in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
@@ -104,11 +103,10 @@ def _compare(context: StageContext, case: Case, out: CaseOutcome, plain: OpRun, 
     assert got is not None
     assert want is not None
     gone = int((~got.isfinite() & want.isfinite()).sum())
-    if not gone and not (name := context.judge.changed(_ID, case, poisoned, plain)):
+    if not gone and not (name := context.judge.changed(case, poisoned, plain)):
         return False
     message = f"{name} depends on uninitialised memory: torch.empty filled with {label} changes it"
-    finding = Finding(_ID, "uninitialised", message, case, tensor=name, wrong=gone or None, total=got.numel())
-    out.findings.append(finding)
+    out.find("uninitialised", message, case, name, wrong=gone or None, total=got.numel())
     return True
 
 
@@ -128,4 +126,4 @@ def _near(size: Size, by: int) -> Size:
     return max(size + by, 0)
 
 
-STAGE = Stage(_ID, "no uninitialised memory is read", 30, check, cases, sharded=True)
+STAGE = Stage("poison", "no uninitialised memory is read", 30, check, cases, sharded=True)

@@ -16,7 +16,6 @@ from retrograd.check.schema import Case, Finding
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.errors import RetrogradError
 
-_ID = "races"
 # Orders of programs by seed, each with the multiprocessors of another GPU: grids of persistent kernels depend on them.
 _RUNS = ((0, 132), (1, 46), (2, 108), (3, 6), (4, 82), (5, 1))
 _KINDS = {"race": "race", "autotune": "autotune", "endless loop": "endless-loop", "uninitialised": "uninitialised"}
@@ -62,7 +61,7 @@ def _watched(context: StageContext, runner: OpRunner, case: Case, out: CaseOutco
         for fault in session.faults:
             kind = _KINDS.get(fault.kind)
             if kind is not None:
-                finding = Finding(_ID, kind, fault.text(), case, wrong=fault.count)
+                finding = Finding.of(kind, fault.text(), case, wrong=fault.count)
                 findings.setdefault((kind, fault.access.text()), finding)
             elif fault.kind == "same value":
                 out.notes.append(fault.text())
@@ -84,4 +83,4 @@ def _launches(context: StageContext, case: Case) -> bool:
     return "triton" in sys.modules and not config.interpreting()
 
 
-STAGE = Stage(_ID, "programs do not race for memory", 36, check, shrinks=False)
+STAGE = Stage("races", "programs do not race for memory", 36, check, shrinks=False)

@@ -13,7 +13,6 @@ from retrograd.check.stages._base import Stage, StageContext
 from retrograd.check.stages.oracle import judged
 from retrograd.compat.triton_launch import count_launches, through_triton
 
-_ID = "shapes"
 # In order of how often each finds something: level quick takes the first ones.
 _SIZES = (1, 0, 129, 64, 2, 33, 128, 37, 16, 17, 256, 4, 257, 1000, 8)
 _LEADS: tuple[tuple[int, ...], ...] = ((1,), (0,), (2, 3, 5), (33,), (), (64,), (129,), (1, 1, 4))
@@ -93,6 +92,6 @@ def cases(context: StageContext) -> list[Case]:
 
 
 STAGE = Stage(
-    _ID, "0, 1, block edges, primes, any rank", 70, lambda context, case: judged(context, case, _ID), cases,
+    "shapes", "0, 1, block edges, primes, any rank", 70, lambda context, case: judged(context, case), cases,
     needs_reference=True, after=("oracle", "contract"), sharded=True,
 )  # fmt: skip

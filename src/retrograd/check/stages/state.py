@@ -19,7 +19,6 @@ from retrograd.check.schema import Case
 from retrograd.check.stages._base import CaseOutcome, Stage, StageContext
 from retrograd.compat.torch_cuda import keep_busy
 
-_ID = "state"
 _CYCLES = 100_000_000  # 50 ms on a GPU: longer than Python takes for a forward and a backward
 _STEP = 0.75  # what an input is multiplied by: changes every value but zero, and leaves no range around zero
 
@@ -45,11 +44,11 @@ def _between_calls(context: StageContext, case: Case, alone: OpRun, out: CaseOut
             continue  # what this other call does is for the stages that are about it
         if name := alone.first_difference(kept):
             problem = f"of a call is overwritten by the next call ({label}): it is a buffer that the op keeps"
-            out.find(_ID, "kept-buffer", f"{name} {problem}", case, name)
+            out.find("kept-buffer", f"{name} {problem}", case, name)
             return
-        if name := context.judge.changed(_ID, case, context.runner.run(case), kept):
+        if name := context.judge.changed(case, context.runner.run(case), kept):
             problem = f"is not what it was before a call with {label}"
-            out.find(_ID, "carried-over", f"{name} {problem}", case, name)
+            out.find("carried-over", f"{name} {problem}", case, name)
             return
 
 
@@ -64,14 +63,14 @@ def _twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) ->
         second = graph.backward()
     except OpRaised as error:
         message = f"a second backward over the same graph (retain_graph=True) fails: {error}"
-        out.find(_ID, "second-backward", message, case)
+        out.find("second-backward", message, case)
         return
     if name := first.first_difference(kept):
         problem = "of the first backward is overwritten by a second one over the same graph"
-        out.find(_ID, "kept-buffer", f"{name} {problem}", case, name)
-    elif name := context.judge.changed(_ID, case, second, alone):
+        out.find("kept-buffer", f"{name} {problem}", case, name)
+    elif name := context.judge.changed(case, second, alone):
         problem = "is another at a second backward over the same graph (retain_graph=True)"
-        out.find(_ID, "second-backward", f"{name} {problem}", case, name)
+        out.find("second-backward", f"{name} {problem}", case, name)
 
 
 def _two_graphs(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -87,9 +86,9 @@ def _two_graphs(context: StageContext, case: Case, alone: OpRun, out: CaseOutcom
         for forward in (graph, beside) if order == "first" else (beside, graph):
             runs[forward is graph] = forward.backward()
         for is_graph, which, want in ((True, case, alone), (False, other, other_alone)):
-            if name := context.judge.changed(_ID, which, runs[is_graph], want):
+            if name := context.judge.changed(which, runs[is_graph], want):
                 problem = f"is another when two graphs are alive and the {order} one's backward runs first"
-                out.find(_ID, "two-graphs", f"{name} {problem}", case, name)
+                out.find("two-graphs", f"{name} {problem}", case, name)
                 return
 
 
@@ -111,7 +110,7 @@ def _updated(context: StageContext, case: Case, out: CaseOutcome) -> None:
         got = context.runner.forward(case, inputs=inputs).backward()
         if changed := context.judge.clearly_changed(got.tensors, want.tensors):
             problem = f"does not follow `{name}` when that is updated in place between two calls: a copy of it is kept"
-            out.find(_ID, "stale-copy", f"{changed} {problem}", case, changed)
+            out.find("stale-copy", f"{changed} {problem}", case, changed)
 
 
 def _late(context: StageContext, case: Case, where: torch.device, stream: torch.cuda.Stream) -> ForwardPass:
@@ -137,8 +136,8 @@ def _on_stream(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
     with torch.cuda.device(device), torch.cuda.stream(stream):
         got = _late(context, case, device, stream).backward()
     torch.cuda.synchronize(device)
-    if name := context.judge.changed(_ID, case, got, alone):
-        out.find(_ID, "stream", f"{name} is another on a stream that is not the default one", case, name)
+    if name := context.judge.changed(case, got, alone):
+        out.find("stream", f"{name} is another on a stream that is not the default one", case, name)
 
 
 def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:
@@ -152,7 +151,7 @@ def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
             far = _late(context, case, there, stream).backward()
     except OpRaised as error:
         message = f"on {there}, while another device is current, {error}"
-        out.find(_ID, "device", message, case)
+        out.find("device", message, case)
         return
     torch.cuda.synchronize(there)
     torch.cuda.synchronize(here)
@@ -162,8 +161,8 @@ def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
     moved = OpRun(outs, {k: near[k] for k in far.grads}, alone.inputs, alone.grad_outs, exact)  # type: ignore[arg-type]
     runs = {f"is another on {there}": moved, f"is another after a call on {there}": context.runner.run(case)}
     for problem, run in runs.items():
-        if name := context.judge.changed(_ID, case, run, alone):
-            out.find(_ID, "device", f"{name} {problem}", case, name)
+        if name := context.judge.changed(case, run, alone):
+            out.find("device", f"{name} {problem}", case, name)
             return
 
 
@@ -182,4 +181,4 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     return out
 
 
-STAGE = Stage(_ID, "no call leaves a trace in another", 75, check, after=("contract",))
+STAGE = Stage("state", "no call leaves a trace in another", 75, check, after=("contract",))
