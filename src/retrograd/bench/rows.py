@@ -11,7 +11,7 @@ from typing import Any
 
 from retrograd.bench import registry
 from retrograd.core.schema import decode
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
 DIRECTIONS = ("fwd", "bwd")
@@ -131,7 +131,7 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> list[Row]:
     """Read JSON lines of any benchmark, else UsageError; of rows that measure the same thing the last one counts."""
     rows: dict[tuple[Any, ...], Row] = {}
     for path in map(Path, paths):
-        with told(f"cannot read {str(path)!r}"):
+        with as_usage_error(f"cannot read {str(path)!r}"):
             lines = path.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, 1):
             if line.strip():

@@ -17,7 +17,7 @@ from typing import Any
 
 from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult, verdict_of
 from retrograd.core.loading import near
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.core.wording import shortened
 from retrograd.errors import SpecError, UsageError
 
@@ -213,7 +213,7 @@ def write_baseline(path: Path, reports: Sequence[Report]) -> int:
             *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()),
             "",
         ]
-    with told(f"cannot write the baseline {str(path)!r}"):
+    with as_usage_error(f"cannot write the baseline {str(path)!r}"):
         path.write_text("\n".join(lines), encoding="utf-8")
     return count
 

@@ -115,9 +115,9 @@ class Finding:
     accepted: str = ""
 
     @classmethod
-    def of(cls, kind: str, what: str, case: Case, tensor: str = "", **more: Any) -> Finding:
+    def of(cls, kind: str, message: str, case: Case, tensor: str = "", **more: Any) -> Finding:
         """A finding of the stage that runs, whichever that is: who runs it names it. `more` are other fields."""
-        return cls("", kind, what, case, tensor, **more)
+        return cls("", kind, message, case, tensor, **more)
 
     @property
     def partial(self) -> bool:

@@ -50,10 +50,10 @@ class TensorComparison:
         """What it should be."""
         return float(self.truth[self.index]) if self.ratio.numel() else 0.0
 
-    def finding(self, kind: str, what: str, case: Case, tensor: str, **more: Any) -> Finding:
+    def finding(self, kind: str, message: str, case: Case, tensor: str, **more: Any) -> Finding:
         """The finding of the element that is furthest out; `more` are other fields."""
         return Finding.of(
-            kind, what, case, tensor, index=self.index, got=self.got, want=self.want, excess=self.worst,
+            kind, message, case, tensor, index=self.index, got=self.got, want=self.want, excess=self.worst,
             wrong=self.wrong, total=self.ratio.numel(), **more,
         )  # fmt: skip
 

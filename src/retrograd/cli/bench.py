@@ -10,7 +10,7 @@ import click
 
 from retrograd.cli._options import PATH, options, words
 from retrograd.core.loading import near, require_torch
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _measured(ops: tuple[str, ...], chosen: dict[str, Any]) -> list[Row]:
     selection = Selection(names, device=device, **chosen)
     timer = runner.make_timer(selection.device, selection.timing)
     path = out or (_RESULTS if _RESULTS.is_dir() else Path()) / f"{runner.results_name(selection, timer)}.jsonl"
-    with told(f"cannot write {str(path)!r}"), path.open("w", encoding="utf-8") as lines:
+    with as_usage_error(f"cannot write {str(path)!r}"), path.open("w", encoding="utf-8") as lines:
 
         def keep(row: Row) -> None:
             print(to_line(row), file=lines, flush=True)
@@ -130,7 +130,7 @@ def _measured(ops: tuple[str, ...], chosen: dict[str, Any]) -> list[Row]:
         measured = runner.run(selection, timer, lambda line: click.echo(line, err=True), keep)
     if list(selection.groups()) == ["msda"]:
         page = path.with_suffix(".md")
-        with told(f"cannot write {str(page)!r}"):
+        with as_usage_error(f"cannot write {str(page)!r}"):
             page.write_text(markdown(measured), encoding="utf-8")
     return measured
 

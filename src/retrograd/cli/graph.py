@@ -15,7 +15,7 @@ import click
 from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, PASSES_OPTIONS_ON, PATH, choice, program
 from retrograd.cli._output import answers, console
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _run(program: Sequence[str], options: dict[str, object]) -> tuple[list[Watch
         report = Path(folder) / "report.json"
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()} | {"report": str(report)}
         command = [python, *flags, "-m", "retrograd.graph.watching.run", json.dumps(settings), *rest]
-        with told(f"{python!r} cannot be started"):
+        with as_usage_error(f"{python!r} cannot be started"):
             code = subprocess.run(command, check=False).returncode
         if not report.exists():
             click.echo("retrograd: the program ended without a report", err=True)
@@ -274,5 +274,5 @@ def _write(path: Path, reports: Sequence[WatchReport]) -> None:
     text = (
         reports[0].to_json() if len(reports) == 1 else json.dumps([json.loads(r.to_json()) for r in reports], indent=1)
     )
-    with told(f"`-o` is {str(path)!r}, which cannot be written"):
+    with as_usage_error(f"`-o` is {str(path)!r}, which cannot be written"):
         path.write_text(text + "\n", encoding="utf-8")

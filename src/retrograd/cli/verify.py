@@ -18,7 +18,7 @@ import click
 from retrograd.cli._options import PATH, choice, words
 from retrograd.cli._output import Progress, live, show
 from retrograd.core.loading import require_torch
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import RetrogradError, UsageError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def repro(ctx: click.Context, finding: str, output: Path | None, run: bool) -> N
     report, chosen = _finding(name, number or "1")
     text = script(report, chosen)
     if output is not None:
-        with told(f"cannot write {str(output)!r}"):
+        with as_usage_error(f"cannot write {str(output)!r}"):
             output.write_text(text, encoding="utf-8")
         return
     click.echo(text)

@@ -9,7 +9,7 @@ from retrograd.errors import UsageError
 
 
 @contextmanager
-def told(problem: str) -> Generator[None]:
+def as_usage_error(problem: str) -> Generator[None]:
     """What the system refuses inside becomes a UsageError: the problem, and why."""
     try:
         yield

@@ -21,7 +21,7 @@ from typing import Any
 from retrograd import config
 from retrograd.core.import_hook import AfterImport
 from retrograd.core.schema import plain
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError, VerificationError
 from retrograd.fsdp.log_diff import LogDiff, diff
 from retrograd.fsdp.schema import Log
@@ -85,7 +85,7 @@ def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = N
         for old in folder.glob("rank-*.json"):
             old.unlink()
         changes = config.request_at_start(__name__, json.dumps(options | {"folder": str(folder.resolve())}))
-        with told(f"{command[0]!r} cannot be started"):
+        with as_usage_error(f"{command[0]!r} cannot be started"):
             code = subprocess.run(list(command), env=config.child_environment(changes), check=False).returncode
         logs = [Log.load(path) for path in folder.glob("rank-*.json")]
     return judged(code, sorted(logs, key=lambda log: log.rank))

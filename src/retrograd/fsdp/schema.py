@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from retrograd.core.schema import decode, older, parsed, plain
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 
 SCHEMA = "retrograd.fsdp.log/1"
 VARYING = -1  # the size of a collective whose sizes may differ between ranks and steps: routed tokens, for instance
@@ -187,11 +187,11 @@ class Log:
 
 def write(path: str | Path, text: str) -> None:
     """Write a file; UsageError if that fails."""
-    with told(f"`path` is {str(path)!r}, which cannot be written"):
+    with as_usage_error(f"`path` is {str(path)!r}, which cannot be written"):
         Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def read(path: str | Path, noun: str = "") -> str:
     """Read a file; UsageError if that fails, which begins with `noun`."""
-    with told(f"{noun}{str(path)!r} cannot be read"):
+    with as_usage_error(f"{noun}{str(path)!r} cannot be read"):
         return Path(path).read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from retrograd.core.document import Document
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     """The record in a .json file; UsageError if the file cannot be read or holds none."""
     name = os.fspath(path)
     try:
-        with told(f"cannot read {name!r}"):
+        with as_usage_error(f"cannot read {name!r}"):
             raw = Path(path).read_bytes()
         return read(raw.decode())
     except UnicodeDecodeError:
@@ -119,7 +119,7 @@ def write(record: AnyRecord, *paths: str | os.PathLike[str]) -> None:
     check_paths(*paths, of=record)
     for path in map(Path, paths):
         content = _content(record, path.suffix.lower())
-        with told(f"cannot write {str(path)!r}"):
+        with as_usage_error(f"cannot write {str(path)!r}"):
             path.write_text(content, encoding="utf-8")
 
 

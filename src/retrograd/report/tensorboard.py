@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.core.document import Events, Histogram, Scalar
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import MissingExtraError
 
 
@@ -41,7 +41,7 @@ def _writer(folder: str | os.PathLike[str]) -> Any:
         if not (error.name or "").startswith("tensorboard"):
             raise
         raise MissingExtraError("tensorboard", "tensorboard", "writing events of TensorBoard") from None
-    with told(f"cannot write events to {os.fspath(folder)!r}"):
+    with as_usage_error(f"cannot write events to {os.fspath(folder)!r}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         return EventFileWriter(os.fspath(folder))
 

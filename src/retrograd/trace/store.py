@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.core.schema import decode
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import TraceError, UsageError
 from retrograd.trace.schema import PHASES, SCHEMA, Exponents, Op, Stats, Trace
 
@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str], *, partial: bool = False, limit: int = LI
         UsageError: it cannot be read.
     """
     name = os.fspath(path)
-    with told(f"cannot read {name!r}"), Path(path).open("rb") as raw:
+    with as_usage_error(f"cannot read {name!r}"), Path(path).open("rb") as raw:
         return _Reader(name, partial).read(_lines(raw, name, partial, limit))
 
 
@@ -89,7 +89,7 @@ class Writer:
         self.count = 0
         self._strings: dict[str, int] = {}
         self._tensors: dict[Stats, int] = {}
-        with told(f"cannot write {self.path!r}"):
+        with as_usage_error(f"cannot write {self.path!r}"):
             self._raw = Path(path).open("wb")  # noqa: SIM115 (open as long as the run)
         # No time and no name in the header: equal runs make equal files.
         self._zip = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0, compresslevel=5)

@@ -89,9 +89,9 @@ class CaseOutcome:
     undecided: list[str] = field(default_factory=list)
     accepted: list[Finding] = field(default_factory=list)
 
-    def find(self, kind: str, what: str, case: Case, tensor: str = "", **more: Any) -> None:
+    def find(self, kind: str, message: str, case: Case, tensor: str = "", **more: Any) -> None:
         """Add a finding; arguments as of `Finding.of`."""
-        self.findings.append(Finding.of(kind, what, case, tensor, **more))
+        self.findings.append(Finding.of(kind, message, case, tensor, **more))
 
     def add(self, other: CaseOutcome) -> None:
         """Take over what the check of another case says, but for its power and profiles."""

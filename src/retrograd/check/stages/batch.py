@@ -234,7 +234,10 @@ def _finding(batch: BatchOfRows, name: str, axis: int, rows: Rows, alone: torch.
         f"{got:.9g} and {want:.9g}; {wrong} of {mask.numel()} elements differ, and by the float64 reference no row "
         "depends on another"
     )
-    return Finding.of("batch-dependent", message, batch.case, name, index, got, want, wrong=wrong, total=mask.numel())
+    return Finding.of(
+        "batch-dependent", message, batch.case, name,
+        index=index, got=got, want=want, wrong=wrong, total=mask.numel(),
+    )  # fmt: skip
 
 
 def _differences(batch: BatchOfRows) -> _Differences:

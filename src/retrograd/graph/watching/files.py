@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.graph.watching.session import WatchSession
 
 ENDINGS = {"hlo": "hlo.txt", "fx": "fx.txt", "stablehlo": "mlir"}
@@ -18,7 +18,7 @@ def save(session: WatchSession, folder: str | Path) -> None:
         UsageError: the folder cannot be written.
     """
     path = Path(folder)
-    with told(f"`save` is {str(folder)!r}, which cannot be written"):
+    with as_usage_error(f"`save` is {str(folder)!r}, which cannot be written"):
         path.mkdir(parents=True, exist_ok=True)
         for entry in session.entries:
             graph = entry.watched

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from retrograd.core.schema import Record, decode, parsed, plain
-from retrograd.core.system_errors import told
+from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import GraphChangedError, UndecidedError, UsageError
 from retrograd.graph.diffing.compare import compare
 from retrograd.graph.ir import Graph
@@ -143,7 +143,7 @@ def _locked(key: str, level: str, format: str, text: str, graph: Graph | None) -
 def write(path: str | Path, graphs: Mapping[str, Locked]) -> None:
     """Write a lock file; UsageError if it cannot be written."""
     listed = {name: plain(graphs[name]) | {"text": _lines(graphs[name].text)} for name in sorted(graphs)}
-    with told(f"the lock file {str(path)!r} cannot be written"):
+    with as_usage_error(f"the lock file {str(path)!r} cannot be written"):
         Path(path).write_text(json.dumps({"schema": LOCK_SCHEMA, "graphs": listed}, indent=1) + "\n", encoding="utf-8")
 
 
