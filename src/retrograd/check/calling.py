@@ -220,7 +220,9 @@ def arranged(
         flat = {name: tensor(v) if _is_tensor(v) and v.is_floating_point() else v for name, v in flat.items()}
         flat |= known | {name: _state_as(named[name], name in buffers) for name in known if name in named}
     written = (*mutates, *(name for name in known if name in buffers))
-    _check_written(mutates, flat)
+    tensors = [name for name, value in flat.items() if isinstance(value, TensorSpec) or _is_tensor(value)]
+    if unknown := [name for name in mutates if name not in tensors]:
+        raise SpecError(f"`mutates` has {unknown}, expected names of inputs that are tensors: {tensors}")
     calls = [
         _call(f, flat, places, keywords, tuple(known), written, seed, returns_new=f is not fn and bool(mutates))
         for f in (fn, reference)
@@ -276,12 +278,6 @@ def _state_as(value: Any, buffer: bool) -> Any:
             f"`inputs` has {described!r} for a parameter or buffer, expected a tensor or retrograd.tensor()"
         )
     return dataclasses.replace(described, grad=False) if buffer else described
-
-
-def _check_written(mutates: tuple[str, ...], flat: Mapping[str, Any]) -> None:
-    tensors = [name for name, value in flat.items() if isinstance(value, TensorSpec) or _is_tensor(value)]
-    if unknown := [name for name in mutates if name not in tensors]:
-        raise SpecError(f"`mutates` has {unknown}, expected names of inputs that are tensors: {tensors}")
 
 
 def _check_reference(reference: Any, state: tuple[str, ...]) -> None:

@@ -135,7 +135,8 @@ class Bands(EagerMode):
         first = -(-band // _ALIGNED) * _ALIGNED // size
         flat = torch.empty(extent + 2 * first, dtype=t.dtype, device=t.device)
         ends = _ends(t, known=bool(owner))
-        fills = [_filling(t, self.fill if self._filled(owner, side) else PLAIN, ends) for side in SIDES]
+        filled = SIDES if self.only is None else self.only[1] if self.only[0] == owner else ()
+        fills = [_filling(t, self.fill if side in filled else PLAIN, ends) for side in SIDES]
         flat[:first].fill_(fills[0])
         flat[first + extent :].fill_(fills[1])
         covered = None
@@ -157,9 +158,6 @@ class Bands(EagerMode):
         guard = Guard(owner, name, tensor, flat, first, extent, covered, torch.empty(0))
         guard.kept = _bytes(flat, guard).clone()
         return guard
-
-    def _filled(self, owner: str, side: str) -> bool:
-        return self.only is None or (self.only[0] == owner and side in self.only[1])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

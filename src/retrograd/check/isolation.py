@@ -130,6 +130,9 @@ def _joined(results: Sequence[StageResult]) -> StageResult:
         return worst
     texts = dict.fromkeys(r.power_text.removeprefix("relative error ") for r in results if r.power_text)
     text = ", ".join(texts)
+    together = ("notes", "findings", "accepted", "compared", "gradients", "uncompared", "sizes", "profiles")
+    each = {name: [value for r in results for value in getattr(r, name)] for name in together}
+    once = {name: dict.fromkeys(each[name]) for name in ("notes", "compared", "gradients", "uncompared")}
     return replace(
         worst,
         reason="; ".join(dict.fromkeys(r.reason for r in results if r.reason)),
@@ -138,14 +141,7 @@ def _joined(results: Sequence[StageResult]) -> StageResult:
         seconds=max(r.seconds for r in results),
         power=max((r.power for r in results if r.power is not None), default=None),
         power_text=f"relative error {text}" if any(r.power for r in results) else text,
-        notes=tuple(dict.fromkeys(note for r in results for note in r.notes)),
-        findings=tuple(f for r in results for f in r.findings),
-        accepted=tuple(f for r in results for f in r.accepted),
-        compared=tuple(dict.fromkeys(name for r in results for name in r.compared)),
-        gradients=tuple(dict.fromkeys(name for r in results for name in r.gradients)),
-        uncompared=tuple(dict.fromkeys(name for r in results for name in r.uncompared)),
-        sizes=tuple(size for r in results for size in r.sizes),
-        profiles=tuple(p for r in results for p in r.profiles),
+        **{name: tuple(values) for name, values in (each | once).items()},
     )
 
 

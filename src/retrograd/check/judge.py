@@ -90,7 +90,7 @@ class Judge:
             elif order is first_order and not case.values:
                 findings += self._scale(case, name, got, want, truth)
             if order is first_order and name.startswith("grad ") and truth.switches:
-                findings += self.sums(case, name, got, want, truth, used.floor[name])
+                findings += self.sums(case, name, got, want, used.floor[name])
         return findings + self._exact(case, run), profiles
 
     def _compared(
@@ -151,9 +151,7 @@ class Judge:
             return False
         return True
 
-    def sums(
-        self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, truth: Truth, tol: torch.Tensor
-    ) -> list[Finding]:
+    def sums(self, case: Case, name: str, got: torch.Tensor, want: torch.Tensor, tol: torch.Tensor) -> list[Finding]:
         """The finding for a gradient that shares out at a kink what is not there, or less: see `kinks.sums`.
 
         Each of its elements may be between the one-sided derivatives. Only elements further off than `tol`, which holds

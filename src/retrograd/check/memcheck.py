@@ -111,16 +111,11 @@ def _faults(device: str, command: VerifyCommand, timeout: float) -> tuple[list[F
         return [], f"memcheck was not run: {TOOL} is not on PATH; it comes with the CUDA toolkit"
     with tempfile.TemporaryDirectory(prefix="retrograd-memcheck-") as folder:
         log = Path(folder) / "log"
-        ended, printed = _run(memcheck_command(command, tool, log), timeout)
+        # With the cache an access beyond a tensor stays inside the block that was asked of the driver.
+        uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        with subprocesses.Child(memcheck_command(command, tool, log), uncached) as child:
+            ended = child.wait(timeout) or f"no end within {timeout:g} s"
         faults = parse(log.read_text(errors="replace")) if log.exists() else None
     if faults is None:
-        return [], f"memcheck did not come to its end ({ended}): {printed[-300:]}".rstrip(": ")
+        return [], f"memcheck did not come to its end ({ended}): {child.output()[-300:]}".rstrip(": ")
     return faults, f"memcheck: {len(faults)} faults" if faults else "memcheck: no fault"
-
-
-def _run(words: list[str], timeout: float) -> tuple[str, str]:
-    """How a process ended, and the end of what it printed."""
-    # With the cache an access beyond a tensor stays inside the block that was asked of the driver.
-    with subprocesses.Child(words, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}) as child:
-        ended = child.wait(timeout) or f"no end within {timeout:g} s"
-    return ended, child.output()

@@ -196,16 +196,12 @@ def _annotations(report: Report) -> Iterator[doc.Annotation]:
 
 
 def _suite(report: Report) -> doc.Suite:
-    cases = tuple(
-        doc.SuiteCase(s.id, s.status, s.seconds, s.reason, tuple(map(_failure, s.findings)), _suite_notes(s))
-        for s in report.stages
-    )
+    cases: list[doc.SuiteCase] = []
+    for s in report.stages:
+        notes = (*(f"accepted {_accepted(f)}" for f in s.accepted), *s.notes)
+        cases.append(doc.SuiteCase(s.id, s.status, s.seconds, s.reason, tuple(map(_failure, s.findings)), notes))
     name = f"retrograd verify {report.target}"
-    return doc.Suite(name, f"retrograd.{report.target}", report.seconds, report.started, cases)
-
-
-def _suite_notes(stage: StageResult) -> tuple[str, ...]:
-    return (*(f"accepted {_accepted(f)}" for f in stage.accepted), *stage.notes)
+    return doc.Suite(name, f"retrograd.{report.target}", report.seconds, report.started, tuple(cases))
 
 
 def _failure(finding: Finding) -> tuple[str, str, str]:

@@ -31,7 +31,7 @@ from retrograd.check.levels import check_level
 from retrograd.check.op_runner import DrawsRandomNumbers
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.refusals import refused_alike, refused_by_design
-from retrograd.check.schema import NO_REFERENCE, Acceptance, Case, Finding, Report, StageResult, verdict_of
+from retrograd.check.schema import NO_REFERENCE, Case, Finding, Report, StageResult, verdict_of
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import CaseOutcome, Stage, StageContext, choose
 from retrograd.compat.triton_launch import LaunchCount, count_launches
@@ -47,9 +47,6 @@ _LOST = "the op lost the GPU"
 _INTERPRETED = """TRITON_INTERPRET=1: kernels run in Triton's own interpreter, which is wrong in bfloat16 and at NaN; \
 races and addresses are not looked at; unset it to have them executed as on a GPU"""
 GPU_LOST = "the GPU no longer answers this process"
-
-
-def _unwatched(event: str, thing: Any) -> None: ...
 
 
 class Verification:
@@ -87,14 +84,18 @@ class Verification:
             known = set(make.materialise(self.spec, make.base_case(self.spec, names[0]), seed, "cpu"))
             if unknown - known:
                 raise UsageError(f"`case` is about {sorted(unknown - known)}, the inputs are {sorted(known)}")
-        self.acceptances = self._accepted_by(baseline, case is None and set(names) >= set(self.spec.dtypes))
+        by = (*self.spec.accept, *(read_baseline(Path(baseline), self.target) if baseline is not None else ()))
+        # Where every case and dtype is run, what may stand must be seen as well.
+        every = case is None and set(names) >= set(self.spec.dtypes)
+        self.acceptances = tuple(replace(a, expected=every and a.level in ("quick", self.level)) for a in by)
         all_dtypes, names = names, names[share[0] :: share[1]]
         self.launches: dict[str, Any] = {}  # what executed ones did, to be put in place when they come again
         self.launch_counts: list[LaunchCount] = []
         self._contexts_again = partial(self._contexts, names, all_dtypes, case)
         self.contexts, self._notes = self._contexts_again(), tuple[str, ...]()
         self.failed: dict[str, set[str]] = {d: set((failed or {}).get(d, ())) for d in names}
-        self.watch, self.progress, self._doubts = watch or _unwatched, progress, dict[str, str]()
+        self.watch: Watch = watch or (lambda event, thing: None)
+        self.progress, self._doubts = progress, dict[str, str]()
 
     def _contexts(self, dtypes: Sequence[str], every: tuple[str, ...], case: str | None) -> dict[str, StageContext]:
         cost = CostLimit.of_level(self.level)  # what a case costs is counted once for all dtypes
@@ -105,11 +106,6 @@ class Verification:
                 emulated=lambda: self.device == "cpu" and any(count.total for count in self.launch_counts),
             ) for d in dtypes
         }  # fmt: skip
-
-    def _accepted_by(self, baseline: str | Path | None, every: bool) -> tuple[Acceptance, ...]:
-        """What may stand; where `every` case and dtype is run, it must be seen as well."""
-        by = (*self.spec.accept, *(read_baseline(Path(baseline), self.target) if baseline is not None else ()))
-        return tuple(replace(a, expected=every and a.level in ("quick", self.level)) for a in by)
 
     def report(self, results: Sequence[StageResult], seconds: float) -> Report:
         """The report of these results."""
@@ -380,7 +376,10 @@ def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResul
         except RetrogradError:
             raise
         except Exception as error:  # what the op raises is a finding already: this is a fault of the checker's own
-            result = StageResult(stage.id, stage.title, "undecided", reason=_broken(error))
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            problem = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+            reason = f"the check itself failed, not the op: {problem}"
+            result = StageResult(stage.id, stage.title, "undecided", reason=reason)
         results.append(result)
         watch("stage", verification.report([result], result.seconds))
         if progress:
@@ -390,9 +389,3 @@ def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResul
             results += [StageResult(s.id, s.title, "skipped", reason=left_out) for s in chosen[len(results) :]]
             break
     return results
-
-
-def _broken(error: Exception) -> str:
-    """Why a stage ended with an exception, in a line, with the place."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"the check itself failed, not the op: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"

@@ -117,15 +117,12 @@ def elements(size: Size) -> int:
     return math.prod(size) if isinstance(size, tuple) else size
 
 
-def _numbers(case: Case) -> dict[str, int]:
-    """What names stand for: sizes, and parameters that are whole numbers."""
-    params = {name: value for name, value in case.params if isinstance(value, int)}
-    return params | {name: elements(size) for name, size in case.sizes}
-
-
 def _value(text: str, relation: bool, case: Case) -> int:
+    # Names stand for sizes, and for parameters that are whole numbers.
+    numbers = {name: value for name, value in case.params if isinstance(value, int)}
+    numbers |= {name: elements(size) for name, size in case.sizes}
     try:
-        return eval(_parsed(text, relation)[0], {"__builtins__": {}}, _numbers(case))
+        return eval(_parsed(text, relation)[0], {"__builtins__": {}}, numbers)
     except ZeroDivisionError:
         return 0 if relation else -1  # no such size
 

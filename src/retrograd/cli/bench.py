@@ -109,7 +109,10 @@ def _compare(measured: Sequence[Row], then: Sequence[Row], fail_slower: float | 
 
 def _measured(ops: tuple[str, ...], chosen: dict[str, Any]) -> list[Row]:
     """Rows of what the options ask for, each written to a file as soon as it is there."""
-    names = _narrowed(_resolved(ops), chosen.pop("more"))
+    resolved, only = _resolved(ops), chosen.pop("more")
+    if others := [op for op in only if op not in resolved]:
+        raise UsageError(f"`--ops` has {others[0]!r}, expected some of {', '.join(resolved)}")
+    names = only or resolved
     require_torch("retrograd bench")
     from retrograd.bench import runner
     from retrograd.bench.rows import to_line
@@ -139,8 +142,9 @@ def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the registry; specs of a person's own are added to it."""
     from retrograd.bench import registry
 
+    known = [*registry.GROUPS, *registry.ops()]
     if not ops:
-        raise UsageError(f"name an op: {', '.join([*registry.GROUPS, *registry.ops()])}, or file.py:spec; see --list")
+        raise UsageError(f"name an op: {', '.join(known)}, or file.py:spec; see --list")
     names: list[str] = []
     for op in ops:
         if op in registry.GROUPS:
@@ -154,16 +158,8 @@ def _resolved(ops: tuple[str, ...]) -> tuple[str, ...]:
 
             names.append(offer(catalog.resolve(op)))
         else:
-            known = [*registry.GROUPS, *registry.ops()]
             raise UsageError(f"unknown op {op!r}{near(op, known)}; expected {', '.join(known)}, or file.py:spec")
     return tuple(dict.fromkeys(names))
-
-
-def _narrowed(names: tuple[str, ...], only: tuple[str, ...]) -> tuple[str, ...]:
-    for op in only:
-        if op not in names:
-            raise UsageError(f"`--ops` has {op!r}, expected some of {', '.join(names)}")
-    return only or names
 
 
 def _add_providers(users: tuple[str, ...], ops: tuple[str, ...]) -> None:

@@ -157,10 +157,13 @@ def watch(
     else:
         reports, code = _run(program, options)
     shown = [r for r in reports if r.graphs] or reports[:1]
+    records = [json.loads(r.to_json()) for r in shown]
     if output is not None:
-        _write(output, shown)
+        with as_usage_error(f"`-o` is {str(output)!r}, which cannot be written"):
+            text = json.dumps(records[0] if len(records) == 1 else records, indent=1)
+            output.write_text(text + "\n", encoding="utf-8")
     if as_json:
-        click.echo(json.dumps([json.loads(r.to_json()) for r in shown], indent=1))
+        click.echo(json.dumps(records, indent=1))
     else:
         click.echo(
             "\n\n".join(r.text() for r in shown) or "retrograd: the program imported no framework that is watched"
@@ -268,11 +271,3 @@ def split(program: Sequence[str]) -> tuple[str, list[str], list[str]]:
     if at >= len(program):
         raise UsageError("python is given nothing to run; expected a script, -m MODULE or -c CODE")
     return first, list(program[1:at]), list(program[at:])
-
-
-def _write(path: Path, reports: Sequence[WatchReport]) -> None:
-    text = (
-        reports[0].to_json() if len(reports) == 1 else json.dumps([json.loads(r.to_json()) for r in reports], indent=1)
-    )
-    with as_usage_error(f"`-o` is {str(path)!r}, which cannot be written"):
-        path.write_text(text + "\n", encoding="utf-8")

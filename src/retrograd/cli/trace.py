@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -161,7 +160,15 @@ def repeat(program: tuple[str, ...], steps: int, level: str, keep: Path | None) 
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / "first.trace", folder / "second.trace"]
         for file in files:
-            _record_in_process(program, file, steps, level)
+            options = ["-o", str(file), "--steps", str(steps), "--level", level]
+            command = [sys.executable, "-m", "retrograd", "trace", "record", *options, "--", *program]
+            code = subprocess.run(command, check=False, stdout=_STDERR).returncode
+            if code == 2:  # the recorder has said what is wrong
+                click.get_current_context().exit(2)
+            if code:
+                raise UndecidedError(
+                    f"the program ended with exit code {code}; two runs can be compared if both end well"
+                )
         return diff(files[0], files[1], "bitwise")
 
 
@@ -184,16 +191,6 @@ def bisect(target: str, **options: Any) -> Bisection:
     from retrograd.trace import bisect_precision
 
     return bisect_precision(*_step(target), target=target.rpartition("/")[2], **options)
-
-
-def _record_in_process(program: Sequence[str], file: Path, steps: int, level: str) -> None:
-    options = ["-o", str(file), "--steps", str(steps), "--level", level]
-    command = [sys.executable, "-m", "retrograd", "trace", "record", *options, "--", *program]
-    code = subprocess.run(command, check=False, stdout=_STDERR).returncode
-    if code == 2:  # the recorder has said what is wrong
-        click.get_current_context().exit(2)
-    if code:
-        raise UndecidedError(f"the program ended with exit code {code}; two runs can be compared if both end well")
 
 
 def _step(target: str) -> tuple[Any, Any, Any]:

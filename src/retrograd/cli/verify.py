@@ -36,10 +36,6 @@ Examples:
 """
 
 
-def _job(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any] | None:
-    return json.loads(value) if value else None
-
-
 def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
@@ -75,7 +71,7 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option("--memcheck", is_flag=True, help="On a GPU: also run the ordinary case under compute-sanitizer (slow).")
 @click.option("--baseline", type=PATH, help="Accepted findings  [default: retrograd-baseline.toml, if it is here].")
 @click.option("--write-baseline", is_flag=True, help="Accept what is found: write it to the baseline.")
-@click.option("--child", callback=_job, hidden=True)
+@click.option("--child", callback=lambda ctx, param, value: json.loads(value) if value else None, hidden=True)
 @click.option("--list-stages", is_flag=True, is_eager=True, expose_value=False, callback=_list_stages, help=_STAGES)
 @click.pass_context
 def verify(

@@ -30,7 +30,10 @@ def call(function: Callable[..., Any], seed: int | None) -> tuple[Outcome, str, 
         raise
     except BaseException as error:  # pytest's own failures are no Exceptions
         outcome: Outcome = "skipped" if type(error).__name__ == "Skipped" else "failed"
-        return outcome, f"{_line(error)}{type(error).__name__}: {error}", None
+        # The line in the function that raised, or called what raised; the first frame is ours.
+        frames = traceback.extract_tb(error.__traceback__)[1:2]
+        at = f"{frames[0].filename}:{frames[0].lineno}: " if frames else ""
+        return outcome, f"{at}{type(error).__name__}: {error}", None
     if isinstance(value, bool):
         return ("passed", "", None) if value else ("failed", "returned False", None)
     try:
@@ -40,12 +43,6 @@ def call(function: Callable[..., Any], seed: int | None) -> tuple[Outcome, str, 
     if margin is None or margin <= 1:
         return "passed", "", margin
     return "failed", f"returned the margin {margin:.6g}, above 1", margin
-
-
-def _line(error: BaseException) -> str:
-    """ "file:line: " of the line in the function that raised, or called what raised."""
-    frames = traceback.extract_tb(error.__traceback__)[1:2]  # the first is ours
-    return f"{frames[0].filename}:{frames[0].lineno}: " if frames else ""
 
 
 def returned(margin: float) -> Margin:

@@ -61,10 +61,6 @@ def record(path: Path, report: FlakeReport, at_revision: str) -> int:
         for run in flake.runs
         if run.stage == "seeds"
     ]
-    if path.parent == DEFAULT.parent:
-        with _telling(path):
-            path.parent.mkdir(exist_ok=True)
-            (path.parent / ".gitignore").write_text("*\n", encoding="utf-8")
     with _opened(path) as base, base:
         # SQLite keeps inf, but other readers of the file may not.
         base.executemany("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, min(?, 1e300), ?)", rows)
@@ -113,25 +109,24 @@ def _rate(outcomes: list[str]) -> Rate:
 
 
 @contextlib.contextmanager
-def _telling(path: Path) -> Generator[None, None, None]:
+def _opened(path: Path) -> Generator[sqlite3.Connection, None, None]:
+    """The history; UsageError if it cannot be used. Its default folder is made, and left out of git."""
     try:
-        yield
+        if path.parent == DEFAULT.parent and not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            (path.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+        # Several jobs may write at once; each waits for its turn.
+        with contextlib.closing(sqlite3.connect(path, timeout=30)) as base:
+            (version,) = base.execute("PRAGMA user_version").fetchone()
+            if version not in (0, VERSION):
+                raise sqlite3.DatabaseError(f"it has version {version}, this retrograd reads {VERSION}")
+            if version == 0:
+                with base:
+                    base.execute(_TABLE)
+                    base.execute(f"PRAGMA user_version = {VERSION}")
+            yield base
     except (OSError, sqlite3.Error) as error:
         raise UsageError(
             f"`--db` is {str(path)!r}, which cannot be used as a history: {error}; name another file or give "
             "--no-history"
         ) from None
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Generator[sqlite3.Connection, None, None]:
-    # Several jobs may write at once; each waits for its turn.
-    with _telling(path), contextlib.closing(sqlite3.connect(path, timeout=30)) as base:
-        (version,) = base.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
-            raise sqlite3.DatabaseError(f"it has version {version}, this retrograd reads {VERSION}")
-        if version == 0:
-            with base:
-                base.execute(_TABLE)
-                base.execute(f"PRAGMA user_version = {VERSION}")
-        yield base

@@ -30,7 +30,11 @@ def document(report: FlakeReport | Flake, everything: bool = True) -> doc.Docume
     brief = [part for flake in flakes for part in (_header(flake), doc.Card(facts=tuple(facts(flake))))]
     page: list[doc.PagePart] = []
     for flake in flakes:
-        page += [_header(flake, started), doc.Section("", _cards(flake))]
+        cards = [doc.Card(facts=tuple(facts(flake)))]
+        if spec := margins_chart([(run.outcome, m.worst) for run in flake.runs for m in run.margins]):
+            chart = doc.Chart("How near to the tolerance", "Comparisons by error over tolerance and outcome", spec)
+            cards.append(doc.Card(parts=(chart,)))
+        page += [_header(flake, started), doc.Section("", tuple(cards))]
     if isinstance(report, FlakeReport):
         page.append(doc.environment(report.command, {"time": duration(report.seconds), **report.environment}))
     lines = [line for flake in flakes for line in _text(flake)]
@@ -45,14 +49,6 @@ def _header(flake: Flake, started: str = "") -> doc.Header:
     return doc.Header(
         _TONES.get(flake.verdict, "finding"), flake.target, (" \u00b7 ".join(facts),), VERDICTS[flake.verdict]
     )
-
-
-def _cards(flake: Flake) -> tuple[doc.Card, ...]:
-    cards = [doc.Card(facts=tuple(facts(flake)))]
-    if spec := margins_chart([(run.outcome, m.worst) for run in flake.runs for m in run.margins]):
-        chart = doc.Chart("How near to the tolerance", "Comparisons by error over tolerance and outcome", spec)
-        cards.append(doc.Card(parts=(chart,)))
-    return tuple(cards)
 
 
 def _text(flake: Flake) -> Iterator[doc.TextLine]:

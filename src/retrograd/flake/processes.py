@@ -105,9 +105,12 @@ class _Process:
             hash_seed = self._batch.hash_seed
             fixed = {} if hash_seed is None else config.hash_seed(hash_seed)
             with subprocesses.Child(command, fixed | self._batch.setting.variables()) as child:
+                # The child prints where it hangs when its time is up; let it.
+                starting, running = max(self._timeout, STARTUP), self._timeout + 1
                 ended = child.follow(
-                    results, lambda words: self._hear(words, out), self._patience, stop=self._stop.is_set
-                )
+                    results, lambda words: self._hear(words, out),
+                    lambda: starting if self.started is None else running, stop=self._stop.is_set,
+                )  # fmt: skip
                 if ended == "end":
                     child.wait(_GOODBYE)
             self.silent, self.output = child.silent, child.output()
@@ -116,10 +119,6 @@ class _Process:
                 errors = [line for line in self.output.splitlines() if line.startswith("ERROR")]
                 out.problem = "\n".join([out.problem, *errors])
             return ended
-
-    def _patience(self) -> float:
-        # The child prints where it hangs when its time is up; let it.
-        return self._timeout + 1 if self.started is not None else max(self._timeout, STARTUP)
 
     def _hear(self, words: list[Any], out: BatchResult) -> bool:
         """Take a line in; whether it was the last."""

@@ -64,19 +64,14 @@ def _run(item: pytest.Item) -> tuple[str, str]:
     reports = runtestprotocol(item, log=False, nextitem=None)
     for report in reports:
         if report.failed:
-            return ("failed" if report.when == "call" else "error"), _message(report)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else report.longreprtext.strip()
+            return ("failed" if report.when == "call" else "error"), message
     skipped = [report for report in reports if report.skipped and not hasattr(report, "wasxfail")]
     if skipped:
         reason = skipped[0].longrepr
         return "skipped", str(reason[2] if isinstance(reason, tuple) else reason)
     return "passed", ""
-
-
-def _message(report: Any) -> str:
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is None:
-        return report.longreprtext.strip()
-    return f"{crash.path}:{crash.lineno}: {crash.message}"
 
 
 def run_tests(trials: Trials) -> None:

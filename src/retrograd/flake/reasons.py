@@ -65,12 +65,9 @@ def _crash(failing: Sequence[Run], main: Sequence[Run]) -> Reason | None:
         count = sum(run.outcome == outcome for run in main)
         if count:
             first = next(run for run in failing if run.outcome == outcome)
-            return Reason(outcome, f"{count} of {len(main)} runs {text}; seed {first.seed}: {_line(first.message)}")
+            line = " | ".join(line.strip() for line in first.message.splitlines()[:3])
+            return Reason(outcome, f"{count} of {len(main)} runs {text}; seed {first.seed}: {line}")
     return None
-
-
-def _line(message: str) -> str:
-    return " | ".join(line.strip() for line in message.splitlines()[:3])
 
 
 def _state(runs: Sequence[Run]) -> Reason | None:

@@ -46,7 +46,11 @@ class RankVerifier:
                 raise RanksDifferError(f"rank {rank} ends step {answer['step']} where {self._me} ends {state['step']}")
         differing = [r for r, a in answers.items() if self._differs(a["groups"], r)]
         if differing:
-            self._explain(differing[0])
+            rank, name = differing[0], f"why/{self.count}"
+            self.exchange.post(name, packed(self.journal))
+            answer = self.exchange.gather(name, [rank], self.seconds).get(rank)
+            other = f"step {self.journal.total}: rank {rank} issued other collectives than {self._me}"
+            raise RanksDifferError(other if answer is None else self.sentence(rank, unpacked(answer)))
         spoiled = {self.exchange.rank: self.bad} | {r: a["bad"] for r, a in answers.items()}
         if any(spoiled.values()):
             sentences = (f"rank {rank} gives NaN or Inf to {bad}" for rank, bad in sorted(spoiled.items()) if bad)
@@ -68,15 +72,6 @@ class RankVerifier:
         known = {_key(ranks) for ranks in self.journal.groups}
         both = {str(rank), str(self.exchange.rank)}
         return any(both <= set(key.split(",")) for key in set(theirs) - known)
-
-    def _explain(self, rank: int) -> None:
-        """Get the log of another rank and say where it parts."""
-        name = f"why/{self.count}"
-        self.exchange.post(name, packed(self.journal))
-        answer = self.exchange.gather(name, [rank], self.seconds)
-        if rank not in answer:
-            raise RanksDifferError(f"step {self.journal.total}: rank {rank} issued other collectives than {self._me}")
-        raise RanksDifferError(self.sentence(rank, unpacked(answer[rank])))
 
     def sentence(self, rank: int, theirs: Sequence[tuple[int, Collective]]) -> str:
         """Where this rank and another part; "" if they do not, as far as is kept."""

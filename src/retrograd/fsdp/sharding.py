@@ -244,12 +244,10 @@ def _free(model: nn.Module, runs: list[Run], sizes: _Sizes) -> list[Run]:
     for module in model.modules():
         if id(module) not in inside:
             outside.update(sizes.parameters(module, recurse=False))
-
-    def is_free(unit: Unit) -> bool:
-        own = sizes.parameters(unit[1])
-        return bool(own) and outside.isdisjoint(own)
-
-    return [(key, [unit for unit in run if is_free(unit)]) for key, run in runs]
+    return [
+        (key, [unit for unit in run if (own := sizes.parameters(unit[1])) and outside.isdisjoint(own)])
+        for key, run in runs
+    ]
 
 
 def _joined(runs: list[Run], mb: float, sizes: _Sizes) -> list[list[Unit]]:

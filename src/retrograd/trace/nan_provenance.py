@@ -83,12 +83,8 @@ def provenance(trace: Trace) -> Provenance:
 
 
 def _notes(trace: Trace) -> list[str]:
-    notes = []
-    if trace.level == "names":
-        notes.append("the trace has no statistics (level names); record it with level fast")
-    for name in ("compiled", "raised", "lost"):
-        if name in trace.meta:
-            notes.append(f"{name}: {trace.meta[name]}")
+    notes = ["the trace has no statistics (level names); record it with level fast"] * (trace.level == "names")
+    notes += [f"{name}: {trace.meta[name]}" for name in ("compiled", "raised", "lost") if name in trace.meta]
     return notes + [text for name, text in trace.meta.items() if name.startswith("note ")]
 
 
@@ -149,10 +145,10 @@ class _History:
         source = self._bad_input(op, kind)
         if source is None:
             return MADE, op, next((s for s in op.outputs if s.bad), None), nan_reasons.explain(op)
-        allocation = self._unwritten(source, op)
-        if allocation is not None:
+        before = self._writers(source, op)
+        if before and nan_reasons.only_allocates(before[0]):
             return UNSEEN, op, source, (
-                f"it read memory that `{allocation.name}`{_at(allocation)} made and no recorded operator has filled: "
+                f"it read memory that `{before[0].name}`{_at(before[0])} made and no recorded operator has filled: "
                 "it is uninitialised, or a kernel that is launched beside operators wrote it"
             )  # fmt: skip
         return OUTSIDE, op, source, _outside_reason(source, op)
@@ -179,11 +175,6 @@ class _History:
         """The operators that wrote to the memory of a value before another read it; none where it is not known."""
         known = self.writers.get(source.storage, ()) if source.storage >= 0 else ()
         return [op for op in known if op.index < reader.index]
-
-    def _unwritten(self, source: Stats, reader: Op) -> Op | None:
-        """The operator that made the memory of a value without filling it."""
-        before = self._writers(source, reader)
-        return before[0] if before and nan_reasons.only_allocates(before[0]) else None
 
     def _is_mask(self, stats: Stats) -> bool:
         """Deliberate infinities: written as such, or between zeros, as an additive mask that came in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,25 +24,23 @@ from retrograd.trace.value_ids import Value, ValueTable
 _MAX_NODES = 500_000  # remembered of graphs that are kept over steps
 
 
+@dataclass(slots=True, eq=False)
 class PendingOp:
     """An operator whose statistics are not read yet; fields as in `Op`."""
 
-    __slots__ = (
-        "attributes", "in_generated_code", "input_tensors", "inputs", "inside", "kernels", "line", "module", "node",
-        "operator", "outputs", "phase", "step",
-    )  # fmt: skip
-
-    def __init__(self, operator: Operator, step: int) -> None:
-        self.operator, self.step = operator, step
-        self.phase, self.module, self.node = OTHER, "", ""
-        self.line: Line | None = None
-        self.inside: Line | None = None
-        self.attributes: Attributes = ()
-        self.inputs: list[Value] = []
-        self.outputs: list[Value] = []
-        self.input_tensors: list[torch.Tensor] = []  # for a breakpoint; else empty
-        self.kernels: list[str] = []
-        self.in_generated_code = False
+    operator: Operator
+    step: int
+    phase: str = OTHER
+    module: str = ""
+    node: str = ""
+    line: Line | None = None
+    inside: Line | None = None
+    attributes: Attributes = ()
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    input_tensors: list[torch.Tensor] = field(default_factory=list)  # for a breakpoint; else empty
+    kernels: list[str] = field(default_factory=list)
+    in_generated_code: bool = False
 
 
 class Observer:
@@ -147,7 +146,7 @@ class Observer:
             results += [t for t in written if id(t) not in returned]
         for tensor in results:
             if operator.makes_memory:
-                self.values.mark_allocated(tensor)
+                self.values.bump_version(tensor, unwritten=True)
             value = self.values.value_of(tensor)
             pending.outputs.append(value)
             if operator.view and not written:
@@ -195,7 +194,10 @@ class Observer:
         if value.requested:
             return
         value.requested = True
-        if has_readable_memory(tensor):
+        # There is no memory to read of fake tensors, nor of sparse ones but COO.
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        dense = tensor.layout is torch.strided or tensor.layout is torch.sparse_coo
+        if plain and dense and not tensor.is_quantized and tensor.device.type != "meta":
             tensor = sparse_values(tensor) if tensor.layout is torch.sparse_coo else tensor
             self._unrecorded(lambda: self.statistics.request(tensor, partial(setattr, value, "row")))
 
@@ -245,13 +247,6 @@ class Observer:
         if threading.get_ident() == self._thread:
             # Second derivatives: nodes made in a backward are those of its line.
             self._forward.setdefault(last_node_number(), (pending.line, pending.module))
-
-
-def has_readable_memory(tensor: torch.Tensor) -> bool:
-    """Whether there is memory to read: not of fake tensors, nor of sparse ones but COO."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    dense = tensor.layout is torch.strided or tensor.layout is torch.sparse_coo
-    return plain and dense and not tensor.is_quantized and tensor.device.type != "meta"
 
 
 def is_wrapper_subclass(kind: Any) -> bool:

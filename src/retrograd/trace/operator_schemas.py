@@ -12,11 +12,10 @@ from retrograd.compat.torch_dispatch import overload
 # Memory without values. `resize_` may grow into such, too.
 _EMPTY = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
           "aten::empty_permuted", "aten::_empty_affine_quantized")  # fmt: skip
-# Views with the elements of their source in the same order ...
-_ORDERED = ("view", "_unsafe_view", "_reshape_alias", "detach", "alias", "unsqueeze", "squeeze", "lift_fresh",
-            "view_as")  # fmt: skip
-# ... and in another one.
-_PERMUTED = ("t", "transpose", "permute", "numpy_T", "movedim")
+# Views with the elements of their source: in the same order, in another one, or several times.
+_VIEWS = {"expand": "expanded", **dict.fromkeys(("t", "transpose", "permute", "numpy_T", "movedim"), "permuted")}
+_VIEWS |= dict.fromkeys(("view", "_unsafe_view", "_reshape_alias", "detach", "alias", "unsqueeze", "squeeze",
+                         "lift_fresh", "view_as"), "ordered")  # fmt: skip
 # In-place operators that read nothing of what they fill.
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_",
                "cauchy_", "geometric_", "_foreach_copy_", "_foreach_zero_", "set_", "resize_")  # fmt: skip
@@ -74,7 +73,7 @@ class Operator:
         self.aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         fills = base in _OVERWRITES or overload(func).endswith("out")
         self.overwrites = [w for w in self.writes if fills or (self.asynchronous and w[1].startswith("output"))]
-        self.view = _view(base) if space == "aten" else ""
+        self.view = _VIEWS.get(base, "") if space == "aten" else ""
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """The tensors among the arguments that it writes to."""
@@ -124,12 +123,6 @@ def _tensors_at(
 ) -> Iterator[torch.Tensor]:
     for at, name in arguments:
         yield from tensors_in(args[at] if at < len(args) else kwargs.get(name))
-
-
-def _view(base: str) -> str:
-    if base == "expand":
-        return "expanded"
-    return "ordered" if base in _ORDERED else "permuted" if base in _PERMUTED else ""
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -34,15 +34,8 @@ _MAX_PENDING = 20_000
 
 # Recorders at work. A forked process, as a worker of a DataLoader, has them too; what it does is no part of the run.
 _active: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-
-def _in_forked_process() -> None:
-    for recorder in list(_active):
-        recorder.abandon()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_forked_process)
+    os.register_at_fork(after_in_child=lambda: [recorder.abandon() for recorder in list(_active)])
 
 
 class Recorder:

@@ -21,6 +21,7 @@ from typing import Any
 
 from retrograd.core.schema import decode
 from retrograd.core.system_errors import as_usage_error
+from retrograd.core.wording import shortened
 from retrograd.errors import TraceError, UsageError
 from retrograd.trace.schema import PHASES, SCHEMA, Exponents, Op, Stats, Trace
 
@@ -209,7 +210,7 @@ class _Reader:
             except TraceError:
                 raise
             except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError) as error:
-                raise TraceError(f"{self.name!r} is damaged in line {number}: {_short(error)}") from None
+                raise TraceError(f"{self.name!r} is damaged in line {number}: {shortened(str(error), 80)}") from None
         if trace is None:
             raise TraceError(f"{self.name!r} is empty")
         if not self.ended and not self.partial:
@@ -277,15 +278,11 @@ class _Reader:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{_short(value)} is no text")
+        raise TypeError(f"{shortened(str(value), 80)} is no text")
     return value
 
 
 def _number(value: Any, least: int = 0) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise TypeError(f"{_short(value)} is no number")
+        raise TypeError(f"{shortened(str(value), 80)} is no number")
     return value
-
-
-def _short(value: object) -> str:
-    return str(value)[:80]

@@ -117,17 +117,11 @@ class ValueTable:
             entry.values[key] = value
         return value
 
-    def bump_version(self, tensor: torch.Tensor) -> None:
-        """Somebody wrote into the tensor: all views of its storage hold new values."""
+    def bump_version(self, tensor: torch.Tensor, unwritten: bool = False) -> None:
+        """All views of its storage hold new values: somebody wrote into it, or it is fresh memory (`unwritten`)."""
         entry = self._entry_of(tensor)
         if entry is not None:
-            entry.values, entry.unwritten = {}, False
-
-    def mark_allocated(self, tensor: torch.Tensor) -> None:
-        """The tensor is fresh memory in which nobody has written."""
-        entry = self._entry_of(tensor)
-        if entry is not None:
-            entry.values, entry.unwritten = {}, True
+            entry.values, entry.unwritten = {}, unwritten
 
     def is_unwritten(self, tensor: torch.Tensor) -> bool:
         """Whether nobody seen has written to the memory since it was made."""

@@ -84,15 +84,6 @@ def _not_offered(context: StageContext, truth: Truth, got: Results, outs: Iterab
     )
 
 
-def _trap(name: str, want: torch.Tensor) -> str:
-    """What is wrong where a gradient of a gradient is no tensor, and should be one."""
-    return (
-        f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though its own "
-        f"derivative is as large as {float(want.abs().max()):.3g}; decorate the backward with once_differentiable, "
-        "so that asking raises, or make it differentiable"
-    )
-
-
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run with a graph over the backward, and its gradients."""
     out = CaseOutcome(power_text="refused, as it should be where it is not offered")
@@ -123,7 +114,12 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     results = {}
     for name, want in truth.want.items():
         if got[name] is None and want is not None and bool((want != 0).any()):
-            out.find("silently-constant", _trap(name, want), case, name)
+            message = (
+                f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though "
+                f"its own derivative is as large as {float(want.abs().max()):.3g}; decorate the backward with "
+                "once_differentiable, so that asking raises, or make it differentiable"
+            )
+            out.find("silently-constant", message, case, name)
         elif want is not None:
             results[name] = torch.zeros_like(want) if got[name] is None else got[name]
         elif got[name] is not None and bool((got[name] != 0).any()):  # type: ignore[union-attr]

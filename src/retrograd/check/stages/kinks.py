@@ -69,7 +69,7 @@ def _at_kinks_of(context: StageContext, case: Case, plain: Case, name: str, out:
                 out.findings.append(_finding(case, key, worst, interval))
         elif key.startswith("grad "):
             sure = torch.where(interval.at[key], tol, before.floor[key]) if key in interval.at else before.floor[key]
-            out.findings += context.judge.sums(case, key, got, want, truth, sure)
+            out.findings += context.judge.sums(case, key, got, want, sure)
     out.power_text = f"any value outside of the one-sided derivatives, at {int(mask.sum())} places"
     if context.level != "quick" and not out.findings:
         out.notes.append(

@@ -15,6 +15,7 @@ from retrograd.trace.bisecting.ddmin import minimise
 from retrograd.trace.bisecting.replay import Replay
 from retrograd.trace.bisecting.schema import Bisection, Culprit
 from retrograd.trace.bisecting.upcasting import PRECISIONS, Candidate, UpcastMode
+from retrograd.trace.value_ids import dtype_name
 
 BY = ("module", "operator")
 _DEFAULT_FRACTION = 10.0  # without a tolerance the error must fall to a tenth of what it is
@@ -183,10 +184,8 @@ class _Search:
 
     def notes(self) -> tuple[str, ...]:
         """Operators that could not be upcast."""
-        names = sorted({self.seen[k].name for k in self._refused})
-        if not names:
-            return ()
-        return (f"cannot be computed in {str(self._precision).removeprefix('torch.')}, left as is: {', '.join(names)}",)
+        names = ", ".join(sorted({self.seen[k].name for k in self._refused}))
+        return (f"cannot be computed in {dtype_name(self._precision)}, left as is: {names}",) * bool(names)
 
 
 def results(value: Any, model: nn.Module | None, argument: str) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from retrograd.trace.diffing import error_bounds
 from retrograd.trace.diffing.identity import base_name
 from retrograd.trace.diffing.schema import DivergenceCause
 from retrograd.trace.diffing.verdicts import PairVerdict
-from retrograd.trace.schema import Op, Stats
+from retrograd.trace.schema import Op
 
 # Operators that add in an order that may change between runs, on a GPU at least, as their documentation says.
 UNORDERED = re.compile(
@@ -141,13 +141,12 @@ def _other(verdict: PairVerdict, b: Op) -> DivergenceCause:
 
 def _relative(verdict: PairVerdict) -> float:
     a, b = verdict.pair.both
-    return max((_relative_difference(s, t) for s, t in zip(a.outputs, b.outputs, strict=False)), default=0.0)
-
-
-def _relative_difference(s: Stats, t: Stats) -> float:
-    size = max(s.rms or 0.0, t.rms or 0.0)
-    pairs = ((s.rms, t.rms), (s.low, t.low), (s.high, t.high))
-    return max((abs(x - y) / size for x, y in pairs if size and x is not None and y is not None), default=0.0)
+    worst = 0.0
+    for s, t in zip(a.outputs, b.outputs, strict=False):
+        size = max(s.rms or 0.0, t.rms or 0.0)
+        pairs = ((s.rms, t.rms), (s.low, t.low), (s.high, t.high))
+        worst = max(worst, *(abs(x - y) / size for x, y in pairs if size and x is not None and y is not None), 0.0)
+    return worst
 
 
 def _size(verdict: PairVerdict) -> str:

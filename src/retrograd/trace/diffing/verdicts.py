@@ -90,10 +90,14 @@ class PairJudge:
         outs, worst, bounds = self._outputs(a, b, errors)
         verdict = PairVerdict(pair, "same", ins, outs, _difference(pair, self.bitwise), excess=worst)
         verdict.random = draws_random(a) or draws_random(b)
-        verdict.outside = tuple(k for k, d in enumerate(ins) if d and self._from_outside(a, b, k))
+        verdict.outside = tuple(
+            k for k, (differs, s, t) in enumerate(zip(ins, a.inputs, b.inputs, strict=False))
+            if differs and s.tensor not in self._a.produced and t.tensor not in self._b.produced
+        )  # fmt: skip
         verdict.unwritten = self._a.reads(a, self._a.unwritten) or self._b.reads(b, self._b.unwritten)
         tainted = self._a.reads(a, self._a.tainted) or self._b.reads(b, self._b.tainted)
-        depends = any(ins) or (tainted and not _surely_equal(a, b))
+        known = all(t.digest is not None for t in (*a.outputs, *b.outputs)) and len(a.outputs) == len(b.outputs)
+        depends = any(ins) or (tainted and not (known and all(map(_bits_equal, a.outputs, b.outputs))))
         verdict.status = self._status(verdict, depends, bounds)
         if self.bitwise and verdict.status == "made":
             verdict.excess = _excess(a, b)
@@ -133,13 +137,6 @@ class PairJudge:
             (run.tainted.update if tainted else run.tainted.difference_update)(numbers)
         self._drawn_apart |= verdict.random and any(verdict.outputs)
         return verdict
-
-    def _from_outside(self, a: Op, b: Op, k: int) -> bool:
-        return (
-            k < len(b.inputs)
-            and a.inputs[k].tensor not in self._a.produced
-            and b.inputs[k].tensor not in self._b.produced
-        )
 
     def _inputs(self, a: Op, b: Op) -> tuple[tuple[bool, ...], list[float]]:
         """Which inputs differ, and the errors of A's."""
@@ -234,11 +231,6 @@ def _excess(a: Op, b: Op) -> float:
     return max(
         (error_bounds.excess(s, t, e) for s, t, e in zip(a.outputs, b.outputs, bounds, strict=True)), default=0.0
     )
-
-
-def _surely_equal(a: Op, b: Op) -> bool:
-    known = all(t.digest is not None for t in (*a.outputs, *b.outputs))
-    return known and len(a.outputs) == len(b.outputs) and all(map(_bits_equal, a.outputs, b.outputs))
 
 
 def _bits_equal(s: Stats, t: Stats) -> bool:
