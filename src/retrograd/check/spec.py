@@ -12,13 +12,7 @@ from typing import Any
 from retrograd.check import sizes as dimensions
 from retrograd.check.acceptance import acceptances
 from retrograd.check.calling import Call, arranged
-from retrograd.check.input_specs import COMPLEX as COMPLEX
-from retrograd.check.input_specs import COMPLEXES as COMPLEXES
-from retrograd.check.input_specs import DTYPES as DTYPES
-from retrograd.check.input_specs import FLOATS as FLOATS
-from retrograd.check.input_specs import SizeSpec as SizeSpec
-from retrograd.check.input_specs import TensorSpec as TensorSpec
-from retrograd.check.input_specs import dtype_name as dtype_name
+from retrograd.check.input_specs import COMPLEXES, FLOATS, SizeSpec, TensorSpec, dtype_name
 from retrograd.check.input_specs import size as size
 from retrograd.check.input_specs import tensor as tensor
 from retrograd.check.schema import Acceptance

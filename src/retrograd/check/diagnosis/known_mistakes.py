@@ -65,13 +65,24 @@ class Evidence:
         tol = tolerance.mistake_tolerance(self.truth.tol[self.name], self.want, tensor, self.case.dtype)
         return not compare(self.got, tensor, tol).wrong
 
-    def reference(self, change: Callable[..., Any] | None = None, *, case: Case | None = None) -> torch.Tensor | None:
-        """The tensor by the reference in float64, with `change` in its place or at another case."""
-        return self._result(case or self.case, self.grad_outs(), change)
-
-    def with_grad_outs(self, grad_outs: list[torch.Tensor]) -> torch.Tensor | None:
-        """The tensor by the reference for another grad_out."""
-        return self._result(self.case, grad_outs)
+    def reference(
+        self, change: Callable[..., Any] | None = None, *, case: Case | None = None,
+        grad_outs: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor | None:  # fmt: skip
+        """The tensor by the reference in float64, with `change` in its place, at another case or grad_out."""
+        case, gs = case or self.case, self.grad_outs() if grad_outs is None else grad_outs
+        reference = self.runner.reference(case)
+        layout = case.layout("grad_out")
+        reference = replace(
+            reference,
+            spec=replace(reference.spec, reference=change or reference.spec.reference),
+            grad_outs=lambda: [lay_out(g.detach().clone(), layout) for g in gs],
+        )
+        try:
+            result = reference.run(torch.float64, Float64()).get(self.name)
+        except Exception:  # a changed reference may be nonsense; then it is not what happened
+            return None
+        return None if result is None else result.detach()
 
     def grad_outs(self) -> list[torch.Tensor]:
         """grad_out of the case without its layout, per output."""
@@ -83,27 +94,12 @@ class Evidence:
         rest = self.want - part
         return float(((self.got - rest) * part).nan_to_num(0.0, 0.0, 0.0).sum()) / size if size else None
 
-    def _result(
-        self, case: Case, grad_outs: list[torch.Tensor], change: Callable[..., Any] | None = None
-    ) -> torch.Tensor | None:
-        reference = self.runner.reference(case)
-        layout = case.layout("grad_out")
-        reference = replace(
-            reference,
-            spec=replace(reference.spec, reference=change or reference.spec.reference),
-            grad_outs=lambda: [lay_out(g.detach().clone(), layout) for g in grad_outs],
-        )
-        try:
-            result = reference.run(torch.float64, Float64()).get(self.name)
-        except Exception:  # a changed reference may be nonsense; then it is not what happened
-            return None
-        return None if result is None else result.detach()
-
 
 def suspects(evidence: Evidence) -> Iterator[Suspect]:
     """All that is tried, the simplest first."""
-    cheap = (_scaled, _other_tensors, _moved, _times_an_input, _parameters, _other_inputs, _layouts, _roots)
-    for source in (*cheap, _operators, _parts):
+    sources = (_scaled, _other_tensors, _moved, _times_an_input, _parameters)
+    of_gradients = (_other_inputs, _layouts, _roots, _operators, _parts)
+    for source in (*sources, *of_gradients) if evidence.name.startswith("grad ") else sources:
         yield from source(evidence)
 
 
@@ -189,9 +185,7 @@ def _other_inputs(e: Evidence) -> Iterator[Suspect]:
     """Gradients of the op at ones or squares instead of an input, or for a grad_out of ones."""
     reference = e.runner.spec.reference
     assert reference is not None
-    if not e.name.startswith("grad "):
-        return
-    yield Suspect("grad_out is taken for ones", e.with_grad_outs([torch.ones_like(g) for g in e.grad_outs()]))
+    yield Suspect("grad_out is taken for ones", e.reference(grad_outs=[torch.ones_like(g) for g in e.grad_outs()]))
     names = list(e.runner.inputs(without_strides(e.case)))
     changes = (
         ("ones instead of", torch.ones_like),
@@ -214,10 +208,10 @@ def _other_inputs(e: Evidence) -> Iterator[Suspect]:
 def _roots(e: Evidence) -> Iterator[Suspect]:
     """With several outputs: one that adds nothing to the gradient, or too much."""
     grad_outs = e.grad_outs()
-    if len(grad_outs) < 2 or not e.name.startswith("grad "):
+    if len(grad_outs) < 2:
         return
     for i in range(len(grad_outs)):
-        rest = e.with_grad_outs([torch.zeros_like(g) if j == i else g for j, g in enumerate(grad_outs)])
+        rest = e.reference(grad_outs=[torch.zeros_like(g) if j == i else g for j, g in enumerate(grad_outs)])
         yield from _miscounted(e, rest, f"the part of the gradient that belongs to output {i}", "is not added")
 
 
@@ -241,7 +235,7 @@ def _layouts(e: Evidence) -> Iterator[Suspect]:
     for how, strides in ways:
         read = [_read(g, s) for g, s in zip(laid, strides, strict=True)]
         if any(not torch.equal(a, b) for a, b in zip(read, laid, strict=True)):
-            yield Suspect(f"grad_out is read {how}", e.with_grad_outs(read))
+            yield Suspect(f"grad_out is read {how}", e.reference(grad_outs=read))
 
 
 def _read(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -288,8 +282,6 @@ def _operators(e: Evidence) -> Iterator[Suspect]:
     """What comes back through one operator of the reference, taken 0, -1, 2 or any number of times."""
     reference = e.runner.spec.reference
     assert reference is not None
-    if not e.name.startswith("grad "):
-        return
     for number in range(_MOST_OPERATORS):
         mode = _Constant(number)
 
@@ -306,7 +298,7 @@ def _operators(e: Evidence) -> Iterator[Suspect]:
 def _parts(e: Evidence) -> Iterator[Suspect]:
     """Slices of grad_out that count 0, 2 or another whole number of times in a sum over them."""
     grad_outs = [g.double() for g in e.grad_outs()]
-    if not e.name.startswith("grad ") or len(grad_outs) != 1 or not bool(e.got.isfinite().all()):
+    if len(grad_outs) != 1 or not bool(e.got.isfinite().all()):
         return
     (grad_out,) = grad_outs
     for axis, n in enumerate(grad_out.shape):
@@ -316,7 +308,7 @@ def _parts(e: Evidence) -> Iterator[Suspect]:
         for i in range(n):
             only = torch.zeros_like(grad_out)
             only.select(axis, i).copy_(grad_out.select(axis, i))
-            tensor = e.with_grad_outs([only])
+            tensor = e.reference(grad_outs=[only])
             parts.append(torch.zeros_like(e.want).flatten() if tensor is None else tensor.detach().flatten())
         columns = torch.stack(parts, 1)  # [elements, n]
         times = torch.linalg.lstsq(columns, e.got.flatten()[:, None]).solution[:, 0].round()

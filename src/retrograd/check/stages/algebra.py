@@ -83,8 +83,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     for name, off in wrong.items():
         want = wanted.get(name)
         if want is None or want.shape != off.shape or bool((off & ~want.isnan()).any()):
-            message = f"{name} is not zero for a zero grad_out"
-            out.find("zero", message, case, name)
+            out.find("zero", f"{name} is not zero for a zero grad_out", case, name)
     return out
 
 

@@ -58,8 +58,7 @@ def _operators(context: StageContext, case: Case, out: CaseOutcome) -> int:
                 message = f"operator {func} fails {test} of torch.library.opcheck: {line.strip()}"
                 out.find(_TESTS.get(test, "operator"), message, case, str(func))
         if not any(f.tensor == str(func) for f in out.findings) and (difference := _strides(func, args, kwargs)):
-            message = f"operator {func} has another fake than kernel: {difference}"
-            out.find("fake", message, case, str(func))
+            out.find("fake", f"operator {func} has another fake than kernel: {difference}", case, str(func))
     return len(calls.first)
 
 
@@ -92,8 +91,7 @@ def _compare(context: StageContext, case: Case, run: OpRun, eager: OpRun, how: s
     got, want = run.tensors[name], eager.tensors[name]
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
         forms = [None if t is None else (tuple(t.shape), t.dtype) for t in (got, want)]
-        message = f"{name} is {forms[0]} {how}, {forms[1]} in eager"
-        out.find("form", message, case, name)
+        out.find("form", f"{name} is {forms[0]} {how}, {forms[1]} in eager", case, name)
         return
     if context.spec.reference is None:
         out.notes.append(
@@ -168,8 +166,7 @@ def _transformed(context: StageContext, case: Case, eager: OpRun, transform: str
     try:
         outs, grads = _WAYS[transform](call, leaves, gs)
     except Exception as error:
-        message = f"{how}: {type(error).__name__}: {str(error).splitlines()[0]}"
-        out.find("raises", message, case)
+        out.find("raises", f"{how}: {type(error).__name__}: {str(error).splitlines()[0]}", case)
         return
     named = {f"grad {name}": grad for name, grad in zip(names, grads, strict=True)}
     named = {name: None if grad is None else as_real(grad) for name, grad in named.items()}

@@ -49,8 +49,7 @@ def _outputs(context: StageContext, case: Case, out: CaseOutcome) -> None:
     ordinary = {t.dtype for t in floats}
     for name, t in {**forward.results.inexact, **forward.results.exact}.items():
         if floats and t.device != floats[0].device:
-            message = f"{name} is on {t.device}, the inputs on {floats[0].device}"
-            out.find("device", message, case, name)
+            out.find("device", f"{name} is on {t.device}, the inputs on {floats[0].device}", case, name)
         want = None if own is None else {**own.inexact, **own.exact}.get(name)
         if want is None:
             continue
@@ -84,14 +83,12 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         try:
             part = context.runner.run(case, only=subset)
         except OpRaised as error:
-            message = f"when only {', '.join(subset)} require(s) a gradient, {error}"
-            out.find("subset", message, case, ", ".join(subset))
+            out.find("subset", f"when only {', '.join(subset)} require(s) a gradient, {error}", case, ", ".join(subset))
             continue
         for name, grad in part.grads.items():
             if not _agree(grad, full.grads[name], tf32=context.runner.tf32):
                 state = "is None" if grad is None else "differs"
-                message = f"{name} {state} when only {', '.join(subset)} require(s) a gradient"
-                out.find("subset", message, case, name)
+                out.find("subset", f"{name} {state} when only {', '.join(subset)} require(s) a gradient", case, name)
     alone = [_outputs_alone] * (len(full.outs) > 1)
     for part in shard(context, alone, "gradients of each output alone", least=1):
         part(context, case, full, out)
@@ -107,8 +104,7 @@ def _outputs_alone(context: StageContext, case: Case, full: OpRun, out: CaseOutc
                 total[name] = total.get(name, torch.zeros_like(grad)) + grad
     for name, grad in full.grads.items():
         if not _agree(total.get(name), grad, tf32=context.runner.tf32):
-            message = f"{name} is not the sum of its parts from each output alone"
-            out.find("output-subset", message, case, name)
+            out.find("output-subset", f"{name} is not the sum of its parts from each output alone", case, name)
 
 
 STAGE = Stage("contract", "gradients exist, fit, for every subset", 10, check)

@@ -84,6 +84,15 @@ def _not_offered(context: StageContext, truth: Truth, got: Results, outs: Iterab
     )
 
 
+def _trap(name: str, want: torch.Tensor) -> str:
+    """What is wrong where a gradient of a gradient is no tensor, and should be one."""
+    return (
+        f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though its own "
+        f"derivative is as large as {float(want.abs().max()):.3g}; decorate the backward with once_differentiable, "
+        "so that asking raises, or make it differentiable"
+    )
+
+
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run with a graph over the backward, and its gradients."""
     out = CaseOutcome(power_text="refused, as it should be where it is not offered")
@@ -95,8 +104,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         got = {name: None if t is None else as_real(t) for name, t in got.items()}
     except Exception as error:
         if promise == "right":
-            message = f"gradients of gradients are promised, but raise {type(error).__name__}: {error}"
-            out.find("raises", message, case)
+            out.find("raises", f"gradients of gradients are promised, but raise {type(error).__name__}: {error}", case)
         return out
     if promise == "raises":
         message = "gradients of gradients do not raise, as the op promises (double_backward=False)"
@@ -114,12 +122,7 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
     results = {}
     for name, want in truth.want.items():
         if got[name] is None and want is not None and bool((want != 0).any()):
-            message = (
-                f"{name} is silently missing: a gradient taken with create_graph=True does not depend on it, though "
-                f"its own derivative is as large as {float(want.abs().max()):.3g}; decorate the backward with "
-                "once_differentiable, so that asking raises, or make it differentiable"
-            )
-            out.find("silently-constant", message, case, name)
+            out.find("silently-constant", _trap(name, want), case, name)
         elif want is not None:
             results[name] = torch.zeros_like(want) if got[name] is None else got[name]
         elif got[name] is not None and bool((got[name] != 0).any()):  # type: ignore[union-attr]

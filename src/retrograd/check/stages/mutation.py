@@ -42,12 +42,10 @@ def check(context: StageContext, case: Case) -> CaseOutcome:
         return out  # it refuses these strides, which the layouts stage tells
     for name, value in fresh.items():
         if isinstance(value, torch.Tensor) and not same_bits(run.inputs[name].detach(), value):
-            message = f"input `{name}` was overwritten"
-            out.find("input", message, case, name)
+            out.find("input", f"input `{name}` was overwritten", case, name)
     for i, (g, copy) in enumerate(zip(gs, kept, strict=True)):
         if not same_bits(g, copy):
-            message = f"grad_out of output {i} was overwritten by the backward"
-            out.find("grad_out", message, case, "grad_out")
+            out.find("grad_out", f"grad_out of output {i} was overwritten by the backward", case, "grad_out")
     # In place on what is laid out otherwise, a view, autograd takes apart what hangs on it.
     if not out.findings and not case.layouts:
         for name in context.runner.differentiable(case):

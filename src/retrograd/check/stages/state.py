@@ -47,8 +47,7 @@ def _between_calls(context: StageContext, case: Case, alone: OpRun, out: CaseOut
             out.find("kept-buffer", f"{name} {problem}", case, name)
             return
         if name := context.judge.changed(case, context.runner.run(case), kept):
-            problem = f"is not what it was before a call with {label}"
-            out.find("carried-over", f"{name} {problem}", case, name)
+            out.find("carried-over", f"{name} is not what it was before a call with {label}", case, name)
             return
 
 
@@ -62,8 +61,7 @@ def _twice(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) ->
     try:
         second = graph.backward()
     except OpRaised as error:
-        message = f"a second backward over the same graph (retain_graph=True) fails: {error}"
-        out.find("second-backward", message, case)
+        out.find("second-backward", f"a second backward over the same graph (retain_graph=True) fails: {error}", case)
         return
     if name := first.first_difference(kept):
         problem = "of the first backward is overwritten by a second one over the same graph"
@@ -150,8 +148,7 @@ def _on_device(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome
             # The stream's own context makes its device current; the op is called outside of it.
             far = _late(context, case, there, stream).backward()
     except OpRaised as error:
-        message = f"on {there}, while another device is current, {error}"
-        out.find("device", message, case)
+        out.find("device", f"on {there}, while another device is current, {error}", case)
         return
     torch.cuda.synchronize(there)
     torch.cuda.synchronize(here)
