@@ -40,7 +40,10 @@ class GemmaRMSNorm(torch.nn.Module):
 
 
 class OwnNorm(torch.nn.LayerNorm):
-    """A subclass may do anything and is left alone."""
+    """A subclass may do anything: this one shifts what LayerNorm gives."""
+
+    def forward(self, x):
+        return super().forward(x) + 1.0
 
 
 class Block(torch.nn.Module):
@@ -55,8 +58,8 @@ class Block(torch.nn.Module):
         return self.own(x + self.norm2(self.linear(self.norm1(x))))
 
 
-ALSO = {
-    LlamaRMSNorm: patch.RmsLike(),
+LIKE = {
+    "LlamaRMSNorm": patch.RmsLike(),
     "GemmaRMSNorm": patch.RmsLike(eps="eps", weight_offset=1.0, promotes=False),
 }
 
@@ -100,6 +103,9 @@ def test_same_results_same_objects_and_back(model, batch):
     assert type(model[0].norm1) is nn.RMSNorm
     assert type(model[0].norm2) is nn.LayerNorm
     assert type(model[0].own) is OwnNorm
+    assert set(handle.left) == {"0.own", "1.0.own"}
+    assert "as LayerLike(eps='eps', weight_offset=" in handle.left["0.own"]
+    assert repr(handle).startswith("<4 norms replaced; left 0.own, 1.0.own: as LayerLike(")
     assert objects == [*map(id, model.parameters()), *map(id, model.modules())]
     assert names == list(model.state_dict())
     for got, want in zip(gradients(model, x, grad_out), before, strict=True):
@@ -147,7 +153,7 @@ def test_norms_of_other_libraries(kind, weight_dtype, dtype):
     x, grad_out = torch.randn(2, 6, 32).to(dtype)
     want = model(x)
     exact = [t.double() for t in gradients(copy.deepcopy(model).double(), x.double(), grad_out.double())]
-    with patch.norms(model, ALSO) as handle:
+    with patch.norms(model, {kind.__name__: LIKE[kind.__name__]}, recognise=False) as handle:
         assert handle.names == ("0",)
         assert isinstance(model[0], kind)
         assert type(model[0]).__name__ == kind.__name__
@@ -197,7 +203,7 @@ def test_a_model_that_is_a_norm():
 def test_compiles_without_graph_breaks(model, batch):
     model.append(LlamaRMSNorm(16))
     want = gradients(model, *batch)
-    with patch.norms(model, ALSO):
+    with patch.norms(model):
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         found = gradients(compiled, *batch)
     for got, expected in zip(found, want, strict=True):

@@ -18,7 +18,7 @@ from retrograd.check.reference import OpRaised, Reference, grads_of
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
-from retrograd.errors import InterpreterError, UnsupportedOperationError
+from retrograd.errors import InterpreterError, MissingExtraError, UnsupportedOperationError
 
 _KEPT = 8  # cases whose values are kept: a case is run some ten times in a row
 
@@ -214,8 +214,8 @@ class OpRunner:
         try:
             with cpu_kernels.pretended(self.spec.fn):
                 result = self.spec.fn(*inputs.values(), **dict(case.params))
-        except (InterpreterError, UnsupportedOperationError):
-            raise
+        except (InterpreterError, MissingExtraError, UnsupportedOperationError):
+            raise  # it says nothing about the op
         except Exception as error:
             raise OpRaised.at("forward", error) from error
         if any(not torch.equal(b, state) for b, state in zip(before, self._generators() if first else [], strict=True)):

@@ -204,7 +204,8 @@ class Float64(TorchDispatchMode):
         """Numbers from a random place of a pool; not to be written to."""
         count = math.prod(shape)
         if count <= _PIECE:
-            return torch.narrow(pool, 0, int(self._place() * (_POOL - count)), count).view(shape)
+            start = int(self._place() * (_POOL - count))
+            return torch.narrow(pool, 0, start, count).view(shape)
         starts = [int(self._place() * (_POOL - _PIECE)) for _ in range(-(-count // _PIECE))]
         return torch.cat([pool[start : start + _PIECE] for start in starts])[:count].view(shape)
 

@@ -46,6 +46,11 @@ def units(dtype: str, compute: str | None) -> tuple[float, float]:
     return (min(UNIT[dtype], UNIT[compute]) if compute else UNIT[dtype]), accumulate
 
 
+def sum_error(terms: int, dtype: str = "float32") -> float:
+    """The largest error of a sum of so many products in any order, relative to the sum of their sizes (Higham 3.1)."""
+    return terms * UNIT[dtype] / (1 - terms * UNIT[dtype])
+
+
 # Units of rounding around a kink within which correct formulas may be on either side: a coordinate that is shifted,
 # scaled and shifted back has three roundings of up to one unit each, twice that for two formulas, and eight to be safe.
 KINK = 8.0

@@ -10,6 +10,8 @@ from types import ModuleType
 
 import torch
 
+from retrograd.errors import MissingExtraError
+
 
 class Impl(Enum):
     """An implementation of an op."""
@@ -33,8 +35,13 @@ class Family:
     doubles: tuple[Impl, ...]  # those that compute in float64
 
     def module(self, impl: Impl) -> ModuleType:
-        """The package or module of an implementation."""
-        return import_module(f"{self.package}.{_MODULES[impl]}")
+        """The package or module of an implementation; MissingExtraError if it needs Triton, which is not installed."""
+        try:
+            return import_module(f"{self.package}.{_MODULES[impl]}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "triton":
+                raise
+            raise MissingExtraError("triton", "triton", f"impl={impl.value!r}") from None
 
     def choose(self, impl: str | Impl | None, dtype: torch.dtype, device: torch.device) -> Impl:
         """The implementation to run on `device`; None picks triton on CUDA, native on CPU where it can run, else torch.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,24 +15,10 @@ from typing import Any, Self, Unpack
 import torch
 
 from retrograd.nn.norm import LayerNorm, NormOptions, RMSNorm, check_options
-from retrograd.ops import rms_norm
+from retrograd.patch import recognition
+from retrograd.patch.recognition import LayerLike, NormLike, RmsLike
 
 _OURS: dict[type, type] = {torch.nn.RMSNorm: RMSNorm, torch.nn.LayerNorm: LayerNorm}
-
-
-@dataclass(frozen=True)
-class RmsLike:
-    """How an RMSNorm that is not torch's own is to be read.
-
-    Attributes:
-        eps: name of the attribute that holds eps.
-        weight_offset: added to the weight: 1.0 for Gemma.
-        promotes: y has the promoted dtype of x and weight (Llama multiplies by the weight last), else that of x.
-    """
-
-    eps: str = "variance_epsilon"
-    weight_offset: float = 0.0
-    promotes: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,11 +34,13 @@ class Handle:
 
     Attributes:
         names: qualified names of the replaced modules.
+        left: qualified name of each module that looks like a norm and was left, with the reason.
     """
 
-    def __init__(self, swaps: list[_Swap], options: NormOptions) -> None:
+    def __init__(self, swaps: list[_Swap], left: dict[str, str], options: NormOptions) -> None:
         self._swaps, self._options = swaps, options
         self.names = tuple(swap.name for swap in swaps)
+        self.left = left
 
     def undo(self) -> None:
         """Give every module the class it had. A second call does nothing.
@@ -80,90 +69,146 @@ class Handle:
         self.undo()
 
     def __repr__(self) -> str:
-        return f"<{len(self._swaps)} norms replaced>"
+        names: dict[str, list[str]] = {}
+        for name, reason in self.left.items():
+            names.setdefault(reason, []).append(name)
+        left = "".join(f"; left {_shortened(of)}: {reason}" for reason, of in names.items())
+        return f"<{len(self._swaps)} norms replaced{left}>"
+
+
+def _shortened(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def norms(
-    model: torch.nn.Module, also: Mapping[type | str, RmsLike] | None = None, **options: Unpack[NormOptions]
+    model: torch.nn.Module,
+    also: Mapping[type | str, RmsLike | LayerLike] | None = None,
+    *,
+    recognise: bool = True,
+    **options: Unpack[NormOptions],
 ) -> Handle:
     """Replace the norms of a model by this project's, in place.
 
-    Replaced are modules whose class is exactly torch.nn.RMSNorm or torch.nn.LayerNorm, not a subclass, and those in
-    `also`. Parameters, hooks, training mode and the modules themselves stay the same objects, and the new classes
-    are subclasses of the old, so optimisers, state_dict and isinstance see no difference.
+    Replaced are torch.nn.RMSNorm and torch.nn.LayerNorm, and modules of other classes that look like a norm (no
+    children, "norm" in the name of the class) and compute one: random rows of several scales through the module and
+    through ours, in float32 and bfloat16, forward and backward, have to agree within rounding. What looks like a norm
+    and was left is in `left` of the handle, with the reason. Parameters, hooks, training mode and the modules
+    themselves stay the same objects, and the new classes are subclasses of the old, so optimisers, state_dict and
+    isinstance see no difference.
 
     Args:
         model: any module, itself included.
-        also: other RMSNorm classes with a `weight` and no bias, by class or by name, and how to read them:
-            {"LlamaRMSNorm": RmsLike(), "GemmaRMSNorm": RmsLike(eps="eps", weight_offset=1.0, promotes=False)}.
+        also: classes, by class or by name, that are to be replaced whatever they are called, and how to read them:
+            {"Scale": RmsLike(eps="eps", weight_offset=1.0, promotes=False)}. They are run beside ours like the others.
+        recognise: Look for norms of other libraries. False replaces torch's own and those in `also`.
         options: set on every replaced module, see `retrograd.nn.norm.NormOptions`.
 
     Returns:
-        A handle that knows what was replaced and undoes it.
+        A handle that knows what was replaced and what was left, and undoes it.
 
     Raises:
         TypeError: an option is unknown or belongs into `also`.
-        ValueError: a module of a class in `also` lacks weight or eps, or a module has a forward of its own; nothing
-            is replaced.
+        ValueError: no module is of a class that `also` names, one that is lacks eps or computes something else than
+            `also` says, or has a forward of its own, as may a norm of torch; nothing is replaced.
 
     Numerics: y is rounded once, where Llama's own code rounds before and after the multiplication by the weight.
     """
     check_options(options)
     if "weight_offset" in options:
         raise TypeError("`weight_offset` is a matter of each class, expected in RmsLike(weight_offset=...) of `also`")
-    swaps = []
+    also = also or {}
+    _check_names(model, also)
+    swaps: list[_Swap] = []
+    left: dict[str, str] = {}
+    known: dict[Any, NormLike | str] = {}
     for name, module in model.named_modules():
-        target = _target(name, module, also or {})
-        if target is not None:
+        target = _target(name, module, also, known if recognise else None)
+        if isinstance(target, str):
+            left[name] = target
+        elif target is not None:
             swaps.append(_Swap(name, module, type(module), target))
     for swap in swaps:
         swap.module.__class__ = swap.after
         swap.module.__dict__.update(options)
-    return Handle(swaps, options)
+    return Handle(swaps, left, options)
 
 
-def _target(name: str, module: torch.nn.Module, also: Mapping[type | str, RmsLike]) -> type | None:
-    """The class that replaces the module's, None to leave it."""
+def _check_names(model: torch.nn.Module, also: Mapping[type | str, NormLike]) -> None:
+    """Raise ValueError for a name in `also` that no module's class has."""
+    kinds = {type(module).__name__ for module in model.modules()}
+    for name in also:
+        if isinstance(name, str) and name not in kinds:
+            near = difflib.get_close_matches(name, kinds, n=1) or sorted(k for k in kinds if "norm" in k.lower())
+            raise ValueError(
+                f"`also` names {name!r}, and no module of the model is of such a class; "
+                f"expected one of its classes, such as {', '.join(near) or ', '.join(sorted(kinds))}"
+            )
+
+
+def _target(
+    name: str, module: torch.nn.Module, also: Mapping[type | str, NormLike], known: dict[Any, NormLike | str] | None
+) -> type | str | None:
+    """The class that replaces the module's, why it is left, or None where it is no matter of ours.
+
+    `known` has what modules of the same attributes are; None if norms of other libraries are not looked for.
+    """
     kind = type(module)
-    like = also.get(kind, also.get(kind.__name__))
-    if kind not in _OURS and (like is None or issubclass(kind, _Like)):
+    stated = also.get(kind, also.get(kind.__name__))
+    if issubclass(kind, (_Like, *_OURS.values())):
+        return None
+    own_forward = (
+        f"`{name}` has a forward of its own beside that of {kind.__name__}, which a change of class would not "
+        "touch; remove it first (accelerate and kernels hang hooks there)"
+    )
+    if kind in _OURS or stated is not None:
+        if "forward" in module.__dict__:
+            raise ValueError(own_forward)
+        if stated is None:
+            return _OURS[kind]
+        _check_stated(name, module, stated)
+        return _like_class(kind, stated)
+    if known is None or not recognition.looks_like_norm(module):
         return None
     if "forward" in module.__dict__:
-        raise ValueError(
-            f"`{name}` has a forward of its own beside that of {kind.__name__}, which a change of class would not "
-            "touch; remove it first (accelerate and kernels hang hooks there)"
-        )
-    if kind in _OURS:
-        return _OURS[kind]
+        return own_forward
+    key = recognition.same_by_attributes(module)
+    like = recognition.recognise(module) if key is None or key not in known else known[key]
+    if key is not None:
+        known[key] = like
+    return like if isinstance(like, str) else _like_class(kind, like)
+
+
+def _check_stated(name: str, module: torch.nn.Module, like: NormLike) -> None:
+    """Raise ValueError where the module is not what `also` says."""
+    kind = type(module).__name__
     for needed in ("weight", like.eps):
         if not hasattr(module, needed):
             raise ValueError(
-                f"`{name}` is a {kind.__name__} without `{needed}`, expected a norm with `weight` and `{like.eps}`; "
-                "say where its eps is with RmsLike(eps=...)"
+                f"`{name}` is a {kind} without `{needed}`, expected a norm with `weight` and `{like.eps}`; "
+                f"say where its eps is with {type(like).__name__}(eps=...)"
             )
-    return _like_class(kind, like)
+    reasons = list(recognition.explained(module, like))
+    if reasons:
+        raise ValueError(f"`{name}`, a {kind}, is not what `also` says, {like}: {'; '.join(reasons)}")
 
 
-_OPTIONS = tuple(sorted(NormOptions.__optional_keys__))
+_OPTIONS = tuple(sorted(NormOptions.__optional_keys__ - {"weight_offset"}))
 
 
 class _Like(torch.nn.Module):
-    """First base of a class that is made for a norm in `also`; the norm's own class is the second."""
+    """First base of a class that is made for a norm of another library; the norm's own class is the second."""
 
-    retrograd_like = RmsLike()
+    retrograd_like: NormLike = RmsLike()
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """y, with the options that the patch set on this module."""
-        like = self.retrograd_like
+    def forward(self, *args: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        """y of the one argument, whatever it is called, with the options that the patch set on this module."""
+        (x,) = (*args, *named.values())
         # Not through __dict__, whose items torch.compile cannot follow before torch 2.13.
         options: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS if hasattr(self, name)}
-        if like.promotes:
-            options.setdefault("out_dtype", torch.promote_types(hidden_states.dtype, self.weight.dtype))
-        eps = float(getattr(self, like.eps))
-        return rms_norm(hidden_states, self.weight, eps=eps, weight_offset=like.weight_offset, **options)
+        return recognition.compute(x, self, self.retrograd_like, **options)
 
 
 @cache
-def _like_class(kind: type, like: RmsLike) -> type:
+def _like_class(kind: type, like: NormLike) -> type:
     """A subclass of `kind` of the same name whose forward is ours; one per class, so that compiled code is shared."""
     return type(kind.__name__, (_Like, kind), {"retrograd_like": like, "__module__": kind.__module__})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from retrograd import config
@@ -13,7 +14,7 @@ from retrograd.compat.triton_autotuning import TUNING
 from retrograd.compat.triton_compile import GpuDescription
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_autotuning
 from retrograd.compat.triton_ttir import executing
-from retrograd.errors import InterpreterError
+from retrograd.errors import InterpreterError, MissingExtraError
 from retrograd.runtime.triton import fake_gpu
 from retrograd.runtime.triton.planned_gpu import planning
 from retrograd.ttir.kept_texts import kept_text
@@ -60,9 +61,12 @@ def cpu_triton(
 
     Raises:
         InterpreterError: TRITON_INTERPRET is set.
+        MissingExtraError: Triton is not installed.
         UnsupportedVersionError: this Triton compiles or launches otherwise.
         UnsupportedOperationError: a kernel has an operation that cannot be executed.
     """
+    if find_spec("triton") is None:
+        raise MissingExtraError("triton", "triton", "executing Triton kernels")
     if config.interpreting():
         raise InterpreterError("TRITON_INTERPRET=1 has kernels in Triton's interpreter; unset it to have them executed")
     session = Session(seed, orders, limit, configuration=configuration, tuned_kernel=tuned_kernel)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from retrograd.compat.triton_relaunch import has_plain_arguments
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm import launch_cache
 from retrograd.ops.norm.autograd import ONCE_ONLY, gradients
@@ -134,6 +133,8 @@ def driver_call(handle: Any, tensors: int, rest: Iterable[Any]) -> DriverCall | 
         return None
     warps, ctas, shared = handle.metadata
     meta = compiled.metadata
+    from retrograd.compat.triton_relaunch import has_plain_arguments  # a kernel was launched, so Triton is there
+
     if ctas != 1 or not has_plain_arguments(compiled):
         return None
     kinds = list(compiled.src.signature.values())
