@@ -52,6 +52,7 @@ def _inlined(graph: Graph) -> bool:
 
 _FOLDED = frozenset({"tuple", "get-tuple-element", "opt-barrier", "parameter", "copy", "while", "conditional"})
 _INLINED = frozenset({"call", "fusion"})
+_CONTEXTS = {"s32[]", "u32[]"}  # of asynchronous operations
 # Of constants alone these are constants, too.
 _LITERAL = frozenset({"constant", "iota", "broadcast", "broadcast-in-dim", "convert", "reshape"})
 
@@ -73,8 +74,10 @@ class _Folder:
         values = self.fold(computation, None)
         if result.collectives:
             self.drop_tokens(values)
-        root = values[computation.root]
+        root, returned = values[computation.root], computation.instructions[computation.root]
         result.outputs, result.structure = flatten(root), structure(root)
+        if returned.opcode == "tuple":
+            result.structure += returned.attrs  # of FX: what is returned beside values
         result.parameters = [n for p in computation.parameters for n in flatten(values[p])]
         for number, node in enumerate(result.parameters):
             result.numbers[node] = number
@@ -110,18 +113,16 @@ class _Folder:
                 operands.append(own)
                 origins.append(ins)
                 numbers.append(-1)
-            elif ins.opcode == "parameter" and arguments is not None:
-                values.append(arguments[int(ins.attrs.partition(",")[0])])
             else:
-                values.append(self.value(ins))
+                node = len(labels)
+                values.append(self.value(ins, arguments))
             value = values[-1]
             if type(value) is tuple:
                 packed.add(len(values) - 1)
             if ins.has_effect:
                 self.effects += [n for n in flatten(value) if n >= 0]
             if ins.after:
-                before = tuple([n for place in ins.after for n in flatten(values[place]) if n >= 0])
-                result.after.update((n, before) for n in flatten(value) if n >= 0)
+                self.ordered(ins, value, node)
         if arguments is not None:
             for node in range(start, len(labels)):
                 result.homes.setdefault(node, computation)
@@ -153,40 +154,71 @@ class _Folder:
         self.used.add(copied)
         return copied
 
-    def value(self, instruction: Instruction) -> Value:
+    def ordered(self, ins: Instruction, value: Value, first: int) -> None:
+        """Note what runs before an instruction; beside it where it is folded into values from before node `first`."""
+        before = tuple([n for place in ins.after for n in flatten(self.place_values[place]) if n >= 0])
+        nodes = [n for n in flatten(value) if n >= first]
+        self.result.after.update((n, before) for n in nodes)
+        if before and not nodes:
+            self.result.folded.append(((*flatten(value), *before), ins))
+
+    def value(self, instruction: Instruction, arguments: list[Value] | None) -> Value:
         """The value of an instruction that is folded, or that takes tuples."""
-        opcode, values, result = instruction.opcode, self.place_values, self.result
-        value: Value
-        if opcode == "tuple":
-            value = tuple([values[o] for o in instruction.operands])
-        elif opcode == "get-tuple-element":
-            value = self.element(instruction)
-        elif opcode in ("opt-barrier", "copy") and len(instruction.operands) == 1:
-            value = values[instruction.operands[0]]
-            if opcode == "opt-barrier":
-                result.barriers.append(tuple(flatten(value)))
-        elif opcode in _INLINED and self.inlined and self.fits(instruction):
-            body = self.graph.computations[instruction.called[0][1]]
-            value = self.fold(body, [values[o] for o in instruction.operands])[body.root]
-        elif opcode in COLLECTIVES:
+        opcode = instruction.opcode
+        if opcode in COLLECTIVES:
             return self.collective(instruction, opcode, instruction)
-        elif _asynchronous(opcode):
+        if _asynchronous(opcode):
             return self.asynchronous(instruction)
-        elif opcode == "parameter":
+        if opcode == "parameter" and arguments is None:
             rest = instruction.attrs.partition(", ")[2]
             return self.spread(instruction, instruction.shape, lambda shape: ("parameter", shape, rest))
-        elif opcode in ("while", "conditional") and instruction.shape.startswith("("):
+        if opcode in ("while", "conditional") and instruction.shape.startswith("("):
             node = self.node(instruction, "")
             self.effects += [node] if instruction.has_effect else []
             numbers = iter(range(instruction.shape.count("[") + 1))
             return self.spread(
                 instruction, instruction.shape, lambda part: ("get-tuple-element", part, str(next(numbers))), (node,)
             )
-        else:
+        value = self.folded(instruction, arguments)
+        # What says more than its operand, as a copy to another dtype does in a damaged text, is not folded.
+        if value is None or not self.agrees(value, instruction.shape):
             return self.node(instruction, instruction.shape)
-        if instruction.placement or opcode in ("copy", "fusion"):
-            result.folded.append((tuple(flatten(value)), instruction))
+        if opcode == "opt-barrier":
+            self.result.barriers.append(tuple(flatten(value)))
+        constant = type(value) is int and value in self.literals  # each user has one of its own
+        if instruction.placement or (opcode in ("copy", "fusion") and not constant):
+            self.result.folded.append((() if constant else tuple(flatten(value)), instruction))
         return value
+
+    def folded(self, instruction: Instruction, arguments: list[Value] | None) -> Value | None:
+        """The value of an instruction that only passes values on; None if it does more."""
+        opcode, values = instruction.opcode, self.place_values
+        if opcode == "get-tuple-element":
+            return self.element(instruction)
+        if opcode == "parameter" and arguments is not None:
+            number, _, rest = instruction.attrs.partition(", ")
+            return None if rest else arguments[int(number)]
+        if opcode == "tuple" and (not instruction.attrs or self.graph.format == "fx"):
+            return tuple([values[o] for o in instruction.operands])
+        if instruction.attrs:
+            return None
+        if opcode in ("opt-barrier", "copy") and len(instruction.operands) == 1:
+            return values[instruction.operands[0]]
+        if opcode in _INLINED and self.inlined and self.fits(instruction):
+            body = self.graph.computations[instruction.called[0][1]]
+            return self.fold(body, [values[o] for o in instruction.operands])[body.root]
+        return None
+
+    def agrees(self, value: Value, shape: str) -> bool:
+        """Has a value this shape? FX prints no shapes of tuples."""
+        if self.graph.format == "fx":
+            return True
+        if type(value) is int:
+            return value < 0 or self.result.labels[value][1] == shape
+        parts = elements(shape) if shape.startswith("(") else []
+        if shape == "()" or (len(value) == 1 and value[0] in range(-(1 << 40), 0)):  # type: ignore[index]
+            return shape != "()" or not value
+        return len(parts) == len(value) and all(map(self.agrees, value, parts))  # type: ignore[arg-type]
 
     def fits(self, call: Instruction) -> bool:
         return len(call.called) == 1 and len(self.graph.computations[call.called[0][1]].parameters) == len(
@@ -226,20 +258,21 @@ class _Folder:
     def element(self, instruction: Instruction) -> Value:
         value = self.place_values[instruction.operands[0]] if instruction.operands else 0
         if type(value) is tuple:
-            try:
-                return value[int(instruction.attrs.partition(",")[0])]
-            except (IndexError, ValueError):
+            index = instruction.attrs
+            if not index.isdecimal() or int(index) >= len(value):
                 raise GraphError(
                     f"{self.graph.title}, line {instruction.line}: {instruction.name} takes element "
                     f"{instruction.attrs or '(none)'} of a tuple with {len(value)}"
-                ) from None
+                )
+            return value[int(index)]
         return self.node(instruction, instruction.shape)
 
     def collective(self, instruction: Instruction, opcode: str, start: Instruction) -> Value:
         """One node an operand where result k depends on operand k alone; else one node."""
         result, count = self.result, len(start.operands)
+        merged = self.merged(start, opcode, instruction)
         if opcode not in PER_OPERAND or count < 2:
-            node = self.renamed(start, opcode, instruction)
+            node = self.renamed(start, merged)
             result.collectives.append(CollectiveNodes(start, opcode, (node,)))
             return node
         shapes = elements(instruction.shape)
@@ -247,17 +280,22 @@ class _Folder:
         for k, operand in enumerate(start.operands):
             shape = shapes[k] if k < len(shapes) else ""
             own = self.unshared(tuple(flatten(self.place_values[operand])))
-            nodes.append(self.add(instruction, (opcode, shape, start.attrs), own))
+            nodes.append(self.add(merged, (opcode, shape, start.attrs), own))
             if start.called:
                 result.called[nodes[-1]] = start.called
         result.collectives.append(CollectiveNodes(start, opcode, tuple(nodes)))
         self.effects += nodes if start.has_effect else []
         return tuple(nodes)
 
-    def renamed(self, start: Instruction, opcode: str, done: Instruction) -> int:
-        placed = ", ".join(filter(None, [start.placement, done.placement]))
-        merged = replace(start, opcode=opcode, shape=done.shape, placement=placed)
-        node = self.node(merged, done.shape)
+    def merged(self, start: Instruction, opcode: str, done: Instruction) -> Instruction:
+        """The start and the done of an asynchronous operation as one instruction."""
+        if start is done:
+            return start
+        placed = ", ".join(filter(None, [start.placement, done.placement, done.attrs]))
+        return replace(start, opcode=opcode, shape=done.shape, placement=placed)
+
+    def renamed(self, start: Instruction, merged: Instruction) -> int:
+        node = self.node(merged, merged.shape)
         self.effects += [node] if start.has_effect else []
         return node
 
@@ -268,7 +306,7 @@ class _Folder:
         if base in ("send", "recv", "infeed", "outfeed"):
             return self.node(instruction, instruction.shape)
         if part == "start":
-            return (-1 - len(values),)
+            return (-1 - len(values),) if self.starts(instruction) else self.node(instruction, instruction.shape)
         value = values[instruction.operands[0]] if len(instruction.operands) == 1 else 0
         if part == "update":
             return value
@@ -277,20 +315,32 @@ class _Folder:
         start = self.computation.instructions[-1 - value[0]]
         if base in COLLECTIVES:
             return self.collective(instruction, base, start)
+        merged = self.merged(start, base, instruction)
         if base == "copy" and len(start.operands) == 1:
+            self.result.folded.append((tuple(flatten(values[start.operands[0]])), merged))
             return values[start.operands[0]]
-        return self.renamed(start, base, instruction)
+        return self.renamed(start, merged)
+
+    def starts(self, start: Instruction) -> bool:
+        """Is the start of an asynchronous operation of the shape of its operands and its result, and a context?"""
+        operands = {self.result.labels[n][1] for o in start.operands for n in flatten(self.place_values[o]) if n >= 0}
+        parts = [_leaves(part) for part in elements(start.shape)]
+        results = parts[1] if len(parts) > 1 else parts[0] if parts else []
+        return set(_leaves(start.shape)) <= operands | set(results) | _CONTEXTS
 
     def drop_tokens(self, values: list[Value]) -> None:
         """The operands of collectives without `+ broadcast(token)`, where a token chain orders them."""
         result = self.result
         chain = {node for place in tokens(result.computation)[1] for node in flatten(values[place])}
-        if not chain:
+        result.tokens = sorted(node for node in chain if result.labels[node][0] != "multiply")
+        if not chain or any(result.labels[n][0] == "constant" and result.labels[n][2] != "0" for n in result.tokens):
             return
         result.chained = True
         for collective in result.collectives:
             for node in collective.nodes:
-                result.operands[node] = tuple([self.without_token(o, chain) for o in result.operands[node]])
+                own = result.operands[node]
+                result.operands[node] = tuple([self.without_token(o, chain) for o in own])
+                result.chain += [o for o in own if o not in result.operands[node]]
 
     def without_token(self, node: int, chain: set[int]) -> int:
         result = self.result
@@ -300,7 +350,7 @@ class _Folder:
         token = (
             result.operands[added][0] if result.labels[added][0] == "broadcast" and result.operands[added] else added
         )
-        return kept if token in chain else node
+        return kept if token in chain and result.labels[kept][1] == result.labels[node][1] else node
 
     def count_dead(self) -> int:
         computation = self.result.computation
@@ -313,6 +363,10 @@ class _Folder:
 
 def _folds(opcode: str, inlined: bool) -> bool:
     return opcode in _FOLDED or opcode in COLLECTIVES or _asynchronous(opcode) or (inlined and opcode in _INLINED)
+
+
+def _leaves(shape: str) -> list[str]:
+    return [leaf for part in elements(shape) for leaf in _leaves(part)] if shape.startswith("(") else [shape]
 
 
 def _asynchronous(opcode: str) -> bool:

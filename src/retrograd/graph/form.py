@@ -46,6 +46,8 @@ class Form:
     parameters: list[int] = field(default_factory=list[int])
     collectives: list[CollectiveNodes] = field(default_factory=list[CollectiveNodes])
     chained: bool = False  # a token chain orders the collectives
+    tokens: list[int] = field(default_factory=list[int])  # with which the chain begins
+    chain: list[int] = field(default_factory=list[int])  # operands of collectives with their tokens
     barriers: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     # Instructions that were folded away, and the nodes of their values: their placement has to be compared, too.
     folded: list[tuple[tuple[int, ...], Instruction]] = field(default_factory=list[tuple[tuple[int, ...], Instruction]])
@@ -58,6 +60,10 @@ class Form:
     def home(self, node: int) -> Computation:
         """The computation that a node comes from."""
         return self.homes.get(node, self.computation)
+
+    def holds(self, nodes: tuple[int, ...]) -> bool:
+        """Is any of these nodes live? -1 - k stands for the start of an asynchronous operation."""
+        return not nodes or any(n < 0 or self.live[n] for n in nodes)
 
 
 def flatten(value: Value) -> list[int]:

@@ -53,13 +53,14 @@ def names_key(graph: Graph) -> str:
     return called[graph.entry].hex()
 
 
-def compiled_key(graph: Graph, of: dict[str, Form] | None = None) -> str:
+def compiled_key(graph: Graph, of: dict[str, Form] | None = None, with_header: bool = True) -> str:
     """The same for graphs that are `strict_key`-equal and are compiled to the same program."""
     of = of or forms(graph)
     main = of[graph.entry]
     own = digests(main, bodies(graph, of, placed=True), main.numbers, placed=True)
     header = [f"{name}={value}" for name, value in sorted(graph.header.items()) if name not in HARMLESS_HEADER]
-    return _hash(form_key(main, own, ordered(graph, main), placed=True), *map(str.encode, header)).hex()
+    counted = map(str.encode, header if with_header else ())
+    return _hash(form_key(main, own, ordered(graph, main), placed=True), *counted).hex()
 
 
 def _hash(*parts: bytes) -> bytes:
@@ -100,15 +101,16 @@ def form_key(form: Form, digests: list[bytes], ordered: bool, placed: bool = Fal
     groups = [b"".join(digests[n] for n in c.nodes) for c in form.collectives]
     if not ordered:
         groups.sort()
+    groups += [digests[n] for n in form.tokens]
     everything = sorted(digests[k] for k in range(len(form)) if form.live[k])
     outputs = [digests[o] for o in form.outputs]
     if placed:
         packages = [
             f"{ins.opcode} {ins.placement} ".encode() + b"".join(digests[n] for n in nodes if n >= 0)
             for nodes, ins in form.folded
-            if all(n < 0 or form.live[n] for n in nodes)
+            if form.holds(nodes)
         ]
-        groups += [b"folded", *sorted(packages)]
+        groups += [b"folded", *sorted(packages), b"chain", *sorted(digests[n] for n in form.chain)]
     return _hash(form.structure.encode(), b"".join(outputs), b"".join(everything), *groups)
 
 

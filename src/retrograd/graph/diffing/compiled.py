@@ -107,7 +107,8 @@ class Placements:
 
     def causes(self) -> list[Cause]:
         a, b = self.graphs
-        if keys.compiled_key(a, self.forms[0]) == keys.compiled_key(b, self.forms[1]):
+        placed = [keys.compiled_key(*side, with_header=False) for side in zip(self.graphs, self.forms, strict=True)]
+        if placed[0] == placed[1]:
             return []
         self.walk(a.entry, b.entry)
         causes: list[Cause] = []
@@ -117,9 +118,15 @@ class Placements:
             advice = _ADVICE["placement_changed"]
             causes.append(Cause("placement_changed", text, "", advice, tuple(names_a), tuple(names_b), len(names_a)))
         fewer, more = self.folded[0] - self.folded[1], self.folded[1] - self.folded[0]
-        if fewer or more:
-            words = [f"{sign}{n} {text}" for sign, counts in (("-", fewer), ("+", more)) for text, n in counts.items()]
-            text = f"copies, fusions and calls: {shortened(', '.join(words), 2 * _WIDEST)}"
+        words = [
+            f"{sign}{n} {shortened(text, _WIDEST)}"
+            for sign, counts in (("-", fewer), ("+", more))
+            for text, n in counts.items()
+        ]
+        if words or not causes:
+            # Two programs that are not equal differ for a reason; never say "same" for want of words.
+            text = "which values they stand for, or the arithmetic that puts collectives in order"
+            text = f"copies, fusions and calls: {shortened(', '.join(words), 2 * _WIDEST) or text}"
             causes.append(Cause("packaging_changed", text, "", "the compiler was given another module or other flags"))
         return causes
 
@@ -138,8 +145,8 @@ class Placements:
                 self.walk(x, y)
         for counts, form in zip(self.folded, (form_a, form_b), strict=True):
             for nodes, ins in form.folded:
-                if all(n < 0 or form.live[n] for n in nodes):
-                    counts[f"{ins.opcode} {shortened(ins.placement, _WIDEST)}".strip()] += 1
+                if form.holds(nodes):
+                    counts[f"{ins.opcode} {ins.placement}".strip()] += 1
 
     def node(self, form_a: Form, form_b: Form, a: int, b: int, partner: list[int]) -> None:
         ins_a, ins_b = form_a.origins[a], form_b.origins[b]

@@ -185,7 +185,11 @@ class _Reader:
         if known.placement:
             ins.placement = f"{ins.placement}, {known.placement}" if ins.placement else known.placement
         if known.after:
-            ins.after = tuple([places[o] for o in known.after if o in places])
+            missing = next((o for o in known.after if o not in places), None)
+            if missing is not None:
+                at = ins.line - self.first
+                raise self.error(f"the control predecessor {missing} is not defined above in {name}", at)
+            ins.after = tuple([places[o] for o in known.after])
         if effect_of(ins.opcode, ins.attrs, ins.called, self.effects):
             ins.has_effect = True
             self.effects.add(name)
