@@ -63,7 +63,7 @@ def norm_of(op: str, way: str, x: list[torch.Tensor], pdl: bool) -> Norm:
         wanted = WantedGrads(x=DTYPE, weight=DTYPE, bias=DTYPE if centered else None, residual=DTYPE if adds else None)
         return norms.norm_bwd(saved, spec, wanted, plan=bwd)
 
-    fwd = plan_forward(m, n, 1, DTYPE.itemsize, gpu, centered=centered, streams=1 + adds)
+    fwd = plan_forward(m, n, DTYPE.itemsize, gpu, centered=centered, streams=1 + adds)
     bwd = plan_backward(m, n, 1, DTYPE.itemsize, gpu, centered=centered, streams=2 + adds)
     assert fwd.kind is bwd.kind is Kind.TILE, "a shape whose kernels this benchmark does not hand a plan"
     if way == "forward":

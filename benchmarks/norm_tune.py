@@ -91,7 +91,7 @@ def clustered(n: int, itemsize: int = 2) -> list[dict[str, Any]]:
 def forward_plans(op: str, m: int, n: int, sms: int) -> list[Any]:
     """Plans to try."""
     centered, add = "ln" in op, "add" in op
-    base = plan_forward(m, n, 1, 2, Gpu(Backend.CUDA, sms), centered=centered, streams=2 if add else 1)
+    base = plan_forward(m, n, 2, Gpu(Backend.CUDA, sms), centered=centered, streams=2 if add else 1)
     plans: list[Any] = [base]
     if next_power_of_2(n) <= 32768:
         sizes = [1024, 2048, 4096, 8192, 16384, 32768]

@@ -19,7 +19,7 @@ class Limits:
     # through `narrow`
     min_load_bytes: int | None = None
     min_occupancy: float | None = None  # percent
-    # no_spills, no_float_atomics, no_cas_loops, no_f64, no_tf32, no_hazards: what there must not be
+    # What there must not be.
     no_spills: bool = False
     no_float_atomics: bool = False
     no_cas_loops: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -171,11 +172,10 @@ def _comparisons(record: Codegen) -> list[_Comparison]:
     A hazard is told with the first kernel of a name that has it.
     """
     groups: dict[tuple[str, int], list[Kernel]] = {}
-    seen: dict[tuple[str, str], int] = {}
+    seen: Counter[tuple[str, str]] = Counter()
     for kernel in record.kernels:
-        earlier = seen.setdefault((kernel.name, kernel.target), 0)
-        seen[kernel.name, kernel.target] = earlier + 1
-        groups.setdefault((kernel.name, earlier), []).append(kernel)
+        seen[kernel.name, kernel.target] += 1
+        groups.setdefault((kernel.name, seen[kernel.name, kernel.target]), []).append(kernel)
     told: set[tuple[str, str, Hazard]] = set()
     return [_compare(kernels, told) for kernels in groups.values()]
 

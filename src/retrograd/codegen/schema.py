@@ -45,7 +45,7 @@ class Facts:
     arguments: dict[str, str]  # argument -> type ("*bf16"), without constexprs
     constants: dict[str, Any]  # argument -> value, of constexprs and of arguments that are None or 1
     aligned: tuple[str, ...]  # arguments known to be divisible by 16
-    # num_warps, num_stages: options of the launch
+    # Options of the launch.
     num_warps: int
     num_stages: int
     registers: int  # 32-bit registers of a thread; on AMD vector and accumulation registers together
@@ -131,7 +131,7 @@ class Tuning:
 
     configs: int  # number of configurations that are timed
     choice: dict[str, Any]  # this one: its constants and options
-    # reset_to_zero, restore_value: arguments that are put back before each timed run
+    # Arguments that are put back before each timed run.
     reset_to_zero: tuple[str, ...] = ()
     restore_value: tuple[str, ...] = ()
     hooks: bool = False  # whether the author gave hooks of their own, of which nothing is known

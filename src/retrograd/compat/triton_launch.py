@@ -25,7 +25,7 @@ class KernelLaunch:
     """A call of a `run` of Triton's."""
 
     function: Any  # the JITFunction or InterpretedFunction that is launched; for `around_autotuning` the Autotuner
-    # args, kwargs: as Triton has them, `grid` and `warmup` among the latter
+    # As Triton has them, `grid` and `warmup` among the latter
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     interpreted: bool  # whether it runs in Triton's interpreter

@@ -36,7 +36,7 @@ def collect() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         **versions(),
-        "devices": _devices() if find_spec("torch") else "cpu",
+        "devices": _devices(),
         "TRITON_INTERPRET": "1" if config.interpreting() else "0",
         "CI": "yes" if config.in_ci() else "no",
     }
@@ -129,10 +129,9 @@ def _torch() -> tuple[ModuleType | None, str]:
 
 
 def _devices() -> str:
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        return f"torch does not import: {error}"
+    torch, state = _torch()
+    if torch is None:
+        return "cpu" if state == "not installed" else f"torch {state}"
     try:
         names = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     except RuntimeError as error:  # a child that was forked after CUDA began, for one, may not ask

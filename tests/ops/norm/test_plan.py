@@ -34,7 +34,7 @@ WIDTHS = [1, 2, 63, 64, 65, 1000, 1024, 2000, 8192, 8193, 16384, 16385, 32768, 3
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
 def test_plans_cover_the_input(gpu: Gpu, itemsize: int, rows: int, n: int) -> None:
     for centered, heads in ((False, 1), (True, 1), (False, 3)):
-        forward = plan_forward(rows, n, heads, itemsize, gpu, centered=centered)
+        forward = plan_forward(rows, n, itemsize, gpu, centered=centered)
         assert forward.programs * forward.block_m >= rows
         # RMSNorm of one tensor is walked where the walk is faster.
         walked = gpu.backend is Backend.CUDA and not centered and itemsize == 2 and n in (8192, 16384)
@@ -62,7 +62,7 @@ def test_how_a_row_is_added_up_does_not_depend_on_the_number_of_rows(n: int, cen
         shapes = set()
         for rows in (1, 2, 7, 512, 4096, 1 << 20):
             # When vectors come and where results are stored to have no part in them.
-            forward = plan_forward(rows, n, 1, 2, gpu, centered=centered)
+            forward = plan_forward(rows, n, 2, gpu, centered=centered)
             forward = dataclasses.replace(forward, programs=0, loads="", stores="", early=False)
             backward = plan_backward(rows, n, 1, 2, gpu, centered=centered)
             shapes.add((forward, backward.kind, backward.block_m, backward.block_n,
@@ -87,19 +87,19 @@ def test_slices_of_a_row_are_resident_together() -> None:
 
 
 def test_small_inputs_pass_the_caches_and_others_stay_longer_than_what_is_written() -> None:
-    small, large, narrow = (plan_forward(rows, n, 1, 2, H200) for rows, n in ((512, 4096), (8192, 4096), (512, 256)))
-    wider = plan_forward(512, 8192, 1, 2, H200, centered=True)
-    with_residual = plan_forward(512, 4096, 1, 2, H200, streams=2)
+    small, large, narrow = (plan_forward(rows, n, 2, H200) for rows, n in ((512, 4096), (8192, 4096), (512, 256)))
+    wider = plan_forward(512, 8192, 2, H200, centered=True)
+    with_residual = plan_forward(512, 4096, 2, H200, streams=2)
     assert (wider.loads, wider.stores) == (with_residual.loads, with_residual.stores) == ("evict_first", ".cs")
     assert (small.loads, small.stores) == ("", "")
     assert (large.loads, large.stores) == (narrow.loads, narrow.stores) == ("evict_last", "")
-    on_amd = plan_forward(512, 4096, 1, 2, Gpu(Backend.HIP, 1, 0, lanes=64))
+    on_amd = plan_forward(512, 4096, 2, Gpu(Backend.HIP, 1, 0, lanes=64))
     assert (on_amd.loads, on_amd.stores) == ("", "")
 
 
 def test_a_row_that_the_gpu_cannot_hold_is_walked() -> None:
     small = Gpu(Backend.CUDA, 7)
-    assert plan_forward(64, 1 << 20, 1, 2, small).kind is Kind.LOOPED
+    assert plan_forward(64, 1 << 20, 2, small).kind is Kind.LOOPED
     assert plan_backward(64, 1 << 20, 1, 2, small).kind is Kind.LOOPED
 
 
@@ -120,4 +120,4 @@ def test_stages_fit_shared_memory() -> None:
 
 def test_plans_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        plan_forward(8, 100, 1, 4, H200).block_m = 1
+        plan_forward(8, 100, 4, H200).block_m = 1

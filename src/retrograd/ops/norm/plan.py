@@ -173,21 +173,13 @@ _PIPELINE_BYTES = 156 * 1024
 
 @lru_cache(maxsize=4096)
 def plan_forward(
-    rows: int,
-    n: int,
-    heads: int,
-    itemsize: int,
-    gpu: Gpu,
-    *,
-    centered: bool = False,
-    streams: int = 1,
+    rows: int, n: int, itemsize: int, gpu: Gpu, *, centered: bool = False, streams: int = 1
 ) -> ForwardPlan:
-    """Plan the forward of `rows` rows of n columns for each of `heads` heads.
+    """Plan the forward of `rows` rows of n columns for each head.
 
     Args:
         rows: rows a head.
         n: columns.
-        heads: rows of the weight.
         itemsize: bytes of the widest element that is read.
         gpu: what runs the kernels.
         centered: LayerNorm.
@@ -231,7 +223,7 @@ def plan_backward(
     streams: int = 2,
     parts: int | None = None,
 ) -> BackwardPlan:
-    """Plan the backward; arguments as of `plan_forward`, and `parts` fixes the number of partial sums."""
+    """Plan the backward for `heads` heads; arguments as of `plan_forward`, `parts` fixes the number of partial sums."""
     width = next_power_of_2(n)
     if width <= BACKWARD_TILE_LIMIT[gpu.backend]:
         tile = _tile(_NARROW_TILES[centered, streams] | _BACKWARD_TILES, width, itemsize, gpu)

@@ -176,16 +176,12 @@ def _library() -> ctypes.CDLL:
         raise RuntimeError(
             f"the CUDA driver does not load: {error}; install NVIDIA's driver (libcuda.so.1), or use impl='torch'"
         ) from error
-    _check_with(driver, driver.cuInit(0))
+    _check(driver.cuInit(0), driver)
     return driver
 
 
-def _check(status: int) -> None:
-    _check_with(_library(), status)
-
-
-def _check_with(driver: ctypes.CDLL, status: int) -> None:
+def _check(status: int, driver: ctypes.CDLL | None = None) -> None:
     if status:
         reason = ctypes.c_char_p()
-        driver.cuGetErrorString(status, ctypes.byref(reason))
+        (driver or _library()).cuGetErrorString(status, ctypes.byref(reason))
         raise RuntimeError(f"the CUDA driver fails with {status}: {(reason.value or b'unknown error').decode()}")

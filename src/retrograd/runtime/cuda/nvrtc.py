@@ -115,11 +115,9 @@ def _majors() -> tuple[int, ...]:
     return (mine, *(major for major in _MAJORS if major != mine))
 
 
-def _compile(
-    library: ctypes.CDLL, text: str, name: str, options: tuple[str, ...], headers: Mapping[str, str] | None = None
-) -> bytes:
+def _compile(library: ctypes.CDLL, text: str, name: str, options: tuple[str, ...], headers: Mapping[str, str]) -> bytes:
     """Headers are texts by the names that they are included by."""
-    program, headers = ctypes.c_void_p(), headers or {}
+    program = ctypes.c_void_p()
     strings = ctypes.c_char_p * len(headers)
     texts, names = (strings(*(each.encode() for each in some)) for some in (headers.values(), headers))
     source = text.encode(), name.encode(), len(headers), texts, names

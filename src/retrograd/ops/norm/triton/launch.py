@@ -83,7 +83,7 @@ def _first_forward(
     if plan is None:
         itemsize = max(x.element_size(), s_dtype.itemsize)
         streams = 1 if residual is None else 2
-        plan = plan_forward(rows // heads, n, heads, itemsize, gpu, centered=spec.centered, streams=streams)
+        plan = plan_forward(rows // heads, n, itemsize, gpu, centered=spec.centered, streams=streams)
     x_stride, residual_stride = x.stride(0), 0 if residual is None else residual.stride(0)
     unit = unit_of(n, x_stride, residual_stride)
     tile = plan.kind is Kind.TILE
