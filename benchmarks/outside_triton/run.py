@@ -31,11 +31,12 @@ import torch  # noqa: E402
 from fla_modules import FLA  # noqa: E402
 from gems import CUT, GEMS  # noqa: E402
 from liger_attention import LIGER  # noqa: E402
+from others import OTHERS  # noqa: E402
 
 from retrograd.check.inputs import base_case, differentiable, draw  # noqa: E402
 from retrograd.check.spec import OpSpec  # noqa: E402
 
-LIBRARIES = {"liger": LIGER, "fla": FLA, "gems": GEMS, "cut": CUT}
+LIBRARIES = {"liger": LIGER, "fla": FLA, "gems": GEMS, "cut": CUT, **OTHERS}
 
 
 def reference_error(spec: OpSpec) -> str:

@@ -38,3 +38,35 @@ def test_what_is_compiled_inside_runs(gpu):
     x = torch.ones(3, requires_grad=True)
     y = torch.compile(lambda x: torch.tanh(x / 5.0) * 5.0, backend="eager", fullgraph=True)(x)
     assert torch.equal(y, torch.tanh(x / 5.0) * 5.0)
+
+
+class Halved(torch.autograd.Function):
+    """A backward that asks for memory on a GPU, and whether its gradient is there."""
+
+    @staticmethod
+    def forward(_, x):
+        return x / 2
+
+    @staticmethod
+    def backward(_, dy):
+        assert dy.is_cuda
+        return torch.empty_like(dy, device="cuda:0").copy_(dy / 2)
+
+
+@pytest.mark.parametrize("how", ["grad", "backward"])
+def test_a_backward_has_the_gpu_as_well(gpu, how):
+    x = torch.ones(3, requires_grad=True)
+    y = Halved.apply(x).sum()
+    if how == "grad":
+        (x.grad,) = torch.autograd.grad(y, x)
+    else:
+        y.backward()
+    assert torch.equal(x.grad, torch.full((3,), 0.5))
+
+
+def test_a_backward_has_none_beyond():
+    with fake_gpu.gpu(target_named("sm_90")):
+        x = torch.ones(3, requires_grad=True)
+        y = Halved.apply(x).sum()
+    with pytest.raises(AssertionError):
+        y.backward()

@@ -85,14 +85,24 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
         def __new__(cls, device: Any = "cpu") -> Any:
             return stock_generator(_place(device))
 
+    mode, function = _OnCpu(knowing), torch.autograd.function.BackwardCFunction
+    stock_apply: Any = function.apply
+
+    def apply_backward(self: Any, *grads: Any) -> Any:
+        """The backward of a Function: `torch.autograd.grad` is a call that the mode is asked for, and off inside."""
+        with mode:
+            return stock_apply(self, *grads)
+
     stock = {name: names[name] for name in answers}
     names.update(answers)
     torch.Generator, torch.get_device_module, torch.random.fork_rng = Generator, device_module, fork_rng
+    function.apply = apply_backward
     try:
         # Compiled parts would be compiled for a GPU, and torch 2.11 traces the mode as well.
-        with eagerly(), _OnCpu(knowing):
+        with eagerly(), mode:
             yield
     finally:
+        function.apply = stock_apply
         torch.Generator, torch.get_device_module, torch.random.fork_rng = stock_generator, stock_module, stock_fork
         names.update(stock)
 
