@@ -4,7 +4,7 @@
         --corpus third --remarks benchmarks/results/third-corpus-remarks.json \
         --out benchmarks/results/third-corpus-frozen
 
-The corpus (`--corpus third` or `fourth`) is that of this checkout, the checker may be another's: a commit that was
+The corpus (`--corpus third`, `fourth` or `fifth`) is that of this checkout, the checker may be another's: a commit that was
 frozen before the corpus was written. Each op is made anew for each verification. One that is stopped by the limit
 counts as found or accused if a finding was told before. `--keep` has a line for each verification and is continued
 where it ends; `--out` gets .md and .json. `--remarks` is a JSON object with a sentence for ops by "NAME" or "NAME
@@ -184,7 +184,7 @@ def table(rows: list[Row], remarks: dict[str, str], args: argparse.Namespace) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", default="third", choices=("third", "fourth"))
+    parser.add_argument("--corpus", default="third", choices=("third", "fourth", "fifth"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, default=60, help="seconds a verification may take")
     parser.add_argument("--levels", default=",".join(LEVELS))

@@ -10,7 +10,10 @@ from types import ModuleType
 from retrograd.check.spec import OpSpec
 
 HERE = Path(__file__).resolve().parent
-SETS = ("mutants", "mutants_second", "mutants_third", "mutants_fourth", "healthy", "healthy_third", "healthy_fourth")
+SETS = (
+    "mutants", "mutants_second", "mutants_third", "mutants_fourth", "mutants_fifth",
+    "healthy", "healthy_third", "healthy_fourth", "healthy_fifth",
+)  # fmt: skip
 
 
 def files(name: str, *, kernels: bool = True) -> list[Path]:

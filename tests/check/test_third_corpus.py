@@ -1,4 +1,4 @@
-"""The third and fourth corpus in plain PyTorch: each broken op is broken, each healthy one right, whatever the checker says."""
+"""The third corpus and those after it in plain PyTorch: each broken op is broken, each healthy one right, whatever the checker says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entries(module: ModuleType) -> Entries:
     return next(v for v in vars(module).values() if isinstance(v, Entries))
 
 
-NUMBERS = ("third", "fourth")
+NUMBERS = dict(third=60, fourth=60, fifth=10)  # ops on either side
 for number in NUMBERS:
     for table, kind in ((MUTANTS, f"mutants_{number}"), (HEALTHY, f"healthy_{number}")):
         for path in files(kind):
@@ -64,10 +64,10 @@ def smallest(rule: Any) -> int:
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_size(number):
-    """Sixty that a spec describes on each side, every rarity among the broken ones, and reasons for the rest."""
+    """So many that a spec describes on each side, of large sets every rarity, and reasons for the rest."""
     broken, right = ([entries(load_module(p)) for p in files(f"{kind}_{number}")] for kind in ("mutants", "healthy"))
     for groups in (broken, right):
-        assert sum(name not in group.not_sayable for group in groups for name in group.proofs) == 60
+        assert sum(name not in group.not_sayable for group in groups for name in group.proofs) == NUMBERS[number]
     rarities = {group.rarity[name] for group in broken for name in group.proofs}
-    assert rarities == set(RARITIES) - ({"order"} if number == "third" else set())
+    assert NUMBERS[number] < 60 or rarities == set(RARITIES) - ({"order"} if number == "third" else set())
     assert all(group.bugs[name] for group in broken for name in group.proofs)
