@@ -4,12 +4,12 @@
         --corpus third --remarks benchmarks/results/third-corpus-remarks.json \
         --out benchmarks/results/third-corpus-frozen
 
-The corpus (`--corpus third`, `fourth` or `fifth`) is that of this checkout, the checker may be another's: a commit that was
-frozen before the corpus was written. Each op is made anew for each verification. One that is stopped by the limit
-counts as found or accused if a finding was told before. `--keep` has a line for each verification and is continued
-where it ends; `--out` gets .md and .json. `--remarks` is a JSON object with a sentence for ops by "NAME" or "NAME
-LEVEL", written after reading the findings: one that begins with "other:" says that what was told is not what is wrong,
-which then counts as missed.
+The corpus (`--corpus third`, `fourth` or `fifth`) is that of this checkout, the checker may be another's: a commit
+that was frozen before the corpus was written. Each op is made anew for each verification. One that is stopped by the
+limit counts as found or accused if a finding was told before. `--keep` has a line for each verification and is
+continued where it ends; `--out` gets .md and .json. `--remarks` is a JSON object with a sentence for ops by "NAME" or
+"NAME LEVEL", written after reading the findings: one that begins with "other:" says that what was told is not what is
+wrong, which then counts as missed.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@
 Sets: `mutants` (known classes of bugs; the checker was developed with all but M.. and W..), `mutants_second` (new
 families of ops, written after it was frozen; since then it has been taught what it missed), `mutants_third` (attention
 variants, recurrences, routing, Fourier transforms, linear algebra, quantisation, losses, samplers, buffers, views:
-written when it was frozen again), `healthy` (unusual and right), `healthy_third` (of the families of `mutants_third`).
-Each op of the third sets has its proof in plain PyTorch (`tests/check/test_third_corpus.py`).
+written when it was frozen again), `mutants_fourth` (MoE, state spaces, ragged sequences, geometry, transport, fixed
+points, filters) and `mutants_fifth` (ten of yet others), `healthy` (unusual and right), `healthy_third` and so on (of
+the families of `mutants_third`). Each op of the third and later sets has its proof in plain PyTorch
+(`tests/check/test_third_corpus.py`).
 The tools are used as their documentation shows, on one ordinary call with a random grad_out: torch.autograd.gradcheck
 (slow and fast, float64), torch.library.opcheck, torch.testing.assert_close with its defaults against the reference in
 float32, and FlashAttention's rule (at most twice the error of the reference in the same precision, plus 1e-5, against

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from corpus import files, load
 from specimens import with_backward
 
 import retrograd as rg
@@ -91,7 +92,7 @@ def test_inputs_with_a_range_are_left_in_it():
         return torch.log(x)
 
     spec = rg.op(log, torch.log, dict(x=rg.tensor("N", low=0.1, high=1.0)))
-    assert rg.verify(spec, level="quick", only=["extremes"]).stage("extremes").cases == len(extreme_values.ENDS)
+    assert rg.verify(spec, level="quick", only=["extremes"]).stage("extremes").cases == len(extreme_values.EVERY_END)
     ranges = [(float(x.min()), float(x.max())) for x in seen if x.numel()]
     assert all(low >= 0.1 and high <= 1.0 for low, high in ranges)
     assert min(high for _, high in ranges) < 0.2
@@ -273,3 +274,189 @@ def test_nan_that_is_masked_altogether_may_reach_nothing():
     sizes = dict(N=4, D=(1, 8))
     findings = rg.verify(rg.op(by_zeros, left_out, inputs, sizes=sizes), level="quick", only=["extremes"]).findings
     assert {(f.kind, f.tensor) for f in findings} >= {("spread", "out")}
+
+
+def _weighed(x, key):
+    e = torch.exp(key - key.detach().amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True) * x
+
+
+def _without_maximum(x, key):
+    e = torch.exp(key)
+    return e / e.sum(-1, keepdim=True) * x
+
+
+def _by_zeros(x, key):
+    return _weighed(x, key) + 0 * x.sum()
+
+
+def test_finite_extremes_alone_where_nan_may_go_anywhere():
+    inputs, promised = dict(x=rg.tensor("M", "N"), key=rg.tensor("M", "N")), dict(x="finite", key="any")
+    right = rg.op(_by_zeros, _weighed, inputs, extremes=promised)
+    report = rg.verify(right, level="quick", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+    assert not rg.verify(rg.op(_by_zeros, _weighed, inputs), level="quick", only=["extremes"])
+    broken = rg.op(_without_maximum, _weighed, inputs, extremes=dict(key="finite"))
+    assert rg.verify(broken, level="quick", only=["extremes"]).findings[0].case.text().endswith("key@mean")
+    with pytest.raises(SpecError, match="expected 'any' or 'finite'"):
+        rg.op(_weighed, _weighed, inputs, extremes=dict(x="huge"))
+
+
+def _seen_through(alpha, colour):
+    light, out = torch.ones_like(alpha[:, 0]), torch.zeros_like(alpha[:, 0])
+    for a, c in zip(alpha.unbind(1), colour.unbind(1), strict=True):
+        out, light = out + light * a * c, light * (1 - a)
+    return out
+
+
+def _dividing(dy, alpha, colour):
+    light = torch.cat([torch.ones_like(alpha[:, :1]), (1 - alpha[:, :-1]).cumprod(1)], 1)
+    weight = alpha * light
+    behind = (weight * colour).flip(1).cumsum(1).flip(1) - weight * colour
+    return dy[:, None] * (light * colour - behind / (1 - alpha + 1e-10)), dy[:, None] * weight
+
+
+def test_an_element_exactly_at_the_end_of_its_range():
+    inputs = dict(alpha=rg.tensor("M", "S", low=0, high=1), colour=rg.tensor("M", "S"))
+    options = dict(sizes=dict(M=(1, 4), S=(2, 16)), algorithm_error=1000)
+    broken = rg.op(with_backward(_seen_through, _dividing), _seen_through, inputs, **options)
+    assert {f.case.values for f in rg.verify(broken, level="quick", only=["extremes"]).findings} == {
+        (("alpha", "high"),)
+    }
+    assert rg.verify(rg.op(_seen_through, _seen_through, inputs, **options), level="quick", only=["extremes"])
+
+
+def test_an_end_at_which_the_reference_is_not_finite_is_not_judged():
+    spec = rg.op(lambda x: torch.log2(x + 1e-30), torch.log2, dict(x=rg.tensor("N", low=0, high=1)))
+    report = rg.verify(spec, level="quick", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+    assert "x exactly at its low end is not judged" in " ".join(report.stage("extremes").notes)
+
+
+def _masked_slope(x):
+    return torch.where(x >= 0, x.clamp_min(0), torch.sigmoid(x.clamp_max(0)))
+
+
+def _slope(dy, x):
+    s = torch.sigmoid(x)
+    return dy * torch.where(x >= 0, 1, s * (1 - s))
+
+
+def _slope_of_row(dy, x):
+    return _slope(dy, x) + 0 * x.sum(-1, keepdim=True)
+
+
+def test_nan_at_its_own_element_is_a_convention_in_a_gradient_too():
+    inputs = dict(x=rg.tensor("M", "N"))
+    report = rg.verify(
+        rg.op(with_backward(_masked_slope, _slope), _masked_slope, inputs), level="quick", only=["extremes"]
+    )
+    assert report, [f.what for f in report.findings]
+    assert "itself, where float64 has none: a convention" in " ".join(report.stage("extremes").notes)
+    spread = rg.op(with_backward(_masked_slope, _slope_of_row), _masked_slope, inputs, sizes=dict(N=(2, 8)))
+    assert {f.kind for f in rg.verify(spread, level="quick", only=["extremes"]).findings} == {"spread"}
+
+
+def _routed(logits, weight):
+    p, expert = torch.softmax(logits, -1).max(-1)  # NaN in the whole row: the first of them is the largest
+    return p[:, None] * weight[expert]
+
+
+def _routed_by_logits(logits, weight):
+    expert = logits.argmax(-1)  # the NaN itself is the largest
+    return torch.softmax(logits, -1).gather(-1, expert[:, None]) * weight[expert]
+
+
+def _poisoned(logits, weight):
+    return _routed_by_logits(logits, weight) + 0 * (logits.sum() * weight).sum()
+
+
+def test_the_place_that_nan_takes_is_a_convention():
+    inputs, sizes = dict(logits=rg.tensor("M", "E"), weight=rg.tensor("E", "N")), dict(E=(2, 6))
+    report = rg.verify(rg.op(_routed_by_logits, _routed, inputs, sizes=sizes), level="quick", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+    assert "which place it takes is a convention" in " ".join(report.stage("extremes").notes)
+    findings = rg.verify(rg.op(_poisoned, _routed, inputs, sizes=sizes), level="quick", only=["extremes"]).findings
+    assert "spread" in {f.kind for f in findings}
+
+
+def test_a_nan_that_moves_where_nobody_asks_for_a_place_is_found():
+    moved = rg.op(lambda x: 2 * x.roll(1, 0) - x.roll(1, 0).detach() + x.detach() - x.detach(), torch.clone, _STEPS)
+    assert rg.verify(moved, level="quick", only=["extremes"]).findings
+
+
+def _clouds(x, y):
+    return (x[:, None] - y).square().sum(-1)
+
+
+def _expanded(x, y):
+    return x.square().sum(-1)[:, None] + y.square().sum(-1) - 2 * x @ y.mT
+
+
+def test_one_mean_in_all_inputs_at_once():
+    inputs, options = dict(x=rg.tensor("M", 3), y=rg.tensor("N", 3)), dict(algorithm_error=16)
+    findings = rg.verify(rg.op(_expanded, _clouds, inputs, **options), level="quick", only=["extremes"]).findings
+    assert {f.case.values for f in findings} == {(("x", "mean"), ("y", "mean"))}
+    again = rg.verify(
+        rg.op(_expanded, _clouds, inputs, **options), level="quick", only=["extremes"], case=findings[0].case.text()
+    )
+    assert again.findings
+    assert rg.verify(rg.op(_clouds, _clouds, inputs), level="quick", only=["extremes"])
+
+
+def test_one_mean_in_all_inputs_is_not_judged_where_it_is_no_shift():
+    # Scores of 1e8 leave one key: the gradient is exactly 0 in the reference's softmax, a difference of roundings here.
+    spec = load(next(p for p in files("healthy_third") if p.stem == "attention"))["online_softmax"]
+    report = rg.verify(spec, level="quick", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+
+
+def _bounded_ratio(x, gain):
+    ratio = torch.exp(x)
+    return torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
+
+
+def _ratio_by_hand(dy, x, gain):
+    ratio = torch.exp(x)
+    stopped = ((gain > 0) & (ratio > 1.2)) | ((gain < 0) & (ratio < 0.8))
+    inner = torch.where((gain > 0) & (ratio > 1.2), 1.2, torch.where((gain < 0) & (ratio < 0.8), 0.8, ratio))
+    return torch.where(stopped, 0, dy * ratio * gain), dy * inner
+
+
+def _flushed(dy, x, gain):
+    dx, d_gain = _ratio_by_hand(dy, x, gain)
+    return torch.where(dx.isfinite(), dx, 0), d_gain
+
+
+@pytest.mark.parametrize(("backward", "right"), [(_ratio_by_hand, True), (_flushed, False)])
+def test_an_infinity_may_leave_a_limit_where_the_reference_multiplies_it_by_zero(backward, right):
+    inputs = dict(x=rg.tensor("M", "N"), gain=rg.tensor("M", "N", grad=False))
+    op = with_backward(_bounded_ratio, lambda dy, x, gain: (backward(dy, x, gain)[0], None))
+    report = rg.verify(rg.op(op, _bounded_ratio, inputs, extremes=["x"]), level="full", only=["extremes"])
+    assert (report.verdict == "proved") == right, [f.what for f in report.findings]
+
+
+def _largest_sums(a, b):
+    return (a[:, :, None] + b).amax(1)
+
+
+def _to_its_place(dy, a, b):
+    place = (a[:, :, None] + b).argmax(1)
+    rows, columns = torch.arange(len(a))[:, None].expand_as(place), torch.arange(b.shape[1]).expand_as(place)
+    grads = torch.zeros_like(a), torch.zeros_like(b)
+    return (grads[0].index_put((rows, place), dy, accumulate=True),
+            grads[1].index_put((place, columns), dy, accumulate=True))  # fmt: skip
+
+
+def _to_its_place_and_all(dy, a, b):
+    da, db = _to_its_place(dy, a, b)
+    return da + 0 * a.sum(), db
+
+
+@pytest.mark.parametrize(("backward", "right"), [(_to_its_place, True), (_to_its_place_and_all, False)])
+def test_a_largest_number_that_is_nan_belongs_to_one_place_or_to_all(backward, right):
+    # NaN reaches what stands there: the first gives it no gradient that is NaN, the reference's 0 / 0 gives all one.
+    inputs = dict(a=rg.tensor("M", "K"), b=rg.tensor("K", "N"))
+    spec = rg.op(with_backward(_largest_sums, backward), _largest_sums, inputs, sizes=dict(K=(2, 9), M=(2, 9)))
+    report = rg.verify(spec, level="quick", only=["extremes"])
+    assert (report.verdict == "proved") == right, [f.what for f in report.findings]

@@ -10,6 +10,7 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check.rounded_runs import rounded_runs
+from retrograd.check.rounding import Float64
 from retrograd.check.stages import StageContext
 
 _UNIT = 2.0**-24
@@ -100,3 +101,24 @@ def _off(units):
 def test_a_recurrence_is_proved_and_its_mistake_found(units, verdict):
     spec = rg.op(_off(units), _recurrence, dict(x=rg.tensor("M", "N")), sizes=dict(M=6, N=48))
     assert rg.verify(spec, level="quick", only=["oracle", "shapes"]).verdict == verdict
+
+
+def test_a_single_number_gives_its_precision_to_whole_numbers_and_constants_beside_it():
+    far = torch.arange(4)
+    with Float64():
+        slope = torch.tensor(0.1, dtype=torch.float64)
+        # Beside a tensor with dimensions PyTorch gives a single number's precision up: 0.05 * far is float32.
+        assert (far * 0.05 * slope).dtype == torch.float64
+        assert (far * slope).dtype == torch.float64
+        assert (far * 0.05).add_(slope).dtype == torch.float32  # memory that is there keeps its precision
+
+
+def _sloped(x, slope):
+    return torch.softmax(x - torch.arange(x.shape[-1]) * 0.05 * torch.sigmoid(slope), -1)
+
+
+def test_a_reference_that_multiplies_places_by_a_learned_number_is_a_truth():
+    inputs = dict(x=rg.tensor("M", "N"), slope=rg.tensor())
+    assert rg.verify(rg.op(_sloped, _sloped, inputs), level="quick", only=["oracle"])
+    steeper = rg.op(lambda x, slope: _sloped(x, 1.1 * slope), _sloped, inputs)
+    assert rg.verify(steeper, level="quick", only=["oracle"]).findings

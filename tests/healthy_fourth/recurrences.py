@@ -33,7 +33,8 @@ def in_chunks(query: Tensor, key: Tensor, value: Tensor, gate: Tensor) -> Tensor
 
 # A sum of 16 logarithms has rounding errors of its size, up to 10 here, which exp makes relative ones. Not for gates
 # that are infinite: inf - inf.
-add("decayed_in_chunks", in_chunks, ref.decayed, ref.DECAYED, sizes=SIZES, algorithm_error=40, extremes=())
+add("decayed_in_chunks", in_chunks, ref.decayed, ref.DECAYED, sizes=SIZES, algorithm_error=40,
+    extremes=dict.fromkeys(("query", "key", "value"), "finite"))  # fmt: skip
 
 
 def retention_by_exp(query: Tensor, key: Tensor, value: Tensor, gamma: float) -> Tensor:
@@ -115,7 +116,7 @@ def biquad_by_matrix(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 # A matrix spreads what is not finite to all steps.
 add("biquad_by_matrices", biquad_by_matrix, ref.biquad, ref.BIQUAD, sizes=SIZES | dict(L=(1, 20)), algorithm_error=4,
-    extremes=())  # fmt: skip
+    extremes=dict.fromkeys(("x", "b"), "finite"))  # fmt: skip
 
 
 def wkv_stable(key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
@@ -182,6 +183,6 @@ def smoothed_by_kernel(x: Tensor, rate: Tensor) -> Tensor:
 
 # What is not finite meets zeros of the kernel: promised for finite values.
 add("smoothed_by_kernel", smoothed_by_kernel, ref.smoothed, ref.SMOOTHED, sizes=SIZES, algorithm_error=16,
-    extremes=())  # fmt: skip
+    extremes=dict.fromkeys(ref.SMOOTHED, "finite"))  # fmt: skip
 
 HEALTHY = RIGHT.ops

@@ -54,7 +54,14 @@ def pooled_backward(dy: Tensor, y: Tensor, x: Tensor, node: Tensor) -> tuple[Ten
     return torch.where(equal & (later == 0), dy[node], 0), None
 
 
-add("maximum_to_the_last", function(ref.pooled, pooled_backward), ref.pooled, ref.POOLED, sizes=SIZES, extremes=())
+add(
+    "maximum_to_the_last",
+    function(ref.pooled, pooled_backward),
+    ref.pooled,
+    ref.POOLED,
+    sizes=SIZES,
+    extremes=dict(x="finite"),
+)
 
 
 def ragged_by_ids(x: Tensor, cut: Tensor) -> Tensor:
@@ -137,7 +144,7 @@ class Sparsemax(torch.autograd.Function):
 
 
 add("sparsemax_by_bisection", lambda x: Sparsemax.apply(x), ref.sparsemax, dict(x=tensor("M", "N")),
-    sizes=dict(M=(1, 6), N=(1, 80)), extremes=())  # fmt: skip
+    sizes=dict(M=(1, 6), N=(1, 80)), extremes=dict(x="finite"))  # fmt: skip
 
 
 def kept_generator(x: Tensor, weight: Tensor) -> Tensor:

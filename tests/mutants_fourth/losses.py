@@ -27,7 +27,7 @@ def focal_backward(dy: Tensor, y: Tensor, logits: Tensor, target: Tensor, gamma:
 
 add("Y31", "focal loss of a sure row: 0 ** (gamma - 1) * 0 is NaN for gamma = 0.5", "special values",
     function(ref.focal, focal_backward), ref.focal, LOGITS, sizes=SIZES, params=dict(gamma=[2.0, 0.5]),
-    algorithm_error=100, extremes=(),
+    algorithm_error=100, extremes=dict(logits="finite"),
     proof=Call(params=dict(gamma=0.5), change=lambda t: dict(
         logits=t["logits"].scatter(1, t["target"][:, None], 25.0))))  # fmt: skip
 

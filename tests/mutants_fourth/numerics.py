@@ -55,7 +55,7 @@ def rodrigues(w: Tensor) -> Tensor:
 
 
 add("Y53", "Rodrigues' formula: the gradient of no rotation at all is NaN", "special values", rodrigues, ref.rotation,
-    dict(w=tensor("M", 3)), sizes=dict(M=(1, 6)), algorithm_error=100, extremes=(),
+    dict(w=tensor("M", 3)), sizes=dict(M=(1, 6)), algorithm_error=100, extremes=dict(w="finite"),
     proof=Call(change=lambda t: dict(w=t["w"] * 0)))  # fmt: skip
 
 

@@ -141,7 +141,8 @@ def wkv_plain(key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
 
 
 add("Y17", "weights exp(key) without a maximum that is subtracted", "special values",
-    wkv_plain, ref.wkv, ref.WKV, sizes=SIZES | dict(L=(1, 16)), extremes=(), algorithm_error=4,
+    wkv_plain, ref.wkv, ref.WKV, sizes=SIZES | dict(L=(1, 16)), extremes=dict.fromkeys(ref.WKV, "finite"),
+    algorithm_error=4,
     proof=Call(change=lambda t: dict(key=t["key"] + 100)))  # fmt: skip
 
 

@@ -15,10 +15,13 @@ NAMES = ("nan", "mean", "-mean", "1e4", "zero", "1e-6", "inf", "-inf", "constant
 # numbers with a range every element in this share of it: what is special about an end may be a small part of the whole.
 ENDS = ("lowest", "highest")
 _END = 1 / 16
+# One element of other numbers with a range exactly at its end, where what is divided by or taken the logarithm of is 0.
+EXACT_ENDS = {"low": 0.0, "high": 1.0}
+EVERY_END = (*ENDS, *EXACT_ENDS)
 
 
 def cell(shape: torch.Size) -> tuple[int, ...]:
-    """The index of the one cell that is not finite: the middle one."""
+    """The index of the one cell that is not finite, or at an end: the middle one."""
     return tuple(n // 2 for n in shape)
 
 
@@ -31,7 +34,9 @@ def _in_row(t: torch.Tensor, value: Callable[[torch.Tensor], torch.Tensor]) -> t
 
 
 def at_end(shares: torch.Tensor, extreme: str | None) -> torch.Tensor:
-    """Numbers between 0 and 1 moved to one end of that range if `extreme` says so."""
+    """Numbers between 0 and 1, all moved to one end of that range, or one put there, if `extreme` says so."""
+    if extreme in EXACT_ENDS and shares.numel():
+        shares[cell(shares.shape)] = EXACT_ENDS[extreme]
     if extreme not in ENDS:
         return shares
     return shares * _END if extreme == "lowest" else 1 - shares * _END

@@ -128,8 +128,8 @@ def tensor(
             floating.
         dtype: None for the dtype under test; a name or torch dtype for a fixed one; "complex" for complex numbers
             in the precision under test. Integer, bool and float8 tensors get no gradient.
-        low, high: values are uniform in [low, high), for integers low <= v < high; `high` may name a
-            dimension (an index tensor). None: standard normal (integers need `high`).
+        low, high: values are uniform between them, either included; for integers low <= v < high, and `high` may name
+            a dimension (an index tensor). None: standard normal (integers need `high`).
         scale: a factor, or (smallest, largest): then each row gets a factor drawn log-uniformly.
         values: what the values keep to. Of matrices (the last two dimensions) "symmetric", "positive_definite",
             "lower_triangular" ("triangular"), "upper_triangular", "orthogonal" (columns, or rows if there are fewer);

@@ -127,7 +127,7 @@ def parse_case(spec: OpSpec, dtype: str, text: str) -> Case:
                 draw = int(value)
             elif colon and not eq:
                 layouts[name] = layout
-            elif at and extreme in (*extreme_values.NAMES, *extreme_values.ENDS, extreme_values.KINK):
+            elif at and extreme in (*extreme_values.NAMES, *extreme_values.EVERY_END, extreme_values.KINK):
                 values[holder] = extreme
             else:
                 raise ValueError(word)

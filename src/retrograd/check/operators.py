@@ -58,6 +58,7 @@ _efficientzerotensor
 DECIDING = {"eq", "ne", "lt", "gt", "le", "ge", "floor", "ceil", "round", "trunc", "sign", "isnan", "floor_divide"}
 JUMPING = {"floor", "ceil", "round", "trunc", "sign", "floor_divide"}
 AGAINST_ZERO = _names("relu abs leaky_relu threshold threshold_backward relu_ prelu elu celu selu")
+EXTREMA = {"amax", "amin"}  # without the place, which their gradients look for
 KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 
 # Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.

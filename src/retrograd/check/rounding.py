@@ -20,6 +20,7 @@ from retrograd.check.operators import (
     AGAINST_ZERO,
     DECIDING,
     EXACT_RESULTS,
+    EXTREMA,
     FACTORS,
     KEEPING,
     PRODUCTS,
@@ -143,18 +144,30 @@ def _product_error(name: str, out: torch.Tensor, args: tuple[Any, ...]) -> torch
 
 
 def _run_lifted(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """What an operator returns, and what it was given: in float64 where it takes nothing else beside what is already.
+    """What an operator returns, and what it was given: in float64 where some of it is and the rest keeps it from it.
 
-    A reference may make constants in the default dtype, or hold some.
+    A reference may hold constants of a lower precision: an operator refuses them, or a single number in float64 gives
+    way to them.
     """
     try:
-        return func(*args, **kwargs), args, kwargs
+        out = func(*args, **kwargs)
+        if not (isinstance(out, torch.Tensor) and out.dtype in _LIFTED and _mixed(func, args, kwargs)):
+            return out, args, kwargs
     except RuntimeError:
-        kinds = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        if about(func).returns_alias or not kinds & _LIFTED.keys() or not kinds & set(_LIFTED.values()):
+        if not _mixed(func, args, kwargs):
             raise
-        args, kwargs = (tree_map_only(torch.Tensor, _lift, tree) for tree in (args, kwargs))
-        return func(*args, **kwargs), args, kwargs
+    args, kwargs = (tree_map_only(torch.Tensor, _lift, tree) for tree in (args, kwargs))
+    return func(*args, **kwargs), args, kwargs
+
+
+def _mixed(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator that returns memory of its own is given float64 and something of a lower precision."""
+    kinds = {t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+    return (
+        not about(func).returns_alias
+        and not _LIFTED.keys().isdisjoint(kinds)
+        and not kinds.isdisjoint(_LIFTED.values())
+    )
 
 
 class Float64(TorchDispatchMode):
@@ -188,6 +201,7 @@ class Float64(TorchDispatchMode):
         self._runs = runs
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
+        self.placed_nan: set[str] = set()  # operators that chose among numbers with a NaN, kept beside `decisions`
         self.unit, self.accumulate, self.products = unit, accumulate, products
         self._multiplying = PRODUCTS | {"mul"} if elementwise else PRODUCTS
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
@@ -331,7 +345,10 @@ class Float64(TorchDispatchMode):
             self.decisions.append((name, out.detach() == first.detach()))
         elif name != "_to_copy":  # places: of a sort, a maximum, the k largest; not what was decided before
             results = out if isinstance(out, (tuple, list)) else (out,)
-            self.decisions += [(name, t) for t in results if isinstance(t, torch.Tensor) and t.dtype == torch.int64]
+            places = [(name, t) for t in results if isinstance(t, torch.Tensor) and t.dtype == torch.int64]
+            self.decisions += places
+            if (places or (name in EXTREMA and not self._inside)) and bool(first.isnan().any()):
+                self.placed_nan.add(name)
 
     def _in_place(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor) and out.dtype in (torch.float64, torch.complex128):

@@ -44,6 +44,7 @@ class OpSpec:
     deterministic: bool | None = None
     surrogate: bool = False
     extremes: tuple[str, ...] | None = None
+    finite: tuple[str, ...] = ()  # those of `extremes` that hold no NaN and no Inf
     double_backward: str | None = None
     kinks: Callable[..., Mapping[str, Any]] | None = None
     transforms: tuple[str, ...] = ()
@@ -114,7 +115,7 @@ def op(
     compute: Any = None,
     deterministic: bool | None = None,
     surrogate: bool = False,
-    extremes: Sequence[str] | None = None,
+    extremes: Sequence[str] | Mapping[str, str] | None = None,
     double_backward: bool | str | None = None,
     kinks: Callable[..., Mapping[str, Any]] | None = None,
     transforms: Sequence[str] = (),
@@ -150,8 +151,9 @@ def op(
         deterministic: True: any bit that differs between two runs is a finding. False: differences within
             the attainable error are expected (float atomics). None: they are noted.
         surrogate: True if the gradient is not meant to be the derivative of the forward (straight-through).
-        extremes: names of the inputs that may hold anything: huge and tiny numbers, NaN, Inf. None: the
-            described floating ones without a range (`low`, `high`).
+        extremes: names of the inputs that may hold anything: huge and tiny numbers, NaN, Inf; or a dict from names to
+            "any" or "finite", which promises nothing about NaN and Inf. None: the described floating ones without a
+            range (`low`, `high`), any.
         double_backward: True or "right": gradients of gradients must be right; False or "raises": asking for them must
             raise. None: either will do; what is silently wrong is a finding, and none at all a note.
         kinks: called like `fn`, returns by input name how far each element is from the next point without a
@@ -198,7 +200,7 @@ def op(
         arguments.fn, arguments.reference, flat, name or getattr(fn, "__name__", None) or type(fn).__name__,
         params=swept, sizes=rules, dtypes=_dtypes(dtypes), deterministic=deterministic, surrogate=surrogate,
         compute=None if compute is None else dtype_name(compute, "compute"), kinks=kinks, where=relations,
-        extremes=_unbounded(flat) if extremes is None else _names(extremes, flat), transforms=tuple(transforms),
+        extremes=_names(extremes, flat), finite=_finite(extremes), transforms=tuple(transforms),
         double_backward=_ORDER_TWO.get(double_backward), algorithm_error=algorithm_error, accept=acceptances(accept),
         layouts=_layouts(layouts), random=random, batch_invariant=batch_invariant,
     )  # fmt: skip
@@ -330,11 +332,22 @@ def _layouts(layouts: Any) -> Any:
     return dict(layouts)
 
 
-def _names(extremes: Sequence[str], inputs: Inputs) -> tuple[str, ...]:
+def _names(extremes: Iterable[str] | None, inputs: Inputs) -> tuple[str, ...] | None:
+    if extremes is None:
+        return _unbounded(inputs)
     named = list(inputs) if isinstance(inputs, Mapping) else None
     if isinstance(extremes, str) or (named is not None and (set(extremes) - set(named))):
         raise SpecError(f"`extremes` is {extremes!r}; expected names of inputs: {named}")
     return tuple(extremes)
+
+
+def _finite(extremes: Any) -> tuple[str, ...]:
+    """Of which inputs `extremes` promises finite values alone."""
+    if not isinstance(extremes, Mapping):
+        return ()
+    if wrong := [k for k, v in extremes.items() if v not in ("any", "finite")]:
+        raise SpecError(f"`extremes` says {extremes[wrong[0]]!r} of {wrong[0]!r}, expected 'any' or 'finite'")
+    return tuple(k for k, v in extremes.items() if v == "finite")
 
 
 def _is_rule(name: str, rule: Any) -> bool:

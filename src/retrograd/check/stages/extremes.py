@@ -14,7 +14,9 @@ import torch
 
 from retrograd.check import extreme_values, tolerance
 from retrograd.check.case_sharding import shard
+from retrograd.check.draws import SAME_DRAW, alike
 from retrograd.check.op_runner import OpRun
+from retrograd.check.operators import EXTREMA
 from retrograd.check.reference import OpRaised
 from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case, Finding
@@ -24,6 +26,8 @@ from retrograd.check.tensor_comparison import compare, first_index
 
 # Another dtype differs in its range: what is about the formula is asked in the first one.
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "-mean", "1e4", "max/4")
+# What is in place of an infinity, to see where things tend to; exp of the last is still a number of float64.
+_FAR = (32.0, 128.0, 512.0)
 
 
 @dataclass
@@ -79,6 +83,8 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
         gone, new = reach.for_nan() if extreme == "nan" else reach.for_inf()
         if extreme == "nan":
             gone, new = _told(context, case, name, label, reach, gone, new, run, out)
+        elif bool(gone.any()) and not bool((gone := gone & ~_limit(context, case, name, label, reach)).any()):
+            out.notes.append(f"{extreme} in {name}{at} leaves {label} at its limit, where float64 has 0 times infinity")
         if bool(new.any()) and not bool((new & ~_coupled(context, case, name, label, reach)).any()):
             where = f"reaches {_rows(new)} of {label} too, along dimensions that float64 couples"
             out.notes.append(f"{extreme} in {name}{at} {where}: masked products and differences of sums carry it")
@@ -108,10 +114,7 @@ def _told(
         new = new & ~reach.want.isnan().any(-1, keepdim=True)
     if bool(gone.any()):
         gone = gone & _depends(context, case, name, label, reach)
-    if gone.nonzero().tolist() == [at] and context.oracle.truth(case.but(values=())).switches:
-        # What relu or a comparison makes of a NaN at its own element is a convention.
-        out.notes.append(f"nan in {name}{at} does not reach {label}{at} itself, where float64 has it: a convention")
-        gone = torch.zeros_like(gone)
+    gone, new = _by_convention(context, case, name, label, reach, gone, new, out)
     if gone.ndim > 1 and bool(gone.any()) and not bool((gone.any(-1) & ~reach.got.isnan().any(-1)).any()):
         # Which of a row's largest it is, and whom it takes with it, differs between sorts and masks.
         out.notes.append(f"nan in {name}{at} reaches fewer places of the rows of {label} that have it in float64")
@@ -121,6 +124,64 @@ def _told(
         out.notes.append(f"nan in {name}{at} reaches more of the rows of {label} that have it in float64")
         new = torch.zeros_like(new)
     return gone, new
+
+
+def _by_convention(
+    context: StageContext, case: Case, name: str, label: str, reach: Reach, gone: torch.Tensor, new: torch.Tensor,
+    out: CaseOutcome,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Both masks without what relu or a comparison makes of a NaN at its own element, and which place is its place."""
+    at = list(extreme_values.cell(context.runner.inputs(case)[name].shape))
+    if context.oracle.truth(case.but(values=())).switches:
+        if gone.nonzero().tolist() == [at]:
+            out.notes.append(f"nan in {name}{at} does not reach {label}{at} itself, where float64 has it: a convention")
+            gone = torch.zeros_like(gone)
+        if new.nonzero().tolist() == [at]:
+            out.notes.append(f"nan in {name}{at} reaches {label}{at} itself, where float64 has none: a convention")
+            new = torch.zeros_like(new)
+    if bool((gone | new).any()) and _takes_a_place(context, case, label, reach):
+        out.notes.append(f"nan in {name}{at} is in other places of {label} than in float64, which it was put to by a "
+                         "sort or as the largest: which place it takes is a convention")  # fmt: skip
+        gone, new = torch.zeros_like(gone), torch.zeros_like(new)
+    return gone, new
+
+
+def _takes_a_place(context: StageContext, case: Case, label: str, reach: Reach) -> bool:
+    """Whether the reference asks for places (of the largest, in their order) among numbers one of which is NaN.
+
+    What such a place decides has NaN elsewhere, in no more places. A gradient may have none, as long as the outputs do:
+    what goes to the place of a largest number is no NaN itself, and goes to all, as 0 / 0, where none is equal to it.
+    """
+    count = int(reach.got.isnan().sum())
+    if count > int(reach.want.isnan().sum()):
+        return False
+    mode = Float64(record=True)
+    context.runner.reference(case).run(torch.float64, mode)
+    if not label.startswith("grad "):
+        return count > 0 and bool(mode.placed_nan - EXTREMA)
+    want, got = context.oracle.truth(case).want, context.runner.run(case).tensors
+    outputs = [(t, got.get(k)) for k, t in want.items() if t is not None and not k.startswith("grad ")]
+    return bool(mode.placed_nan) and all(g is not None and t.isnan().any() == g.isnan().any() for t, g in outputs)
+
+
+def _limit(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
+    """Where a tensor is what the reference tends to as the cell grows: what 0 times infinity hides in float64."""
+    plain = case.but(values=())
+    value, sign = context.runner.inputs(plain)[name], -1.0 if case.values[0][1] == "-inf" else 1.0
+    at, ends = extreme_values.cell(value.shape), list[torch.Tensor]()
+    for far in _FAR:
+        shift = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float64))
+        shift[at] = sign * far - value[at].double()
+        try:
+            end = context.runner.reference(plain).run(torch.float64, Float64(), shift={name: shift}).get(label)
+        except Exception:  # the reference refuses that number
+            end = None
+        if end is None:
+            return torch.zeros_like(reach.want, dtype=torch.bool)
+        ends.append(end.detach())
+    first, second, last = ends
+    step = (last - second).abs()
+    return (step <= (second - first).abs() / 2) & ((reach.got - last).abs() <= 2 * step + SAME_DRAW * last.abs())
 
 
 def _depends(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
@@ -184,18 +245,33 @@ def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) ->
             masks[label] = torch.ones_like(beyond)
             empty.append(label)
     if empty:
-        (name, extreme), *_ = case.values
+        (_, extreme), *_ = case.values
         out.notes.append(
-            f"{', '.join(empty)} not judged with {extreme} in {name} in {case.dtype}: one rounding of the reference's "
-            "own formula changes it by more than its size"
+            f"{', '.join(empty)} not judged with {extreme} in {', '.join(name for name, _ in case.values)} in "
+            f"{case.dtype}: one rounding of the reference's own formula changes it by more than its size"
         )
     return masks
 
 
+def _unmoved(context: StageContext, case: Case) -> bool:
+    """Whether the reference's outputs are what they were without the mean that all inputs have, but for rounding."""
+    want, before = context.oracle.truth(case).want, context.oracle.truth(case.but(values=())).want
+    outputs = [(t, before.get(k)) for k, t in want.items() if t is not None and not k.startswith("grad ")]
+    return all(b is not None and alike(t, b) for t, b in outputs)
+
+
 def _finite(context: StageContext, case: Case, out: CaseOutcome) -> None:
-    if context.oracle.truth(case).peak > tolerance.largest_safe(case.dtype, context.spec.compute):
-        (_, extreme), *_ = case.values
+    (name, extreme), *_ = case.values
+    truth = context.oracle.truth(case)
+    if len(case.values) > 1 and not _unmoved(context, case):
+        return
+    if truth.peak > tolerance.largest_safe(case.dtype, context.spec.compute):
         out.notes.append(f"{extreme} is not judged in {case.dtype}: the reference's own formula overflows there")
+        return
+    if extreme in extreme_values.EXACT_ENDS and not all(
+        t is None or bool(t.isfinite().all()) for t in truth.want.values()
+    ):
+        out.notes.append(f"{name} exactly at its {extreme} end is not judged: the reference is not finite there")
         return
     run = context.runner.run(case)
     findings, profiles = context.judge.against_truth(case, run, _excused(context, case, run, out))
@@ -212,11 +288,11 @@ def _named(finding: Finding, run: OpRun) -> Finding:
 def check(context: StageContext, case: Case) -> CaseOutcome:
     """One run; the truth needs the usual noise runs for finite extremes, none for a cell that is not finite."""
     out = CaseOutcome(power_text="exact: any NaN or Inf; values as in oracle")
-    for name, extreme in case.values:
-        if extreme in extreme_values.CELLS:
-            _not_finite(context, case, name, extreme, out)
-        else:
-            _finite(context, case, out)
+    cells = [(name, extreme) for name, extreme in case.values if extreme in extreme_values.CELLS]
+    for name, extreme in cells:
+        _not_finite(context, case, name, extreme, out)
+    if case.values and not cells:
+        _finite(context, case, out)
     return out
 
 
@@ -232,12 +308,23 @@ def _bounded(spec: OpSpec) -> tuple[str, ...]:
     return tuple(name for name, tensor in spec.tensors.items() if tensor.high is not None or tensor.dtype == "bool")
 
 
+def _ends(spec: OpSpec, name: str) -> tuple[str, ...]:
+    return extreme_values.EVERY_END if spec.tensors[name].floating else extreme_values.ENDS
+
+
 def cases(context: StageContext) -> list[Case]:
-    """Every extreme of every such input; at level quick the ones that find most. Whole numbers in the first dtype."""
+    """Every extreme of every such input; at level quick the ones that find most. In the first dtype ends of ranges.
+
+    There, too, one mean in all inputs at once, judged where it changes nothing: what differences of two inputs lose of
+    it no single one shows.
+    """
     extremes = _shared(context)
-    first = context.runner.dtype == context.spec.dtypes[0]
-    extremes += [(name, end) for name in _bounded(context.spec) for end in extreme_values.ENDS] if first else []
-    return [context.base.but(values=(extreme,)) for extreme in extremes]
+    every = [((name, extreme),) for name, extreme in extremes]
+    if context.runner.dtype == context.spec.dtypes[0]:
+        every += [((name, end),) for name in _bounded(context.spec) for end in _ends(context.spec, name)]
+        together = _unbounded(context.spec)
+        every += [tuple((name, "mean") for name in together)] if len(together) > 1 else []
+    return [context.base.but(values=values) for values in every]
 
 
 def _shared(context: StageContext) -> list[tuple[str, str]]:
@@ -250,7 +337,12 @@ def _shared(context: StageContext) -> list[tuple[str, str]]:
     others = [d for d in context.dtypes if d != context.spec.dtypes[0]]
     if context.runner.dtype in others:
         names = tuple(n for n in names if n in _OTHER_DTYPES)
-    every = [(name, extreme) for name in _unbounded(context.spec) for extreme in names]
+    every = [
+        (name, extreme)
+        for name in _unbounded(context.spec)
+        for extreme in names
+        if extreme not in extreme_values.CELLS or name not in context.spec.finite
+    ]
     finite = [e for e in every if e[1] not in extreme_values.CELLS]
     mine = shard(context, finite, "finite extremes of all dtypes but the first", others)
     mine += shard(context, [e for e in every if e not in finite], "cells that are not finite")

@@ -1,0 +1,37 @@
+"""The fourth corpus, and the fifth, beside the checker: a finding for each broken op, none for a right one.
+
+In 60 s of a CPU: of a broken op what comes before the first finding, of a right one the stages that compare values.
+`benchmarks/corpus_verdicts.py --corpus fourth` runs all stages at each level.
+"""
+
+from __future__ import annotations
+
+import pytest
+from corpus import corpus
+
+from retrograd.check.runner import verify
+
+MUTANTS = corpus("mutants_fourth") | corpus("mutants_fifth")
+HEALTHY = corpus("healthy_fourth") | corpus("healthy_fifth")
+COMPARING = ["oracle", "kinks", "layouts", "extremes", "higher_order"]
+
+
+class Found(BaseException):
+    """Raised at the first finding; an Exception would be taken for a fault of the checker."""
+
+
+def stop(kind, finding):
+    if kind == "finding":
+        raise Found(finding.what)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_found(name):
+    with pytest.raises(Found):
+        verify(MUTANTS[name], level="quick", seed=0, watch=stop)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_right_op_is_left_alone(name):
+    report = verify(HEALTHY[name], level="quick", seed=0, only=COMPARING)
+    assert report.verdict == "proved", [f.what for f in report.findings]
