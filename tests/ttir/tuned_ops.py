@@ -60,6 +60,15 @@ def summed_in_splits(x_ptr, y_ptr, N, BLOCK: tl.constexpr, SPLITS: tl.constexpr)
     tl.store(y_ptr, tl.load(y_ptr) + tl.sum(total))
 
 
+def summed_by_programs(x_ptr, y_ptr, N, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
+    """Adds in programs of their own by atomics, so that bits depend on their order."""
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, N, BLOCK * SPLITS):
+        cols = start + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + cols, cols < N, other=0.0)
+    tl.atomic_add(y_ptr, tl.sum(total))
+
+
 def summed_by_adding(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, N, BLOCK):
@@ -134,6 +143,7 @@ SUMS = {
     "splits": sum_of_all(summed_in_splits, [*configs(32, SPLITS=1), *configs(32, SPLITS=4)]),
     "reset": sum_of_all(summed_by_adding, configs(32, 128)),
     "no reset": sum_of_all(summed_by_adding, configs(32, 128), reset=()),
+    "reset of programs": sum_of_all(summed_by_programs, [*configs(8, SPLITS=16), *configs(16, SPLITS=16)]),
     "many": sum_of_all(summed, configs(32, 64, 128, 256, 512, 1024)),
 }
 OPS = {name: rg.op(fn, lambda x: 2 * x, dict(x=XS), sizes=SMALL, name=name) for name, fn in DOUBLES.items()}
