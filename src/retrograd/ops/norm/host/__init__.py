@@ -17,11 +17,14 @@ import torch
 
 from retrograd import config
 from retrograd.errors import NativeBuildError
-from retrograd.ops.norm.host import library, recipes
+from retrograd.ops.norm.host import recipes
 from retrograd.ops.tensor_subclasses import PLAIN
+from retrograd.runtime.cpp.extension import Extension
 
 __all__ = ["build", "entry", "off", "on", "why_not"]
 
+_SOURCE, _AGAIN = Path(__file__).with_name("host.cpp"), "retrograd.ops.norm.host.build(again=True)"
+library = Extension(_SOURCE, "retrograd_norm_host", "norm-host", _AGAIN)
 _reason: str | None = "no norm has seen a CUDA tensor yet" if torch.version.cuda else "this torch has no CUDA"
 
 
