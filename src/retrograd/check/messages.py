@@ -14,7 +14,6 @@ from retrograd.core import document as doc
 from retrograd.core.wording import count, duration
 
 VERDICTS = {"proved": "PROVED", "finding": "FINDING", "undecided": "CANNOT DECIDE"}
-_VERDICT_STYLE = {"proved": "bold green", "finding": "bold red", "undecided": "bold yellow"}
 _MARKS = {"passed": "pass", "failed": "FAIL", "skipped": "skip", "undecided": "??"}
 _STATUS_STYLE = {"passed": "green", "failed": "bold red", "skipped": "dim", "undecided": "yellow"}
 _STATUS_TONE = {"undecided": "status-undecided"}
@@ -77,7 +76,7 @@ def _text(report: Report, notes: list[str]) -> Iterator[doc.TextLine | doc.Table
     parts = [count(len(report.findings), "finding")] * bool(report.findings)
     parts += [f"{len(report.accepted)} accepted"] * bool(report.accepted) + [_progress(report)]
     text = f"{_verdict(report)} in {duration(report.seconds)} ({', '.join(parts)})"
-    yield doc.TextLine(text, _VERDICT_STYLE[report.verdict])
+    yield doc.TextLine(text, doc.STYLES[report.verdict])
 
 
 def _accepted(finding: Finding) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 Tone = Literal["proved", "finding", "undecided", "plain"]
+STYLES = {"proved": "bold green", "finding": "bold red", "undecided": "bold yellow"}  # of a verdict on a terminal
 
 
 class TextLine(NamedTuple):

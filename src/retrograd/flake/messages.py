@@ -15,8 +15,7 @@ from retrograd.flake.plan import FlakeOptions, FlakeTarget
 from retrograd.flake.schema import KINDS, Flake, FlakeReport, Kind, Rate, Reason, Run, Tail
 
 VERDICTS = {"steady": "NO FLAKE SEEN", "flaky": "FLAKY", "broken": "FAILS EVERY TIME", "undecided": "CANNOT DECIDE"}
-_STYLES = {"steady": "bold green", "flaky": "bold red", "broken": "bold red", "undecided": "bold yellow"}
-_TONES: dict[str, Any] = {"steady": "proved", "undecided": "undecided"}
+_TONES: dict[str, doc.Tone] = {"steady": "proved", "flaky": "finding", "broken": "finding", "undecided": "undecided"}
 # Of a failure's message: comparisons print whole arrays after the line that counts.
 _LINES = 8
 # Margins are drawn between 1e-6 and 1e3 of the tolerance, as decades; what is beyond stands at the ends.
@@ -46,14 +45,12 @@ def document(report: FlakeReport | Flake, everything: bool = True) -> doc.Docume
 
 def _header(flake: Flake, started: str = "") -> doc.Header:
     facts = (f"{len(flake.runs)} runs", *filter(None, [started]))
-    return doc.Header(
-        _TONES.get(flake.verdict, "finding"), flake.target, (" \u00b7 ".join(facts),), VERDICTS[flake.verdict]
-    )
+    return doc.Header(_TONES[flake.verdict], flake.target, (" \u00b7 ".join(facts),), VERDICTS[flake.verdict])
 
 
 def _text(flake: Flake) -> Iterator[doc.TextLine]:
     yield doc.TextLine(f"retrograd flake {flake.target}", "bold")
-    yield doc.TextLine(f"{VERDICTS[flake.verdict]} in {len(flake.runs)} runs", _STYLES[flake.verdict])
+    yield doc.TextLine(f"{VERDICTS[flake.verdict]} in {len(flake.runs)} runs", doc.STYLES[_TONES[flake.verdict]])
     yield from doc.labelled(facts(flake), width=11)
     yield doc.TextLine()
 

@@ -8,7 +8,6 @@ from retrograd.core import document as doc
 from retrograd.trace.bisecting.schema import Bisection, Culprit
 
 _TONES: dict[str, doc.Tone] = {"within": "proved", "found": "finding", "undecided": "undecided"}
-_STYLES = {"within": "bold green", "found": "bold red", "undecided": "bold yellow"}
 _WORDS = {"within": "No mismatch", "found": "Found", "undecided": "Cannot decide"}
 
 
@@ -75,7 +74,7 @@ def place(culprit: Culprit) -> str:
 
 
 def _text(record: Bisection) -> Iterator[doc.TextLine]:
-    yield doc.TextLine(verdict(record), _STYLES[record.verdict])
+    yield doc.TextLine(verdict(record), doc.STYLES[_TONES[record.verdict]])
     yield doc.TextLine(f"{record.target}: {facts(record)}" if record.target else facts(record), "dim")
     for number, culprit in enumerate(record.culprits, 1):
         yield doc.TextLine()
