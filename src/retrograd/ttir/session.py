@@ -258,7 +258,7 @@ class Session:
         address = storage.start + int(changed[0])
         for access in memory.accesses:
             pointer = memory.named(access, storage, address) if access.does != "load" else None
-            if pointer is not None and pointer.storage is storage:
+            if pointer is not None and storage.start <= pointer.start < storage.start + len(storage.octets):
                 detail = "each configuration that is timed changes it again: reset_to_zero or restore_value is missing"
                 element = (address - pointer.start) // pointer.size
                 where = memory.where(access)
