@@ -60,7 +60,24 @@ class IssuedCollective:
     kind: str
     tensors: list[Any]
     group: Any
-    root: int
+    root: int  # among the ranks of the group, -1 where there is none
+    tag: int = 0
+
+    @property
+    def peer(self) -> int:
+        """The other rank of a message, among all ranks; -1 for any."""
+        return torch.distributed.get_process_group_ranks(self.group)[self.root] if self.root >= 0 else -1
+
+    @property
+    def channel(self) -> tuple[str, int, int, int] | None:
+        """Process group, sender, receiver and tag of a message; None for other collectives. NCCL knows no tags."""
+        if self.kind not in ("send", "recv"):
+            return None
+        sender, receiver = torch.distributed.get_rank(), self.peer
+        if self.kind == "recv":
+            sender, receiver = receiver, sender
+        tag = self.tag if torch.distributed.get_backend(self.group) == "gloo" else 0
+        return self.group.group_name, sender, receiver, tag
 
 
 @contextmanager
@@ -165,11 +182,13 @@ def _read(name: str, before: Callable[[IssuedCollective], None]) -> Callable[...
     places = {argument.name: at for at, argument in enumerate(_operator("c10d", name)._schema.arguments)}
     sent, group = places[holder], places["process_group"]
     root = next((places[r] for r in _ROOTS if r in places), None)
+    tag = places.get("tag")
     unbox = torch.distributed.ProcessGroup.unbox
 
     def read(*args: Any) -> None:
         tensors = list(_tensors(args[sent]))
-        before(IssuedCollective(kind, tensors, unbox(args[group]), -1 if root is None else args[root]))
+        from_or_to = -1 if root is None else args[root]
+        before(IssuedCollective(kind, tensors, unbox(args[group]), from_or_to, 0 if tag is None else args[tag]))
 
     return read
 

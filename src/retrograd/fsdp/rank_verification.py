@@ -38,7 +38,8 @@ class RankVerifier:
         """
         name = f"check/{self.count}"
         mine = {_key(ranks): digest.hex() for ranks, digest in self.journal.groups.items()}
-        state = {"step": self.journal.total, "bad": self.bad, "groups": mine}
+        messages = self.journal.channels.packed()
+        state = {"step": self.journal.total, "bad": self.bad, "groups": mine, "messages": messages}
         self.exchange.post(name, json.dumps(state))
         answers = {r: json.loads(text) for r, text in self._gather(name, self.others, "the end of the step").items()}
         for rank, answer in answers.items():
@@ -50,7 +51,11 @@ class RankVerifier:
             self.exchange.post(name, packed(self.journal))
             answer = self.exchange.gather(name, [rank], self.seconds).get(rank)
             other = f"step {self.journal.total}: rank {rank} issued other collectives than {self._me}"
-            raise RanksDifferError(other if answer is None else self.sentence(rank, unpacked(answer)))
+            sentence = "" if answer is None else self.sentence(rank, unpacked(answer))
+            raise RanksDifferError(sentence or f"{other}, earlier than what is kept; {_ADVICE}")
+        for rank, answer in answers.items():
+            if misfit := self.journal.channels.misfit(answer["messages"], rank, self.exchange.rank):
+                raise RanksDifferError(f"step {self.journal.total}: {misfit}")
         spoiled = {self.exchange.rank: self.bad} | {r: a["bad"] for r, a in answers.items()}
         if any(spoiled.values()):
             sentences = (f"rank {rank} gives NaN or Inf to {bad}" for rank, bad in sorted(spoiled.items()) if bad)

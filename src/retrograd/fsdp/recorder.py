@@ -19,7 +19,7 @@ from retrograd.compat.versions import UntestedVersionWarning, tested
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
 from retrograd.fsdp.attribution import Attribution
 from retrograd.fsdp.rank_verification import RankVerifier
-from retrograd.fsdp.schema import COMPARED, REDUCTIONS, VARYING, Collective, Log, LoggedStep
+from retrograd.fsdp.schema import COMPARED, POINT_TO_POINT, REDUCTIONS, VARYING, Collective, Log, LoggedStep
 from retrograd.fsdp.step_patterns import Journal
 from retrograd.fsdp.watchdog import Watchdog
 
@@ -207,9 +207,12 @@ class CollectiveLog:
             self._close()
         dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
         ranks = tuple(sorted(dist.get_process_group_ranks(call.group)))
-        collective = Collective(call.kind, phase, modules, numel, dtype, op, ranks, by, call.root)
+        root = call.peer if call.kind in POINT_TO_POINT else call.root
+        collective = Collective(call.kind, phase, modules, numel, dtype, op, ranks, by, root)
         with self._lock:
             self.journal.add(collective)
+            if call.channel is not None:
+                self.journal.channels.add(call.channel, call.kind, sum(t.nbytes for t in call.tensors))
         if self._watchdog is not None:
             self._watchdog.progress()
         verifier = self._ranks()

@@ -33,7 +33,8 @@ class Collective:
         op: "sum", "avg", ...; "" if unknown or none.
         ranks: the ranks of its group, sorted.
         by: who issues it: "fsdp", "ddp", "bucket", "module" (the forward of a module), "" for the program.
-        root: rank from or to which it goes, -1 where there is none.
+        root: rank from or to which it goes, of its group, -1 where there is none; of send and recv the peer's rank
+            among all, -1 for any.
     """
 
     kind: str
@@ -54,8 +55,16 @@ class Collective:
         return "\1".join(map(str, (*fields, *self.ranks)))
 
     @property
+    def role(self) -> str:
+        """What is equal over ranks that do the same in groups of their own, as those of a device mesh."""
+        return "\1".join(self.identity.split("\1")[: -len(self.ranks) or None])
+
+    @property
     def where(self) -> str:
-        """Its modules in words."""
+        """Its modules in words, or the peer of a message."""
+        if self.kind in POINT_TO_POINT:
+            direction = "to" if self.kind == "send" else "from"
+            return f"a message {direction} {f'rank {self.root}' if self.root >= 0 else 'any rank'}"
         names = [name or "(root)" for name in self.modules]
         if len(names) > _NAMED:
             return f"{names[0]} to {names[-1]} ({len(names)} modules)"
@@ -97,6 +106,12 @@ def chained(before: bytes, collective: Collective) -> bytes:
     return blake2b(before + token(collective), digest_size=8).digest()
 
 
+def chained_role(before: bytes, collective: Collective, group: int) -> bytes:
+    """As `chained`, of what ranks of a mesh have in common: groups are numbered as a rank comes to them."""
+    of_group = f"{collective.role}\1{group}\1{len(collective.ranks)}"
+    return blake2b(before + of_group.encode(), digest_size=8).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
     number: int  # from 0
@@ -126,7 +141,8 @@ class Log:
         patterns: sequences of numbers into `table`.
         steps: the steps that are kept, the last ones.
         total: how many steps there were.
-        hash: over all steps and what follows the last.
+        hash: over all steps and what follows the last; equal over the ranks of a mesh, whose groups are numbered
+            instead of named by their ranks, and without point-to-point messages.
         setup: what came before the first forward, numbers into `table`.
         open: what follows the last step.
         notes: what a reader should know, as DDP's rebuilt buckets.

@@ -6,7 +6,18 @@ from collections import deque
 from functools import reduce
 
 from retrograd.fsdp.log_diff import first_difference
-from retrograd.fsdp.schema import COMPARED, REDUCTIONS, Collective, Log, LoggedStep, Pattern, chained
+from retrograd.fsdp.messages import Channels
+from retrograd.fsdp.schema import (
+    COMPARED,
+    POINT_TO_POINT,
+    REDUCTIONS,
+    Collective,
+    Log,
+    LoggedStep,
+    Pattern,
+    chained,
+    chained_role,
+)
 
 _STEPS = 10_000  # rows kept; 1 kB each at most, so 10 MB
 _PATTERNS = 256  # a healthy run has one to four; a random order has as many as steps
@@ -34,6 +45,7 @@ class Journal:
         self.notes: list[str] = []
         self.since: list[tuple[int, int]] = []  # (step, number) since ranks agreed
         self.groups: dict[tuple[int, ...], bytes] = {}  # rolling hash of what each group did
+        self.channels = Channels()
         self._latest: dict[tuple[bool, bool], list[int]] = {}
         self._known: dict[tuple[bool, bool], set[bytes]] = {}
         self._begun = False
@@ -55,8 +67,11 @@ class Journal:
             del self.since[:-_OPEN]
         elif self.issued == _OPEN + 1:
             self.notes.append(f"step {self.total} has more than {_OPEN} collectives; the rest is hashed, not kept")
-        self.digest = chained(self.digest, collective)
-        self.groups[collective.ranks] = chained(self.groups.get(collective.ranks, bytes(8)), collective)
+        if collective.kind in POINT_TO_POINT:
+            return  # of two ranks alone, in an order that is theirs
+        before = self.groups.setdefault(collective.ranks, bytes(8))
+        self.groups[collective.ranks] = chained(before, collective)
+        self.digest = chained_role(self.digest, collective, list(self.groups).index(collective.ranks))
 
     def end_step(self) -> str:
         """Close the step; what differs from the steps of its kind, "" if nothing."""
@@ -100,6 +115,14 @@ class Journal:
         if (note := _rebuilt(was, of)) is not None:
             self.notes.append(f"step {self.total}: {note}")
             return ""
+        less, more = sorted((before, mine), key=len)
+        if less * (len(more) // len(less)) == more:
+            self.notes.append(
+                f"step {self.total}: {len(more) // len(less)} times the collectives of "
+                f"{'an earlier step' if more is mine else 'this step in an earlier one'}: other micro-batches, or an "
+                "optimizer that GradScaler kept from its step"
+            )
+            return ""
         difference = first_difference(was, of)
         if difference is None:
             return ""
@@ -130,7 +153,9 @@ def _rebuilt(was: list[Collective], now: list[Collective]) -> str | None:
         return None
     sizes = [sum(c.numel for c in side) for side in sums]
     if sizes[0] != sizes[1]:
-        return None
+        # In a pipeline stage of micro-batches it rebuilds between two of these, and reduces before and after.
+        between = any(c.by == "ddp" and c.kind == "broadcast" and c.dtype == "int32" for c in (*was, *now))
+        return "DDP rebuilt its buckets within a step, as it does once" if between else None
     if [c.numel for c in sums[0]] == [c.numel for c in sums[1]]:
         return "DDP synchronised its buckets, which it does once, when it rebuilds them"
     return f"DDP rebuilt its buckets, {len(sums[0])} -> {len(sums[1])} all-reduces, as it does after its first backward"

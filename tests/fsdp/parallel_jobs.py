@@ -1,0 +1,223 @@
+"""Healthy training of every kind of parallelism on gloo ranks, recorded; run by functions of tests on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import retrograd.fsdp as rf
+
+WIDTH = 8
+Step = Callable[[], None]
+
+
+def _layers(count: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(count)]
+
+
+def _optimizer(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for module in modules for p in module.parameters()], lr=0.1)
+
+
+def _loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (y - target).square().mean()
+
+
+def pipeline(schedule: str, data_parallel: int = 1) -> Step:
+    """Stages of torch.distributed.pipelining, replicated by DDP beside each other where there are more ranks."""
+    from torch.distributed import pipelining
+
+    mesh = dist.init_device_mesh(
+        "cpu", (data_parallel, dist.get_world_size() // data_parallel), mesh_dim_names=("dp", "pp")
+    )
+    group, size, at = mesh.get_group("pp"), mesh["pp"].size(), mesh.get_local_rank("pp")
+    kind = getattr(pipelining, f"Schedule{schedule}")
+    several = issubclass(kind, pipelining.schedules.PipelineScheduleMulti)
+    numbers = [at, at + size] if several else [at]
+    if "ZBV" in schedule or "DualPipeV" in schedule:
+        numbers = [at, 2 * size - 1 - at]
+    layers = _layers(2 * size if several else size)
+    mine = [layers[n] for n in numbers]
+    if data_parallel > 1:
+        mine = [nn.parallel.DistributedDataParallel(module, process_group=mesh.get_group("dp")) for module in mine]
+    stages = [
+        pipelining.PipelineStage(module, n, len(layers), torch.device("cpu"), group=group)
+        for n, module in zip(numbers, mine, strict=True)
+    ]
+    run = kind(stages if several else stages[0], n_microbatches=4, loss_fn=_loss)
+    optimizer = _optimizer(*mine)
+    first, last = 0 in numbers, len(layers) - 1 in numbers
+
+    def step() -> None:
+        x = torch.ones(8, WIDTH)
+        run.step(*([x] if first else []), **(dict(target=torch.zeros(8, WIDTH), losses=[]) if last else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class _Ring(torch.autograd.Function):
+    """What the rank before sends; its gradient goes back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  torch calls it so
+        return _Ring.turn(x, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return _Ring.turn(grad, -1)
+
+    @staticmethod
+    def turn(x: torch.Tensor, by: int) -> torch.Tensor:
+        rank, size, got = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
+        to = dist.P2POp(dist.isend, x.contiguous(), (rank + by) % size)
+        come = dist.P2POp(dist.irecv, got, (rank - by) % size)
+        for work in dist.batch_isend_irecv([to, come] if rank % 2 else [come, to]):
+            work.wait()
+        return got
+
+
+def ring() -> Step:
+    """Keys and values go round, as in ring attention, inside a module that FSDP2 shards."""
+    from torch.distributed.fsdp import fully_shard
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = kv = self.project(x)
+            for _ in range(dist.get_world_size() - 1):
+                kv = _Ring.apply(kv)
+                y = y + torch.softmax(y @ kv.T, -1) @ kv
+            return y
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention(), Attention())
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    return _step_of(model)
+
+
+def _step_of(model: nn.Module, x: Callable[[int], torch.Tensor] | None = None) -> Step:
+    optimizer, calls = _optimizer(model), iter(range(1000))
+
+    def step() -> None:
+        batch = torch.full((4, WIDTH), 1.0 + dist.get_rank()) if x is None else x(next(calls))
+        model(batch).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def experts() -> Step:
+    """Tokens go to the ranks of their experts, another number at each step and rank."""
+
+    class Moe(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.expert = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            from torch.distributed.nn.functional import all_to_all_single
+
+            size = dist.get_world_size()
+            send = [len(x) // size + (len(x) % size if to == dist.get_rank() else 0) for to in range(size)]
+            sizes = torch.empty(size, dtype=torch.int64)
+            dist.all_to_all_single(sizes, torch.tensor(send))
+            received = sizes.tolist()
+            tokens = all_to_all_single(x.new_empty(sum(received), WIDTH), x, received, send)
+            return all_to_all_single(torch.empty_like(x), self.expert(tokens), send, received)
+
+    torch.manual_seed(dist.get_rank())
+    model = Moe()
+    return _step_of(model, lambda number: torch.ones(4 + number + dist.get_rank(), WIDTH))
+
+
+def unused_parameters() -> Step:
+    """DDP that looks for parameters without a gradient; which they are depends on step and rank."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(_layers(3))
+
+        def forward(self, number: torch.Tensor) -> torch.Tensor:
+            return self.layers[int(number) % 3](torch.ones(2, WIDTH))
+
+    model = nn.parallel.DistributedDataParallel(Chosen(), find_unused_parameters=True)
+    return _step_of(model, lambda number: torch.tensor(number + dist.get_rank()))
+
+
+def hybrid_sharded() -> Step:
+    """HSDP: sharded in pairs, replicated over them."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    model = nn.Sequential(*_layers(3))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return _step_of(model)
+
+
+def tensor_parallel() -> Step:
+    """Column- and row-wise parallel linear layers of pairs, sharded by FSDP2 over the others."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    rank = mesh.get_local_rank("dp")
+    return _step_of(model, lambda number: torch.full((4, WIDTH), 1.0 + rank))
+
+
+def scaled() -> Step:
+    """GradScaler, whose first steps overflow and are skipped."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(nn.Sequential(*_layers(2)))
+    optimizer, scaler = _optimizer(model), torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+
+    def step() -> None:
+        scaler.scale(model(torch.ones(2, WIDTH)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return step
+
+
+JOBS: dict[str, Callable[[], Step]] = {
+    "ring": ring, "experts": experts, "unused_parameters": unused_parameters, "scaled": scaled,
+    "hybrid_sharded": hybrid_sharded, "tensor_parallel": tensor_parallel,
+} | {
+    f"pipeline_{name}": lambda name=name: pipeline(name)
+    for name in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+} | {"pipeline_of_ddp": lambda: pipeline("1F1B", data_parallel=2)}  # fmt: skip
+
+
+def record(job: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Steps of a job under a recorder: hash, problems, kinds of collectives, and the error if one was raised."""
+    step, error = JOBS[job](), ""
+    log = rf.record_collectives(**options)
+    try:
+        with log:
+            for _ in range(steps):
+                step()
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    kinds = sorted({collective.kind for collective in log.journal.entries})
+    return {"hash": log.hash(), "problems": log.problems, "kinds": kinds, "error": error, "log": log.log().to_json()}
