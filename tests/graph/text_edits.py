@@ -236,7 +236,8 @@ def _mlir(text: str) -> Iterator[Edit]:
             yield Edit(kind, line[1], a, b, new)
         if line[2] in _OPERATIONS:
             yield Edit("operation", line[1], *line.span(2), _OPERATIONS[line[2]])
-        operands = list(re.finditer(r"%\w+(?:#\d+)?", rest))
+        # Two constants (%c, %cst) may well be equal.
+        operands = list(re.finditer(r"%(?!c)\w+(?:#\d+)?", rest))
         if len(operands) > 1 and operands[0][0] != operands[1][0] and line[2] not in ("while", "case"):
             x, y = operands[:2]
             new = y[0] + rest[x.end() : y.start()] + x[0]

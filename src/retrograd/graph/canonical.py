@@ -65,7 +65,7 @@ class _Folder:
         self.plain: dict[str, bool] = {}
         self.literals = self.result.literals
         self.used: set[int] = set()  # literals that an operation has already
-        self.effects: list[int] = []
+        self.effects = self.result.effects
         self.place_values: list[Value] = []  # of the computation at hand
         self.computation = computation
 
@@ -204,6 +204,8 @@ class _Folder:
             return None
         if opcode in ("opt-barrier", "copy") and len(instruction.operands) == 1:
             return values[instruction.operands[0]]
+        if opcode == "opt-barrier":
+            return tuple([values[o] for o in instruction.operands])
         if opcode in _INLINED and self.inlined and self.fits(instruction):
             body = self.graph.computations[instruction.called[0][1]]
             return self.fold(body, [values[o] for o in instruction.operands])[body.root]

@@ -51,6 +51,7 @@ class Form:
     barriers: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     # Instructions that were folded away, and the nodes of their values: their placement has to be compared, too.
     folded: list[tuple[tuple[int, ...], Instruction]] = field(default_factory=list[tuple[tuple[int, ...], Instruction]])
+    effects: list[int] = field(default_factory=list[int])  # nodes that do something beside their value, in order
     live: bytearray = field(default_factory=bytearray)
     dead: int = 0  # instructions, as they are printed, that no output or side effect needs
 

@@ -9,7 +9,8 @@ from typing import get_args
 from retrograd.core import gc_pause
 from retrograd.graph import keys, undecided
 from retrograd.graph.canonical import forms
-from retrograd.graph.diffing import carried_gradients, collectives, compiled, regions, relabeled, reordered
+from retrograd.graph.diffing import carried_gradients, collectives, compiled, loops, regions, relabeled, reordered
+from retrograd.graph.diffing.consequences import Placed, first_causes, merged
 from retrograd.graph.diffing.matching import Matching, match
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
 from retrograd.graph.diffing.side_by_side import Half, View
@@ -20,6 +21,7 @@ from retrograd.graph.schema import HARMLESS, Cause, Diff, Kind, Side
 _RANK: tuple[str, ...] = get_args(Kind)
 # Kinds that another assignment of parameters may explain with fewer instructions, and those that another alignment may.
 _DOUBTFUL = frozenset({"operand_changed", "parameter_moved", "output_removed"})
+_NAMED = frozenset({"parameter_added", "parameter_removed", "output_added", "output_removed", "operand_changed"})
 _RESHAPED = frozenset({"operand_changed", "instruction_replaced", "instruction_removed"})
 
 
@@ -36,9 +38,12 @@ def compare(a: Graph, b: Graph, pictured: bool = True) -> Diff:
 def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     started = time.perf_counter()
     both = _Comparison(a, b)
-    causes, consequences = both.computation(a.entry, b.entry)
+    placed, consequences = both.computation(a.entry, b.entry)
+    placed += [Placed(cause) for cause in both.loops()]
+    placed, more = first_causes(placed)
+    causes, consequences = merged(placed), consequences + more
     causes += both.compiled(causes)
-    causes.sort(key=lambda c: ("became dynamic" not in c.what, _RANK.index(c.kind)))
+    causes.sort(key=_rank)
     view = both.entry
     live_b = sum(view.b.form.live) if view else sum(both.forms_b[b.entry].live)
     notes = both.notes(bool(causes))
@@ -91,8 +96,9 @@ class _Comparison:
         )
         self.entry: View | None = None
         self.compared: set[tuple[bytes, bytes]] = set()
+        self.steps: dict[tuple[int, int], list[tuple[str, str]]] = {}  # of loops that make another number of them
 
-    def computation(self, name_a: str, name_b: str) -> tuple[list[Cause], int]:
+    def computation(self, name_a: str, name_b: str) -> tuple[list[Placed], int]:
         """Causes within one pair of computations and those that they call, and the number of consequences."""
         form_a, form_b = self.forms_a[name_a], self.forms_b[name_b]
         numbered = self.ids(form_a, form_b, numbered=True)
@@ -104,23 +110,33 @@ class _Comparison:
         if entry:
             self.entry = view
         inner, more = self.called(view)
-        causes = [*explained[0], *inner]
-        return causes or [_unexplained(view)] * (entry and not self.unknown), explained[1] + more
+        causes = [Placed(cause, "", view.changes.get(cause, ())) for cause in explained[0]] + inner
+        unexplained = [Placed(_unexplained(view))] * (entry and not self.unknown)
+        return causes or unexplained, explained[1] + more
+
+    def loops(self) -> list[Cause]:
+        """What differs in loops as a whole."""
+        if self.entry is None:
+            return []
+        remat = loops.remat_cause(self.a, self.b, self.forms_a, self.forms_b)
+        return [*loops.steps_cause(self.steps), *([remat] if remat else [])]
 
     def simplest(self, form_a: Form, form_b: Form, numbered: _Ids, entry: bool) -> _Hypothesis:
         """The correspondence that explains the difference with the fewest instructions.
 
         In the entry, parameters may have changed places, which is tried first; in a called computation the caller gives
-        them their places. Where the answer is doubtful, that each kept its number is tried as well, and that nothing
-        came between two operations that look alike.
+        them their places. Where the answer is doubtful, that each kept its number or its name is tried as well, and
+        that nothing came between two operations that look alike.
         """
         first = numbered if not entry else self.ids(form_a, form_b, False)
-        best = self.hypothesis(form_a, form_b, first, numbered)
+        best = self.hypothesis(form_a, form_b, first, numbered, entry)
         if entry and any(c.kind in _DOUBTFUL for c in best[1][0]):
-            best = min(best, self.hypothesis(form_a, form_b, numbered, numbered), key=_cost)
+            best = min(best, self.hypothesis(form_a, form_b, numbered, numbered, entry), key=_cost)
+        if entry and any(c.kind in _NAMED for c in best[1][0]):
+            best = min(best, self.hypothesis(form_a, form_b, first, numbered, entry, named=True), key=_cost)
         if any(c.kind in _RESHAPED for c in best[1][0]):
             ids = best[0].a.ids, best[0].b.ids
-            best = min(best, self.hypothesis(form_a, form_b, ids, numbered, bold=False), key=_cost)
+            best = min(best, self.hypothesis(form_a, form_b, ids, numbered, entry, bold=False), key=_cost)
         return best
 
     def ids(self, form_a: Form, form_b: Form, numbered: bool) -> _Ids:
@@ -128,9 +144,11 @@ class _Comparison:
         numbers = [form.numbers if numbered else [-1] * len(form) for form in (form_a, form_b)]
         return keys.digests(form_a, self.bodies[0], numbers[0]), keys.digests(form_b, self.bodies[1], numbers[1])
 
-    def hypothesis(self, form_a: Form, form_b: Form, ids: _Ids, exact: _Ids, bold: bool = True) -> _Hypothesis:
+    def hypothesis(
+        self, form_a: Form, form_b: Form, ids: _Ids, exact: _Ids, entry: bool, bold: bool = True, named: bool = False
+    ) -> _Hypothesis:
         """What corresponds and what differs if values with equal numbers are the same."""
-        matching: Matching = match(form_a, form_b, *ids, bold=bold)
+        matching: Matching = match(form_a, form_b, *ids, bold=bold, entry=entry, named=named)
         paired_a, paired_b = ({pair[k] for pair in matching.outputs} for k in (0, 1))
         half_a = Half(self.a, form_a, ids[0], exact[0], matching.a, False, paired_a)
         half_b = Half(self.b, form_b, ids[1], exact[1], matching.b, True, paired_b)
@@ -173,30 +191,36 @@ class _Comparison:
             and view.same_operands(a, b)
         )
 
-    def called(self, view: View) -> tuple[list[Cause], int]:
+    def called(self, view: View) -> tuple[list[Placed], int]:
         """Causes inside computations that partners call: each pair of computations once, with the number of callers."""
-        callers: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+        callers: dict[tuple[str, str, str], int] = {}
         bodies_a, bodies_b = self.bodies
         for a, pairs in view.a.form.called.items():
             b = view.a.partner[a]
             if b < 0 or not view.a.form.live[a]:
                 continue
+            self.count_steps(view, a, b)
             for (role, x), (_, y) in zip(pairs, view.b.form.called.get(b, ()), strict=False):
                 if bodies_a[x] != bodies_b[y]:
-                    callers.setdefault((role, x, y), []).append((a, b))
-        causes: list[Cause] = []
+                    callers.setdefault((role, x, y), a)
+        causes: list[Placed] = []
         consequences = 0
-        for (role, x, y), pairs in callers.items():
+        for (role, x, y), a in callers.items():
             if (bodies_a[x], bodies_b[y]) in self.compared:
                 continue
             self.compared.add((bodies_a[x], bodies_b[y]))
             inner, more = self.computation(x, y)
             consequences += more
-            label = view.a.form.labels[pairs[0][0]]
-            causes += [
-                replace(c, what=f"in the {role} of {label[0]} {view.a.name(pairs[0][0])}: {c.what}") for c in inner
-            ]
+            place = f"the {role} of {view.a.form.labels[a][0]} {view.a.name(a)}"
+            causes += [replace(p, within=f"{place}: in {p.within}" if p.within else place) for p in inner]
         return causes, consequences
+
+    def count_steps(self, view: View, a: int, b: int) -> None:
+        """Note two loops that make another number of steps."""
+        before = loops.steps(self.forms_a, view.a.form, a)
+        after = loops.steps(self.forms_b, view.b.form, b)
+        if before is not None and after is not None and before != after:
+            self.steps.setdefault((before, after), []).append((view.a.name(a), view.b.name(b)))
 
     def compiled(self, computed: list[Cause]) -> list[Cause]:
         """What compiles again, beside what was computed in another way: of graphs that compute the same all of it."""
@@ -239,6 +263,12 @@ class _Comparison:
             )
         assert all(n.kind in HARMLESS for n in notes)
         return notes
+
+
+def _rank(cause: Cause) -> tuple[bool, int]:
+    """The first cause first. A shape follows from what is computed, unless it is a parameter's."""
+    own = cause.kind not in ("shape_changed", "dtype_changed") or "parameter" in cause.what
+    return "became dynamic" not in cause.what, _RANK.index(cause.kind if own else "operand_changed")
 
 
 def _cost(hypothesis: _Hypothesis) -> tuple[int, int]:

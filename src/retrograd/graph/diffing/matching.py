@@ -13,8 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from retrograd.core.alignment import align
+from retrograd.core.alignment import align, chain
+from retrograd.graph.diffing.literals import argument_name
 from retrograd.graph.form import Form, Label
+
+# An optimiser's next value of a parameter is made of the last a few operations above it.
+_NEAR = 4
+_MOST_NEAR = 16
 
 
 class Matching:
@@ -55,15 +60,31 @@ class Matching:
                 pending.extend(zip(operands_a[a], operands_b[b], strict=True))
 
 
-def match(form_a: Form, form_b: Form, ids_a: Sequence[bytes], ids_b: Sequence[bytes], bold: bool = True) -> Matching:
+def match(
+    form_a: Form,
+    form_b: Form,
+    ids_a: Sequence[bytes],
+    ids_b: Sequence[bytes],
+    *,
+    bold: bool = True,
+    entry: bool = True,
+    named: bool = False,
+) -> Matching:
     """The correspondence of two forms, given keys of their values.
 
-    `bold`: take an operation for inserted or removed if what is behind it looks more like its counterpart.
+    `bold`: take an operation for inserted or removed if what is behind it looks more like its counterpart. Parameters
+    of what is no `entry` have the places that the caller gives them: as many on both sides are the same ones. `named`:
+    parameters of equal names are the same ones, and so are outputs that renew them.
     """
     matching = Matching(form_a, form_b, ids_a, ids_b)
     matching.bold = bold
+    if not entry and len(form_a.parameters) == len(form_b.parameters):
+        for a, b in zip(form_a.parameters, form_b.parameters, strict=True):
+            matching.pair(a, b)
+    if named:
+        _by_name(matching)
     _parameters(matching)
-    _outputs(matching)
+    _outputs(matching, named)
     for i, j in matching.outputs:
         a, b = form_a.outputs[i], form_b.outputs[j]
         if ids_a[a] == ids_b[b]:
@@ -84,11 +105,11 @@ def _parameters(matching: Matching) -> None:
     count_b = Counter(matching.ids_b[b] for b in form_b.parameters)
     for a in form_a.parameters:
         own = matching.ids_a[a]
-        if count_a[own] == 1 == count_b[own]:
+        if count_a[own] == 1 == count_b[own] and matching.free(a, place_b[own]):
             matching.pair(a, place_b[own])
 
 
-def _outputs(matching: Matching) -> None:
+def _outputs(matching: Matching, named: bool) -> None:
     """Outputs that correspond: equal values in order, equal values elsewhere, then what is left between those.
 
     Between two pairs, outputs correspond one by one if their shapes agree; else by label, by operation, by shape.
@@ -99,6 +120,8 @@ def _outputs(matching: Matching) -> None:
     ids = [matching.ids_a[o] for o in outs_a], [matching.ids_b[o] for o in outs_b]
     pairs.refine(*ids)
     pairs.moved(*ids)
+    if named:
+        pairs.by_name(_renewed(matching.form_a), _renewed(matching.form_b))
     shapes = [labels_a[o][1] for o in outs_a], [labels_b[o][1] for o in outs_b]
     pairs.in_step(*shapes)
     pairs.refine([labels_a[o] for o in outs_a], [labels_b[o] for o in outs_b])
@@ -106,6 +129,21 @@ def _outputs(matching: Matching) -> None:
     pairs.refine(*shapes)
     pairs.in_step([is_nothing(labels_a[o]) for o in outs_a], [is_nothing(labels_b[o]) for o in outs_b])
     matching.outputs = pairs.all()
+
+
+def _renewed(form: Form) -> list[str]:
+    """Of each output the name of the parameter that it renews: one of its shape, a few operations below."""
+    names: list[str] = []
+    for output in form.outputs:
+        shape, nodes, name = form.labels[output][1], [output], ""
+        for _ in range(_NEAR):
+            nodes = [o for n in nodes for o in form.operands[n]][:_MOST_NEAR]
+            own = [argument_name(form, n) for n in nodes if form.numbers[n] >= 0 and form.labels[n][1] == shape]
+            if own:
+                name = own[0]
+                break
+        names.append(name)
+    return names
 
 
 def is_nothing(label: Label) -> bool:
@@ -155,6 +193,19 @@ class _Outputs:
                 new += list(zip(left, right, strict=True))
         self.add(new)
 
+    def by_name(self, names_a: Sequence[str], names_b: Sequence[str]) -> None:
+        """Pair what has a name that occurs once on either side."""
+        count_a, count_b = Counter(names_a), Counter(names_b)
+        place_b = {name: j for j, name in enumerate(names_b)}
+        places = {i for i, _ in self.chain} | self.taken[0], {j for _, j in self.chain} | self.taken[1]
+        pairs = [
+            (i, place_b[name])
+            for i, name in enumerate(names_a)
+            if name and count_a[name] == 1 == count_b[name] and i not in places[0] and place_b[name] not in places[1]
+        ]
+        kept = set(chain(sorted([*self.chain, *pairs])))
+        self.add([pair for pair in pairs if pair in kept])
+
     def moved(self, view_a: Sequence[bytes], view_b: Sequence[bytes]) -> None:
         """Pair equal values that stand in another order."""
         gaps = self.gaps()
@@ -190,6 +241,10 @@ def _down(matching: Matching) -> None:
     form_a, form_b, votes = matching.form_a, matching.form_b, matching.votes
     for i, j in matching.outputs:
         _propose(matching, form_a.outputs[i], form_b.outputs[j], 2)
+    # What is changed in place is an output, too.
+    operations = [[form.labels[n][:2] for n in form.effects] for form in (form_a, form_b)]
+    for i, j in align(*operations, patience=False):  # type: ignore[type-var]
+        _propose(matching, form_a.effects[i], form_b.effects[j], 2)
     for a in range(len(form_a) - 1, -1, -1):
         if matching.a[a] < 0 and a in votes:
             _decide(matching, a, votes[a])
@@ -300,9 +355,20 @@ def _up(matching: Matching) -> None:
                 break
 
 
-def _leftovers(matching: Matching) -> None:
-    """Equal values that nothing else could tell apart, in order; parameters by number first."""
+def _by_name(matching: Matching) -> None:
+    """Parameters that the program calls by the same name."""
     form_a, form_b = matching.form_a, matching.form_b
+    named = {name: b for b in form_b.parameters if matching.b[b] < 0 and (name := argument_name(form_b, b))}
+    for a in form_a.parameters:
+        b = named.get(argument_name(form_a, a), -1)
+        if b >= 0 and matching.free(a, b):
+            matching.pair(a, b)
+
+
+def _leftovers(matching: Matching) -> None:
+    """Equal values that nothing else could tell apart, in order; parameters by name, then by number, first."""
+    form_a, form_b = matching.form_a, matching.form_b
+    _by_name(matching)
     for a, b in zip(form_a.parameters, form_b.parameters, strict=False):
         if matching.free(a, b) and matching.alike(a, b) and form_a.live[a] == form_b.live[b]:
             matching.pair(a, b)

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
+from retrograd.graph.diffing.literals import parameter_name, shown
 from retrograd.graph.diffing.side_by_side import View
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.undecided import elided
@@ -38,13 +39,18 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
         before, after = _change_text(view, a, b, kind)
         groups[kind, before, after].append((a, b))
     causes = [_parameters(view, kind, pairs) for kind, pairs in parameters.items()]
-    return causes + [_cause(view, key, pairs) for key, pairs in groups.items()], consequences
+    causes += [_cause(view, key, pairs) for key, pairs in groups.items()]
+    return causes, consequences
 
 
 def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:
     """Parameters of another shape, as one cause: everything behind them follows."""
     labels_a, labels_b = view.a.form.labels, view.b.form.labels
-    changes = [f"{view.a.form.numbers[a]} {labels_a[a][1]} -> {labels_b[b][1]}" for a, b in pairs]
+    entry = view.a.form.computation is view.a.graph.main
+    changes = [
+        f"{_called(view, a, b) if entry else view.a.form.numbers[a]} {labels_a[a][1]} -> {labels_b[b][1]}"
+        for a, b in sorted(pairs, key=lambda pair: -labels_a[pair[0]][1].count(","))
+    ]
     more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
     dynamic = any(_symbols(labels_b[b][1]) > _symbols(labels_a[a][1]) for a, b in pairs)
     text = (
@@ -52,6 +58,12 @@ def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:
         + ": a size became dynamic" * dynamic
     )
     return _pairs_cause(view, kind, text, pairs)
+
+
+def _called(view: View, a: int, b: int) -> str:
+    """The number of a parameter, and its name where both sides have one."""
+    name = parameter_name(view.b.graph, view.b.form, b)
+    return f"{view.a.form.numbers[a]}{f' {name}' if name else ''}"
 
 
 def _symbols(shape: str) -> int:
@@ -81,6 +93,8 @@ def _kind(view: View, a: int, b: int) -> Kind:
         return "instruction_replaced"
     if shape_a != shape_b:
         return "dtype_changed" if _DTYPE.findall(shape_a) != _DTYPE.findall(shape_b) else "shape_changed"
+    if view.a.form.origins[a].has_effect:
+        return "state_changed"
     return "constant_changed" if op_a == "constant" else "attribute_changed"
 
 
@@ -92,7 +106,7 @@ def _change_text(view: View, a: int, b: int, kind: str) -> tuple[str, str]:
     if kind in ("shape_changed", "dtype_changed"):
         return f"{op_a} {shape_a}", shape_b
     if kind == "constant_changed":
-        return f"constant {shape_a} {shortened(attrs_a, _WIDEST)}", shortened(attrs_b, _WIDEST)
+        return f"constant {shape_a} {shown(shape_a, attrs_a, _WIDEST)}", shown(shape_b, attrs_b, _WIDEST)
     only_a, only_b = split(attrs_a), split(attrs_b)
     left = ", ".join(part for part in only_a if part not in only_b)
     right = ", ".join(part for part in only_b if part not in only_a)
@@ -105,6 +119,7 @@ _ADVICE: dict[str, str] = {
     "shape_changed": "pad to one size, drop the last incomplete batch, or mark the dimension dynamic",
     "dtype_changed": "look for a cast, autocast or a default dtype that differs between the two",
     "attribute_changed": "an argument of the operation differs: a slice bound or an axis that depends on rank or step?",
+    "state_changed": "a state is set or a tensor is changed in another way: an argument that depends on the step?",
     "instruction_replaced": "another operation is called at this line: a branch in Python, or another version?",
 }
 
@@ -118,4 +133,7 @@ def _cause(view: View, key: tuple[str, str, str], pairs: list[tuple[int, int]]) 
 
 
 def _pairs_cause(view: View, kind: Kind, text: str, pairs: list[tuple[int, int]]) -> Cause:
-    return view.cause(kind, text, _ADVICE[kind], [a for a, _ in pairs], [b for _, b in pairs], len(pairs))
+    cause = view.cause(kind, text, _ADVICE[kind], [a for a, _ in pairs], [b for _, b in pairs], len(pairs))
+    labels_a, labels_b = view.a.form.labels, view.b.form.labels
+    view.changes[cause] = tuple({(" ".join(labels_a[a][1:]), " ".join(labels_b[b][1:])): None for a, b in pairs})
+    return cause

@@ -111,6 +111,7 @@ class View:
     a: Half
     b: Half
     matching: Matching
+    changes: dict[Cause, tuple[tuple[str, str], ...]] = field(default_factory=dict[Cause, tuple[tuple[str, str], ...]])
 
     @property
     def outputs(self) -> list[tuple[int, int]]:

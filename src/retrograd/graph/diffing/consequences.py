@@ -1,0 +1,131 @@
+"""Consequences of causes: what follows from other numbers of steps, from remat, from other shapes or dtypes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from retrograd.graph.schema import COMPILES_AGAIN, Cause
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+# A quotient of two sizes goes into the graph as a float32, with 24 bits.
+_ROUNDING = 2.0**-22
+_TYPED = re.compile(r"\b((?:bf|f|s|u|c|pred)\d*\w*)\[")
+_STRUCTURE = frozenset(
+    {
+        "shape_changed", "attribute_changed", "operand_changed", "output_added", "output_removed", "output_moved",
+        "parameter_added", "parameter_removed", "parameter_moved", "instruction_inserted", "instruction_removed",
+        "instruction_replaced", "duplicate_changed",
+    }
+)  # fmt: skip
+Texts = Mapping[Cause, list[tuple[str, str]]]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A cause with the computation that it stands in ("the body of while while.3", "" for the entry).
+
+    `changes` are texts of what changed, before and after.
+    """
+
+    cause: Cause
+    within: str = ""
+    changes: tuple[tuple[str, str], ...] = ()
+
+
+def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
+    """The causes without those that follow from others, and how many places these have."""
+    kept, dropped = list(causes), 0
+    for rule in (_of_remat, _of_sizes, _of_dtypes):
+        follows = set(map(id, rule(kept)))
+        dropped += sum(placed.cause.count for placed in kept if id(placed) in follows)
+        kept = [placed for placed in kept if id(placed) not in follows]
+    return kept, dropped
+
+
+def merged(causes: Iterable[Placed]) -> list[Cause]:
+    """Equal sentences as one cause: "constant 1 -> 2, in the body of while.3 and 4 more places"."""
+    groups: dict[tuple[str, str, str], list[Placed]] = {}
+    for placed in causes:
+        groups.setdefault((placed.cause.kind, placed.cause.what, placed.cause.where), []).append(placed)
+    result: list[Cause] = []
+    for alike in groups.values():
+        first, places = alike[0].cause, list(dict.fromkeys(p.within for p in alike if p.within))
+        text = f"in {places[0]}: {first.what}" if places else first.what
+        if len(alike) > 1:
+            text += f", and in {len(alike) - 1} more computation{'s' * (len(alike) > 2)}"
+        names_a, names_b = (tuple(n for p in alike for n in side(p.cause)) for side in (_names_a, _names_b))
+        total = sum(p.cause.count for p in alike)
+        result.append(replace(first, what=text, a=names_a, b=names_b, count=total))
+    return result
+
+
+def _names_a(cause: Cause) -> tuple[str, ...]:
+    return cause.a
+
+
+def _names_b(cause: Cause) -> tuple[str, ...]:
+    return cause.b
+
+
+def _of_remat(causes: list[Placed]) -> Iterator[Placed]:
+    """Values that are saved or not, and what is computed again, all around loops."""
+    if any(placed.cause.kind == "remat_changed" for placed in causes):
+        yield from (
+            p for p in causes if p.cause.kind in _STRUCTURE or (p.within and p.cause.kind != "constant_changed")
+        )
+
+
+def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
+    """Shapes, sizes and constants that are to each other as the numbers of steps, or the sizes of parameters."""
+    steps = {pair for p in causes if p.cause.kind == "loop_changed" for pair in _differing(*_sides(p.cause.what))}
+    shaped = [p for p in causes if p.cause.kind == "shape_changed" and not p.within and "parameter" in p.cause.what]
+    sizes = steps or {pair for p in shaped for before, after in p.changes for pair in _differing(before, after)}
+    for placed in causes:
+        follows = placed.cause.kind in ("shape_changed", "constant_changed", "attribute_changed") and placed.changes
+        if follows and sizes and (steps or placed not in shaped):
+            pairs = [pair for before, after in placed.changes for pair in _differing(before, after)]
+            if pairs and all(_explained(pair, sizes) for pair in pairs):
+                yield placed
+
+
+def _sides(text: str) -> tuple[str, str]:
+    before, _, after = text.partition(" -> ")
+    return _NUMBER.findall(before)[-1], _NUMBER.findall(after)[0]
+
+
+def _differing(before: str, after: str) -> list[tuple[float, float]]:
+    """The numbers in which two texts differ; one that nothing explains if they differ in more."""
+    if _NUMBER.sub("#", before) != _NUMBER.sub("#", after):
+        return [(0.0, 1.0)]
+    pairs = zip(_NUMBER.findall(before), _NUMBER.findall(after), strict=True)
+    return [(float(x), float(y)) for x, y in pairs if x != y]
+
+
+def _explained(pair: tuple[float, float], sizes: set[tuple[float, float]]) -> bool:
+    x, y = pair
+    return any(
+        _close(x * new, y * old)
+        or _close(x * old, y * new)
+        or (x.is_integer() and y.is_integer() and y - x == new - old)
+        for old, new in sizes
+    )
+
+
+def _close(x: float, y: float) -> bool:
+    return abs(x - y) <= _ROUNDING * max(abs(x), abs(y)) and x != 0
+
+
+def _of_dtypes(causes: list[Placed]) -> Iterator[Placed]:
+    """Conversions, and the same operations in the other dtype, where parameters have one."""
+    first = [p for p in causes if p.cause.kind == "dtype_changed" and not p.within and "parameter" in p.cause.what]
+    dtypes = {d for p in first for change in p.changes for text in change for d in _TYPED.findall(text)}
+    for placed in causes if first else ():
+        kind, text = placed.cause.kind, placed.cause.what
+        if placed in first or kind in COMPILES_AGAIN:
+            continue
+        other = set(_TYPED.findall(text)) & dtypes
+        converts = kind.startswith("instruction") or kind in ("dtype_changed", "attribute_changed", "operand_changed")
+        if converts and other:
+            yield placed
