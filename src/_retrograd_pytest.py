@@ -24,16 +24,24 @@ Collectives in another order, between steps or ranks, fail a test that asks for 
         with retrograd_order.record() as log:
             train(steps=3)
         retrograd_order.assert_same(log)  # or the files that all ranks saved
+
+What the tests of a module are worth is one more test where `pytest --retrograd-mutate` asks for it:
+
+    pytestmark = pytest.mark.retrograd_mutate(spec, count=50, fail_under=90)
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +53,7 @@ _RESULTS = pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--retrograd-level, --retrograd-seed, --retrograd-baseline, --retrograd-write-baseline, --retrograd-flake-seed."""
+    """--retrograd-level, -seed, -baseline, -write-baseline, -flake-seed, -mutate, -mutate-budget."""
     group = parser.getgroup("retrograd", "verification of backward passes")
     group.addoption("--retrograd-level", choices=["quick", "full"], help="level of every retrograd mark")
     group.addoption("--retrograd-seed", type=int, help="seed of every retrograd mark (default 0)")
@@ -55,6 +63,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--retrograd-write-baseline", action="store_true", help=text)
     text = "seed random, NumPy and torch before each test, as retrograd flake does"
     group.addoption("--retrograd-flake-seed", type=int, help=text)
+    text = "one more test of each module marked with retrograd_mutate: how many mutants its tests notice"
+    group.addoption("--retrograd-mutate", action="store_true", help=text)
+    text = "begin no mutant of a module after this time; the next run goes on"
+    group.addoption("--retrograd-mutate-budget", metavar="5m", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
     text = "retrograd(spec, **options): verify an op; the test takes the fixture `retrograd_stage`, one test a stage"
     config.addinivalue_line("markers", text)
     text = "retrograd_graphs(max, **options): the test may compile `max` graphs; options as of retrograd.graph.watch"
+    config.addinivalue_line("markers", text)
+    text = "retrograd_mutate(spec, **options): of a module; options as of `retrograd mutate`: count=50, fail_under=90"
     config.addinivalue_line("markers", text)
     config.stash[_VERIFIERS], config.stash[_RESULTS] = {}, {}
     seed = config.getoption("--retrograd-flake-seed")
@@ -266,6 +280,72 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     stages = _stages(_mark(metafunc.definition), metafunc.definition.nodeid)
     metafunc.parametrize("retrograd_stage", stages, ids=[s.id for s in stages], indirect=True)
+
+
+class MutantsItem(pytest.Item):
+    """How many mutants of an op the tests of its module notice, as `retrograd mutate --tests` says.
+
+    It runs in a process of its own, and keeps its results in pytest's cache: until the op, the tests, or a file that
+    they import has changed, no mutant is run again.
+    """
+
+    def runtest(self) -> None:
+        """Fail with the report if less than `fail_under` percent are noticed; skip where there was no time for any."""
+        with TemporaryDirectory(prefix="retrograd-") as folder:
+            record, printed = Path(folder) / "report.json", Path(folder) / "report.txt"
+            with printed.open("w") as stdout:
+                child = subprocess.Popen(
+                    [*self._command(), "-o", str(record)], stdout=stdout, stderr=subprocess.PIPE, text=True
+                )
+                lines = [self._progress(line.rstrip("\n")) for line in child.stderr or ()]
+            if child.wait():
+                text = printed.read_text() if record.exists() else "\n".join(lines[-20:])
+                pytest.fail(f"retrograd mutate exits with {child.returncode}\n{text}", pytrace=False)
+            self.add_report_section("call", "retrograd mutate", printed.read_text())
+            report = json.loads(record.read_text())
+        if not report["results"]:
+            pytest.skip("; ".join(report["notes"]))
+
+    def _command(self) -> list[str]:
+        mark, module = self.get_closest_marker("retrograd_mutate"), self.getparent(pytest.Module)
+        assert mark is not None
+        assert module is not None
+        target = _target(self.path, module.obj, mark.args[0]) if len(mark.args) == 1 else None
+        if target is None:
+            raise pytest.UsageError("retrograd_mutate needs what retrograd.op returned, under a name of the module")
+        words = [sys.executable, "-m", "retrograd", "mutate", target]
+        words += ["--tests", shlex.join(["pytest", os.path.relpath(self.path)])]
+        for name, value in {"fail_under": 100, **mark.kwargs}.items():
+            option = "--function" if name == "functions" else f"--{name.replace('_', '-')}"
+            words += [word for each in (value if option == "--function" else [value]) for word in (option, str(each))]
+        if budget := self.config.getoption("--retrograd-mutate-budget"):
+            words += ["--budget", budget]
+        if cache := getattr(self.config, "cache", None):
+            words += ["--results", str(cache.mkdir("retrograd") / "mutants.sqlite")]
+        return words
+
+    def _progress(self, line: str) -> str:
+        reporter, capture = map(self.config.pluginmanager.get_plugin, ("terminalreporter", "capturemanager"))
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
+            if reporter and reporter.isatty:
+                reporter.rewrite(f"{self.name}: {line}", erase=True)
+            elif reporter and reporter.verbosity > 0:
+                reporter.write_line(line)
+        return line
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Where it stands."""
+        return self.path, None, self.name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One more test for each marked module, where that is asked for."""
+    from retrograd.config import at_start
+
+    if config.getoption("--retrograd-mutate") and at_start() is None:  # else a mutant stands in this process
+        modules = dict.fromkeys(item.getparent(pytest.Module) for item in items)
+        marked = [m for m in modules if m is not None and m.get_closest_marker("retrograd_mutate")]
+        items += [MutantsItem.from_parent(module, name="retrograd_mutate") for module in marked]
 
 
 def _target(path: Path, module: Any, spec: Any) -> str | None:

@@ -129,6 +129,16 @@ def test_operations_need_no_source():
     assert any("aten." in r.mutant.diff for r in mutated.results)
 
 
+def test_operations_of_a_module_need_no_source():
+    mlp = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())
+    plain = lambda x, **state: (x @ state["0.weight"].T + state["0.bias"]).tanh()  # noqa: E731
+    mutated = rg.mutate(rg.op(mlp, plain, {"x": rg.tensor("M", 4)}), count=8, levels=["operation"])
+    assert {r.mutant.level for r in mutated.results} == {"operation"}
+    assert len(mutated.differing) >= 3
+    assert mutated.survivors("verify") == ()
+    assert mutated.notes == ()
+
+
 def test_findings_of_the_original_give_no_credit():
     class Wrong(torch.autograd.Function):
         @staticmethod

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from norm_op import spec
 
 import retrograd as rg
 from retrograd.catalog import resolve
 from retrograd.errors import UsageError
+from retrograd.mutation.search import Search
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no backward in a fork beside a GPU")
@@ -56,6 +58,23 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(mutated):
     assert fates(again) == fates(whole) == fates(mutated(results=None)[0])
     more, five = mutated(count=8)
     assert len(five) == len({r.mutant.id for r in more.results} - {r.mutant.id for r in whole.results})
+
+
+def test_a_second_round_searches_what_the_first_has_not_seen(mutated, tmp_path):
+    rounds = [{dict(t.case.sizes)["N"] for t in Search(spec, 0, number).trials} for number in (0, 1)]
+    late = max(rounds[1] - rounds[0])
+    mine = tmp_path / "mine.py"
+    text = mine.read_text().replace("    g = dy * w\n", "    g = dy * w * factor(xhat.shape[-1])\n")
+    mine.write_text(f"{text}\n\ndef factor(n):\n    return 1.0 if n == {late} else 1.0\n")
+    options = dict(functions=["factor"], count=20)
+    first, _ = mutated(**options)
+    unseen = [r.mutant.id for r in first.results if r.fate == "equivalent"]
+    second, searched = mutated(search=2, **options)
+    assert sorted(searched) == sorted(unseen)  # and no other one
+    seen = [r for r in second.differing if r.mutant.id in unseen]
+    assert {r.rarity for r in seen} == {"sizes"}
+    assert all(f"N={late}" in r.case for r in seen)
+    assert fates(mutated(search=2, results=None, **options)[0]) == fates(second)
 
 
 def test_what_the_op_is_made_of_has_changed(mutated, tmp_path):

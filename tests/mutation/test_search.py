@@ -95,6 +95,16 @@ def test_an_exception_is_a_difference(searched):
     assert difference.rarity == "every input"
 
 
+def test_another_round_has_other_inputs_and_other_sizes():
+    first, again, second = (Search(op(lambda ctx, x, grad: grad), 0, number) for number in (0, 0, 1))
+    sizes = [{dict(t.case.sizes)["N"] for t in s.trials if t.rarity == "sizes"} for s in (first, again, second)]
+    assert sizes[0] == sizes[1]
+    assert len(sizes[2] - sizes[0]) >= 6
+    inputs = [s.runner(s.trials[0]).inputs(s.trials[0].case)["x"] for s in (first, again, second)]
+    assert torch.equal(inputs[0], inputs[1])
+    assert not torch.equal(inputs[0], inputs[2])
+
+
 def test_the_smallest_sizes_that_show_it(searched):
     difference, search = searched(lambda ctx, x, grad: grad * 1.5)
     MISTAKE["on"] = True

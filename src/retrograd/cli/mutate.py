@@ -68,6 +68,9 @@ def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the choice and of all inputs.")
 @click.option("--timeout", type=float, default=120.0, show_default=True, help="Seconds that a mutant may take.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes at a time.")
+@click.option(
+    "--search", type=click.IntRange(min=1), default=1, show_default=True, help="Rounds of 130 inputs for each mutant."
+)
 @click.option("--results", metavar="FILE", help="Keep results in this SQLite file, and go on where it was.")
 @click.option("--cluster", default="", metavar="ADDRESS", help="Take the workers of a Dask scheduler.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def targets_of(
     kernels = [t.function for t in own if t.kind == "triton"]
     if "ttir" in levels and kernels:
         targets.append(_kernel_operations(spec, seed, kernels))
-    if "operation" in levels and not spec.state:  # a module is called by its own means
+    if "operation" in levels:
         spec, operations = _with_operations(spec, seed)
         targets.append(operations)
     return spec, targets
@@ -110,7 +111,10 @@ def _kernel_operations(spec: OpSpec, seed: int, kernels: list[Any]) -> KernelOpe
 def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperations]:
     """The spec with an op whose backward is watched, and the operations of an ordinary one."""
     call = spec.fn if isinstance(spec.fn, Call) else None
-    operations = BackwardOperations(call.fn if call else spec.fn)
+    function = call.fn if call else spec.fn
+    if spec.state and isinstance(function, torch.nn.Module):
+        function = partial(_of_state, function, spec.state)
+    operations = BackwardOperations(function)
     spec = replace(spec, fn=replace(call, fn=operations) if call else operations)
     runner = OpRunner(spec, spec.dtypes[0], seed, "cpu")
     with executed("cpu", None):
@@ -120,6 +124,12 @@ def _with_operations(spec: OpSpec, seed: int) -> tuple[OpSpec, BackwardOperation
         operations.recorded = None
     operations.listed = tuple(recorded)
     return spec, operations
+
+
+def _of_state(module: torch.nn.Module, names: Sequence[str], *args: Any, **keywords: Any) -> Any:
+    """A module's result with its parameters and buffers among the keywords, as any function has them."""
+    state = {name: keywords.pop(name) for name in names}
+    return torch.func.functional_call(module, state, args, keywords)
 
 
 def candidates_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from retrograd.mutation.schema import RARITIES, Judgement, Mutant, MutantResult
 from retrograd.mutation.search import Search
 from retrograd.mutation.sources import campaign_of
 
-SEARCHED = "search and verify"  # the first case of each mutant; the second is the user's tests
+SEARCHED = "search and verify"  # the first case of each mutant; the last is the user's tests
 Judge = Callable[[OpSpec, int], bool | None]
 _MARGIN = 60.0  # seconds that ending the tests of a mutant may take
 
@@ -38,54 +38,72 @@ class MutantWork:
     candidates: Mapping[str, MutantCandidate]
     level: str
     seed: int
+    beside: Mapping[str, Judge]
     known: set[tuple[str, ...]]
-    beside: Mapping[str, Judge] = field(default_factory=dict)
     tests: Tests | None = None
+    rounds: int = 1
 
     def __post_init__(self) -> None:
-        self._search = Search(self.spec, self.seed)
+        self._searches = [Search(self.spec, self.seed, number) for number in range(self.rounds)]
 
     def __call__(self, mutant: str, done: Mapping[str, Outcome]) -> Iterator[Begin | End]:
         """The cases of a mutant, by its id."""
         candidate = self.candidates[mutant]
-        if SEARCHED in done:
-            result = result_of(candidate.mutant, done)
-        else:
-            yield Begin(SEARCHED)
-            result = self._result(candidate)
-            yield End(SEARCHED, plain(result))
+        in_place = False
+        for number, case in enumerate(searches(self.rounds)):
+            if case in done:
+                result = result_of(candidate.mutant, {case: done[case]})
+            else:
+                yield Begin(case)
+                fails, in_place = "" if in_place else self._put(candidate), True
+                if fails:
+                    result = MutantResult(candidate.mutant, "not applicable", difference=fails)
+                else:
+                    result = self._result(candidate, self._searches[number], () if number == 0 else result.judgements)
+                yield End(case, plain(result))
+            if result.fate != "equivalent":
+                break
         if self.tests and result.fate == "differs" and self.tests.case not in done:
             yield Begin(self.tests.case, limit=self.tests.timeout + _MARGIN)
             yield End(self.tests.case, plain(self.tests.judge(candidate.target, candidate.edit)))
 
-    def _result(self, candidate: MutantCandidate) -> MutantResult:
-        target, edit, search = candidate.target, candidate.edit, self._search
-        blank = MutantResult(candidate.mutant, "equivalent")
+    def _put(self, candidate: MutantCandidate) -> str:
+        """Put the mutant in place; why it cannot be."""
         try:
-            target.replace(edit, self.targets)
+            candidate.target.replace(candidate.edit, self.targets)
         except (SyntaxError, ValueError) as error:
-            return replace(blank, fate="not applicable", difference=str(error))
+            return str(error) or type(error).__name__
+        return ""
+
+    def _result(self, candidate: MutantCandidate, search: Search, judgements: tuple[Judgement, ...]) -> MutantResult:
+        """What a search sees of the mutant that is in place; verify is asked unless there are judgements already."""
+        blank = MutantResult(candidate.mutant, "equivalent", judgements=judgements)
         search.original = lambda: self._original(candidate)
-        operation = target.kind in ("operation", "ttir")  # others run where fewer gradients are asked for
+        operation = candidate.target.kind in ("operation", "ttir")  # others run where fewer gradients are asked for
         rarities = tuple(r for r in RARITIES if not (operation and r == "subset of gradients"))
         first = next(search.differences(rarities), None)
         if first is not None and first.raises and first.rarity == "every input":
             return replace(blank, fate="raises", difference=first.seen.text)
         if first is not None and search.at_kink(first):
             return replace(blank, fate="kink", difference=first.seen.text)
-        verified = by_verify(self.spec, self.level, self.seed, self.known, ("contract",) * operation)
+        verified = judgements[0] if judgements else self._by_verify(operation)
         if first is None and not verified.killed:
             return replace(blank, judgements=(verified,))
-        judgements = (verified, *(self._asked(name, judge) for name, judge in self.beside.items()))
-        differs = replace(blank, fate="differs", rarity="found by verify alone", judgements=judgements)
+        asked = (verified, *(self._asked(name, judge) for name, judge in self.beside.items()))
+        differs = replace(blank, fate="differs", rarity="found by verify alone", judgements=asked)
         if first is None:
             return replace(differs, difference=verified.why)
         trial = search.smaller(first.trial)
+        # What an earlier round has not seen at its ordinary inputs does not differ at every one.
+        rarity = "some inputs" if judgements and first.rarity == "every input" else first.rarity
         return replace(
-            differs, rarity=first.rarity, dtype=trial.case.dtype, case=trial.case.text(),
+            differs, rarity=rarity, dtype=trial.case.dtype, case=trial.case.text(),
             difference=(search.difference(trial) or first.seen).text,
             test=verified_tests(search.runner(trial), trial, candidate.mutant.operator, search.original),
         )  # fmt: skip
+
+    def _by_verify(self, operation: bool) -> Judgement:
+        return by_verify(self.spec, self.level, self.seed, self.known, ("contract",) * operation)
 
     def _asked(self, name: str, judge: Judge) -> Judgement:
         try:
@@ -102,6 +120,25 @@ class MutantWork:
             candidate.target.replace(candidate.edit, self.targets)
 
 
+def searches(rounds: int) -> list[str]:
+    """Cases of a mutant in which it is searched, in their order; a further one where the last has found nothing."""
+    return [SEARCHED, *(f"search {number}" for number in range(1, rounds))]
+
+
+def is_through(done: Mapping[str, Outcome], rounds: int, tests: str) -> bool:
+    """Whether no case of a mutant is left."""
+    if "" in done:
+        return True
+    for outcome in (done.get(case) for case in searches(rounds)):
+        if outcome is None:
+            return False
+        if outcome.state != "done" or outcome.value["fate"] not in ("equivalent", "differs"):
+            return True
+        if outcome.value["fate"] == "differs":
+            return not tests or tests in done
+    return True
+
+
 def result_of(mutant: Mutant, done: Mapping[str, Outcome], tests: str = "") -> MutantResult:
     """What became of a mutant, from the outcomes of its cases.
 
@@ -110,7 +147,7 @@ def result_of(mutant: Mutant, done: Mapping[str, Outcome], tests: str = "") -> M
         done: outcomes by case.
         tests: the case of the user's tests, if they judge.
     """
-    outcome = done.get(SEARCHED) or done[""]
+    outcome = done.get("") or [o for case, o in done.items() if case.startswith("search")][-1]
     seconds = round(outcome.seconds, 3)
     if outcome.state != "done":
         # Whoever runs it sees that: a process that dies or never ends is as loud as a failing test.
@@ -142,6 +179,7 @@ class MutantWorkElsewhere:
     seed: int
     beside: Mapping[str, Judge]
     tests: str | None
+    rounds: int
 
     def __call__(self) -> MutantWork:
         """The work; UsageError where the sources there are not those of the process that asks."""
@@ -155,4 +193,4 @@ class MutantWorkElsewhere:
         candidates = {c.mutant.id: c for c in candidates_of(targets)}
         known = original_findings(spec, self.level, self.seed)
         tests = Tests(self.tests) if self.tests else None
-        return MutantWork(spec, targets, candidates, self.level, self.seed, known, self.beside, tests)
+        return MutantWork(spec, targets, candidates, self.level, self.seed, self.beside, known, tests, self.rounds)

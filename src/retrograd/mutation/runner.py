@@ -20,7 +20,7 @@ from retrograd.env import collect
 from retrograd.errors import UsageError
 from retrograd.mutation.candidates import LEVELS, SOURCES, MutantCandidate, check_levels, choose, targets_of
 from retrograd.mutation.judges import Tests, original_findings
-from retrograd.mutation.mutant_work import SEARCHED, MutantWork, MutantWorkElsewhere, result_of
+from retrograd.mutation.mutant_work import MutantWork, MutantWorkElsewhere, is_through, result_of
 from retrograd.mutation.schema import MutantResult, MutationReport
 from retrograd.mutation.sources import campaign_of
 
@@ -33,7 +33,7 @@ def mutate(
     lines: Callable[[str, int], bool] | None = None, least: float = 0.0,
     beside: Mapping[str, Callable[[OpSpec, int], bool | None]] | None = None, name: str | None = None,
     progress: Progress | None = None, results: str | Path | None = None, cluster: str = "",
-    load: Callable[[], OpSpec] | None = None,
+    load: Callable[[], OpSpec] | None = None, search: int = 1,
 ) -> MutationReport:  # fmt: skip
     """Change the functions of an op one at a time, and see who notices: `verify`, and the user's tests.
 
@@ -62,6 +62,7 @@ def mutate(
             version has changed. None keeps nothing.
         cluster: address of a Dask scheduler, whose workers take the mutants instead of processes of this machine.
         load: makes the spec on those workers; it pickles.
+        search: rounds of some 130 inputs each; a mutant is searched in the next one where none shows a difference.
 
     Returns:
         A MutationReport.
@@ -86,13 +87,15 @@ def mutate(
         command = Tests(tests) if tests else None
         kept = Results(results or ":memory:", campaign_of(spec, targets, (seed, level, *(beside or {}))))
         known = _known(kept, changeable, level, seed)
-        work = MutantWorkElsewhere(load, kept.campaign, tuple(functions), levels, level, seed, beside or {}, tests)
+        work = MutantWorkElsewhere(
+            load, kept.campaign, tuple(functions), levels, level, seed, beside or {}, tests, search
+        )
         if not cluster:
             by_id = {c.mutant.id: c for c in chosen}
-            work = partial(MutantWork, changeable, targets, by_id, level, seed, known, beside or {}, command)
+            work = partial(MutantWork, changeable, targets, by_id, level, seed, beside or {}, known, command, search)
         options = WorkerOptions(jobs=jobs, timeout=timeout, cluster=cluster)
         until = start + (math.inf if budget is None else budget)
-        ended = _outcomes(chosen, kept, work, options, until, command.case if command else "", progress)
+        ended = _results(chosen, kept, work, options, until, search, command.case if command else "", progress)
         kept.close()
     notes = (f"the original has findings of verify, which no mutant is credited with: {len(known)}",) * bool(known)
     if len(ended) < len(chosen):
@@ -106,31 +109,25 @@ def mutate(
     )  # fmt: skip
 
 
-def _outcomes(
+def _results(
     chosen: Sequence[MutantCandidate], kept: Results, make: Callable[[], Work], options: WorkerOptions, until: float,
-    tests: str, progress: Progress | None,
+    rounds: int, tests: str, progress: Progress | None,
 ) -> tuple[MutantResult, ...]:  # fmt: skip
     """Results of the mutants that are through in the end, in their order; those that were are passed over."""
     outcomes = {c.mutant.id: kept.of(c.mutant.id) for c in chosen}
     mutants = {c.mutant.id: c.mutant for c in chosen}
-    waiting = [Task(id, id) for id, done in outcomes.items() if not _through(done, tests)]
+    through = {id for id, done in outcomes.items() if is_through(done, rounds, tests)}
+    waiting = [Task(id, id) for id in outcomes if id not in through]
     if waiting and not options.cluster:
         work = make()  # before processes are forked, which share it
         make = lambda: work  # noqa: E731
     for id, case, outcome in run(make, waiting, kept, options, until) if waiting else ():
         outcomes[id][case] = outcome
-        if progress and _through(outcomes[id], tests):
-            through = sum(_through(done, tests) for done in outcomes.values())
-            progress(through, len(chosen), result_of(mutants[id], outcomes[id], tests))
-    return tuple(result_of(mutants[id], done, tests) for id, done in outcomes.items() if _through(done, tests))
-
-
-def _through(done: Mapping[str, Outcome], tests: str) -> bool:
-    """Whether no case of a mutant is left; the tests judge one that differs."""
-    searched = done.get(SEARCHED) or done.get("")
-    if searched is None:
-        return False
-    return not tests or searched.state != "done" or searched.value["fate"] != "differs" or tests in done
+        if is_through(outcomes[id], rounds, tests):
+            through.add(id)
+            if progress:
+                progress(len(through), len(chosen), result_of(mutants[id], outcomes[id], tests))
+    return tuple(result_of(mutants[id], done, tests) for id, done in outcomes.items() if id in through)
 
 
 def _known(kept: Results, spec: OpSpec, level: str, seed: int) -> set[tuple[str, ...]]:

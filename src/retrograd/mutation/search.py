@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from retrograd.mutation.schema import RARITIES
 
 _ORDINARY = 6  # draws of the ordinary inputs
 _SIZES = (0, 1, 2, 3, 8, 17, 33, 64, 65, 129, 300)
+_ROUND = 7919  # between the seeds of two rounds
 _NEARBY = 1e-6  # of an input's size, how far inputs are moved to see whether a difference is that of a kink
 _PAIRS = 3  # of moves of the inputs, there and back
 _RAISES = "raises:"
@@ -73,15 +75,17 @@ class Search:
     Args:
         spec: of the op; it supplies inputs and sizes.
         seed: of the inputs.
+        number: of the round; each has other inputs, and all but the first other sizes.
 
     Attributes:
         trials: all of them.
         original: a context in which the original is in place; to be set where a mutant is.
     """
 
-    def __init__(self, spec: OpSpec, seed: int) -> None:
-        self.spec, self.seed = spec, seed
-        self._runners = {d: OpRunner(spec, d, seed, "cpu") for d in spec.dtypes}
+    def __init__(self, spec: OpSpec, seed: int, number: int = 0) -> None:
+        self.spec, self.seed = spec, seed + _ROUND * number
+        self._sizes = sorted(random.Random(number).sample(range(1, 301), len(_SIZES))) if number else _SIZES
+        self._runners = {d: OpRunner(spec, d, self.seed, "cpu") for d in spec.dtypes}
         self.exact = next((d for d in ("float64", "complex128") if d in spec.dtypes), "")
         self.trials = list(self._trials())
         self.original: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -98,7 +102,7 @@ class Search:
         yield from (TriedInput("parameters", case) for case in make.param_cases(self.spec, base)[1:])
         for name, _ in base.sizes:
             free = isinstance(base.size(name), tuple)
-            for size in [*((n,) for n in _SIZES), (), (2, 3), (2, 1, 3)] if free else _SIZES:
+            for size in [*((n,) for n in self._sizes), (), (2, 3), (2, 1, 3)] if free else self._sizes:
                 if make.allows(self.spec, name, size) and (
                     case := make.fitted(self.spec, base.with_size(name, size), name)
                 ):
