@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrograd.errors import GraphError
+from retrograd.graph import diff
 from retrograd.graph.ir import Graph, Instruction
 from retrograd.graph.readers import parse, read
 
@@ -193,3 +194,33 @@ def test_what_is_wrong_is_said_with_its_line(text: str, line: int, words: str) -
 def test_replica_groups_in_iota_form(written: str, groups: str) -> None:
     [graph] = parse(_module("  a = f32[] parameter(0)", f"  b = f32[] all-reduce(a), replica_groups={written}"))
     assert graph.main.instructions[1].attrs == f"replica_groups={groups}"
+
+
+def test_computations_that_are_called_without_a_percent_sign_are_compared() -> None:
+    pool = """HloModule m
+
+pick {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = pred[] compare(a, b), direction=GE
+}
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[8]{0} parameter(0)
+  s = f32[4]{0} parameter(1)
+  z = f32[] constant(0)
+  ROOT r = f32[8]{0} select-and-scatter(x, s, z), window={size=2 stride=2}, select=pick, scatter=sum
+}
+"""
+    [graph] = parse(pool, "A")
+    assert [i.called for i in graph.main.instructions][-1] == (("select", "pick"), ("scatter", "sum"))
+    other = parse(pool.replace("pick", "choose").replace("sum", "plus"), "B")[0]
+    assert diff(graph, other)
+    for edit in (("direction=GE", "direction=LE"), ("add(a", "subtract(a")):
+        assert diff(graph, parse(pool.replace(*edit), "B")[0]).verdict == "different"

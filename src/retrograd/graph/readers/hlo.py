@@ -272,7 +272,7 @@ class _Reader:
                 tail = "".join([", " + part for part in parts if not part.startswith("metadata={")])
             if not tail:
                 return NONE, metadata
-        key = opcode + tail if opcode == "custom-call" else tail
+        key = opcode + tail if opcode in ("custom-call", "select-and-scatter") else tail
         known = self.attributes.get(key)
         if known is None:
             text = tail.strip()

@@ -36,10 +36,13 @@ _PLACEMENT = frozenset(
 )
 # To a custom call these may be arguments.
 _ARGUMENTS = frozenset({"backend_config", "frontend_attributes", "output_to_operand_aliasing"})
-_CALLS = frozenset(
-    {"to_apply", "calls", "condition", "body", "branch_computations", "true_computation", "false_computation"}
-    | {"called_computations", "select", "scatter"}
-)
+_CALLS = {
+    "": frozenset(
+        {"to_apply", "calls", "condition", "body", "branch_computations", "true_computation", "false_computation"}
+        | {"called_computations"}
+    ),
+    "select-and-scatter": frozenset({"select", "scatter"}),
+}
 # Group lists longer than this stay as written: 64k ranks would be 400 kB of text.
 _MOST_RANKS = 4096
 _LONGEST_IOTA = 200  # a dozen axes; the product of a million sizes is a number of megabytes
@@ -90,7 +93,7 @@ def attributes_of(text: str, opcode: str) -> Attributes:
             continue
         if name == "control-predecessors":
             after = tuple(n.strip().lstrip("%") for n in value.strip("{}").split(",") if n.strip())
-        elif value.startswith("%") or (name in _CALLS - {"select", "scatter"} and not value.startswith('"')):
+        elif value.startswith("%") or (name in _CALLS.get(opcode, _CALLS[""]) and not value.startswith('"')):
             called += [(name, n.strip().lstrip("%")) for n in value.strip("{}").split(",") if n.strip()]
         elif name in _PLACEMENT and not (name in _ARGUMENTS and opcode == "custom-call"):
             placed.append(f"{name}={value}")
