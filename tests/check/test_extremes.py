@@ -460,3 +460,55 @@ def test_a_largest_number_that_is_nan_belongs_to_one_place_or_to_all(backward, r
     spec = rg.op(with_backward(_largest_sums, backward), _largest_sums, inputs, sizes=dict(K=(2, 9), M=(2, 9)))
     report = rg.verify(spec, level="quick", only=["extremes"])
     assert (report.verdict == "proved") == right, [f.what for f in report.findings]
+
+
+def _shares(score):
+    twice = torch.stack([score, score], -1)
+    return torch.exp(twice - torch.logsumexp(twice, -1, keepdim=True))
+
+
+def _divided(score):
+    return torch.softmax(torch.stack([score, score], -1), -1)
+
+
+def test_what_the_reference_gives_by_chance_is_not_judged():
+    # Beside 1e38 the logarithm of 2 is nothing: float64 gives 1 and 1 where both are a half.
+    inputs = dict(score=rg.tensor("M"))
+    report = rg.verify(rg.op(_divided, _shares, inputs), level="full", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+    assert "not judged with max/4" in " ".join(report.stage("extremes").notes)
+    broken = rg.op(lambda score: _divided(score) * (score.abs() < 5e3)[:, None], _shares, inputs)
+    assert rg.verify(broken, level="full", only=["extremes"]).findings
+
+
+def _bell(x):
+    return torch.exp(-(x - 1).square())
+
+
+def test_a_quarter_of_the_largest_number_may_overflow_elsewhere():
+    inputs = dict(x=rg.tensor("M", "N"))
+    options = dict(algorithm_error=16, extremes=dict(x="finite"))
+    squares = rg.op(lambda x: torch.exp(2 * x - 1 - x * x), _bell, inputs, **options)
+    report = rg.verify(squares, level="full", only=["extremes"])
+    assert report, [f.what for f in report.findings]
+    apart = rg.op(lambda x: torch.exp(x) * torch.exp(-x) * _bell(x), _bell, inputs, **options)
+    assert rg.verify(apart, level="full", only=["extremes"]).findings
+
+
+_NODES = torch.tensor([0, 1, 0, 1, 1])
+
+
+def _of_nodes(score):
+    own = _NODES[:, None] == torch.arange(2)
+    return torch.exp(score - torch.logsumexp(torch.where(own, score[:, None], float("-inf")), 0)[_NODES])
+
+
+def _of_nodes_scattered(score):
+    top = torch.full((2,), float("-inf"), dtype=score.dtype).scatter_reduce(0, _NODES, score.detach(), "amax")
+    e = torch.exp(score - top[_NODES])
+    return e / torch.zeros(2, dtype=score.dtype).index_add(0, _NODES, e)[_NODES]
+
+
+def test_an_infinity_less_itself_reaches_what_nan_in_its_place_reaches():
+    report = rg.verify(rg.op(_of_nodes_scattered, _of_nodes, dict(score=rg.tensor(5))), level="full", only=["extremes"])
+    assert report, [f.what for f in report.findings]

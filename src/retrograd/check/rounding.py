@@ -196,7 +196,8 @@ class Float64(TorchDispatchMode):
         self.matrices = False  # whether a product of matrices was met
         self.switches: set[str] = set()  # operators that may have a kink, by name
         self._inside = 0  # depth of operators that are being taken apart
-        self.peak = 0.0  # the largest number met, sums of sizes for what adds up
+        self.peak = 0.0  # the largest number that adding up met, of sums of sizes
+        self.widest = 0.0  # and the largest of all
         self.elements = 0  # of all results together
         self._runs = runs
         self.record = record
@@ -323,15 +324,16 @@ class Float64(TorchDispatchMode):
 
     def _note_peak(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         # What is not added up overflows in the op's own precision as well, or is not chosen.
-        if name not in ADDING:
-            return
-        out = func(*[_size(a) for a in args], **{k: _size(v) for k, v in kwargs.items()})
+        adds = name in ADDING
+        if adds:
+            out = func(*[_size(a) for a in args], **{k: _size(v) for k, v in kwargs.items()})
         for t in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(t, torch.Tensor) and t.dtype == torch.float64 and t.numel() and t.device.type != "meta":
                 most = float(torch.linalg.vector_norm(t.detach(), math.inf))
                 if not math.isfinite(most):
                     most = float(t.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
-                self.peak = max(self.peak, most)
+                self.peak = max(self.peak, most) if adds else self.peak
+                self.widest = max(self.widest, most)
 
     def _note_decision(self, name: str, args: Any, out: Any) -> None:
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
