@@ -38,7 +38,8 @@ import torch
 
 import retrograd as rg
 from retrograd import testing
-from retrograd.check import spec as checked
+from retrograd.check.input_specs import DTYPES
+from retrograd.check.spec import OpSpec
 from retrograd.core import campaign
 from retrograd.core.campaign import Results
 from retrograd.core.tasks import Begin, End, Outcome, Prepare, Task, Work, WorkerOptions
@@ -72,7 +73,7 @@ def op_db() -> list[Any]:
 # ----- one case, in a worker
 
 
-def verdict_of(spec: checked.OpSpec, level: str, seed: int, device: str = "cpu") -> dict[str, Any]:
+def verdict_of(spec: OpSpec, level: str, seed: int, device: str = "cpu") -> dict[str, Any]:
     """The verdict on one spec with the first finding or reason, and seconds; samples of PyTorch are on the CPU."""
     wall, cpu = time.perf_counter(), time.process_time()
     record: dict[str, Any] = {}
@@ -94,9 +95,9 @@ def verdict_of(spec: checked.OpSpec, level: str, seed: int, device: str = "cpu")
     return record
 
 
-def not_checked(spec: checked.OpSpec) -> str:
+def not_checked(spec: OpSpec) -> str:
     """Why today's checker compares nothing of an op; "" if it does."""
-    if "complex64" in checked.DTYPES:
+    if "complex64" in DTYPES:
         return ""
     try:
         with torch.no_grad():
@@ -455,7 +456,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     infos = {testing.full_name(o): o for o in op_db()}
     results, tasks = open_results(args), choose(infos, args)
-    complex_ones = [t for t in tasks if t.dtype.startswith("complex") and t.dtype not in checked.DTYPES]
+    complex_ones = [t for t in tasks if t.dtype.startswith("complex") and t.dtype not in DTYPES]
     for task in complex_ones:
         results.add(task.name, "0", Outcome("done", {"verdict": "not checked", "sentence": "complex"}))
     work = SampleWork(None if args.cluster else infos, args.level, args.seed)

@@ -86,6 +86,10 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
             gone, new = _told(context, case, name, label, reach, gone, new, run, out)
         elif bool(gone.any()) and not bool((gone := gone & ~_limit(context, case, name, label, reach)).any()):
             out.notes.append(f"{extreme} in {name}{at} leaves {label} at its limit, where float64 has 0 times infinity")
+        if bool((gone | new).any()) and _takes_a_place(context, case, label, reach):
+            where = f"other places of {label} than in float64, put there by a sort or as the largest"
+            out.notes.append(f"{extreme} in {name}{at} makes NaN in {where}: which place NaN takes is a convention")
+            gone, new = torch.zeros_like(gone), torch.zeros_like(new)
         if bool(new.any()) and not bool((new & ~_coupled(context, case, name, label, reach)).any()):
             where = f"reaches {_rows(new)} of {label} too, along dimensions that float64 couples"
             out.notes.append(f"{extreme} in {name}{at} {where}: masked products and differences of sums carry it")
@@ -131,7 +135,7 @@ def _by_convention(
     context: StageContext, case: Case, name: str, label: str, reach: Reach, gone: torch.Tensor, new: torch.Tensor,
     out: CaseOutcome,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Both masks without what relu or a comparison makes of a NaN at its own element, and which place is its place."""
+    """Both masks without what relu or a comparison makes of a NaN at its own element."""
     at = list(extreme_values.cell(context.runner.inputs(case)[name].shape))
     if context.oracle.truth(case.but(values=())).switches:
         if gone.nonzero().tolist() == [at]:
@@ -140,10 +144,6 @@ def _by_convention(
         if new.nonzero().tolist() == [at]:
             out.notes.append(f"nan in {name}{at} reaches {label}{at} itself, where float64 has none: a convention")
             new = torch.zeros_like(new)
-    if bool((gone | new).any()) and _takes_a_place(context, case, label, reach):
-        out.notes.append(f"nan in {name}{at} is in other places of {label} than in float64, which it was put to by a "
-                         "sort or as the largest: which place it takes is a convention")  # fmt: skip
-        gone, new = torch.zeros_like(gone), torch.zeros_like(new)
     return gone, new
 
 
