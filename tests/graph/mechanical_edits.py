@@ -37,7 +37,7 @@ DUMPS = (
     "trust/mlp_drop1.hlo.txt.gz", "trust/cn.hlo.txt.gz", "trust/pm.hlo.txt.gz", "trust/attr_cp.hlo.gz",
     "trust/tf.hlo.txt.gz", "trust/tf.opt.txt.gz", "trust/tf.shlo.mlir.gz",
     "fresh/collectives.hlo.txt.gz", "fresh/collectives.opt.hlo.txt.gz", "fresh/collectives.stablehlo.mlir.gz",
-    "fresh/custom.hlo.txt.gz", "fresh/custom.opt.hlo.txt.gz", "fresh/custom.stablehlo.mlir.gz",
+    "fresh/pool.hlo.txt.gz", "fresh/custom.hlo.txt.gz", "fresh/custom.opt.hlo.txt.gz", "fresh/custom.stablehlo.mlir.gz",
     "jax/sharded.hlo.txt.gz", "jax/sharded.opt.hlo.txt.gz", "jax/sharded.stablehlo.mlir.gz",
     "xla/base_step1.hlo.txt.gz",
     "fx/0_fw.txt.gz", "fx/1_bw.txt.gz", "fx/eager_ca_ca0.txt.gz",
