@@ -1,4 +1,4 @@
-"""The sets of ops that measure the checker: broken ones, those written after it was frozen (three times), healthy ones."""
+"""The sets of ops that measure the checker: broken ones, those written after it was frozen (four times), healthy ones."""
 
 from __future__ import annotations
 
