@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.compat.jax import register_dialects
+from retrograd.core import gc_pause
 from retrograd.errors import GraphError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Computation, Graph, Instruction, effect_of, share_channels
@@ -329,11 +330,12 @@ def _captured(operation: Any) -> Iterator[Any]:
 def _main(arguments: list[str]) -> int:
     folder, source, first = arguments
     text = Path(folder, "module.mlir").read_bytes().decode()
-    try:
-        result = parse(text, source, int(first)), ""
-    except GraphError as error:
-        result = None, str(error)
-    Path(folder, "result").write_bytes(pickle.dumps(result))
+    with gc_pause.paused():
+        try:
+            result = parse(text, source, int(first)), ""
+        except GraphError as error:
+            result = None, str(error)
+        Path(folder, "result").write_bytes(pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
     return 0
 
 

@@ -13,7 +13,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from retrograd.core import subprocesses
+from retrograd.core import gc_pause, subprocesses
 from retrograd.errors import GraphError, MissingExtraError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Graph
@@ -40,7 +40,8 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
         if child.process.returncode or not result.exists():
             text = f"jaxlib's parser did not survive this text ({ended})"
             raise brackets.error(source or "StableHLO text", first, text, child.output().rpartition("\n")[2])
-        graph, message = pickle.loads(result.read_bytes())
+        with gc_pause.paused():
+            graph, message = pickle.loads(result.read_bytes())
     if graph is None:
         raise GraphError(message)
     return graph
