@@ -1,4 +1,4 @@
-"""Ops of smaller Triton libraries: norms, activations, losses, scans and attention. The formulas are ours."""
+"""Ops of smaller Triton libraries: norms, activations, losses, scans and linear attention. The formulas are ours."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ SINGLES = {
     "adasplash": Registry("adasplash==0.2.2"),
     "siglip": Registry("siglip-kernel==0.1.2"),
     "memeff": Registry("memeff==0.3.1"),
-    "flash": Registry("flash-attn-triton==0.1.1"),
 }
 OTHERS = {"trinix": TRINIX, "triformer": TRIFORMER, "torchnorm": TORCHNORM, "mamba": MAMBA, "lightning": LIGHTNING}
 OTHERS |= SINGLES
@@ -364,22 +363,7 @@ for _name, _class in (("clip", "MemoryEfficientCLIPLoss"), ("lit", "MemoryEffici
     SINGLES["memeff"].add(
         f"memeff_{_name}",
         lambda x, y, f=f"memeff.{_name}_loss", c=_class: of(f, c)(temperature=0.5, stable=False)(x, y),
-        lambda x, y, both=_name == "clip": _clip(x, y, both=both),
+        lambda x, y, both=_name == "clip": _clip(x, y, both=both).float(),
         dict(x=rg.tensor("M", "D"), y=rg.tensor("M", "D", grad=_name == "clip")),
         sizes=dict(M=(1, 40), D=[16, 64]),
-    )
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, *, later: bool) -> Tensor:
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    return softmax(scores if later else causal(scores)) @ v
-
-
-for _later in (False, True):
-    SINGLES["flash"].add(
-        "flash_attn_triton" + "_full" * _later,
-        lambda q, k, v, c=not _later: of("flash_attn_triton.triton_kernel.attention_kernel", "attention")(q, k, v, c),
-        lambda q, k, v, later=_later: _attention(q, k, v, later=later),
-        dict(q=_HEADED, k=_HEADED, v=_HEADED),
-        sizes=_HEADS | dict(T=[128, 256], D=[16, 64]),
     )
