@@ -1,8 +1,11 @@
-"""What `verify` says of Triton ops of four libraries without a GPU, beside what was adjudicated before.
+"""What `verify` says of Triton ops of 14 libraries without a GPU, beside what was adjudicated before.
 
     python benchmarks/outside_triton/run.py --list
     pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0 flash-linear-attention==0.6.0 einops
     pip install --target libs --no-deps flag-gems==5.0.2 cut-cross-entropy==25.1.1 sqlalchemy pyyaml typing_extensions
+    pip install --target libs --no-deps trinix==0.1.4 triformer==3.0.7 torchnorm==0.1.2 lightning-attn==0.0.5 \\
+        crossentropy-triton==0.1.2 accelerated-scan==0.3.1 adasplash==0.2.2 siglip-kernel==0.1.2 memeff==0.3.1
+    MAMBA_SKIP_CUDA_BUILD=TRUE pip install --target libs --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
     PYTHONPATH=libs python benchmarks/outside_triton/run.py --results rows.sqlite --libraries liger --dtypes float32
 
 Runs as benchmarks/outside/suite.py: workers, resumed results, seconds of the processor, exit code 1 where anything
