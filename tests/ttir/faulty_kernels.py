@@ -192,6 +192,11 @@ def waits_for_ever():
     waiting_kernel[(3,)](torch.zeros(1, dtype=torch.int32))
 
 
+@specimen()
+def waits_alone_for_ever():
+    waiting_kernel[(1,)](torch.zeros(1, dtype=torch.int32))
+
+
 @triton.jit
 def counting_kernel(out_ptr, step):
     i = 0
@@ -203,6 +208,58 @@ def counting_kernel(out_ptr, step):
 @specimen(limit=1000)
 def counts_for_ever():
     counting_kernel[(1,)](torch.zeros(1, dtype=torch.int32), 0)
+
+
+@triton.jit
+def stepping_kernel(out_ptr, stop, step):
+    total = 0
+    for i in range(0, stop, step):
+        total += i
+    tl.store(out_ptr, total)
+
+
+@specimen()
+def steps_of_zero():
+    stepping_kernel[(1,)](torch.zeros(1, dtype=torch.int32), 16, 0)
+
+
+@specimen(limit=1000)
+def counts_long():
+    out = torch.zeros(1, dtype=torch.int32)
+    stepping_kernel[(1,)](out, 5000, 2)
+    assert out.item() == 2499 * 2500
+
+
+@triton.jit
+def long_kernel(out_ptr, rounds, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    while rounds > 0:
+        rounds -= 1
+        i += 1
+    tl.store(out_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), i)
+
+
+@specimen(limit=1000)
+def goes_round_long_in_each_program():
+    out = torch.zeros(8, 1 << 17, dtype=torch.int32)
+    long_kernel[(8,)](out, 900, BLOCK=1 << 17)
+    assert out[:, -1].tolist() == list(range(900, 908))
+
+
+@triton.jit
+def ticket_kernel(next_ptr, serving_ptr, out_ptr):
+    ticket = tl.atomic_add(next_ptr, 1)
+    while tl.atomic_add(serving_ptr, 0, sem="acquire") != ticket:
+        pass
+    tl.store(out_ptr, tl.load(out_ptr) + 1)
+    tl.atomic_add(serving_ptr, 1, sem="release")
+
+
+@specimen(limit=100)
+def queues_with_tickets():
+    out = torch.zeros(1, dtype=torch.int32)
+    ticket_kernel[(40,)](*torch.zeros(2, 1, dtype=torch.int32), out)
+    assert out.item() == 40
 
 
 @triton.jit

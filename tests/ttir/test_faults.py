@@ -30,7 +30,9 @@ FAULTS = {
     "sums_what_nobody_has_written": ("uninitialised", "", None, "depends on memory that nobody has written"),
     "goes_where_nobody_has_said": ("uninitialised", "", None, "an address depends on memory"),
     "waits_for_ever": ("endless loop", "", None, "3 programs wait here for what no program will do"),
+    "waits_alone_for_ever": ("endless loop", "", None, "waits here for what no other will do"),
     "counts_for_ever": ("endless loop", "", None, "while i < 10:"),
+    "steps_of_zero": ("endless loop", "", None, "it counts up in steps of 0"),
     "asserts": ("assertion", "", None, "program 2 fails"),
     "adds_in_any_order": ("order", "total_ptr", 0, "bits differ between orders"),
     "adds_under_a_lock": ("order", "total_ptr", 0, "bits differ between orders"),
@@ -39,6 +41,7 @@ FAULTS = {
 HEALTHY = (
     "stays_inside", "masks_what_nobody_has_written", "padding_that_nobody_has_written", "counts_in_any_order",
     "waits_in_assembly", "hashes_in_32_bits", "goes_far_and_comes_back", "overflows_where_nothing_is_read",
+    "counts_long", "goes_round_long_in_each_program", "queues_with_tickets",
 )  # fmt: skip
 
 

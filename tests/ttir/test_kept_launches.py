@@ -9,6 +9,7 @@ import torch
 
 from retrograd.compat.triton_ttir import LaunchedKernel
 from retrograd.ttir.execution import Execution
+from retrograd.ttir.frames import EndlessLoopError
 from retrograd.ttir.kept_launches import KeptLaunches
 from retrograd.ttir.session import Session
 
@@ -118,3 +119,37 @@ def test_a_kernel_that_reads_what_it_writes_is_executed_on_other_memory(monkeypa
     launch = Launches(ADDS, monkeypatch)
     assert [launch(X, [start])[0] for start in (0.0, 1.0, 0.0)] == [[10.0], [11.0], [10.0]]
     assert launch.executed == 2
+
+
+# counts from pid to n, and never ends where that is below
+COUNTS = """
+    %one = arith.constant 1 : i32 loc(#loc1)
+    %end = scf.while (%i = %pid) : (i32) -> i32 {
+      %more = arith.cmpi ne, %i, %n : i32 loc(#loc1)
+      scf.condition(%more) %i : i32 loc(#loc1)
+    } do {
+    ^bb0(%i: i32 loc("i")):
+      %next = arith.addi %i, %one : i32 loc(#loc1)
+      scf.yield %next : i32 loc(#loc1)
+    } loc(#loc1)"""
+
+
+def test_a_kernel_that_did_not_end_has_fewer_rounds_afterwards(monkeypatch):
+    def launch(n: int, kept: KeptLaunches) -> str:
+        session = Session(limit=640)
+        session.kept = kept
+        try:
+            session.execute(counting.kernel, (4, 1, 1), dict(x=torch.zeros(4), y=torch.zeros(4), n=n))
+        except EndlessLoopError as error:
+            assert [(f.kind, f.access.line) for f in session.faults] == [("endless loop", 2)]
+            return str(error)
+        assert not [*session.faults]
+        return ""
+
+    counting = Launches(COUNTS, monkeypatch)
+    assert launch(500, counting.kept) == ""
+    told = launch(-1, counting.kept)
+    assert told == "a loop of kernel k at kernel.py:2 does not end: its programs have gone round 640 times"
+    assert launch(501, counting.kept) == told
+    assert launch(9, counting.kept) == ""
+    assert launch(501, KeptLaunches()) == ""

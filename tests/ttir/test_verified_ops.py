@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ def test_additions_by_plain_stores_race(rows):
 def test_atomics_and_partial_sums_do_not(rows, name):
     assert rows[name]["verdict"] == "proved", rows[name]
     assert rows[name]["power"] == "every access of scale_backward_kernel, in 2 orders of its programs"
+
+
+def test_a_kernel_that_never_ends_is_told_with_its_name_and_line(rows):
+    text = next(text for stage, kind, text in rows["wait"]["findings"] if (stage, kind) == ("races", "endless-loop"))
+    assert "scale_backward_kernel" in text
+    assert re.search(r"verified_ops\.py:\d+: while tl\.atomic_add\(dw_ptr, 0\.0\) == 0\.0:", text)
+    assert rows["wait"]["verdict"] == "finding"
 
 
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])

@@ -70,13 +70,17 @@ def parse(log: str) -> list[Fault] | None:
     return [f for f in faults if not any(f is i for i in inside)]
 
 
-def memcheck_command(command: VerifyCommand, tool: str, log: Path) -> list[str]:
-    """What runs the op's ordinary case, or the case asked for, under memcheck."""
+def ordinary_case(command: VerifyCommand) -> list[str]:
+    """Arguments of `retrograd verify` that run the op's ordinary case, or the case asked for, and nothing else."""
     words = list(command.chosen)
     kept = [w for i in range(0, len(words), 2) if words[i] != "--only" for w in words[i : i + 2]]
-    run = [sys.executable, "-m", "retrograd", "verify", *command.always, "--level", "quick", "--only", _RUNS]
+    return [*command.always, "--level", "quick", "--only", _RUNS, *kept, "--in-process", "-q"]
+
+
+def memcheck_command(command: VerifyCommand, tool: str, log: Path) -> list[str]:
+    """What runs the op's ordinary case, or the case asked for, under memcheck."""
     options = ["--tool", "memcheck", "--print-limit", "20", "--log-file", str(log)]
-    return [tool, *options, *run, *kept, "--in-process", "-q"]
+    return [tool, *options, sys.executable, "-m", "retrograd", "verify", *ordinary_case(command)]
 
 
 def with_memcheck(report: Report, command: VerifyCommand, timeout: float) -> Report:
@@ -92,11 +96,12 @@ def with_memcheck(report: Report, command: VerifyCommand, timeout: float) -> Rep
         Finding(_STAGE, "memcheck", first[key].text(), case, wrong=n, where="the ordinary case", repro=again)
         for key, n in count.items()
     )
-    stages = [_added(s, findings, note) if s.id == _STAGE else s for s in report.stages]
+    stages = [added(s, findings, note) if s.id == _STAGE else s for s in report.stages]
     return replace(report, stages=tuple(stages), verdict=verdict_of(stages))
 
 
-def _added(stage: StageResult, findings: Sequence[Finding], note: str) -> StageResult:
+def added(stage: StageResult, findings: Sequence[Finding], note: str) -> StageResult:
+    """A stage with more findings and a note."""
     status = "failed" if findings else stage.status
     notes = (*stage.notes, *filter(None, [note]))
     return replace(stage, findings=(*stage.findings, *findings), notes=notes, status=status)

@@ -69,6 +69,11 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 @click.option("-j", "--jobs", type=int, default=1, show_default=True, help="Processes that share the dtypes.")
 @click.option("--in-process", is_flag=True, help="Run in this process, for a debugger: a crash ends it.")
 @click.option("--memcheck", is_flag=True, help="On a GPU: also run the ordinary case under compute-sanitizer (slow).")
+@click.option(
+    "--sanitize",
+    type=click.Choice(["gsan", "consan", "fpsan"]),
+    help="On a GPU: also run the ordinary case under a sanitizer of Triton 3.9.",
+)
 @click.option("--baseline", type=PATH, help="Accepted findings  [default: retrograd-baseline.toml, if it is here].")
 @click.option("--write-baseline", is_flag=True, help="Accept what is found: write it to the baseline.")
 @click.option("--child", callback=lambda ctx, param, value: json.loads(value) if value else None, hidden=True)
@@ -87,6 +92,7 @@ def verify(
     jobs: int,
     in_process: bool,
     memcheck: bool,
+    sanitize: str | None,
     baseline: Path | None,
     write_baseline: bool,
     child: dict[str, Any] | None,
@@ -106,10 +112,9 @@ def verify(
 
     # All that can be wrong with the arguments is told before torch is imported and minutes are spent.
     check_paths(*outputs)
-    names = tuple(dtype_name(d, "--dtype") for d in dtypes)
     bounds = process_limits(timeout, memory)
-    _check_place(device, memcheck and in_process)
-    options |= {"dtypes": names or None, "name": target}
+    _check_place(device, in_process, memcheck, sanitize)
+    options |= {"dtypes": tuple(dtype_name(d, "--dtype") for d in dtypes) or None, "name": target}
     if child is not None:
         _tell(child, target, device, options | {"baseline": baseline})
         return
@@ -121,7 +126,7 @@ def verify(
         if in_process:
             report = _verify(target, device, options | {"progress": progress})
         else:
-            report = _isolated(target, device, options, bounds, progress, jobs=jobs, memcheck=memcheck)
+            report = _isolated(target, device, options, bounds, progress, jobs=jobs, tools=(memcheck, sanitize))
     if write_baseline:
         report = _baselined(report, destination)
     show(report, outputs, form)
@@ -171,7 +176,7 @@ def _isolated(
     progress: Progress | None,
     *,
     jobs: int,
-    memcheck: bool,
+    tools: tuple[bool, str | None],
 ) -> Report:
     from retrograd.check.isolation import VerifyCommand, verify_isolated
 
@@ -182,10 +187,15 @@ def _isolated(
     chosen += ["--baseline", str(options["baseline"])] if options.get("baseline") else []
     request = VerifyCommand(always, tuple(chosen), tuple(options["skip"]))
     report = verify_isolated(request, bounds, progress, jobs)
+    memcheck, sanitize = tools
     if memcheck:
         from retrograd.check.memcheck import with_memcheck
 
         report = with_memcheck(report, request, bounds.timeout)
+    if sanitize:
+        from retrograd.check.sanitizers import with_sanitizer
+
+        report = with_sanitizer(report, request, sanitize, bounds.timeout)
     return report
 
 
@@ -232,9 +242,14 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
         messages.send("lost" if any(stage.reason.startswith(GPU_LOST) for stage in report.stages) else "end")
 
 
-def _check_place(device: str, both: bool) -> None:
-    if both:
-        raise UsageError("`--memcheck` starts a process of its own; leave out `--in-process`")
+def _check_place(device: str, in_process: bool, memcheck: bool, sanitize: str | None) -> None:
+    if in_process and (memcheck or sanitize):
+        option = "--memcheck" if memcheck else "--sanitize"
+        raise UsageError(f"`{option}` starts a process of its own; leave out `--in-process`")
+    if sanitize:
+        from retrograd.check.sanitizers import check_mode
+
+        check_mode(sanitize)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UsageError(f"`--device` is {device!r}, expected auto, cpu, cuda or cuda:N")
 

@@ -79,7 +79,7 @@ class _Assembly:
             if name.split(".")[0] == "bra":
                 at_lane[holds] = self.labels[operands[0]]
                 if self.labels[operands[0]] <= at and holds.any():
-                    frame.launch.spend(1, self.operation.place)
+                    frame.launch.spend(self.operation.place)
                     yield Again(self.operation.place, False)
                 continue
             if at in self.accesses:

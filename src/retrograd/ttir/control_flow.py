@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retrograd.ttir.element_types import Array
-from retrograd.ttir.frames import Again, Code, Frame, Step, Walk
+from retrograd.ttir.frames import Again, Code, EndlessLoopError, Frame, Step, Walk
 from retrograd.ttir.ir import SourcePlace
 
 
@@ -61,7 +61,10 @@ def counted_loop(
 
     def limits(frame: Frame) -> list[Array]:
         values = [frame.registers[slot] for slot in bounds]
-        return [v.view(f"u{v.dtype.itemsize}") for v in values] if unsigned else values
+        low, high, step = [v.view(f"u{v.dtype.itemsize}") for v in values] if unsigned else values
+        if (step <= 0).any() and bool(((step <= 0) & (low < high)).any()):
+            raise EndlessLoopError(frame.launch.memory.kernel, place, f"it counts up in steps of {int(step.min())}")
+        return [low, high, step]
 
     def run(frame: Frame) -> None:
         low, high, step = limits(frame)
@@ -72,7 +75,7 @@ def counted_loop(
                 frame.registers[counter] = now if not unsigned else now.view(f"i{now.dtype.itemsize}")
                 body.run(frame)
                 frame.copy(body.operands, carried)
-                frame.launch.spend(1, place)
+                frame.launch.count(place)
                 now = now + step[:1]
         else:
             _uneven(frame, np.broadcast_arrays(low, high, step), body, place)
@@ -86,7 +89,7 @@ def counted_loop(
             frame.registers[counter] = now
             yield from body.walk(frame)
             frame.copy(body.operands, carried)
-            frame.launch.spend(1, place)
+            frame.launch.count(place)
             now = now + step
         frame.copy(carried, results)
 
@@ -110,7 +113,7 @@ def _uneven(frame: Frame, bounds: Sequence[Array], body: Code, place: SourcePlac
         active.registers[counter] = now
         body.run(active)
         active.copy(body.operands, carried)
-        frame.launch.spend(1, place)
+        frame.launch.count(place)
         now = now + step
         more = now < high
         if not more.all():
@@ -121,6 +124,12 @@ def _uneven(frame: Frame, bounds: Sequence[Array], body: Code, place: SourcePlac
     frame.merge(parts, carried)
 
 
+def _repeats(frame: Frame, before: Code, after: Code) -> bool:
+    """Whether a round that ends leaves all values as they were when it began."""
+    pairs = zip(after.operands, before.arguments, strict=True)
+    return all(np.array_equal(frame.registers[a], frame.registers[b]) for a, b in pairs)
+
+
 def conditional_loop(initial: list[int], before: Code, after: Code, results: list[int], place: SourcePlace) -> Step:
     """scf.while: `before` ends with the condition and what it hands on, `after` with what goes back."""
     condition, handed = before.operands[0], before.operands[1:]
@@ -128,8 +137,9 @@ def conditional_loop(initial: list[int], before: Code, after: Code, results: lis
     def run(frame: Frame) -> None:
         frame.copy(initial, before.arguments)
         index, active, parts = np.arange(len(frame.programs)), frame, []
-        live = {*before.live, *after.live}
+        live, memory = {*before.live, *after.live}, frame.launch.memory
         while True:
+            version = memory.version
             before.run(active)
             choice = _choice(active.registers[condition])
             if choice is False:
@@ -141,8 +151,10 @@ def conditional_loop(initial: list[int], before: Code, after: Code, results: lis
                 active, index = active.take(stay, {*live, *handed}), index[stay]
             active.copy(handed, after.arguments)
             after.run(active)
+            if memory.races is None and memory.version == version and _repeats(active, before, after):
+                raise EndlessLoopError(memory.kernel, place, "its program waits here for what no other will do")
             active.copy(after.operands, before.arguments)
-            frame.launch.spend(1, place)
+            frame.launch.spend(place)
         if parts:
             frame.merge([*parts, (index, active, handed)], results)
         else:
@@ -156,12 +168,9 @@ def conditional_loop(initial: list[int], before: Code, after: Code, results: lis
                 break
             frame.copy(handed, after.arguments)
             yield from after.walk(frame)
-            same = all(
-                np.array_equal(frame.registers[a], frame.registers[b])
-                for a, b in zip(after.operands, before.arguments, strict=True)
-            )
+            same = _repeats(frame, before, after)
             frame.copy(after.operands, before.arguments)
-            frame.launch.spend(1, place)
+            frame.launch.spend(place)
             yield Again(place, same)
         frame.copy(handed, results)
 
@@ -207,7 +216,7 @@ def run_blocks(blocks: list[Code], frame: Frame, results: Sequence[int] = ()) ->
             ways = [(code.successors[0 if choice else 1], None)]
         for (target, sources), chosen in ways:
             if target <= number:
-                frame.launch.spend(1, code.place)
+                frame.launch.spend(code.place)
             needed = {*blocks[target].live, *sources}
             part = active if chosen is None else active.take(chosen, needed)
             part.copy(sources, blocks[target].arguments)
@@ -244,6 +253,6 @@ def walk_blocks(blocks: list[Code], frame: Frame, results: Sequence[int] = ()) -
         target, sources = code.successors[taken]
         frame.copy(sources, blocks[target].arguments)
         if target <= number:
-            frame.launch.spend(1, code.place)
+            frame.launch.spend(code.place)
             yield Again(code.place, False)
         number = target

@@ -129,6 +129,7 @@ class Execution:
                 memory.races = UnorderedRaces(memory.conflict, len(kernel.accesses), count)
             together = max(1, _CHUNK // kernel.largest)
             for start in range(0, count, together):
+                launch.restart()
                 frame = Frame(list(registers), programs[start : start + together], {}, launch)
                 run_blocks(kernel.blocks, frame)
 

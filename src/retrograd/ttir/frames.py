@@ -8,22 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from retrograd.errors import RetrogradError
+from retrograd.errors import RetrogradError, UnsupportedOperationError
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.ir import SourcePlace
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.storage import MemoryAccess
+
+_MOST_COUNTED = 1 << 24  # rounds of counted loops of a launch: minutes
 
 # A walk stops with the access that comes next, or with the place of a loop that goes round once more.
 Walk = Generator["MemoryAccess | Again", None, None]
 
 
 class EndlessLoopError(RetrogradError):
-    """A kernel did not end within the limit of steps; the message has the line."""
+    """A loop of a kernel does not end; the message has the kernel, the file and the line."""
 
-    def __init__(self, place: SourcePlace, programs: int, why: str) -> None:
-        self.place, self.programs, self.why = place, programs, why
-        super().__init__(f"a loop at {place.file}:{place.line} does not end: {why}")
+    def __init__(self, kernel: str, place: SourcePlace, why: str) -> None:
+        self.place, self.why = place, why
+        super().__init__(f"a loop of kernel {kernel} at {place.file}:{place.line} does not end: {why}")
 
 
 @dataclass
@@ -111,7 +113,7 @@ class LaunchState:
         memory: tensors and checks.
         grid: programs along each axis.
         constants: registers of a new frame, which hold constants only.
-        limit: steps that may still be made by loops, over all programs.
+        limit: rounds of loops with a condition, which may never end, that may be made from `restart` on.
         printed: lines that tt.print wrote.
     """
 
@@ -121,15 +123,36 @@ class LaunchState:
     limit: int
     printed: Callable[[str], Any]
 
-    def spend(self, steps: int, place: SourcePlace) -> None:
-        """Count rounds of a loop.
+    def __post_init__(self) -> None:
+        self.counted = _MOST_COUNTED
+        self.restart()
+
+    def restart(self) -> None:
+        """Other programs begin, whose rounds are their own."""
+        self.left = self.limit
+
+    def spend(self, place: SourcePlace) -> None:
+        """A loop with a condition goes round once more.
 
         Raises:
             EndlessLoopError: the limit is reached.
         """
-        self.limit -= steps
-        if self.limit < 0:
-            raise EndlessLoopError(place, steps, "the limit of steps of the run is reached")
+        self.left -= 1
+        if self.left < 0:
+            raise EndlessLoopError(self.memory.kernel, place, f"its programs have gone round {self.limit:,} times")
+
+    def count(self, place: SourcePlace) -> None:
+        """A loop from a number to another, which ends by itself, goes round once more.
+
+        Raises:
+            UnsupportedOperationError: it is far from its end.
+        """
+        self.counted -= 1
+        if self.counted < 0:
+            where = f"{self.memory.kernel} ({place.file}:{place.line})"
+            raise UnsupportedOperationError(
+                f"scf.for of {where} is not executed to its end without a GPU: {_MOST_COUNTED:,} rounds were made"
+            )
 
 
 @dataclass(eq=False)

@@ -16,6 +16,10 @@ from retrograd.ttir.frames import Again, EndlessLoopError, Frame, LaunchState
 from retrograd.ttir.ir import SourcePlace
 from retrograd.ttir.program import NumpyKernel
 
+# A change of memory may send all others round once more: programs at a ticket lock make 0.9 rounds times the square of
+# their number together.
+_ROUNDS_EACH = 64
+
 
 def run_in_turns(kernel: NumpyKernel, launch: LaunchState, registers: list[object], programs: Array, seed: int) -> None:
     """Run all programs of a launch to their ends.
@@ -31,6 +35,8 @@ def run_in_turns(kernel: NumpyKernel, launch: LaunchState, registers: list[objec
         EndlessLoopError: all that have not ended wait for what none of them will do, or the limit is reached.
     """
     draws = random.Random(seed)
+    launch.limit = max(launch.limit, _ROUNDS_EACH * len(programs) ** 2)
+    launch.restart()
     frames = [Frame(list(registers), programs[i : i + 1], {}, launch) for i in range(len(programs))]
     walks = [walk_blocks(kernel.blocks, frame) for frame in frames]
     ready = list(range(len(walks)))
@@ -42,10 +48,8 @@ def run_in_turns(kernel: NumpyKernel, launch: LaunchState, registers: list[objec
             ready += waiting
             waiting.clear()
         if not ready:
-            place = next(iter(waiting.values()))
-            raise EndlessLoopError(
-                place, len(waiting), f"{len(waiting)} programs wait here for what no program will do"
-            )
+            place, why = next(iter(waiting.values())), f"{len(waiting)} programs wait here for what no program will do"
+            raise EndlessLoopError(launch.memory.kernel, place, why)
         at = draws.randrange(len(ready))
         number = ready[at]
         stopped = next(walks[number], None)

@@ -16,6 +16,7 @@ import numpy as np
 from retrograd.ttir.element_types import Array
 from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList, KernelFault, LaunchRecord
+from retrograd.ttir.frames import EndlessLoopError
 from retrograd.ttir.storage import Storage
 
 _MOST_READ = 16 << 20  # bytes of a launch's storages, beyond which hashing them is not tried
@@ -44,9 +45,14 @@ class KeptLaunch:
 
 
 class KeptLaunches:
-    """Launches of a verification, by all that their results depend on."""
+    """Launches of a verification, by all that their results depend on.
+
+    Attributes:
+        stuck: what was said of kernels that did not end, by name: their other launches have fewer rounds to end.
+    """
 
     def __init__(self) -> None:
+        self.stuck: dict[str, EndlessLoopError] = {}
         self._launches: dict[Any, KeptLaunch] = {}
         self._bytes = 0
 

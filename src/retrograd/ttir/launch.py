@@ -50,7 +50,7 @@ def cpu_triton(
         seed: of the order of programs and atomics; 0 is the order of their numbers.
         multiprocessors: what the program is told of its GPU, an sm_90: many kernels have a program for each.
         orders: in how many orders of its programs each launch is run, to say which bits depend on it.
-        limit: rounds of loops that the programs of a launch may make together.
+        limit: rounds of loops with a condition that programs may make together before they never end.
         pretend: whether torch says that it has a GPU; launchers of this library need no such thing.
         follow_undefined: whether memory of torch.empty is followed through operators of torch and through kernels.
         configuration: number of the configuration that autotuned kernels run with, modulo how many pruning leaves.

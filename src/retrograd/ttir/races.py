@@ -16,6 +16,7 @@ import numpy as np
 from retrograd.ttir.element_types import Array
 
 _EMPTY = -1
+_BLOCK = 512  # cells whose clocks are kept together: 4 KiB for each program that touches some of them
 
 
 @dataclass
@@ -185,37 +186,56 @@ class OrderedRaces:
         self._released: dict[tuple[int, int], Array] = {}
         self._at_fence: dict[int, Array] = {}
         self._to_acquire: dict[int, Array] = {}
-        # Storage and kind of access -> program -> clock and access of its latest one, for each cell.
-        self._latest: dict[tuple[int, str], dict[int, tuple[Array, Array]]] = {}
+        # Storage, kind of access, block of cells -> program -> clock and access of its latest one, for each cell.
+        self._latest: dict[tuple[int, str, int], dict[int, tuple[Array, Array]]] = {}
 
     def touch(self, kind: str, at: Cells, size: int) -> None:
         """Note an access of one program, as `UnorderedRaces.touch`."""
         me = int(at.programs.flat[0])
-        clock = self._clocks[me]
+        parts = _blocks(at.cells)
         for against in _AGAINST[kind]:
-            for program, (clocks, accesses) in self._latest.get((id(at.owner), against), {}).items():
+            for program, (hit, accesses) in self._unordered(against, me, at, parts).items():
+                self._tell(program, accesses, me, hit, at, against == kind == "write")
+        for number, _, inside in parts:
+            latest = self._latest.setdefault((id(at.owner), kind, number), {})
+            self._mark(latest, kind, me, inside, at.access)
+
+    def _unordered(
+        self, against: str, me: int, at: Cells, parts: list[tuple[int, Any, Array]]
+    ) -> dict[int, tuple[Array, Array]]:
+        """Which cells others have touched that nothing orders with this access, by program, and their accesses."""
+        conflicts: dict[int, tuple[Array, Array]] = {}
+        for number, lanes, inside in parts:
+            for program, (clocks, accesses) in self._latest.get((id(at.owner), against, number), {}).items():
                 if program == me:
                     continue
-                hit = clocks[at.cells] > clock[program]
+                hit = clocks[inside] > self._clocks[me][program]
                 if hit.any():
-                    self._tell(program, accesses, me, hit, at, against == kind == "write")
-        latest = self._latest.setdefault((id(at.owner), kind), {})
+                    if program not in conflicts:
+                        conflicts[program] = np.zeros(len(at.cells), bool), np.zeros(len(at.cells), np.int32)
+                    conflicts[program][0][lanes] = hit
+                    conflicts[program][1][lanes] = accesses[inside]
+        return conflicts
+
+    def _mark(self, latest: dict[int, tuple[Array, Array]], kind: str, me: int, inside: Array, access: int) -> None:
+        clock = self._clocks[me]
         if kind == "write":
             # Who writes after all that it knows of replaces the marks of those: nobody can miss them any more.
             for program, (clocks, _) in latest.items():
                 if program != me:
-                    clocks[at.cells[clocks[at.cells] <= clock[program]]] = 0
+                    clocks[inside[clocks[inside] <= clock[program]]] = 0
         if me not in latest:
-            latest[me] = np.zeros(size, np.int32), np.zeros(size, np.int32)
-        latest[me][0][at.cells] = clock[me]
-        latest[me][1][at.cells] = at.access
+            latest[me] = np.zeros(_BLOCK, np.int32), np.zeros(_BLOCK, np.int32)
+        latest[me][0][inside] = clock[me]
+        latest[me][1][inside] = access
 
     def last_writers(self, owner: Any, cells: Array) -> Array:
         """Number of an access that wrote each cell, of the latest there are, -1 where none did."""
         numbers = np.full(len(cells), _EMPTY, np.int64)
-        for kind in ("write", "atomic"):
-            for clocks, accesses in self._latest.get((id(owner), kind), {}).values():
-                numbers = np.where(clocks[cells] > 0, accesses[cells], numbers)
+        for number, lanes, inside in _blocks(cells):
+            for kind in ("write", "atomic"):
+                for clocks, accesses in self._latest.get((id(owner), kind, number), {}).values():
+                    numbers[lanes] = np.where(clocks[inside] > 0, accesses[inside], numbers[lanes])
         return numbers
 
     def _tell(self, program: int, accesses: Array, me: int, hit: Array, at: Cells, writes: bool) -> None:
@@ -223,8 +243,8 @@ class OrderedRaces:
         for is_same in (False, True):
             chosen = np.flatnonzero(hit & (equal == is_same))
             if len(chosen):
-                cells = at.cells[chosen]
-                self._note(at, Conflict((program, int(accesses[cells[0]])), (me, at.access), cells, is_same))
+                conflict = Conflict((program, int(accesses[chosen[0]])), (me, at.access), at.cells[chosen], is_same)
+                self._note(at, conflict)
 
     def synchronise(self, program: int, owner: Any, cells: Array, order: str) -> None:
         """Note that a program updates or reads sync variables atomically: acquire, release, acq_rel or relaxed."""
@@ -258,3 +278,15 @@ class OrderedRaces:
             np.maximum(clock, self._to_acquire[program], out=clock)
         self._at_fence[program] = clock.copy()
         clock[program] += 1
+
+
+def _blocks(cells: Array) -> list[tuple[int, Any, Array]]:
+    """Cells by the block that they are in: its number, which of them, and where they lie in it."""
+    numbers, inside = cells // _BLOCK, cells % _BLOCK
+    first = int(numbers[0]) if len(numbers) else 0
+    if (numbers == first).all():
+        return [(first, slice(None), inside)] if len(numbers) else []
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+    parts = np.split(order, starts[1:])
+    return [(int(numbers[lanes[0]]), lanes, inside[lanes]) for lanes in parts]

@@ -27,6 +27,7 @@ from retrograd.ttir.kept_launches import KeptLaunches
 from retrograd.ttir.memory import Memory
 from retrograd.ttir.storage import Storage
 
+_FEWER = 64  # how many times fewer rounds a kernel has that did not end before in the same verification
 _TF32 = re.compile(r"tt\.dot .*inputPrecision = tf32 : tensor<[\dx]+xf32>")
 
 
@@ -63,7 +64,7 @@ class Session:
     Args:
         seed: of the order of programs and atomics; 0 is the order of their numbers.
         orders: in how many orders each launch is run, to say which bits depend on it; memory is as after the first.
-        limit: rounds of loops that the programs of a launch may make together.
+        limit: rounds of loops with a condition that programs may make together before they never end.
         printed: takes lines of tl.device_print; they go to standard output by default.
         configuration: number of the configuration that autotuned kernels run with, modulo how many pruning leaves.
         tuned_kernel: the only kernel of which it is, where others run with their first; "" for all.
@@ -154,15 +155,18 @@ class Session:
         before = _Snapshot()
         if others:
             before.add(memory)
+        stuck = self.kept.stuck if self.kept is not None else dict[str, EndlessLoopError]()
         try:
-            execution.run(memory, seed, self._limit, self.printed)
+            limit = self._limit // _FEWER if execution.kernel.name in stuck else self._limit
+            execution.run(memory, seed, limit, self.printed)
             if others:
                 self._in_other_orders(execution, before, memory, seed, others)
         except EndlessLoopError as error:
-            file, line = error.place.outside_of(self._library)
+            first = stuck.setdefault(execution.kernel.name, error)
+            file, line = first.place.outside_of(self._library)
             at = AccessAt("loops", file, line)
-            faults.add(KernelFault("endless loop", execution.kernel.name, at, detail=error.why))
-            raise
+            faults.add(KernelFault("endless loop", execution.kernel.name, at, detail=first.why))
+            raise first.with_traceback(None) from None
         record.order_matters = [memory.where(memory.accesses[number]) for number in sorted(memory.order_matters)]
         return record
 

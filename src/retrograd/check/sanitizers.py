@@ -1,0 +1,100 @@
+"""Triton's own sanitizers on an op's ordinary case, on a GPU: gsan for races in global memory, consan for those within
+a program. Torch-free but for what is done in the process that runs the op.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from collections import Counter
+from dataclasses import replace
+
+from retrograd.check.isolation import VerifyCommand
+from retrograd.check.memcheck import added, ordinary_case
+from retrograd.check.schema import Case, Finding, Report, verdict_of
+from retrograd.compat import versions
+from retrograd.core import subprocesses
+from retrograd.errors import UsageError
+
+MODES = ("gsan", "consan", "fpsan")
+_SINCE = "3.9"
+_STAGE = "races"
+_RUN = """
+import sys, triton
+from retrograd.check import sanitizers
+sanitizers.switch_on(sys.argv.pop(1))
+from retrograd.cli import main
+main()
+"""
+# What CUDA prints of a failed assertion, for each thread.
+_ASSERTION = re.compile(r"^(.*?):(\d+): .*?block: (\[.*?\]), thread: \[.*?\] Assertion `(.*)` failed", re.MULTILINE)
+
+
+def check_mode(mode: str) -> None:
+    """Refuse what this Triton does not have, and what says nothing of a gradient.
+
+    Raises:
+        UsageError: names the version.
+    """
+    version = versions.installed("triton")
+    if mode == "fpsan":
+        raise UsageError(
+            "`--sanitize fpsan` has Triton compute with whole numbers in place of floats, to compare two kernels: no "
+            "gradient that verify compares means anything then; take gsan or consan"
+        )
+    if not version:
+        raise UsageError(f"`--sanitize {mode}` is a mode of Triton {_SINCE}, which is not installed")
+    if versions.minor(version) < versions.minor(_SINCE):
+        raise UsageError(f"`--sanitize {mode}` is a mode of Triton {_SINCE}, and Triton {version} is installed")
+
+
+def switch_on(mode: str) -> None:
+    """Have this process compile kernels with a sanitizer; gsan sees the memory of its own allocator alone."""
+    from triton import knobs
+
+    knobs.compilation.instrumentation_mode = mode
+    if mode == "gsan":
+        import torch
+
+        gsan = importlib.import_module("triton.experimental.gsan")  # which older releases do not have
+        # For all threads: a pool would be that of one, and backwards allocate in another.
+        torch.cuda.memory.change_current_allocator(gsan.get_allocator())
+
+
+def with_sanitizer(report: Report, command: VerifyCommand, mode: str, timeout: float) -> Report:
+    """The report with what a sanitizer finds in its races stage; where it did not end as it should, a note there."""
+    if not any(stage.id == _STAGE for stage in report.stages):
+        return report
+    counts, note = _assertions(report.device, command, mode, timeout)
+    again = shlex.join(["retrograd", "verify", *command.always, "--only", _STAGE, "--sanitize", mode])
+    case = Case(report.dtypes[0])
+    findings = tuple(
+        Finding(_STAGE, mode, text, case, wrong=count, where="the ordinary case", repro=again)
+        for text, count in counts.items()
+    )
+    stages = [added(s, findings, note) if s.id == _STAGE else s for s in report.stages]
+    return replace(report, stages=tuple(stages), verdict=verdict_of(stages))
+
+
+def parse(printed: str) -> Counter[str]:
+    """Assertions that failed on a GPU, in words, with the number of threads that told them."""
+    matches = list(_ASSERTION.finditer(printed))
+    first = {(m[4], m[1], m[2]): m[3] for m in reversed(matches)}
+    return Counter(f"{m[4]}, {m[1]}:{m[2]}, block {first[m[4], m[1], m[2]]}" for m in matches)
+
+
+def _assertions(device: str, command: VerifyCommand, mode: str, timeout: float) -> tuple[Counter[str], str]:
+    """What a sanitizer reports, and a note of how it ended."""
+    if not device.startswith("cuda"):
+        return Counter(), f"{mode} was not run: it is for GPUs, and the device is {device}"
+    words = [sys.executable, "-c", _RUN, mode, "verify", *ordinary_case(command)]
+    with subprocesses.Child(words, {"TRITON_ALWAYS_COMPILE": "1"}) as child:
+        ended = child.wait(timeout) or f"no end within {timeout:g} s"
+    counts = parse(child.output())
+    if counts:
+        return counts, f"{mode}: {len(counts)} faults"
+    if ended == "exit code 0":
+        return counts, f"{mode}: no fault"
+    return counts, f"{mode} did not come to its end ({ended}): {child.output()[-300:]}".rstrip(": ")
