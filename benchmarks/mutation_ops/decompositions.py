@@ -80,11 +80,13 @@ class Formula:
         )  # fmt: skip
 
 
-def _reduced(losses: torch.Tensor, reduction: int) -> torch.Tensor:
+def reduced(losses: torch.Tensor, reduction: int) -> torch.Tensor:
+    """A loss by the number that ATen has for its reduction."""
     return losses.mean() if reduction == MEAN else losses.sum() if reduction == SUM else losses
 
 
-def _name(reduction: int) -> str:
+def name_of(reduction: int) -> str:
+    """The word for the number that ATen has for a reduction."""
     return ("none", "mean", "sum")[reduction]
 
 
@@ -135,24 +137,24 @@ FORMULAS = {
         inputs={"x": tensor("M...", "N", low=0.05, high=0.95)}, params={"eps": (None, 0.2)},
     ),
     "mse_loss": Formula(
-        "mse_loss_backward", lambda x, y, reduction: _reduced((x - y) ** 2, reduction),
+        "mse_loss_backward", lambda x, y, reduction: reduced((x - y) ** 2, reduction),
         lambda g, o, i, p: d.mse_loss_backward(g, *i, p["reduction"]), inputs=PAIR, params=LOSS,
     ),
     "smooth_l1_loss": Formula(
         "smooth_l1_loss_backward",
-        lambda x, y, reduction, beta: F.smooth_l1_loss(x, y, reduction=_name(reduction), beta=beta),
+        lambda x, y, reduction, beta: F.smooth_l1_loss(x, y, reduction=name_of(reduction), beta=beta),
         lambda g, o, i, p: d.smooth_l1_loss_backward(g, *i, p["reduction"], p["beta"]), inputs=PAIR,
         params={**LOSS, "beta": (1.0, 0.3)},
     ),
     "huber_loss": Formula(
         "huber_loss_backward",
-        lambda x, y, reduction, delta: F.huber_loss(x, y, reduction=_name(reduction), delta=delta),
+        lambda x, y, reduction, delta: F.huber_loss(x, y, reduction=name_of(reduction), delta=delta),
         lambda g, o, i, p: d.huber_loss_backward(g, *i, p["reduction"], p["delta"]), inputs=PAIR,
         params={**LOSS, "delta": (1.0, 0.3)},
     ),
     "binary_cross_entropy": Formula(
         "binary_cross_entropy_backward",
-        lambda x, y, w, reduction: F.binary_cross_entropy(x, y, w, reduction=_name(reduction)),
+        lambda x, y, w, reduction: F.binary_cross_entropy(x, y, w, reduction=name_of(reduction)),
         lambda g, o, i, p: d.binary_cross_entropy_backward(g, *i, p["reduction"]),
         inputs={
             "x": tensor("M", "N", low=0.05, high=0.95), "y": tensor("M", "N", low=0.0, high=1.0, grad=False),
@@ -160,13 +162,13 @@ FORMULAS = {
         }, params=LOSS,
     ),
     "soft_margin_loss": Formula(
-        "soft_margin_loss_backward", lambda x, y, reduction: F.soft_margin_loss(x, y, reduction=_name(reduction)),
+        "soft_margin_loss_backward", lambda x, y, reduction: F.soft_margin_loss(x, y, reduction=name_of(reduction)),
         lambda g, o, i, p: d.soft_margin_loss_backward(g, *i, p["reduction"]), inputs=PAIR, params=LOSS,
     ),
     "nll_loss": Formula(
         "nll_loss_backward",
         lambda x, t, w, reduction, ignore_index: F.nll_loss(
-            x, t, w, reduction=_name(reduction), ignore_index=ignore_index
+            x, t, w, reduction=name_of(reduction), ignore_index=ignore_index
         ),
         lambda g, o, i, p: d.nll_loss_backward(
             g, *i, p["reduction"], p["ignore_index"], _weight(*i[1:], **p)
@@ -232,6 +234,79 @@ FORMULAS = {
         lambda g, o, i, p: d.native_dropout_backward(g, i[1], p["scale"]),
         inputs={"x": tensor("M", "N"), "m": tensor("M", "N", dtype="bool")}, params={"scale": (1.0, 1.25)},
     ),
+    "log_sigmoid": Formula(
+        "log_sigmoid_backward", F.logsigmoid, lambda g, y, i, p: d.log_sigmoid_backward(g, i[0], i[0].new_zeros(0))
+    ),
+    "selu": Formula(
+        "elu_backward", F.selu,
+        lambda g, y, i, p: d.elu_backward(g, 1.6732632423543772, 1.0507009873554805, 1.0, False, i[0]),
+    ),
+    "celu": Formula(
+        "elu_backward", lambda x, alpha: torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0) / alpha)),
+        lambda g, y, i, p: d.elu_backward(g, p["alpha"], 1.0, 1.0 / p["alpha"], False, i[0]),
+        params={"alpha": (1.0, 0.4)},
+    ),
+    "rrelu": Formula(
+        "rrelu_with_noise_backward",
+        lambda x, n, training: torch.where(x > 0, x, n * x) if training else F.leaky_relu(x, 0.2),
+        lambda g, y, i, p: d.rrelu_with_noise_backward(
+            g, i[0], torch.where(i[0] > 0, torch.ones_like(i[1]), i[1]), 0.1, 0.3, p["training"], False
+        ),
+        inputs={"x": tensor("M", "N"), "n": tensor("M", "N", low=0.1, high=0.3, grad=False)},
+        params={"training": (True, False)},
+    ),
+    "nll_loss2d": Formula(
+        "nll_loss2d_backward",
+        lambda x, t, w, reduction, ignore_index: F.nll_loss(
+            x, t, w, reduction=name_of(reduction), ignore_index=ignore_index
+        ),
+        lambda g, o, i, p: d.nll_loss2d_backward(g, *i, p["reduction"], p["ignore_index"], _weight(*i[1:], **p)),
+        inputs={
+            "x": tensor("B", "C", "H", "W"), "t": tensor("B", "H", "W", dtype="int64", low=0, high="C"),
+            "w": tensor("C", low=0.5, high=2.0, grad=False),
+        }, params={**LOSS, "ignore_index": (-100, 1)},
+        options={"sizes": {"B": (1, 9), "C": (2, 70), "H": (1, 20), "W": (1, 20)}},
+    ),
+    "fused_rms_norm": Formula(
+        "_fused_rms_norm_backward", lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-5),
+        lambda g, o, i, p: d._fused_rms_norm_backward(
+            g, i[0], i[0].shape[-1:], (i[0].square().mean(-1, keepdim=True) + 1e-5).rsqrt(), i[1], [True] * 2
+        ),
+        inputs={"x": tensor("M", "N"), "w": tensor("N")}, options={"sizes": {"M": (1, 300), "N": (1, 5000)}},
+    ),
+    "batch_norm": Formula(
+        "native_batch_norm_backward",
+        lambda x, w, b, m, v, training: F.batch_norm(
+            x, None if training else m, None if training else v, w, b, training
+        ),
+        lambda g, o, i, p: _batch_norm(g, *i, **p),
+        inputs={
+            "x": tensor("B", "C", "H"), "w": tensor("C"), "b": tensor("C"), "m": tensor("C", grad=False),
+            "v": tensor("C", low=0.5, high=2.0, grad=False),
+        }, params={"training": (True, False)}, options={"sizes": {"B": (2, 9), "C": (1, 60), "H": (2, 70)}},
+    ),
+    "max_pool2d": Formula(
+        "max_pool2d_with_indices_backward",
+        lambda x, size, stride, padding: F.max_pool2d(x, size, stride, padding),
+        lambda g, o, i, p: d.max_pool2d_with_indices_backward(
+            g, i[0], [p["size"]] * 2, [p["stride"]] * 2, [p["padding"]] * 2, [1, 1], False,
+            F.max_pool2d(i[0], p["size"], p["stride"], p["padding"], return_indices=True)[1],
+        ),
+        inputs={"x": tensor("B", "C", "H", "W")}, params={"size": (3,), "stride": (2, 1), "padding": (0, 1)},
+        options={"sizes": {"B": (1, 4), "C": (1, 8), "H": (3, 20), "W": (3, 20)}},
+    ),
+    "reflection_pad1d": Formula(
+        "_reflection_pad_backward", lambda x, left, right: F.pad(x, (left, right), mode="reflect"),
+        lambda g, o, i, p: d._reflection_pad_backward(g, i[0], (p["left"], p["right"])),
+        inputs={"x": tensor("M", "C", "N")}, params={"left": (2, 0), "right": (1, 3)},
+        options={"sizes": {"M": (1, 9), "C": (1, 9), "N": (4, 100)}},
+    ),
+    "reflection_pad2d": Formula(
+        "_reflection_pad_backward", lambda x, top: F.pad(x, (1, 2, top, 0), mode="reflect"),
+        lambda g, o, i, p: d._reflection_pad_backward(g, i[0], (1, 2, p["top"], 0)),
+        inputs={"x": tensor("M", "C", "H", "W")}, params={"top": (2, 0)},
+        options={"sizes": {"M": (1, 4), "C": (1, 4), "H": (3, 20), "W": (3, 20)}, "algorithm_error": 16},
+    ),
 }  # fmt: skip
 
 
@@ -247,3 +322,11 @@ def _group_norm(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
     return d.native_group_norm_backward(
         g.contiguous(), x.contiguous(), mean, rstd, w, *x.shape[:2], area, 3, [True] * 3
     )  # fmt: skip
+
+
+def _batch_norm(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, m: torch.Tensor, v: torch.Tensor, training: bool
+) -> Any:
+    mean, invstd = x.mean((0, 2)), (x.var((0, 2), unbiased=False) + 1e-5).rsqrt()
+    running = (None, None) if training else (m, v)
+    return d.native_batch_norm_backward(g, x, w, *running, mean, invstd, training, 1e-5, [True] * 3)

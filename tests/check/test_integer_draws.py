@@ -68,3 +68,28 @@ def test_the_right_ones_are_left_alone():
     )
     inputs = dict(table=rg.tensor("V", "N"), index=rg.tensor("K", dtype="int64", high="V"))
     assert rg.verify(rg.op(right, _embedding, inputs, sizes=dict(V=(1, 100))), level="full")
+
+
+@pytest.mark.parametrize("padding", [3, 77])
+def test_a_value_that_a_parameter_names_is_drawn(padding):
+    def looked_up(table, index, padding):
+        return torch.nn.functional.embedding(index, table, padding)
+
+    # It forgets that the padding has no gradient.
+    forgetful = with_backward(
+        _embedding, lambda dy, table, index: (torch.zeros_like(table).index_add(0, index, dy), None)
+    )
+    inputs = dict(table=rg.tensor(100, "N"), index=rg.tensor(12, dtype="int64", high=100))
+    options = dict(params=dict(padding=[padding]))
+    wrong = rg.op(lambda table, index, padding: forgetful(table, index), looked_up, inputs, **options)
+    assert rg.verify(wrong, level="quick", only=["oracle"]).verdict == "finding"
+    # What is looked up depends on the padding's row, which has no gradient by convention.
+    assert rg.verify(rg.op(looked_up, looked_up, inputs, surrogate=True, **options), level="quick")
+
+
+def test_values_that_cannot_be_drawn_are_not_named():
+    spec = rg.op(
+        torch.abs, None, dict(i=rg.tensor(12, dtype="int64", high=100)), params=dict(a=[-1], b=[100], c=[True])
+    )
+    drawn = materialise(spec, base_case(spec, "float32"), 0, "cpu")["i"]
+    assert torch.equal(drawn, _drawn(100, 12))

@@ -184,3 +184,16 @@ def test_ops_may_share_a_table_of_sizes():
     assert rg.op(torch.sin, torch.sin, dict(x=rg.tensor("B", "width")), sizes=shared)
     with pytest.raises(SpecError, match=r"about 'widht', .* did you mean 'width'"):
         rg.op(torch.sin, torch.sin, dict(x=rg.tensor("B", "width")), sizes=dict(B=(1, 2), widht=4))
+
+
+def test_what_returns_no_tensor_sometimes_is_wrong_and_what_never_does_is_described_wrongly():
+    def scaled(x, by):
+        return x * by
+
+    inputs, params = dict(x=rg.tensor("M", "N")), dict(by=[2.0, 0.0])
+    nothing = rg.op(lambda x, by: x * by if by else None, scaled, inputs, params=params)
+    (finding,) = rg.verify(nothing, level="quick", only=["oracle"]).findings
+    assert "returned ['NoneType']" in finding.what
+    assert rg.verify(rg.op(scaled, scaled, inputs, params=params), level="quick", only=["oracle"])
+    with pytest.raises(SpecError, match=r"returned \['NoneType'\]"):
+        rg.verify(rg.op(lambda x, by: None, scaled, inputs, params=params), level="quick")

@@ -57,6 +57,18 @@ def test_a_mutant_stands_wherever_the_function_was_imported():
     assert torch.equal(step(), right)
 
 
+def test_a_mutant_of_a_decorator_stands_for_all_that_it_decorates(tmp_path):
+    path = tmp_path / "decorated.py"
+    path.write_text(
+        "def plus(f):\n    def wrapped(x):\n        return f(x) + 1\n    return wrapped\n\n"
+        "@plus\ndef single(x):\n    return x\n\n@plus\ndef double(x):\n    return x * 2\n"
+    )
+    module = load(str(path), str(path), "")
+    target = next(t for t in functions_of(lambda: module.double(3)) if "wrapped" in t.name)
+    target.replace(next(e for e in target.edits() if e.text == "f(x)"))
+    assert (module.single(3), module.double(3)) == (3, 6)
+
+
 def test_a_static_method_is_found_by_its_path():
     (target,) = named(["norm_op:RmsNorm.backward"])
     assert target.function is RmsNorm.__dict__["backward"].__func__

@@ -12,7 +12,8 @@ from norm_op import spec
 
 import retrograd as rg
 from retrograd import report
-from retrograd.errors import UsageError
+from retrograd.errors import UnsupportedOperationError, UsageError
+from retrograd.mutation import judges
 from retrograd.mutation.schema import MutationReport
 
 HERE = Path(__file__).parent
@@ -155,6 +156,17 @@ def test_findings_of_the_original_give_no_credit():
     mutated = rg.mutate(wrong, levels=["operation"], count=5)
     assert mutated.score("verify") < 1.0
     assert "no mutant is credited with" in mutated.notes[0]
+
+
+def test_what_ends_without_a_verdict_gives_no_credit(monkeypatch):
+    def refused(*args, **kwargs):
+        raise UnsupportedOperationError("tt.unknown is not executed")
+
+    monkeypatch.setattr(judges, "verify", refused)
+    judgement = judges.by_verify(spec, "quick", 0, set())
+    assert (judgement.killed, judgement.why) == (
+        False, "no verdict: UnsupportedOperationError: tt.unknown is not executed",
+    )  # fmt: skip
 
 
 def test_a_budget_ends_it_between_two_mutants():

@@ -34,9 +34,10 @@ def op(mistake, params=None, dtypes=("float64",)):
         def backward(ctx, g):
             x, _ = ctx.saved_tensors
             grad = x * g * ctx.scale
-            if MISTAKE["on"]:
-                grad = mistake(ctx, x, grad)
-            return grad, g * ctx.scale, None
+            ctx.grad_y = g * ctx.scale
+            changed = mistake(ctx, x, grad) if MISTAKE["on"] else grad
+            grads = changed if isinstance(changed, tuple) else (changed, ctx.grad_y)
+            return *grads, None
 
     return rg.op(
         lambda x, y, scale: Square.apply(x, y, scale), lambda x, y, scale: (x * x / 2 + y) * scale,
@@ -86,6 +87,19 @@ def test_what_computes_the_same_is_equivalent(searched, mistake):
 def test_a_rounding_error_of_16_bits_is_none_and_a_wrong_factor_is(searched):
     assert searched(lambda ctx, x, grad: grad * (1 + 2**-9), dtypes=["bfloat16"])[0] is None
     assert searched(lambda ctx, x, grad: grad * 1.2, dtypes=["bfloat16"])[0] is not None
+
+
+def test_what_rounding_of_the_largest_result_would_hide_at_special_values_is_none(searched):
+    # Of x = 1e4 the result is 5e7, its last digit 7e-9, and the gradient of y about 1.
+    def beside(error):
+        return lambda ctx, x, grad: (
+            grad,
+            torch.where(x.isfinite() & (x.abs() > 5000), (1 + error) * ctx.grad_y, ctx.grad_y),
+        )
+
+    assert searched(beside(3e-8))[0] is None
+    difference, _ = searched(beside(1e-5))
+    assert difference.rarity == "special values"
 
 
 def test_an_exception_is_a_difference(searched):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -163,7 +163,8 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
             return _constrained_integers(name, spec, shape, low, top, dtype, gen)
         if extreme in extreme_values.ENDS:
             return torch.full(shape, low if extreme == "lowest" else max(top, 1) - 1, dtype=dtype)
-        return _integers(low, max(top, low + 1), shape, gen, case.draw).to(dtype)
+        named = [v for _, v in case.params if isinstance(v, int) and not isinstance(v, bool) and low <= v < top]
+        return _integers(low, max(top, low + 1), shape, gen, case.draw, named).to(dtype)
     wide = promoted(dtype, torch.float64)
     if high is not None:
         low = float(spec.low or 0.0)
@@ -181,8 +182,12 @@ def _values(name: str, spec: TensorSpec, case: Case, seed: int) -> torch.Tensor:
     return numbers.to(dtype) if spec.values is None else constraints.draw(name, spec, numbers, dtype, gen)
 
 
-def _integers(low: int, top: int, shape: tuple[int, ...], gen: torch.Generator, number: int) -> torch.Tensor:
+def _integers(
+    low: int, top: int, shape: tuple[int, ...], gen: torch.Generator, number: int, named: Sequence[int]
+) -> torch.Tensor:
     """Whole numbers of every kind: all of a small range, both ends of a large one, duplicates, in no order.
+
+    Those that are `named` by parameters, as `padding_idx=1` does, are among them where there is room.
 
     Further draws are sorted along the last dimension, and of two values alone, in turn.
     """
@@ -192,6 +197,8 @@ def _integers(low: int, top: int, shape: tuple[int, ...], gen: torch.Generator, 
         drawn[:span] = torch.arange(low, top)
     elif count > 3:
         drawn[0], drawn[1], drawn[2] = low, top - 1, drawn[3]
+        for place, value in zip(range(4, count), named, strict=False):
+            drawn[place] = value
     drawn = drawn[torch.randperm(count, generator=gen)].view(shape)
     if number % 3 == 1 and shape:
         return drawn.sort(-1).values

@@ -19,6 +19,7 @@ class Budget:
         bounds_shapes: of these in the bounds stage, beside the ordinary case.
         directions: along which the adjoint stage differentiates the forward, for each input.
         extremes: of `extreme_values.NAMES`, which are in the order of how much each finds.
+        crossed: combinations of parameters that each extreme meets beside the first.
         combinations: of parameters, beyond which those that cover every pair of values stand for all.
         configurations: of autotuned kernels, beside the first.
         elements: that all operators of the reference may make together in a case of the shapes stage.
@@ -31,6 +32,7 @@ class Budget:
     bounds_shapes: int
     directions: int
     extremes: int
+    crossed: int
     combinations: int
     configurations: int
     elements: int
@@ -45,6 +47,7 @@ BUDGETS = {
         bounds_shapes=0,
         directions=1,
         extremes=6,
+        crossed=1,
         combinations=12,
         configurations=3,
         elements=1 << 21,
@@ -57,6 +60,7 @@ BUDGETS = {
         bounds_shapes=6,
         directions=3,
         extremes=12,
+        crossed=4,
         combinations=64,
         configurations=63,
         elements=1 << 25,

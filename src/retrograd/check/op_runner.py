@@ -18,7 +18,7 @@ from retrograd.check.reference import OpRaised, Reference, grads_of
 from retrograd.check.schema import Case
 from retrograd.check.seeds import derive
 from retrograd.check.spec import OpSpec
-from retrograd.errors import InterpreterError, MissingExtraError, UnsupportedOperationError
+from retrograd.errors import InterpreterError, MissingExtraError, SpecError, UnsupportedOperationError
 
 _KEPT = 8  # cases whose values are kept: a case is run some ten times in a row
 
@@ -220,7 +220,12 @@ class OpRunner:
             raise OpRaised.at("forward", error) from error
         if any(not torch.equal(b, state) for b, state in zip(before, self._generators() if first else [], strict=True)):
             raise DrawsRandomNumbers
-        outputs = Outputs.of(result, self.spec, "fn")
+        try:
+            outputs = Outputs.of(result, self.spec, "fn")
+        except SpecError as error:
+            if self.calls == 1 or self.spec.reference is None:  # later it is no mistake of the description
+                raise
+            raise OpRaised(str(error)) from error
         return outputs.named_as(self._named[case.params]) if case.params in self._named else outputs
 
     def _generators(self) -> list[torch.Tensor]:

@@ -63,6 +63,13 @@ KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 
 # Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.
 WHOLE = {"add", "sub", "rsub", "mul"}
+# And these in any order, where a float can hold as many of the largest as there are.
+WHOLE_SUMS = {"index_add", "scatter_add"}
+
+# Told by an argument that they take the least or the largest of the numbers, these make no other.
+CHOOSING = {"segment_reduce", "scatter_reduce", "index_reduce"}
+# And these where their order, at this place among the arguments, is infinite or zero.
+NORMS = {"linalg_vector_norm": 1, "_cdist_forward": 2}
 
 # Products of matrices, and where their factors stand among the arguments.
 FACTORS = {"mm": ("mm", 0), "bmm": ("bmm", 0), "addmm": ("mm", 1), "baddbmm": ("bmm", 1)}
@@ -102,6 +109,7 @@ def about(func: Any) -> OperatorTraits:
     if operator is None:
         name = schema(func).name.removeprefix("aten::")
         returns_alias = any(r.alias_info for r in schema(func).returns)
-        operator = OperatorTraits(func, name, returns_alias, name in EXACT, DECOMPOSE.get(func))
+        exact = name in EXACT or name.removesuffix("_") in EXACT
+        operator = OperatorTraits(func, name, returns_alias, exact, DECOMPOSE.get(func))
         _KNOWN[id(func)] = operator
     return operator

@@ -18,14 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd.check.operators import (
     ADDING,
     AGAINST_ZERO,
+    CHOOSING,
     DECIDING,
     EXACT_RESULTS,
     EXTREMA,
     FACTORS,
     KEEPING,
+    NORMS,
     PRODUCTS,
     SMOOTH,
     WHOLE,
+    WHOLE_SUMS,
     about,
 )
 from retrograd.compat.torch_dispatch import resolving, tree_leaves, tree_map_only
@@ -34,7 +37,7 @@ from retrograd.compat.torch_tensors import is_zeros_without_memory
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
 _LIFTED |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 _ATEN = torch.ops.aten
-
+_CHOICES = ("min", "max", "amin", "amax")
 
 # Of a tensor's size, that which other roundings may change: more is another dimension than that of the runs.
 _ANOTHER_RUN = 0.05
@@ -103,23 +106,40 @@ def _reduction_error(name: str, out: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _chooses(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether this is a norm that is one of the numbers, the largest or the least, or counts them."""
-    return name == "linalg_vector_norm" and len(args) > 1 and args[1] in (math.inf, -math.inf, 0)
+    """Whether this is a norm that is one of the numbers, the largest or the least, or counts them, or a reduction.
+
+    A largest distance is a difference: its rounding is the last, and the gradient asks which of them it is.
+    """
+    if name in CHOOSING:
+        return any(isinstance(a, str) and a in _CHOICES for a in args)
+    place = NORMS.get(name, len(args))
+    return len(args) > place and args[place] in (math.inf, -math.inf, 0)
 
 
-def _whole(value: Any, unit: float) -> bool:
-    """Whether a number, or each of a tensor, is whole and has a place in floats of this unit roundoff."""
+def _stays_whole(name: str, out: Any, args: tuple[Any, ...], unit: float) -> bool:
+    """Whether these are sums or products of whole numbers that floats of this unit roundoff hold, in any order."""
+    if name in WHOLE_SUMS:
+        terms = max(a.numel() for a in args if isinstance(a, torch.Tensor))
+    elif name in WHOLE:
+        terms = 1
+    else:
+        return False
+    return _whole(out, 1 / unit) and all(_whole(a, 1 / (unit * max(terms, 1))) for a in args)
+
+
+def _whole(value: Any, largest: float) -> bool:
+    """Whether a number, or each of a tensor, is whole and not too large."""
     if not isinstance(value, torch.Tensor):
         return isinstance(value, (int, float)) and value % 1 == 0
     if not value.numel() or not value.is_floating_point() or value.device.type == "meta":
         return not value.is_complex()
-    # A few numbers say enough of most tensors, and this runs at each addition; of zeros noise leaves zeros anyway.
+    # A few numbers say enough of most tensors, and this runs at each addition.
     if (first := value[(0,) * value.ndim].item()) and first % 1:
         return False
     few = value.flatten()[:: value.numel() // 16 + 1].tolist()
-    if not any(few) or any(number % 1 for number in few):
+    if any(number % 1 for number in few):
         return False
-    return bool(((value == value.trunc()) & (value.abs() <= 1 / unit)).all())
+    return bool(((value == value.trunc()) & (value.abs() <= largest)).all())
 
 
 def _size(value: Any) -> Any:
@@ -288,10 +308,10 @@ class Float64(TorchDispatchMode):
         adds_up = name in ("index_put", "index_put_") and len(args) > 3 and args[3]
         if not self.unit:
             return out
-        exact = operator.exact or name == "floor_divide"
-        if (exact and not adds_up) or _chooses(name, args) or operator.returns_alias:
+        exact = (operator.exact or name == "floor_divide") and not adds_up
+        if exact or _chooses(name, args) or operator.returns_alias:
             return out if not name.endswith("_") or exact else self._in_place(out)
-        if name in WHOLE and _whole(out, self.unit) and all(_whole(a, self.unit) for a in args):
+        if _stays_whole(name, out, args, self.unit):
             return out
         if isinstance(out, torch.Tensor):
             counted = out.is_floating_point() or out.is_complex()

@@ -8,6 +8,7 @@ import gc
 import inspect
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class MutationTarget:
         name: qualified.
         file, line: where its source begins.
         source: from its `def` on, without indentation.
+        alike: other functions of the same code: what a decorator makes of each function that it wraps.
     """
 
     function: Any
@@ -45,6 +47,7 @@ class MutationTarget:
     file: str
     line: int
     source: str
+    alike: tuple[Any, ...] = ()
 
     def edits(self) -> list[Edit]:
         """Every edit of it."""
@@ -64,7 +67,9 @@ class MutationTarget:
         if self.kind == "triton":
             triton_source.replace(self.function, mutated, [t.function for t in others if t.kind == "triton"])
         else:
-            self.function.__code__ = recompiled(self.function, mutated, self.line)
+            code = recompiled(self.function, mutated, self.line)
+            for function in (self.function, *self.alike):
+                function.__code__ = code
 
 
 def recompiled(function: FunctionType, source: str, first_line: int) -> CodeType:
@@ -124,8 +129,11 @@ def functions_of(run: Callable[[], Any], without: Callable[[], Any] | None = Non
         if code not in shared and not code.co_name.startswith("<") and is_users(Path(code.co_filename), apart)
     }
     # Asked once for all: the collector goes through every object of the process.
-    functions = [f for f in gc.get_referrers(*users) if isinstance(f, FunctionType) and f.__code__ in users]
-    targets = [_python(f) for f in {f.__code__: f for f in reversed(functions)}.values()]
+    functions = defaultdict[CodeType, list[FunctionType]](list)
+    for f in gc.get_referrers(*users):
+        if isinstance(f, FunctionType) and f.__code__ in users:
+            functions[f.__code__].append(f)
+    targets = [_python(*alike) for alike in functions.values()]
     every = dict.fromkeys(f for kernel in kernels for f in triton_source.functions_of(kernel))
     targets += [_triton(function) for function in every]
     return sorted((t for t in targets if t is not None), key=lambda t: (t.file, t.line))
@@ -194,8 +202,8 @@ def is_users(path: Path, frameworks: Sequence[Path]) -> bool:
     return not any(folder in path.parents for folder in frameworks)
 
 
-def _python(function: FunctionType) -> MutationTarget | None:
-    """The target of a function; None where it has no source of its own."""
+def _python(function: FunctionType, *alike: FunctionType) -> MutationTarget | None:
+    """The target of a function and others of its code; None where it has no source of its own."""
     code = function.__code__
     with suppress(OSError, SyntaxError, IndentationError):
         lines, first = inspect.getsourcelines(code)
@@ -204,7 +212,8 @@ def _python(function: FunctionType) -> MutationTarget | None:
         if isinstance(definition, ast.FunctionDef):
             skipped = definition.lineno - 1  # decorators
             text = "".join(text.splitlines(keepends=True)[skipped:])
-            return MutationTarget(function, "python", function.__qualname__, code.co_filename, first + skipped, text)
+            name, line = function.__qualname__, first + skipped
+            return MutationTarget(function, "python", name, code.co_filename, line, text, alike)
     return None
 
 

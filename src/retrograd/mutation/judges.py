@@ -14,7 +14,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.check.runner import verify
-from retrograd.check.schema import Finding
+from retrograd.check.schema import Finding, Report
 from retrograd.check.spec import OpSpec
 from retrograd.core.subprocesses import Child
 from retrograd.errors import RetrogradError, UsageError
@@ -30,8 +30,8 @@ class _Found(BaseException):
     """Passes through whatever catches exceptions of an op."""
 
 
-def original_findings(spec: OpSpec, level: str, seed: int) -> set[tuple[str, ...]]:
-    """What verify finds of the original: stage, kind, tensor, dtype and case of each finding, before any is shrunk."""
+def original_findings(spec: OpSpec, level: str, seed: int) -> tuple[Report, set[tuple[str, ...]]]:
+    """What verify says of the original, and stage, kind, tensor, dtype and case of each finding before it is shrunk."""
     known = set[tuple[str, ...]]()
 
     def watch(event: str, thing: Any) -> None:
@@ -39,7 +39,7 @@ def original_findings(spec: OpSpec, level: str, seed: int) -> set[tuple[str, ...
             known.update(_key(f) for f in (*thing.findings, *thing.accepted))
 
     report = verify(spec, level=level, seed=seed, watch=watch)
-    return known | {_key(f) for stage in report.stages for f in (*stage.findings, *stage.accepted)}
+    return report, known | {_key(f) for stage in report.stages for f in (*stage.findings, *stage.accepted)}
 
 
 def _key(finding: Finding) -> tuple[str, ...]:
@@ -62,7 +62,9 @@ def by_verify(spec: OpSpec, level: str, seed: int, known: set[tuple[str, ...]], 
     except _Found:
         pass
     except RetrogradError as error:
-        return Judgement("verify", True, f"{type(error).__name__}: {str(error).splitlines()[0]}", _since(start))
+        # Whoever runs it gets no proof, but is not told either that anything is wrong with the gradient.
+        why = f"no verdict: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return Judgement("verify", False, why, _since(start))
     why = f"{first[0].stage}: {first[0].what.splitlines()[0]}" if first else ""
     return Judgement("verify", bool(first), why, _since(start))
 

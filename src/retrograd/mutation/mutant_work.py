@@ -191,6 +191,6 @@ class MutantWorkElsewhere:
         if campaign != self.campaign:
             raise UsageError("the op, or what it is made of, has other sources or versions than where this was started")
         candidates = {c.mutant.id: c for c in candidates_of(targets)}
-        known = original_findings(spec, self.level, self.seed)
+        _, known = original_findings(spec, self.level, self.seed)
         tests = Tests(self.tests) if self.tests else None
         return MutantWork(spec, targets, candidates, self.level, self.seed, self.beside, known, tests, self.rounds)

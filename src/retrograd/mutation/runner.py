@@ -134,7 +134,7 @@ def _known(kept: Results, spec: OpSpec, level: str, seed: int) -> set[tuple[str,
     """Findings of the original, taken once a campaign."""
     outcome = kept.of("the original").get("findings")
     if outcome is None:
-        outcome = Outcome("done", sorted(map(list, original_findings(spec, level, seed))))
+        outcome = Outcome("done", sorted(map(list, original_findings(spec, level, seed)[1])))
         kept.add("the original", "findings", outcome)
     return {tuple(key) for key in outcome.value}
 

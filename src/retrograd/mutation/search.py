@@ -1,8 +1,9 @@
 """Search for an input at which a mutant differs from the original, apart from anything that verify does.
 
-In float64 a difference is more than 1e-8 of the largest element; in another dtype an error of more than ten times the
+In float64 a difference is more than 1e-8 of the largest element, and at special values, where most of a gradient may
+have cancelled, more than 16 roundoffs of the largest result; in another dtype an error of more than ten times the
 original's plus 16 roundoffs. None instead of a tensor, another shape, a NaN where there was none, and an exception are
-differences. What lies between gradients of the original at inputs nearby is a kink.
+differences, but not None instead of zeros. What lies between gradients of the original at inputs nearby is a kink.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class Search:
         base = self._runners[first].base
         for draw in range(_ORDINARY):
             yield TriedInput("every input", base.but(draw=draw))
-        yield from (TriedInput("parameters", case) for case in make.param_cases(self.spec, base)[1:])
+        others = make.param_cases(self.spec, base)[1:]
+        yield from (TriedInput("parameters", case) for case in others)
         for name, _ in base.sizes:
             free = isinstance(base.size(name), tuple)
             for size in [*((n,) for n in self._sizes), (), (2, 3), (2, 1, 3)] if free else self._sizes:
@@ -110,8 +112,10 @@ class Search:
         specs = {n: s for n, s in (self.spec.tensor_specs or {}).items() if isinstance(s, TensorSpec)}
         for name, described in specs.items():
             bounded = described.low is not None or described.high is not None or described.values is not None
-            for value in (*(() if bounded else extreme_values.NAMES), *extreme_values.ENDS):
+            for number, value in enumerate((*(() if bounded else extreme_values.NAMES), *extreme_values.ENDS)):
                 yield TriedInput("special values", base.but(values={name: value}))
+                if others:
+                    yield TriedInput("special values", others[number % len(others)].but(values={name: value}))
             for layout in layouts.applicable(3):
                 yield TriedInput("layouts", base.but(layouts={name: layout}))
         for layout in layouts.applicable(3):
@@ -176,7 +180,7 @@ class Search:
         truth = self._truths[trial]
         finite = (t[t.isfinite()] for t in want.values() if t is not None)
         scale = max((float(t.abs().max()) for t in finite if t.numel()), default=1.0)
-        seen = (self._compared(name, got, want, truth, trial.case.dtype, scale) for name in {**want, **got})
+        seen = (self._compared(name, got, want, truth, trial.case, scale) for name in {**want, **got})
         return max((s for s in seen if s is not None), key=lambda s: s.share, default=None)
 
     def _compared(
@@ -185,12 +189,14 @@ class Search:
         results: dict[str, torch.Tensor | None],
         wanted: dict[str, torch.Tensor | None],
         truth: Values | None,
-        dtype: str,
+        case: Case,
         scale: float,
     ) -> Seen | None:
         got, want = results.get(name), wanted.get(name)
-        if got is None or want is None:
-            return None if got is want else Seen(f"{name} is {'None' if got is None else 'a tensor'}")
+        if got is None or want is None:  # to autograd no gradient is one of zeros
+            there = want if got is None else got
+            same = there is None or not bool(there.ne(0).any())
+            return None if same else Seen(f"{name} is {'None' if got is None else 'a tensor'}")
         if got.shape != want.shape:
             return Seen(f"{name} has shape {tuple(got.shape)} instead of {tuple(want.shape)}")
         if bool((want.isfinite() & ~got.isfinite()).any()):
@@ -205,9 +211,10 @@ class Search:
             return None if bool(same.all()) else Seen(f"{name} has another infinity")
         got, want, center = got[finite], want[finite], center[finite]
         size, off = float(center.abs().max()), float((got - center).abs().max())
-        allowed = 1e-8 * size
-        if dtype != self.exact:
-            allowed = 10 * float((want - center).abs().max()) + 16 * torch.finfo(make.torch_dtype(dtype)).eps * size
+        roundoffs = 16 * torch.finfo(make.torch_dtype(case.dtype)).eps
+        allowed = max(1e-8 * size, roundoffs * scale if case.values else 0.0)
+        if case.dtype != self.exact:
+            allowed = 10 * float((want - center).abs().max()) + roundoffs * size
         if off <= allowed:
             return None
         return Seen(f"{name} is off by {off:.3g} where the largest is {size:.3g}", off / scale if scale else math.inf)

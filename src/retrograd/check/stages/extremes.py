@@ -15,6 +15,7 @@ import torch
 from retrograd.check import extreme_values, tolerance
 from retrograd.check.case_sharding import shard
 from retrograd.check.draws import SAME_DRAW, alike
+from retrograd.check.inputs import param_cases
 from retrograd.check.op_runner import OpRun
 from retrograd.check.operators import EXTREMA
 from retrograd.check.reference import OpRaised
@@ -340,15 +341,21 @@ def cases(context: StageContext) -> list[Case]:
     """Every extreme of every such input; at level quick the ones that find most. In the first dtype ends of ranges.
 
     There, too, one mean in all inputs at once, judged where it changes nothing: what differences of two inputs lose of
-    it no single one shows.
+    it no single one shows; and each extreme meets further combinations of parameters, one after the other in turn.
     """
-    extremes = _shared(context)
-    every = [((name, extreme),) for name, extreme in extremes]
-    if context.runner.dtype == context.spec.dtypes[0]:
+    every = [((name, extreme),) for name, extreme in _shared(context)]
+    if first := context.runner.dtype == context.spec.dtypes[0]:
         every += [((name, end),) for name in _bounded(context.spec) for end in _ends(context.spec, name)]
         together = _unbounded(context.spec)
         every += [tuple((name, "mean") for name in together)] if len(together) > 1 else []
-    return [context.base.but(values=values) for values in every]
+    others = param_cases(context.spec, context.base, context.budget.combinations)[1:] if first else []
+    turns = min(context.budget.crossed, len(others))
+    crossed = [
+        (others[(turn + number * turns) % len(others)], values)
+        for number, values in enumerate(every)
+        for turn in range(turns)
+    ]
+    return [case.but(values=values) for case, values in [*((context.base, v) for v in every), *crossed]]
 
 
 def _shared(context: StageContext) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from retrograd.compat.triton_launch import count_launches, through_triton
 _SIZES = (1, 0, 129, 64, 2, 33, 128, 37, 16, 17, 256, 4, 257, 1000, 8)
 _LEADS: tuple[tuple[int, ...], ...] = ((1,), (0,), (2, 3, 5), (33,), (), (64,), (129,), (1, 1, 4))
 _LONG = (1025, 2049, 4097)  # one more than the blocks that rows are cut into, or kept in whole
+_PARTS = (20, 12, 6, 3)  # sizes short of a block, where the ordinary one fills its
 _SMALL = (3, 1)  # what the other sizes become where a long one would take too long beside them
 
 
@@ -58,6 +59,33 @@ def _beside_blocks(context: StageContext) -> list[Case]:
     return every
 
 
+def _alike_blocks(context: StageContext) -> list[Case]:
+    """For each two dimensions, the one as large as the block of the other, which is no whole block itself.
+
+    A kernel that asks whether the wrong dimension fills its block leaves out masks that it needs, there alone.
+    """
+    spec, base, rank_free = context.spec, context.base, context.spec.free_rank
+    every = list[Case]()
+    for (name, _), (other, size) in itertools.permutations(base.sizes, 2):
+        for part in (elements(size), *_PARTS):
+            short: Size = (part,) if other in rank_free else part
+            whole: Size = (_block(part),) if name in rank_free else _block(part)
+            if part != _block(part) and allows(spec, other, short) and allows(spec, name, whole):
+                every += _fitting(context, base.with_size(other, short), name, whole)
+                break
+    return [case for case in every if any(elements(n) in _blocks_of(case) for _, n in case.sizes)]
+
+
+def _block(n: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _blocks_of(case: Case) -> set[int]:
+    """Blocks of dimensions that do not fill theirs."""
+    return {_block(n) for _, size in case.sizes for n in (elements(size),) if n != _block(n)}
+
+
 def _fitting(context: StageContext, base: Case, name: str, size: Size) -> list[Case]:
     """The case with one size; the others are lowered where it would cost too much beside them. None if none fits."""
     case = resized(context.spec, base, name, size)
@@ -81,9 +109,10 @@ def cases(context: StageContext) -> list[Case]:
     """The sweep, without what costs too much."""
     always, in_turn = _sweep(context)
     beside = _beside_blocks(context)
-    every = list(dict.fromkeys([*always, *in_turn, *beside]))
+    alike = _alike_blocks(context) if beside else []
+    every = list(dict.fromkeys([*always, *in_turn, *beside, *alike]))
     most = context.budget.shapes
-    chosen = dict.fromkeys([*in_turn[:most], *always, *beside[: most // 3]])
+    chosen = dict.fromkeys([*in_turn[:most], *always, *beside[: most // 3], *alike[: most // 3]])
     # The largest first: smaller ones need not be counted then.
     allowed = {case: context.cost.allows(context.runner, case) for case in sorted(chosen, key=_extent, reverse=True)}
     cheap = [case for case in chosen if allowed[case]]
