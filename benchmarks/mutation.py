@@ -52,7 +52,7 @@ from retrograd.check.spec import OpSpec  # noqa: E402
 from retrograd.mutation.judges import by_verify, original_findings  # noqa: E402
 from retrograd.mutation.schema import RARITIES, MutantResult  # noqa: E402
 
-COUNTS = {"decompositions": 30, "own": 60, "liger": 40, "fla": 30}
+COUNTS = {"decompositions": 90, "own": 24, "liger": 20, "fla": 20}
 ORDINARY = RARITIES[:2]
 ALONE = RARITIES[-1]  # nothing but verify says that it differs
 OTHERS: dict[str, Callable[[OpSpec, int], bool | None]] = {
@@ -256,8 +256,9 @@ def _missed(rows: Sequence[Row], known: Sequence[Row], judges: Sequence[str]) ->
 
 
 def read(folder: Path) -> list[Record]:
-    """Everything that earlier runs have kept in a folder."""
-    return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    """Everything that earlier runs have kept in a folder; a line that was cut off is no record."""
+    lines = [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines(keepends=True)]
+    return [json.loads(line) for line in lines if line.endswith("}\n")]
 
 
 def jobs_of(args: argparse.Namespace) -> list[Job]:
@@ -290,7 +291,11 @@ def execute(jobs: Sequence[Job], args: argparse.Namespace) -> Iterator[Record]:
             while waiting and len(running) < args.jobs and time.time() < until:
                 running.add(pool.submit(run, waiting.pop(0)))
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
+            for future in done:
+                if error := future.exception():
+                    print(f"lost: {type(error).__name__}: {error}", flush=True)
+                else:
+                    yield future.result()
 
 
 def parse() -> argparse.Namespace:
@@ -320,8 +325,9 @@ def main() -> int:
         lines = args.results / f"{args.shard.replace('/', '-of-')}.jsonl"
         for record in execute([job for job in jobs_of(args) if job.key not in done], args):
             records.append(record)
+            whole = not lines.exists() or lines.read_bytes()[-1:] in (b"", b"\n")
             with lines.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write("\n" * (not whole) + json.dumps(record) + "\n")
             counts = _cells([r for r in _rows([record]) if r.mutant["fate"] == "differs"], record["judges"])
             told = "; ".join(f"{j} {c}" for j, c in zip(record["judges"], counts, strict=True))
             print(f"{record['name']} {record['seed']}: {told} in {record['seconds']:.0f} CPU s", flush=True)
