@@ -10,6 +10,7 @@ from specimens import square
 
 import retrograd as rg
 from retrograd.check import inputs as make
+from retrograd.check.stages import contract
 from retrograd.errors import SpecError, UsageError, VerificationError
 
 
@@ -191,3 +192,17 @@ def test_a_function_that_is_of_no_module_is_called_where_triton_is_there():
     op = eval("lambda x: x * x", {"torch": torch})
     assert op.__module__ is None
     assert rg.verify(rg.op(op, op, dict(x=rg.tensor("M", "N"))), level="quick", only=["oracle"])
+
+
+@pytest.mark.parametrize(
+    ("total", "whole", "sizes", "agree"),
+    [
+        (2e-8, 1e-8, None, False),
+        (2e-8, 1e-8, 1.0, True),  # two parts that cancel
+        (0.5, 1.0, 0.5, False),  # one part is missing
+        (1.2175e-40, 1.2173e-40, 1.2223e-40, True),  # subnormal
+    ],
+)
+def test_parts_of_a_gradient_add_up_as_far_as_their_digits_go(total, whole, sizes, agree):
+    parts = None if sizes is None else torch.tensor([sizes])
+    assert contract._agree(torch.tensor([total]), torch.tensor([whole]), tf32=False, sizes=parts) is agree

@@ -304,8 +304,10 @@ def another_path(want: torch.Tensor, *, tf32: bool) -> float:
     64 units of the largest element, of tf32 where that is multiplied in: another order of a sum over a row of a few
     thousand terms.
     """
-    eps = max(torch.finfo(want.dtype).eps, 2 * TF32 if tf32 else 0.0)
-    return 64 * eps * (float(want.abs().max().nan_to_num(0.0)) if want.numel() else 0.0)
+    limits = torch.finfo(want.dtype)
+    eps = max(limits.eps, 2 * TF32 if tf32 else 0.0)
+    largest = float(want.abs().max().nan_to_num(0.0)) if want.numel() else 0.0
+    return 64 * eps * max(largest, limits.tiny)  # below tiny digits get fewer
 
 
 def scales_exactly(t: torch.Tensor, factor: float) -> torch.Tensor:
