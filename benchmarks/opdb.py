@@ -441,7 +441,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--only", default="", metavar="REGEX", help="variants whose names it matches somewhere")
     add("--shard", default="1/1", metavar="I/N", help="every N-th variant from number I on")
     add("-j", "--jobs", type=int, default=1)
-    add("--timeout", type=float, default=300.0, help="seconds a case may take")
+    add("--timeout", type=float, default=300.0, help="seconds of CPU time a case may take")
     add("--minutes", type=float, default=0.0, help="stop taking cases after so long")
     add("--rotate", type=int, metavar="DAY", help="a part of the variants, by this number")
     add("--parts", type=int, default=7, help="of --rotate")

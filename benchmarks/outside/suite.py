@@ -107,7 +107,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--only", default="", metavar="REGEX", help="specs whose names it matches somewhere")
     add("--list", action="store_true", help="names of the specs, and nothing else")
     add("-j", "--jobs", type=int, default=1)
-    add("--timeout", type=float, default=120.0, help="seconds a spec may take")
+    add("--timeout", type=float, default=120.0, help="seconds of CPU time a spec may take")
     add("--minutes", type=float, default=0.0, help="stop taking specs after so long")
     add("--results", type=Path, default=ROOT / "build" / "outside.sqlite", help="is continued")
     add("--baseline", type=Path, default=BASELINE)

@@ -97,7 +97,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--device", default="cpu")
     add("--seed", type=int, default=0)
     add("-j", "--jobs", type=int, default=1)
-    add("--timeout", type=float, default=300.0, help="seconds an op may take")
+    add("--timeout", type=float, default=300.0, help="seconds of CPU time an op may take")
     add("--minutes", type=float, default=0.0, help="stop taking ops after so long")
     add("--results", type=Path, default=Path("build/outside_triton.sqlite"), help="is continued")
     add("--baseline", type=Path, default=HERE / "adjudicated.toml")

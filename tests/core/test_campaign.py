@@ -67,7 +67,8 @@ def test_what_never_ends_is_ended_with_all_that_it_started(tmp_path):
         pid.write_text(str(child.pid))
         hangs()
 
-    assert outcomes([starts_another], timeout=5)[0].state == "timed out"
+    outcome = outcomes([starts_another], timeout=0.5)[0]
+    assert (outcome.state, outcome.text) == ("timed out", "after 5 s")
     assert not alive(int(pid.read_text()))
 
 
@@ -77,6 +78,20 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def computes(seconds):
+    """Take CPU time, however long that lasts."""
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_a_case_is_ended_after_so_much_cpu_time_and_not_for_what_others_take():
+    calls = [lambda: computes(1e9), lambda: FOREVER.wait(1.5)]  # the second waits for three times its limit
+    ends = outcomes(calls, timeout=0.5)
+    assert (ends[0].state, ends[0].text) == ("timed out", "after 0.5 s of CPU time")
+    assert ends[1].state == "done"
 
 
 def test_nothing_is_begun_after_the_time():
@@ -118,10 +133,10 @@ def test_a_case_may_ask_for_more_time_than_others():
         if done:
             return
         yield Begin(argument, limit=60.0 if argument == "long" else None)
-        FOREVER.wait(3.0)
+        computes(0.6)
         yield End(argument, None)
 
-    ended = run(lambda: work, [Task("long", "long"), Task("short", "short")], Results(), WorkerOptions(timeout=1.0))
+    ended = run(lambda: work, [Task("long", "long"), Task("short", "short")], Results(), WorkerOptions(timeout=0.2))
     assert {task: o.state for task, _, o in ended} == {"long": "done", "short": "timed out"}
 
 

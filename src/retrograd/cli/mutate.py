@@ -66,7 +66,7 @@ def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 )
 @choice("--level", of=["quick", "full"], help="Of verify.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the choice and of all inputs.")
-@click.option("--timeout", type=float, default=120.0, show_default=True, help="Seconds that a mutant may take.")
+@click.option("--timeout", type=float, default=120.0, show_default=True, help="CPU seconds that a mutant may take.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes at a time.")
 @click.option(
     "--search", type=click.IntRange(min=1), default=1, show_default=True, help="Rounds of 130 inputs for each mutant."

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+WALL = 10  # times its seconds of CPU time that a case may last by the clock: twenty processes on two cores get a tenth
+
 
 class Begin(NamedTuple):
-    """A case begins, which may take so many seconds instead of those that all may."""
+    """A case begins, which may take so many seconds of CPU time instead of those that all may."""
 
     case: str
     limit: float | None = None
@@ -51,7 +53,8 @@ class WorkerOptions:
 
     Attributes:
         jobs: how many at once on this machine.
-        timeout: seconds that a case may take.
+        timeout: seconds of CPU time that a case may take, all threads of its process together: a busy machine makes
+            no case longer. One that computes nothing ends after `WALL` times as many of the clock.
         startup: seconds until a process has prepared itself, and between two cases.
         recycle: cases after which a process is replaced by a new one, once its task is through.
         start: "fork", which shares what is imported, or "spawn", for processes that use a GPU.

@@ -19,7 +19,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.core.subprocesses import death
-from retrograd.core.tasks import Begin, End, Outcome, Prepare, Task, WorkerOptions
+from retrograd.core.tasks import WALL, Begin, End, Outcome, Prepare, Task, WorkerOptions
 
 _KEPT = 2000  # characters of what a process that died has printed
 _GRACE = 60  # seconds beyond its limit after which a process ends itself, where nobody is left to end it
@@ -118,7 +118,10 @@ class _Pool:
                     yield from self._hear(worker, worker.connection.recv())
             except (EOFError, OSError):
                 worker.process.join(10)
-                yield from self._lost(worker, "crashed", _last_words(worker))
+                if worker.process.exitcode == -signal.SIGPROF:
+                    yield from self._lost(worker, "timed out", f"after {worker.limit / WALL:g} s of CPU time")
+                else:
+                    yield from self._lost(worker, "crashed", _last_words(worker))
                 continue
             if worker.task and time.monotonic() - worker.since > worker.limit:
                 yield from self._lost(worker, "timed out", f"after {worker.limit:g} s")
@@ -129,7 +132,7 @@ class _Pool:
         if isinstance(event, Begin):
             if event.case in worker.done:  # what had died would die for ever
                 raise ValueError(f"the work of {worker.task.name!r} begins {event.case!r} again, which has an outcome")
-            worker.case, worker.limit = event.case, event.limit or self.options.timeout
+            worker.case, worker.limit = event.case, WALL * (event.limit or self.options.timeout)
         elif isinstance(event, End):
             begun, worker.case, worker.limit = worker.case == event.case, None, self.options.startup
             outcome = Outcome("done", event.value, seconds=round(seconds, 3) if begun else 0.0)
@@ -184,8 +187,11 @@ def _serve(prepare: Prepare, connection: Connection, output: Path, device: str |
             argument, done = connection.recv()
             os.ftruncate(file, 0)
             for event in work(argument, done):
-                if isinstance(event, Begin):
-                    signal.alarm(int(event.limit or timeout) + _GRACE)
+                limit = (event.limit or timeout) if isinstance(event, Begin) else 0
+                # CPU time of all threads, after which SIGPROF ends the process; what it starts has its own.
+                signal.setitimer(signal.ITIMER_PROF, limit)
+                if limit:
+                    signal.alarm(int(WALL * limit) + _GRACE)
                 connection.send(event)
             signal.alarm(0)
             connection.send(None)
