@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from retrograd.errors import GraphError
+from retrograd.graph.readers import binary
 from retrograd.graph.readers.formats import detect
 
 MAX_BYTES = 2 << 30
 _PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
+_EXPECTED = "expected text as XLA_SAVE_TENSORS_FMT=hlo writes it, an .hlo.pb of xla_dump_to or MLIR bytecode"
 
 
 def text_of(path: str | PathLike[str], max_bytes: int, stream: BinaryIO | None = None) -> str:
@@ -25,15 +27,16 @@ def text_of(path: str | PathLike[str], max_bytes: int, stream: BinaryIO | None =
     """
     pieces: list[str] = []
     decode = codecs.getincrementaldecoder("utf-8")().decode
-    size = at = lines = 0
+    at = lines = 0
     try:
-        for piece in _pieces(_opened(Path(path)) if stream is None else nullcontext(stream), str(path)):
-            size += len(piece)
-            if size > max_bytes:
-                raise GraphError(_too_large(str(path), max_bytes))
+        opened = _opened(Path(path)) if stream is None else nullcontext(stream)
+        read = _limited(_pieces(opened, str(path)), str(path), max_bytes)
+        for piece in read:
+            if at == 0 and (kind := binary.kind_of(piece)):
+                return binary.text_of(b"".join([piece, *read]), kind, str(path))
             if at == 0 and b"\0" in piece:
                 line = 1 + piece.count(b"\n", 0, piece.index(b"\0"))
-                raise GraphError(f"{path}, line {line}: this is a binary file; expected text{_binary(piece)}")
+                raise GraphError(f"{path}, line {line}: this is a binary file; {_EXPECTED}")
             pieces.append(_decoded(decode, piece, str(path), lines))
             if at == 0:
                 detect(pieces[0].removeprefix("\ufeff"), str(path))
@@ -42,7 +45,7 @@ def text_of(path: str | PathLike[str], max_bytes: int, stream: BinaryIO | None =
         pieces.append(_decoded(lambda rest: decode(rest, True), b"", str(path), lines))
     except OSError as error:
         raise GraphError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if not size:
+    if not at:
         raise GraphError(f"{path}, line 1: the file is empty; expected HLO, StableHLO or FX text")
     return "".join(pieces).removeprefix("\ufeff")
 
@@ -65,6 +68,15 @@ def _pieces(opened: AbstractContextManager[BinaryIO], name: str) -> Iterator[byt
         else:
             yield start + file.read(_PIECE)
             yield from rest
+
+
+def _limited(pieces: Iterator[bytes], name: str, max_bytes: int) -> Iterator[bytes]:
+    size = 0
+    for piece in filter(None, pieces):
+        size += len(piece)
+        if size > max_bytes:
+            raise GraphError(_too_large(name, max_bytes))
+        yield piece
 
 
 def _unpacked(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
@@ -96,12 +108,6 @@ def _decoded(decode: Callable[[bytes], str], piece: bytes, name: str, lines: int
         line = lines + 1 + error.object[: error.start].count(b"\n")
         bad = error.object[error.start]
         raise GraphError(f"{name}, line {line}: byte 0x{bad:02x} is not UTF-8 text; the file may be damaged") from None
-
-
-def _binary(piece: bytes) -> str:
-    if piece.startswith(b"ML\xefR"):
-        return "; MLIR bytecode can be printed by stablehlo-translate or jax.export"
-    return ", as `as_hlo_text()` or XLA_SAVE_TENSORS_FMT=hlo write it"
 
 
 def _too_large(name: str, max_bytes: int) -> str:

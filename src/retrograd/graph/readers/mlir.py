@@ -47,7 +47,7 @@ _HARMLESS = ("jax.arg_info", "jax.result_info", "jax.global_constant", "tf.alias
 
 def parse(text: str, source: str = "", first: int = 1) -> Graph:
     """One module of StableHLO text, read in this process."""
-    ir, context = _context()
+    ir, context = open_context()
     with context:
         try:
             module = ir.Module.parse(text, context=context)
@@ -59,7 +59,8 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
             raise brackets.error(source or "StableHLO text", first, "functions call each other too deep") from None
 
 
-def _context() -> tuple[Any, Any]:
+def open_context() -> tuple[Any, Any]:
+    """MLIR's module and a context with the dialects of JAX."""
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 

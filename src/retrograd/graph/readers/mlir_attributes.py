@@ -43,9 +43,10 @@ def attributes_of(operation: Any, opcode: str) -> tuple[str, str]:
     kept: list[str] = []
     placed: list[str] = []
     for name, value in items_of(operation.attributes):
-        if name in _READ:
-            continue
         text = value_of(value)
+        # The default precision stands in bytecode and not in text.
+        if name in _READ or (name == "precision_config" and not text.replace("DEFAULT", "").strip("[, ]")):
+            continue
         if name in _PLACEMENT and not (name == _PLACEMENT[0] and opcode == "custom-call"):
             placed.append(f"{name.removeprefix('mhlo.')}={text}")
             continue
