@@ -1,6 +1,8 @@
-"""Put our modules into a model that exists, and take them out again."""
+"""Put our modules and ops into a model that exists, and take them out again."""
 
-from retrograd.patch.norm import Handle, norms
+from retrograd.patch.handle import Handle
+from retrograd.patch.msda import msda
+from retrograd.patch.norm import norms
 from retrograd.patch.recognition import LayerLike, RmsLike
 
-__all__ = ["Handle", "LayerLike", "RmsLike", "norms"]
+__all__ = ["Handle", "LayerLike", "RmsLike", "msda", "norms"]

@@ -7,77 +7,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import torch
 
 from retrograd.nn.norm import LayerNorm, NormOptions, RMSNorm, check_options
 from retrograd.patch import recognition
+from retrograd.patch.handle import Handle, Swap, own_forward
 from retrograd.patch.recognition import LayerLike, NormLike, RmsLike
 
 _OURS: dict[type, type] = {torch.nn.RMSNorm: RMSNorm, torch.nn.LayerNorm: LayerNorm}
-
-
-@dataclass(frozen=True)
-class _Swap:
-    name: str
-    module: torch.nn.Module
-    before: type
-    after: type
-
-
-class Handle:
-    """What was replaced. `undo()` puts it back; as a context manager it does so at the end of the block.
-
-    Attributes:
-        names: qualified names of the replaced modules.
-        left: qualified name of each module that looks like a norm and was left, with the reason.
-    """
-
-    def __init__(self, swaps: list[_Swap], left: dict[str, str], options: NormOptions) -> None:
-        self._swaps, self._options = swaps, options
-        self.names = tuple(swap.name for swap in swaps)
-        self.left = left
-
-    def undo(self) -> None:
-        """Give every module the class it had. A second call does nothing.
-
-        Raises:
-            RuntimeError: something else has changed a module's class since; nothing is undone.
-        """
-        for swap in self._swaps:
-            if type(swap.module) is not swap.after:
-                raise RuntimeError(
-                    f"`{swap.name}` is a {type(swap.module).__name__} by now, expected {swap.after.__name__} as the "
-                    "patch left it; undo what was done to it after the patch first"
-                )
-        while self._swaps:
-            swap = self._swaps.pop()
-            swap.module.__class__ = swap.before
-            for name in self._options:
-                swap.module.__dict__.pop(name, None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.undo()
-
-    def __repr__(self) -> str:
-        names: dict[str, list[str]] = {}
-        for name, reason in self.left.items():
-            names.setdefault(reason, []).append(name)
-        left = "".join(f"; left {_shortened(of)}: {reason}" for reason, of in names.items())
-        return f"<{len(self._swaps)} norms replaced{left}>"
-
-
-def _shortened(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def norms(
@@ -118,7 +58,7 @@ def norms(
         raise TypeError("`weight_offset` is a matter of each class, expected in RmsLike(weight_offset=...) of `also`")
     also = also or {}
     _check_names(model, also)
-    swaps: list[_Swap] = []
+    swaps: list[Swap] = []
     left: dict[str, str] = {}
     known: dict[Any, NormLike | str] = {}
     for name, module in model.named_modules():
@@ -126,11 +66,8 @@ def norms(
         if isinstance(target, str):
             left[name] = target
         elif target is not None:
-            swaps.append(_Swap(name, module, type(module), target))
-    for swap in swaps:
-        swap.module.__class__ = swap.after
-        swap.module.__dict__.update(options)
-    return Handle(swaps, left, options)
+            swaps.append(Swap(name, module, type(module), target))
+    return Handle("norms", swaps, left, options)
 
 
 def _check_names(model: torch.nn.Module, also: Mapping[type | str, NormLike]) -> None:
@@ -156,13 +93,9 @@ def _target(
     stated = also.get(kind, also.get(kind.__name__))
     if issubclass(kind, (_Like, *_OURS.values())):
         return None
-    own_forward = (
-        f"`{name}` has a forward of its own beside that of {kind.__name__}, which a change of class would not "
-        "touch; remove it first (accelerate and kernels hang hooks there)"
-    )
     if kind in _OURS or stated is not None:
         if "forward" in module.__dict__:
-            raise ValueError(own_forward)
+            raise ValueError(own_forward(name, module))
         if stated is None:
             return _OURS[kind]
         _check_stated(name, module, stated)
@@ -170,7 +103,7 @@ def _target(
     if known is None or not recognition.looks_like_norm(module):
         return None
     if "forward" in module.__dict__:
-        return own_forward
+        return own_forward(name, module)
     key = recognition.same_by_attributes(module)
     like = recognition.recognise(module) if key is None or key not in known else known[key]
     if key is not None:

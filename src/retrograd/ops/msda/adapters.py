@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from retrograd.ops.msda.api import ms_deform_attn
-from retrograd.ops.msda.shapes import inner_dtype
+from retrograd.ops.msda.shapes import beside
 
 
 class MSDeformAttnFunction:
@@ -47,7 +47,7 @@ class MSDeformAttnFunction:
         """
         del im2col_step
         _check_start(value_level_start_index, value_spatial_shapes)
-        locations, weights = _beside(sampling_locations, value), _beside(attention_weights, value)
+        locations, weights = beside(sampling_locations, value), beside(attention_weights, value)
         return ms_deform_attn(value, value_spatial_shapes, locations, weights).flatten(2)
 
 
@@ -86,7 +86,7 @@ class MultiScaleDeformableAttention(torch.nn.Module):
             TypeError, ValueError, RuntimeError: as `retrograd.ops.ms_deform_attn`.
         """
         shapes = value_spatial_shapes if value_spatial_shapes_list is None else value_spatial_shapes_list
-        locations, weights = _beside(sampling_locations, value), _beside(attention_weights, value)
+        locations, weights = beside(sampling_locations, value), beside(attention_weights, value)
         return ms_deform_attn(value, shapes, locations, weights).flatten(2)
 
 
@@ -114,16 +114,8 @@ def multiscale_deformable_attention(
     Raises:
         TypeError, ValueError, RuntimeError: as `retrograd.ops.ms_deform_attn`; nothing falls back silently.
     """
-    points, weights = _beside(sampling_points, img), _beside(attention_weights, img)
+    points, weights = beside(sampling_points, img), beside(attention_weights, img)
     return ms_deform_attn(img, img_shapes, points, weights, padding_mode=padding_mode, align_corners=align_corners)
-
-
-def _beside(tensor: Any, value: Any) -> Any:
-    """`tensor` in a dtype that goes with `value`; what is no tensor is left to the checks."""
-    if not (isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor)):
-        return tensor
-    inner = inner_dtype(value)
-    return tensor if tensor.dtype in (value.dtype, inner) else tensor.to(inner)
 
 
 def _check_start(start: Any, shapes: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,3 +54,11 @@ def flat(inputs: MsdaInputs) -> MsdaInputs:
 def inner_dtype(value: torch.Tensor) -> torch.dtype:
     """What coordinates and sums are computed in."""
     return torch.float64 if value.dtype == torch.float64 else torch.float32
+
+
+def beside(tensor: Any, value: Any) -> Any:
+    """`tensor` in a dtype that goes with `value`; what is no tensor is left to the checks."""
+    if not (isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor)):
+        return tensor
+    inner = inner_dtype(value)
+    return tensor if tensor.dtype in (value.dtype, inner) else tensor.to(inner)
