@@ -16,6 +16,7 @@ import pytest
 
 from retrograd import config
 from retrograd.core.campaign import Results, run
+from retrograd.core.subprocesses import Child
 from retrograd.core.tasks import Begin, End, Outcome, Task, WorkerOptions
 from retrograd.errors import MissingExtraError, UsageError
 
@@ -69,6 +70,18 @@ def test_what_never_ends_is_ended_with_all_that_it_started(tmp_path):
 
     outcome = outcomes([starts_another], timeout=0.5)[0]
     assert (outcome.state, outcome.text) == ("timed out", "after 5 s")
+    assert not alive(int(pid.read_text()))
+
+
+def test_what_it_started_in_another_group_ends_with_it(tmp_path):
+    pid = tmp_path / "pid"
+
+    def starts_a_group():
+        with Child([sys.executable, "-c", "import threading; threading.Event().wait()"]) as child:
+            pid.write_text(str(child.process.pid))
+            hangs()
+
+    assert outcomes([starts_a_group], timeout=5)[0].state == "timed out"
     assert not alive(int(pid.read_text()))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -93,6 +95,7 @@ def mutate(
     """
     config.hide_gpus()  # before torch is imported
     require_torch("retrograd mutate")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as Ctrl-C does: mutants are ended
     from retrograd.catalog import resolve
     from retrograd.mutation import runner
     from retrograd.mutation.messages import progress_line

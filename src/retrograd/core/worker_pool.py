@@ -23,6 +23,7 @@ from retrograd.core.tasks import WALL, Begin, End, Outcome, Prepare, Task, Worke
 
 _KEPT = 2000  # characters of what a process that died has printed
 _GRACE = 60  # seconds beyond its limit after which a process ends itself, where nobody is left to end it
+_END = 1.0  # seconds that a process has to end what it started in groups of their own
 Ended = tuple[str, str, Outcome]
 
 
@@ -157,8 +158,10 @@ class _Pool:
         yield worker.task.name, case, outcome
 
     def end(self, worker: _Worker) -> None:
-        """End a process and all of its group, which may outlive it."""
+        """End a process, with all that it started."""
         self.workers.remove(worker)
+        worker.process.terminate()
+        worker.process.join(_END)
         for end in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(worker.process.pid, signal.SIGKILL)
@@ -172,8 +175,17 @@ def _last_words(worker: _Worker) -> str:
     return f"{death(worker.process.exitcode or 0)}: {last[0]}".rstrip(": ")
 
 
+class _Terminated(BaseException):
+    """Passes through what the work does, so that each process that it started is ended on the way."""
+
+
+def _terminated(number: int, frame: Any) -> None:
+    raise _Terminated
+
+
 def _serve(prepare: Prepare, connection: Connection, output: Path, device: str | None, timeout: float) -> None:
     """Do the tasks that come, until there are no more."""
+    signal.signal(signal.SIGTERM, _terminated)
     os.setsid()  # so that what the work starts is ended with it
     faulthandler.disable()  # it would write over the last words, or to the terminal of whom it was forked from
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -182,7 +194,7 @@ def _serve(prepare: Prepare, connection: Connection, output: Path, device: str |
     if device is not None:
         config.show_gpu(device)
     work = prepare()
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, _Terminated):
         while True:
             argument, done = connection.recv()
             os.ftruncate(file, 0)
