@@ -8,6 +8,7 @@ import click
 
 from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import AS_JSON, FOLDER, PASSES_OPTIONS_ON, PATH, program
+from retrograd.errors import UsageError
 
 
 @click.group(cls=CommandGroup)
@@ -45,23 +46,35 @@ def check(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_js
 
 
 @fsdp.command()
-@click.argument("first", metavar="ONE", type=PATH)
-@click.argument("second", metavar="OTHER", type=PATH)
+@click.argument("files", metavar="ONE OTHER...", type=PATH, nargs=-1, required=True)
 @AS_JSON
 @click.pass_context
-def diff(ctx: click.Context, first: Path, second: Path, as_json: bool) -> None:
-    """Name the first collective in which two logs differ, with its step and module.
+def diff(ctx: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
+    """Name the first collective in which ranks or runs differ, with its step and module, or its stacks.
 
-    Logs are those of `log.save(path)` or `retrograd fsdp check --logs DIR`: of two ranks of a run, of which the groups
-    that both belong to are compared, or of one rank in two runs.
+    Files are two logs, those of `log.save(path)` or `retrograd fsdp check --logs DIR`: of two ranks of a run, of which
+    the groups that both belong to are compared, or of one rank in two runs.
 
-    Exit code: 0 same order, 1 different, 2 wrong usage or a file that is no log.
+    Or the dumps of PyTorch's Flight Recorder of two ranks or more (dump_rank0 dump_rank1 ...): the collective of each
+    process group in which ranks part, with the stacks of both sides. A log beside the dump of its rank adds modules.
+
+    Exit code: 0 same order, 1 different, 2 wrong usage or a file that is neither log nor dump, 3 dumps that have
+    nothing in common.
     """
-    from retrograd.fsdp import log_diff
+    from retrograd.fsdp import flight_recorder, log_diff
     from retrograd.fsdp.schema import Log
 
-    logs = Log.load(first), Log.load(second)
-    names = None if logs[0].rank != logs[1].rank else (str(first), str(second))
-    result = log_diff.diff(*logs, names)
+    dumps = [path for path in files if flight_recorder.is_dump(path)]
+    logs = [Log.load(path) for path in files if path not in dumps]
+    if dumps:
+        by_rank = {log.rank: log for log in logs}
+        ranks = flight_recorder.load(dumps)
+        named = [flight_recorder.with_modules(d, by_rank[d.rank]) if d.rank in by_rank else d for d in ranks]
+        result = flight_recorder.compare(named)
+    elif len(files) != 2:
+        raise UsageError(f"{len(files)} logs were given; expected two, or dumps of Flight Recorder")
+    else:
+        first, second = logs
+        result = log_diff.diff(first, second, None if first.rank != second.rank else (str(files[0]), str(files[1])))
     click.echo(result.to_json() if as_json else result.words())
     ctx.exit(result.exit_code)
