@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -10,7 +12,7 @@ import pytest
 
 from retrograd.errors import UsageError
 from retrograd.flake.schema import FlakeReport
-from retrograd.report import check_paths, document, to_github, write
+from retrograd.report import check_paths, document, to_github, together, write
 from retrograd.report.junit import to_junit
 
 
@@ -49,6 +51,46 @@ def test_github_writes_one_line_an_annotation() -> None:
     assert lines[0].startswith("::error title=my/file.py%3Arms_norm%3A oracle::")
     assert "%0A" in lines[0]
     assert lines[2].endswith("FINDING: 2 of 4 stages ran to their end")
+
+
+def test_sarif_has_a_result_a_remark_and_rules_that_they_name() -> None:
+    accepted = dataclasses.replace(fake.finding(), accepted="known")
+    stage = dataclasses.replace(fake.report().stages[1], findings=(fake.finding(),), accepted=(accepted,))
+    report = dataclasses.replace(fake.report(), stages=(stage, *fake.report().stages[2:]), place="my/a file.py:12")
+    log = json.loads(together([report, fake.report("proved")], ".sarif"))
+    assert (log["version"], len(log["runs"])) == ("2.1.0", 1)
+    [run] = log["runs"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert len(set(rules)) == len(rules)
+    assert [(r["ruleId"], r["level"]) for r in run["results"]] == [
+        ("oracle/value", "error"), ("oracle/value", "note"), ("nan/undecided", "warning"), ("nan/undecided", "warning"),
+    ]  # fmt: skip
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]] == result["ruleId"]
+        assert result["message"]["text"]
+        [where] = result["locations"]
+        assert where["physicalLocation"]["region"]["startLine"] >= 1
+    # Of a run either every result or none has suppressions; an empty list says that it has none.
+    assert [len(result["suppressions"]) for result in run["results"]] == [0, 1, 0, 0]
+    first, *_, last = (r["locations"][0]["physicalLocation"] for r in run["results"])
+    assert first == {"artifactLocation": {"uri": "my/a%20file.py"}, "region": {"startLine": 12}}
+    assert last == {"artifactLocation": {"uri": "my/file.py"}, "region": {"startLine": 1}}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "word"),
+    [(["proved"], "proved"), (["proved", "undecided"], "cannot decide"), (["undecided", "finding"], "finding")],
+)
+def test_a_badge_has_the_worst_verdict(verdicts: list[str], word: str) -> None:
+    badge = Xml.fromstring(together(list(map(fake.report, verdicts)), ".svg"))
+    assert badge.get("aria-label") == f"retrograd: {word}"
+    assert [text.text for text in badge.iter("{http://www.w3.org/2000/svg}text")] == ["retrograd", word]
+
+
+def test_what_has_no_verdict_or_no_remarks_is_refused(tmp_path: Path) -> None:
+    for name in ("r.sarif", "r.svg"):
+        with pytest.raises(UsageError, match=r"only `verify`, `codegen`, `graph diff`"):
+            check_paths(tmp_path / name, of=FlakeReport)
 
 
 def test_a_report_of_a_flake_has_no_junit(tmp_path: Path) -> None:

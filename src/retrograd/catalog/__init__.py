@@ -12,7 +12,7 @@ from retrograd.check.spec import OpSpec
 from retrograd.core.loading import guard, is_path, load, near
 from retrograd.errors import SpecError, UsageError
 
-__all__ = ["SHIPPED", "msda_names", "norm_names", "resolve"]
+__all__ = ["SHIPPED", "msda_names", "norm_names", "resolve", "spec_names"]
 
 _NORM_VARIANTS = (
     "",
@@ -72,7 +72,7 @@ def resolve(target: str) -> OpSpec:
     """
     place, _, name = SHIPPED.get(target, target).rpartition(":")
     if not place and target.endswith(".py") and Path(target).is_file():
-        specs = [k for k, v in vars(load(target, target, _FORMS)).items() if isinstance(v, OpSpec)]
+        specs = spec_names(target)
         listed = f"it has the specs {', '.join(specs)}" if specs else "it has no op spec; make one with rg.op"
         raise UsageError(f"{target!r} names no spec, expected {target}:{specs[0] if specs else 'NAME'}; {listed}")
     if not place or not name:
@@ -85,6 +85,11 @@ def resolve(target: str) -> OpSpec:
         listed = f"; it has the specs {', '.join(specs)}" if specs else ""
         raise UsageError(f"{place!r} has no {name!r}{near(name, specs or public)}{listed}")
     return _as_spec(getattr(module, name), name, place)
+
+
+def spec_names(path: str) -> list[str]:
+    """Names of the op specs in a file of Python; errors as of `resolve`."""
+    return [name for name, value in vars(load(path, path, _FORMS)).items() if isinstance(value, OpSpec)]
 
 
 def _colon(target: str) -> str:

@@ -7,10 +7,12 @@ Free of torch until an op is called.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from retrograd.check.input_specs import SizeSpec, TensorSpec, tensor
@@ -98,6 +100,21 @@ def seeded(fn: Any) -> Any:
     if isinstance(fn, Call):
         return dataclasses.replace(fn, seed=_SEED)
     return None if fn is None else Call(fn, seed=_SEED)
+
+
+def source_place(fn: Any) -> str:
+    """File and line of an op's source, seen from the working folder; "" for what lies elsewhere or has no source."""
+    fn = fn.fn if isinstance(fn, Call) else fn
+    fn = inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn)
+    owner = getattr(fn, "__self__", None)  # the class, of an autograd.Function's `apply`
+    fn = owner if isinstance(owner, type) else fn
+    try:
+        fn = fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn)
+        file, line = inspect.getsourcefile(fn), inspect.getsourcelines(fn)[1]
+    except (TypeError, OSError):
+        return ""
+    path = Path(file or "").resolve()
+    return f"{path.relative_to(Path.cwd()).as_posix()}:{line}" if path.is_relative_to(Path.cwd()) else ""
 
 
 def _is_module(fn: Any) -> bool:

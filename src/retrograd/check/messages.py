@@ -49,6 +49,7 @@ def document(report: Report, everything: bool = True) -> doc.Document:
         more="findings",
         annotations=tuple(_annotations(report)),
         suite=_suite(report),
+        file=report.target.rpartition(":")[0] if ".py:" in report.target else "",
     )
 
 
@@ -181,17 +182,24 @@ def profiles(report: Report) -> list[tuple[StageResult, Profile]]:
 def _annotations(report: Report) -> Iterator[doc.Annotation]:
     for finding in report.findings:
         parts = [finding.what, finding.looks_like and f"looks like: {finding.looks_like}", finding.where, finding.repro]
-        yield doc.Annotation("error", f"{report.target}: {finding.stage}", "\n".join(filter(None, parts)))
+        title, text = f"{report.target}: {finding.stage}", "\n".join(filter(None, parts))
+        yield doc.Annotation("error", title, text, report.place, _rule(finding))
     for finding in report.accepted:
-        yield doc.Annotation("notice", f"{report.target}: accepted", _accepted(finding))
+        title, reason = f"{report.target}: accepted", finding.accepted
+        yield doc.Annotation("notice", title, _accepted(finding), report.place, _rule(finding), reason)
     for stage in report.stages:
         if stage.status == "undecided":
-            yield doc.Annotation("warning", f"{report.target}: {stage.id}", stage.reason)
+            rule = f"{stage.id}/undecided"
+            yield doc.Annotation("warning", f"{report.target}: {stage.id}", stage.reason, report.place, rule)
     yield doc.Annotation(
         "notice",
         f"retrograd verify {report.target}",
         "; ".join([f"{_verdict(report)}: {_progress(report)}", *_covers(report)]),
     )
+
+
+def _rule(finding: Finding) -> str:
+    return f"{finding.stage}/{finding.kind}"
 
 
 def _suite(report: Report) -> doc.Suite:

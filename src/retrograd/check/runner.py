@@ -19,7 +19,7 @@ from retrograd import config
 from retrograd.check import constraints
 from retrograd.check import inputs as make
 from retrograd.check.acceptance import accepted, read_baseline, settle
-from retrograd.check.calling import mismatched_call
+from retrograd.check.calling import mismatched_call, source_place
 from retrograd.check.case_sharding import shard_cases
 from retrograd.check.cost import CostLimit
 from retrograd.check.coverage import Coverage
@@ -121,7 +121,7 @@ class Verification:
             target=self.target, verdict=verdict_of(results), level=self.level, seed=self.seed,
             dtypes=tuple(self.contexts), device=describe(self.device), stages=tuple(results),
             seconds=round(seconds, 3), started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            environment=environment(), notes=notes, acceptances=self.acceptances,
+            environment=environment(), notes=notes, acceptances=self.acceptances, place=source_place(self.spec.fn),
         )  # fmt: skip
 
     def calls(self) -> int:

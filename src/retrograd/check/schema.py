@@ -213,6 +213,7 @@ class Report(Record, Shown):
     environment: dict[str, str] = field(default_factory=dict[str, str])
     notes: tuple[str, ...] = ()
     acceptances: tuple[Acceptance, ...] = ()
+    place: str = ""  # file and line of the op, from the folder of the call; "" for what lies elsewhere
     schema: str = SCHEMA
 
     def __bool__(self) -> bool:

@@ -11,7 +11,8 @@ from retrograd.errors import RetrogradError
 
 _ELSEWHERE = {"repro": "verify"}  # a command in the file of another
 _COMMANDS = (
-    "verify", "repro", "mutate", "flake", "trace", "graph", "fsdp", "codegen", "run-kernel", "report", "bench", "env",
+    "verify", "ci", "repro", "mutate", "flake", "trace", "graph", "fsdp", "codegen", "run-kernel", "report", "bench",
+    "env",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
     from retrograd.graph.schema import Diff, Follow, Unique
-    from retrograd.graph.watching.schema import WatchReport
+    from retrograd.graph.watching.schema import Check, WatchReport
 
 _FLAGS_WITH_VALUE = ("-X", "-W")  # of Python
 
@@ -191,9 +191,8 @@ def lock(files: tuple[str, ...], output: Path, no_text: bool) -> None:
 @graph.command()
 @_FILES
 @click.option("--lock", "path", type=PATH, default=Path("graphs.lock"), show_default=True)
-@AS_JSON
-@click.pass_context
-def check(ctx: click.Context, files: tuple[str, ...], path: Path, as_json: bool) -> None:
+@answers("retrograd.graph.watching.schema:Check", FORMAT, everything=True)
+def check(files: tuple[str, ...], path: Path) -> Check:
     """Compare the graphs in dumps with a lock file, by file name; what changed is explained.
 
     Exit code: 0 as locked, 1 a graph changed, appeared or is missing; 2 wrong usage; 3 a text leaves out what is
@@ -201,9 +200,7 @@ def check(ctx: click.Context, files: tuple[str, ...], path: Path, as_json: bool)
     """
     from retrograd.graph.watching import lock
 
-    result = lock.check(lock.of_files(files), lock.read(path), str(path))
-    click.echo(result.to_json() if as_json else result.text())
-    ctx.exit(result.exit_code)
+    return lock.check(lock.of_files(files), lock.read(path), str(path))
 
 
 def _refuse_two_stdins(files: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ import click
 from retrograd import config
 from retrograd.cli._options import EVERYTHING, FORMAT, choice
 from retrograd.cli._output import answers, live
+from retrograd.cli._revisions import git
 from retrograd.core.loading import require_torch
 from retrograd.errors import UsageError
 
@@ -129,21 +129,13 @@ def _chosen(
 
 def _changed(revision: str) -> dict[Path, set[int]]:
     """Lines that differ from a revision, by file; files that git does not know are not among them."""
-    root = Path(_git(revision, "rev-parse", "--show-toplevel").strip())
+    root = Path(git(revision, "rev-parse", "--show-toplevel").strip())
     changed: dict[Path, set[int]] = {}
     file = Path()
-    for line in _git(revision, "diff", "--unified=0", "--no-color", revision, "--", "*.py").splitlines():
+    for line in git(revision, "diff", "--unified=0", "--no-color", revision, "--", "*.py").splitlines():
         if line.startswith("+++ "):
             file = (root / line[4:].removeprefix("b/")).resolve()
         elif matched := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
             first, number = int(matched[1]), int(matched[2] or 1)
             changed.setdefault(file, set()).update(range(first, first + number))
     return changed
-
-
-def _git(revision: str, *words: str) -> str:
-    try:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
-        raise UsageError(f"`--since` is {revision!r}, which git cannot compare with: {''.join(reason)}") from None

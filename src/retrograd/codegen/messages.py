@@ -53,6 +53,7 @@ def document(record: Codegen, everything: bool = True) -> doc.Document:
         page=(header, *violations, *_against(record), *kernels),
         brief=(header, *violations),
         annotations=tuple(_annotations(record, comparisons, verdict)),
+        file=record.target.rpartition(":")[0],
     )
 
 
@@ -133,15 +134,16 @@ def _against(record: Codegen) -> list[doc.Section]:
 def _annotations(record: Codegen, comparisons: Sequence[_Comparison], verdict: str) -> Iterator[doc.Annotation]:
     """An error for each limit that is not kept, a warning for each hazard and what got worse, then a notice."""
     for violation, targets, text in _broken(record):
-        yield doc.Annotation("error", f"{violation.kernel}: {targets}", text, violation.place)
+        yield doc.Annotation("error", f"{violation.kernel}: {targets}", text, violation.place, "codegen/limit")
     # Hazards that are forbidden are errors already.
     for each in comparisons if not record.limits.get("no_hazards") else ():
         for where, hazard in each.hazards:
             text = "\n".join((_hazard(where, hazard), hazard.advice))
-            yield doc.Annotation("warning", each.title, text, _place(each.kernels[0].place, hazard.source))
+            place = _place(each.kernels[0].place, hazard.source)
+            yield doc.Annotation("warning", each.title, text, place, "codegen/hazard")
     for kind, kernel, sentence in changed(record):
         if kind == "worse":
-            yield doc.Annotation("warning", f"{kernel}: worse than {record.against}", sentence)
+            yield doc.Annotation("warning", f"{kernel}: worse than {record.against}", sentence, rule="codegen/worse")
     yield doc.Annotation("notice", f"retrograd codegen {record.target}", verdict)
 
 

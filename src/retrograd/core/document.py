@@ -119,12 +119,17 @@ PagePart = Header | Section | Card | Table | Chart | Paragraphs | Embedded
 
 @dataclass(frozen=True)
 class Annotation:
-    """A remark of CI at a line of a file; `place` is "file.py:12" or ""."""
+    """A remark of CI at a line of a file; `place` is "file.py:12" or "".
+
+    `rule` names what it is an instance of ("oracle/wrong-value"), "" of a summary; `accepted` is why it may stand.
+    """
 
     level: Literal["error", "warning", "notice"]
     title: str
     text: str
     place: str = ""
+    rule: str = ""
+    accepted: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,7 @@ class Document:
     more: str = "causes"  # what the cards are, in the plural
     annotations: tuple[Annotation, ...] = ()  # remarks in CI
     suite: Suite | None = None  # cases of JUnit; None: the record has none
+    file: str = ""  # what the record is about, for remarks without a place
 
 
 @dataclass(frozen=True)

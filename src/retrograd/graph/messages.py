@@ -54,9 +54,10 @@ def _diff(diff: Diff, everything: bool) -> doc.Document:
         page=(doc.Header(tone, head, (*sides, counts(diff)), word), doc.Embedded("graph_diff.html.j2", values)),
         brief=(doc.Header(tone, head, sizes, word), *(_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
         annotations=(
-            *map(_annotation, diff.causes),
+            *map(annotation, diff.causes),
             doc.Annotation("notice", f"retrograd graph diff {diff.a.title} {diff.b.title}", verdict(diff)),
         ),
+        file=diff.b.title,
     )
 
 
@@ -114,12 +115,12 @@ def _card(number: int, cause: Cause) -> doc.Card:
     )
 
 
-def _annotation(cause: Cause) -> doc.Annotation:
+def annotation(cause: Cause) -> doc.Annotation:
     """At the line of a cause where that is the user's."""
     file, _, line = cause.where.rpartition(":")
     place = cause.where if file and line.isdigit() and not is_library(file) else ""
     text = "\n".join(filter(None, [cause.what, "" if place else cause.where, cause.advice]))
-    return doc.Annotation("error", cause.kind.replace("_", " "), text, place)
+    return doc.Annotation("error", cause.kind.replace("_", " "), text, place, f"graph/{cause.kind}")
 
 
 def places(cause: Cause) -> str:

@@ -117,7 +117,8 @@ def _annotation(result: MutantResult, report: MutationReport) -> doc.Annotation:
     diff = mutant.diff.splitlines()
     change = "\n".join(line for line in diff if line.startswith(("+", "-")) and line[1:2] not in "+-")
     title = f"{mutant.operator}: {_named(report.judges[0])} would not notice"
-    return doc.Annotation("warning", title, change, f"{mutant.file}:{mutant.line}" if mutant.file else "")
+    place = f"{mutant.file}:{mutant.line}" if mutant.file else ""
+    return doc.Annotation("warning", title, change, place, f"mutate/{mutant.operator}")
 
 
 def _every(report: MutationReport) -> doc.Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +36,7 @@ _RECORDS = {
     "retrograd.graph.unique/1": "retrograd.graph.schema:Unique",
     "retrograd.graph.follow/1": "retrograd.graph.schema:Follow",
     "retrograd.graph.watch/1": "retrograd.graph.watching.schema:WatchReport",
+    "retrograd.graph.lock.check/1": "retrograd.graph.watching.schema:Check",
     "retrograd.provenance/1": "retrograd.trace.nan_provenance:Provenance",
     "retrograd.trace-listing/1": "retrograd.trace.filters:Listing",
     "retrograd.trace.diff/1": "retrograd.trace.diffing.schema:TraceDiff",
@@ -42,9 +44,23 @@ _RECORDS = {
     "retrograd.kernel-run/1": "retrograd.ttir.schema:KernelRun",
 }
 _VERIFY, _FLAKE = "retrograd.report/1", "retrograd.flake/1"
+_JUDGED = {
+    _VERIFY: "verify",
+    "retrograd.codegen/1": "codegen",
+    "retrograd.graph.diff/1": "graph diff",
+    "retrograd.graph.lock.check/1": "graph check",
+    "retrograd.mutation/1": "mutate",
+    "retrograd.kernel-run/1": "run-kernel",
+}
 # Of which pages have charts, so that a missing package is told before minutes of work.
 _WITH_CHARTS = (_VERIFY, _FLAKE)
-_SUFFIXES = (".html", ".json", ".txt", ".xml")
+_SUFFIXES = (".html", ".json", ".txt", ".xml", ".sarif", ".svg")
+# Suffixes that not every record has, and the commands whose records have them.
+_LIMITED = {
+    ".xml": ("JUnit XML", {_VERIFY: "verify"}),
+    ".sarif": ("SARIF", _JUDGED),
+    ".svg": ("a badge", _JUDGED),
+}
 
 
 class AnyRecord(Protocol):
@@ -99,8 +115,10 @@ def check_paths(*paths: str | os.PathLike[str], of: Any = None) -> None:
         suffix = path.suffix.lower()
         if suffix not in _SUFFIXES:
             raise UsageError(f"cannot write {str(path)!r}: the name must end in one of {', '.join(_SUFFIXES)}")
-        if suffix == ".xml" and schema != _VERIFY:
-            raise UsageError(f"cannot write {str(path)!r}: only `verify` has JUnit XML; use .json, .html or .txt")
+        form, commands = _LIMITED.get(suffix, ("", {schema: ""}))
+        if schema not in commands:
+            named = ", ".join(f"`{command}`" for command in commands.values())
+            raise UsageError(f"cannot write {str(path)!r}: only {named} has {form}; use .json, .html or .txt")
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
         if suffix == ".html" and schema in _WITH_CHARTS:
@@ -110,10 +128,10 @@ def check_paths(*paths: str | os.PathLike[str], of: Any = None) -> None:
 
 
 def write(record: AnyRecord, *paths: str | os.PathLike[str]) -> None:
-    """Write the record to every path, as HTML, JSON, text or JUnit XML by its suffix.
+    """Write the record to every path, as HTML, JSON, text, JUnit XML, SARIF or a badge by its suffix.
 
     Raises:
-        UsageError: the suffix is not .html, .json, .txt or .xml, or the file cannot be written.
+        UsageError: the suffix is not .html, .json, .txt, .xml, .sarif or .svg, or the file cannot be written.
         MissingExtraError: an .html file with charts is asked for and vl-convert-python is not installed.
     """
     check_paths(*paths, of=record)
@@ -121,6 +139,18 @@ def write(record: AnyRecord, *paths: str | os.PathLike[str]) -> None:
         content = _content(record, path.suffix.lower())
         with as_usage_error(f"cannot write {str(path)!r}"):
             path.write_text(content, encoding="utf-8")
+
+
+def together(records: Iterable[AnyRecord], suffix: str) -> str:
+    """What several records have in common: ".sarif" the remarks of all, ".svg" a badge with the worst verdict."""
+    documents = [document(record) for record in records]
+    if suffix == ".sarif":
+        from retrograd.report.sarif import to_sarif
+
+        return to_sarif(documents)
+    from retrograd.report.badge import to_badge
+
+    return to_badge(documents)
 
 
 def show(record: AnyRecord, console: Console, everything: bool = False) -> None:
@@ -191,4 +221,6 @@ def _content(record: AnyRecord, suffix: str) -> str:
         suite = document(record).suite
         assert suite is not None  # as `check_paths` has seen to
         return to_junit(suite)
+    if suffix in (".sarif", ".svg"):
+        return together([record], suffix)
     return to_text(record)

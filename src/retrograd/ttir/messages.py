@@ -67,4 +67,5 @@ def _card(finding: KernelFinding) -> doc.Card:
 
 def _annotation(finding: KernelFinding) -> doc.Annotation:
     title = f"{finding.kind} in {finding.kernel}" if finding.kernel else finding.kind
-    return doc.Annotation("notice" if finding.mild else "error", title, finding.text, next(iter(finding.places), ""))
+    level, place = "notice" if finding.mild else "error", next(iter(finding.places), "")
+    return doc.Annotation(level, title, finding.text, place, f"kernel/{finding.kind}")

@@ -11,20 +11,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-from retrograd.core.schema import Record, decode, parsed, plain
+from retrograd.core.schema import decode, parsed, plain
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import GraphChangedError, UndecidedError, UsageError
 from retrograd.graph.diffing.compare import compare
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 from retrograd.graph.watching.graph_text import known, of_file, packed, unpacked
+from retrograd.graph.watching.schema import Changed, Check
 from retrograd.graph.watching.session import WatchSession, sizes
 
 LOCK_SCHEMA = "retrograd.graph.lock/2"
 _BEFORE = "retrograd.graph.lock/1"  # its keys are blind to effects and placement; its texts are read again
-CHECK_SCHEMA = "retrograd.graph.lock.check/1"
 _WIDTH = 100
 
 
@@ -40,55 +40,6 @@ class Locked:
     outputs: int = 0
     collectives: int = 0
     text: str = ""
-
-
-@dataclass(frozen=True)
-class Changed:
-    """What became of one name: "changed" with causes, "added" (not in the lock), "missing" (only in the lock)."""
-
-    name: str
-    status: Literal["same", "changed", "added", "missing"]
-    causes: tuple[Cause, ...] = ()
-    note: str = ""
-
-    def text(self) -> str:
-        """The change in lines, causes with advice."""
-        if self.status == "same":
-            return f"same     {self.name}"
-        lines = [f"{self.status:<8} {self.name}" + (f": {self.note}" if self.note else "")]
-        for cause in self.causes:
-            first, *advice = cause.lines("      ")
-            lines += [f"  - {first}", *advice]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Check(Record):
-    """Graphs against a lock file, true if none changed."""
-
-    _noun: ClassVar[str] = "check of a lock file"
-
-    lock: str
-    graphs: tuple[Changed, ...]
-    schema: str = CHECK_SCHEMA
-
-    def __bool__(self) -> bool:
-        return all(g.status == "same" for g in self.graphs)
-
-    @property
-    def exit_code(self) -> int:
-        """0 as locked, 1 changed."""
-        return 0 if self else 1
-
-    def text(self) -> str:
-        """One line a graph, with causes."""
-        count = sum(g.status != "same" for g in self.graphs)
-        head = (
-            f"{self.lock}: {count} of {len(self.graphs)} graphs are not as locked"
-            if count
-            else f"{self.lock}: as locked"
-        )
-        return "\n".join([head, *(g.text() for g in self.graphs)])
 
 
 def of_text(text: str, format: str, name: str, keep: bool = True) -> Locked:

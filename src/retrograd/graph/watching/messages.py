@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from retrograd.core import document as doc
 from retrograd.core.wording import count, shortened
-from retrograd.graph.watching.schema import Planned, Watched, WatchReport
+from retrograd.graph.messages import annotation
+from retrograd.graph.watching.schema import Check, Planned, Watched, WatchReport
 
 _WIDEST = 96  # of a cause in the table: the whole of it stands below
 _HEAD = ("step", "graph", "part", "key", "instr", "params", "outs", "compile s", "cause")
@@ -50,8 +51,10 @@ def details(graph: Watched, most: int = 6) -> list[str]:
     return lines + list(graph.notes)
 
 
-def document(report: WatchReport, everything: bool = True) -> doc.Document:
-    """The run; nothing of it is left out."""
+def document(report: WatchReport | Check, everything: bool = True) -> doc.Document:
+    """The run, or the graphs beside their lock file; nothing is left out."""
+    if not isinstance(report, WatchReport):
+        return _locked(report)
     table = doc.Table(_HEAD, tuple(map(_row, report.graphs)), numbers=(0, 4, 5, 6, 7), named=2)
     extra = [(f"{graph.title} is one too many: {_size(graph)}", details(graph)) for graph in report.unexpected]
     text: list[doc.TextLine | doc.Table] = [doc.TextLine(_summary(report)), doc.TextLine(), table]
@@ -68,6 +71,23 @@ def document(report: WatchReport, everything: bool = True) -> doc.Document:
     if below:
         page.append(doc.Section("Orders and steps", (doc.Paragraphs(tuple(filter(None, below)), "lines"),)))
     return doc.Document("retrograd graph watch", (*text, *map(doc.TextLine, below)), tuple(page), brief=tuple(page))
+
+
+def _locked(check: Check) -> doc.Document:
+    """The check: a card a graph that is not as locked, each cause a remark at its line."""
+    changed = [graph for graph in check.graphs if graph.status != "same"]
+    header = doc.Header("proved" if check else "finding", check.head)
+    cards = tuple(doc.Card(f"{g.name}: {g.status}", (doc.Fact("why", g.text(), "pre"),)) for g in changed)
+    remarks: list[doc.Annotation] = []
+    for graph in changed:
+        rule = f"graph/{graph.status}"
+        remarks += [annotation(cause) for cause in graph.causes]
+        if not graph.causes:
+            remarks.append(doc.Annotation("error", f"{graph.name}: {graph.status}", graph.text(), rule=rule))
+    text = tuple(map(doc.TextLine, check.text().splitlines()))
+    page = (header, *cards)
+    summary = doc.Annotation("notice", "retrograd graph check", check.head)
+    return doc.Document(check.head, text, page, page, "graphs", (*remarks, summary), file=check.lock)
 
 
 def _order(order: Planned) -> list[str]:

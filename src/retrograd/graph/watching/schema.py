@@ -130,3 +130,52 @@ class WatchReport(Record, Shown):
     def exit_code(self) -> int:
         """0 as expected, 1 a graph too many or an order that changed."""
         return 0 if self else 1
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What became of one name: "changed" with causes, "added" (not in the lock), "missing" (only in the lock)."""
+
+    name: str
+    status: Literal["same", "changed", "added", "missing"]
+    causes: tuple[Cause, ...] = ()
+    note: str = ""
+
+    def text(self) -> str:
+        """The change in lines, causes with advice."""
+        if self.status == "same":
+            return f"same     {self.name}"
+        lines = [f"{self.status:<8} {self.name}" + (f": {self.note}" if self.note else "")]
+        for cause in self.causes:
+            first, *advice = cause.lines("      ")
+            lines += [f"  - {first}", *advice]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Check(Record):
+    """Graphs against a lock file, true if none changed."""
+
+    _noun: ClassVar[str] = "check of a lock file"
+
+    lock: str
+    graphs: tuple[Changed, ...]
+    schema: str = "retrograd.graph.lock.check/1"
+
+    def __bool__(self) -> bool:
+        return all(g.status == "same" for g in self.graphs)
+
+    @property
+    def exit_code(self) -> int:
+        """0 as locked, 1 changed."""
+        return 0 if self else 1
+
+    def text(self) -> str:
+        """One line a graph, with causes."""
+        return "\n".join([self.head, *(g.text() for g in self.graphs)])
+
+    @property
+    def head(self) -> str:
+        """How many are not as locked, in words."""
+        changed = sum(g.status != "same" for g in self.graphs)
+        return f"{self.lock}: " + (f"{changed} of {len(self.graphs)} graphs are not " if changed else "") + "as locked"
