@@ -52,6 +52,14 @@ def _results(model: torch.nn.Module, name: str) -> list[torch.Tensor]:
     return [out.detach(), *(g for g in gradients if g is not None)]
 
 
+def _assert_as_exact(after: list[torch.Tensor], before: list[torch.Tensor], truth: list[torch.Tensor]) -> None:
+    for got, stock, want in zip(after, before, truth, strict=True):
+        # Neither is exact: ours may be as far from float64 as theirs in another order of sums, or as rounding the
+        # largest element. Another eps or offset is 1000 times that.
+        error = (got - want).abs().max()
+        assert error <= 4 * (stock - want).abs().max() + 4 * torch.finfo(torch.float32).eps * want.abs().max()
+
+
 @pytest.mark.parametrize("name", _MODELS)
 def test_loss_and_gradients_stay(name: str) -> None:
     model = _model(name)
@@ -62,11 +70,7 @@ def test_loss_and_gradients_stay(name: str) -> None:
     assert set(handle.names) == norms  # nothing of these models is left
     assert handle.names
     after = _results(model, name)
-    for got, stock, want in zip(after, before, truth, strict=True):
-        # Neither is exact: ours may be as far from float64 as transformers' own in another order of sums, or as rounding
-        # the largest element. Another eps or offset is 1000 times that.
-        error = (got - want).abs().max()
-        assert error <= 4 * (stock - want).abs().max() + 4 * torch.finfo(torch.float32).eps * want.abs().max()
+    _assert_as_exact(after, before, truth)
     handle.undo()
     for got, want in zip(_results(model, name), before, strict=True):
         assert torch.equal(got, want)
@@ -94,3 +98,46 @@ def test_gated_norms_are_left_and_told() -> None:
     assert (handle.names, dict(handle.left)) == ((), {"0": "its forward takes more than x: gate"})
     with pytest.raises(ValueError, match="takes more than x: gate"):
         patch.norms(model, {"MambaRMSNormGated": patch.RmsLike()})
+
+
+@pytest.mark.parametrize("first", ["patch", "adapters"])
+def test_adapters_of_low_rank(first: str) -> None:
+    """LoRA put over patched norms, and norms patched below LoRA, one of them trained beside its adapters."""
+    peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+
+    def adapted(patched: bool) -> list[torch.Tensor]:
+        model = _model("Llama")
+        if patched and first == "patch":
+            assert len(patch.norms(model).names) == 5
+        torch.manual_seed(2)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["norm"], init_lora_weights=False)
+        model = peft.get_peft_model(model, config)
+        if patched and first == "adapters":
+            assert len(patch.norms(model).names) == 10  # norms that are trained are there twice
+        results = _results(model, "Llama")
+        assert len(results) == 1 + 2 * 2 + 5  # two matrices of two layers, five norms whose names end so
+        return [*results, _results(model.merge_and_unload(), "Llama")[0]]
+
+    for got, want in zip(adapted(True), adapted(False), strict=True):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto", "swin_tiny_patch4_window7_224"])
+def test_norms_of_timm(name: str) -> None:
+    timm = pytest.importorskip("timm", reason="needs timm: pip install timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=3).eval()
+    x = torch.randn(1, 3, 224, 224)
+
+    def results(of: torch.nn.Module, dtype: torch.dtype) -> list[torch.Tensor]:
+        y = of(x.to(dtype))
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), list(of.parameters()))]
+
+    truth = results(copy.deepcopy(model).double(), torch.float64)
+    before = results(model, torch.float32)
+    with patch.norms(model) as handle:
+        norms = {n for n, m in model.named_modules() if "norm" in type(m).__name__.lower() and not list(m.children())}
+        assert set(handle.names) | set(handle.left) == norms
+        assert bool(handle.names) == ("convnext" not in name)  # whose LayerNorm2d has channels first
+        _assert_as_exact(results(model, torch.float32), before, truth)
+    assert all(torch.equal(got, want) for got, want in zip(results(model, torch.float32), before, strict=True))
