@@ -100,7 +100,6 @@ def test_a_file_that_needs_torch_without_torch(write) -> None:
     [
         ("rmsnorm", "did you mean 'rms_norm'"),
         ("zzz", "shipped: rms_norm"),
-        ("op.py", r"expected op\.py:norm; it has the specs norm"),
         ("op.py:", r"op\.py:NAME"),
         ("ob.py:norm", r"no file 'ob\.py'; did you mean 'op\.py'"),
         ("op.py:nrm", r"did you mean 'norm'\?; it has the specs norm"),
@@ -123,8 +122,12 @@ def test_shipped_names_are_full_targets() -> None:
 
 def test_a_file_without_a_name_says_which_it_has(write) -> None:
     write(SPEC)
-    with pytest.raises(UsageError, match=r"'op.py' names no spec, expected op.py:norm; it has the specs norm$"):
+    assert resolve("op.py").name == "mine"
+    write(SPEC + "other = norm\n")
+    with pytest.raises(UsageError, match=r"'op.py' names no spec, expected op.py:norm; it has the specs norm, other$"):
         resolve("op.py")
     write("VALUE = 1\n", "empty.py")
-    with pytest.raises(UsageError, match=r"expected empty.py:NAME; it has no op spec; make one with rg.op"):
+    with pytest.raises(
+        UsageError, match=r"expected empty.py:NAME; it has no op spec; write one with: retrograd init empty.py"
+    ):
         resolve("empty.py")

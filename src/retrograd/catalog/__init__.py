@@ -62,8 +62,8 @@ def resolve(target: str) -> OpSpec:
     """The op spec that a target names.
 
     Args:
-        target: a shipped name ("rms_norm"), "package.module:name" or "path/file.py:name". The name is an
-            OpSpec, or a function without arguments that returns one.
+        target: a shipped name ("rms_norm"), "package.module:name", "path/file.py:name" or "path/file.py" with one
+            spec in it. The name is an OpSpec, or a function without arguments that returns one.
 
     Raises:
         UsageError: there is no such shipped name, module, file or name in it.
@@ -73,8 +73,11 @@ def resolve(target: str) -> OpSpec:
     place, _, name = SHIPPED.get(target, target).rpartition(":")
     if not place and target.endswith(".py") and Path(target).is_file():
         specs = spec_names(target)
-        listed = f"it has the specs {', '.join(specs)}" if specs else "it has no op spec; make one with rg.op"
-        raise UsageError(f"{target!r} names no spec, expected {target}:{specs[0] if specs else 'NAME'}; {listed}")
+        if len(specs) != 1:
+            none = f"it has no op spec; write one with: retrograd init {target}"
+            listed = f"it has the specs {', '.join(specs)}" if specs else none
+            raise UsageError(f"{target!r} names no spec, expected {target}:{specs[0] if specs else 'NAME'}; {listed}")
+        place, name = target, specs[0]
     if not place or not name:
         raise UsageError(f"unknown target {target!r}{near(target, SHIPPED)}; expected {_FORMS}{_colon(target)}")
     module = load(place, target, _FORMS)

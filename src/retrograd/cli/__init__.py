@@ -11,8 +11,8 @@ from retrograd.errors import RetrogradError
 
 _ELSEWHERE = {"repro": "verify"}  # a command in the file of another
 _COMMANDS = (
-    "verify", "ci", "repro", "mutate", "flake", "trace", "graph", "fsdp", "codegen", "run-kernel", "report", "bench",
-    "env",
+    "demo", "init", "verify", "ci", "repro", "mutate", "flake", "trace", "graph", "fsdp", "codegen", "run-kernel", "report",
+    "bench", "env",
 )  # fmt: skip
 
 
@@ -38,7 +38,9 @@ class _Commands(CommandGroup):
 
 _EXAMPLES = """\b
 Examples:
-  retrograd verify my_op.py:spec -o report.html   prove an op, or say what is wrong
+  retrograd demo                                  a wrong gradient found and explained, in ten seconds
+  retrograd init mylib.py                         a first spec for an op of yours
+  retrograd verify mylib_spec.py -o report.html   prove it, or say what is wrong
   retrograd flake tests/test_x.py::test_backward  how often a test fails, and why
   retrograd trace record -o run.trace --nan -- train.py && retrograd trace nan run.trace
   retrograd env                                   for a bug report

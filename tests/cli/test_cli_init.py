@@ -1,0 +1,135 @@
+"""`retrograd demo` and `retrograd init`: what a newcomer runs first, and that what is written runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from retrograd.catalog import resolve
+from retrograd.catalog.proposal import propose
+from retrograd.check.runner import verify
+from retrograd.cli import main
+from retrograd.errors import SpecError, UndecidedError, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+NODE = re.search(
+    r"^```python\n(# my_op.py\n.*?)^def rms_norm", (ROOT / "docs" / "quickstart.md").read_text(), re.M | re.S
+)[1]
+FUNCTION = "def rms_norm(x, w, eps=1e-6):\n    return RmsNorm.apply(x, w, eps)\n"
+REFERENCE = "def rms_norm_ref(x, w, eps=1e-6):\n    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w\n"
+MODULE = """
+import torch
+class Scale(torch.nn.Module):
+    def __init__(self, features, eps=1e-5):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(features))
+    def forward(self, x):
+        return x * self.weight
+def reference(x, weight):
+    return x * weight
+"""
+TRITON = """
+import torch, triton, triton.language as tl
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=inside) + tl.load(y_ptr + at, mask=inside), mask=inside)
+def add(x, y):
+    assert x.shape == y.shape
+    out = torch.empty_like(x)
+    add_kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, x.numel(), BLOCK=64)
+    return out
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "mylib_of_this_test.py") -> str:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        sys.modules.pop(Path(name).stem, None)
+        return name
+
+    return write
+
+
+def _dims(target: str):
+    proposal, _ = propose(target)
+    return proposal.call, proposal.reference, dict(proposal.inputs), dict(proposal.params)
+
+
+def test_functions_nodes_modules_and_launchers_are_read(write) -> None:
+    rows = dict(x=("M...", "N"), w=("N",))
+    eps = dict(eps=1e-6)
+    assert _dims(write(NODE + FUNCTION)) == ("rms_norm", "", rows, eps)
+    assert _dims(write(NODE + FUNCTION + REFERENCE)) == ("rms_norm", "rms_norm_ref", rows, eps)
+    assert _dims(write(NODE)) == ("rmsnorm", "", rows, eps)
+    assert _dims(write(MODULE)) == ("Scale(16)", "reference", dict(x=("M...", 16)), {})
+    assert _dims(write("def matmul(a, b):\n    return a @ b\n")) == (
+        "matmul",
+        "",
+        dict(a=("M...", "N"), b=("N", "K")),
+        {},
+    )
+    # One that takes something else is no reference.
+    assert _dims(write(NODE + FUNCTION + "def reference(x):\n    return x\n"))[1] == ""
+
+
+def test_a_launcher_of_triton_kernels(write) -> None:
+    pytest.importorskip("triton", reason="needs triton, which is for Linux")
+    assert _dims(write(TRITON)) == ("add", "", dict(x=("M...", "N"), y=("M...", "N")), {})
+
+
+@pytest.mark.parametrize("text", [NODE + FUNCTION + REFERENCE, NODE, MODULE])
+def test_what_is_written_runs_and_is_not_written_over(text, write) -> None:
+    name = write(text)
+    done = CliRunner().invoke(main, ["init", name])
+    assert done.exit_code == 0, done.output
+    assert "next:  retrograd verify mylib_of_this_test_spec.py" in done.output
+    report = verify(resolve("mylib_of_this_test_spec.py"), level="quick", only=["contract", "oracle"])
+    assert report.verdict == ("finding" if REFERENCE in text else "proved")
+    again = CliRunner().invoke(main, ["init", name])
+    assert (again.exit_code, "is there already" in again.output) == (2, True)
+    printed = CliRunner().invoke(main, ["init", name, "-o", "-"])
+    assert printed.output == Path("mylib_of_this_test_spec.py").read_text()
+
+
+def test_a_file_in_a_package_is_imported_from_above(write) -> None:
+    write("", "pack_of_this_test/__init__.py")
+    write("SCALE = 2.0\n", "pack_of_this_test/other.py")
+    name = write("from .other import SCALE\n\ndef double(x):\n    return SCALE * x\n", "pack_of_this_test/op.py")
+    assert CliRunner().invoke(main, ["init", name]).exit_code == 0
+    assert resolve("op_spec.py").name == "double"
+
+
+def test_what_cannot_be_proposed_is_said(write) -> None:
+    two = write(NODE + FUNCTION + "def other(x):\n    return RmsNorm.apply(x, x[0], 1e-6)\n")
+    with pytest.raises(
+        UsageError, match=r"has the ops mylib_of_this_test.py:rms_norm, mylib_of_this_test.py:other; name"
+    ):
+        propose(two)
+    assert propose(f"{two}:other")[0].name == "other"
+    with pytest.raises(UsageError, match="has no 'rms_nrom'; did you mean 'rms_norm'"):
+        propose(f"{two}:rms_nrom")
+    with pytest.raises(UsageError, match="has no op"):
+        propose(write("X = 1\n"))
+    with pytest.raises(UndecidedError, match=r"ran with none of 6 .*the plainest was x \[M, N\]: ValueError: never"):
+        propose(write("def f(x):\n    raise ValueError('never')\n"))
+    with pytest.raises(SpecError, match=r"mylib_of_this_test\.py:1: ZeroDivisionError"):
+        propose(write("1 / 0\n"))
+
+
+def test_the_demo_finds_what_its_test_lets_through(tmp_path: Path) -> None:
+    page = tmp_path / "page.json"
+    done = CliRunner().invoke(main, ["demo", "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "rtol=1e-2): passes" in done.output
+    assert "like   computed with ones instead of w" in done.output
+    assert page.exists()
