@@ -11,8 +11,8 @@ from retrograd.errors import RetrogradError
 
 _ELSEWHERE = {"repro": "verify"}  # a command in the file of another
 _COMMANDS = (
-    "demo", "init", "verify", "ci", "repro", "mutate", "flake", "trace", "graph", "fsdp", "codegen", "run-kernel", "report",
-    "bench", "env",
+    "demo", "init", "verify", "ci", "repro", "mutate", "flake", "trace", "graph", "fsdp", "codegen", "run-kernel",
+    "report", "bench", "env",
 )  # fmt: skip
 
 
