@@ -208,7 +208,7 @@ def test_the_documentation_shows_what_the_commands_print(monkeypatch: pytest.Mon
     monkeypatch.chdir(DATA / "xla")
     text = (Path(__file__).parents[2] / "docs" / "graph.md").read_text()
     blocks = re.findall(r"```\n\$ retrograd graph (.*)\n([^`]*)```", text)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for command, shown in blocks:
         printed = graph(*command.split()).stdout
         assert shown.rstrip() in "\n".join(line.rstrip() for line in printed.splitlines()), command

@@ -19,7 +19,7 @@ from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
-    from retrograd.graph.schema import Diff, Follow, Unique
+    from retrograd.graph.schema import Diff, Follow, Pairs, Unique
     from retrograd.graph.watching.schema import Check, WatchReport
 
 _FLAGS_WITH_VALUE = ("-X", "-W")  # of Python
@@ -60,19 +60,21 @@ def unique(files: tuple[str, ...]) -> Unique:
 @click.argument("a")
 @click.argument("b")
 @answers("retrograd.graph.schema:Diff", FORMAT, EVERYTHING)
-def diff(a: str, b: str) -> Diff:
+def diff(a: str, b: str) -> Diff | Pairs:
     """Say in words why two graphs differ.
 
     The causes come first, with source line and advice; what differs only because of them is counted. With
-    -o diff.html a page shows the changed neighbourhood of both sides as a picture to walk along.
+    -o diff.html a page shows the changed neighbourhood of both sides as a picture to walk along. Two folders, logs or
+    files with several graphs are compared graph by graph. Of two stages of one program (HLO before and after
+    optimisation, an eager trace and its graph) a table says what was fused, removed and moved.
 
     Exit code: 0 the same, 1 different (in what is computed or in how it is compiled), 2 wrong usage, 3 cannot tell: a
     text leaves out what is computed.
     """
-    from retrograd import graph
+    from retrograd.graph.pairing import diff_of
 
     _refuse_two_stdins((a, b))
-    return graph.diff(a, b)
+    return diff_of(a, b)
 
 
 @graph.command()

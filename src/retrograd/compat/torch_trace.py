@@ -18,6 +18,8 @@ GRAPHS = {
     "compiled_autograd_graph": "autograd",
 }
 TRACED = "dynamo_output_graph"  # the graph that a backend without AOTAutograd gets
+# The same in a log, with those before and after.
+STAGES = {TRACED: "traced", "aot_joint_graph": "joint", **GRAPHS, "inductor_post_grad_graph": "post-grad"}
 METRICS = {"compilation_metrics": ("forward", "inference", "traced"), "bwd_compilation_metrics": ("backward",)}
 _PROBE = "retrograd_graph_watch"
 
@@ -58,10 +60,10 @@ def seconds(metrics: dict[str, Any]) -> float | None:
     return metrics.get("entire_frame_compile_time_s")
 
 
-def recompile_reasons(metadata: dict[str, Any]) -> bool:
-    """Whether the payload of a message is the reasons of a recompilation."""
+def artifact(metadata: dict[str, Any]) -> str:
+    """The name of the artifact that a message brings; "" if it is of another kind."""
     about = metadata.get("artifact")
-    return isinstance(about, dict) and about.get("name") == "recompile_reasons"
+    return str(about.get("name")) if isinstance(about, dict) else ""
 
 
 @part(

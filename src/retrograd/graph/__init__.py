@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from retrograd.graph.readers import from_fx as from_fx
     from retrograd.graph.readers import parse as parse
     from retrograd.graph.readers import read as read
-    from retrograd.graph.schema import Diff, Follow, Unique
+    from retrograd.graph.schema import Diff, Follow, Pairs, Unique
     from retrograd.graph.sources import Source
     from retrograd.graph.watching.gradients import check_gradients as check_gradients
     from retrograd.graph.watching.session import GraphChangedWarning as GraphChangedWarning
@@ -49,7 +49,7 @@ _HOMES = {
     "watch": "watching.watch",
 }
 
-__all__ = [*sorted(_HOMES), "diff", "follow", "unique"]
+__all__ = [*sorted(_HOMES), "diff", "follow", "pairs", "unique"]
 
 
 def __getattr__(name: str) -> Any:
@@ -70,16 +70,34 @@ def diff(a: Source, b: Source) -> Diff:
 
     Returns:
         Causes, first cause first, each with the instructions concerned, its source line and advice; notes on what
-        differs without changing the computation. True if the two are the same.
+        differs without changing the computation. True if the two are the same. Of two stages of compilation of one
+        program, as HLO before and after optimisation, `passes` says what was fused, removed and moved.
 
     Raises:
         GraphError: a file is damaged or no graph.
         UsageError: a file holds several graphs and none is named, or has no graph of that number.
     """
-    from retrograd.graph.diffing.compare import compare
+    from retrograd.graph.pairing import diff
     from retrograd.graph.sources import only_graph
 
-    return compare(only_graph(a), only_graph(b))
+    return diff(only_graph(a), only_graph(b))
+
+
+def pairs(a: Source, b: Source) -> Pairs:
+    """Compare all graphs of two folders, logs or files, each with the one of its name in the other.
+
+    Args:
+        a, b: each a folder (of xla_dump_to, jax_dump_ir_to, TORCH_TRACE or `watch --save`), or a file with several.
+
+    Returns:
+        A verdict for each name; true if all are the same.
+
+    Raises:
+        GraphError: a file is damaged or no graph.
+    """
+    from retrograd.graph.pairing import pairs_of
+
+    return pairs_of(a, b)
 
 
 def unique(sources: Source | Iterable[Source]) -> Unique:

@@ -8,7 +8,7 @@ from typing import Any
 from retrograd.core import document as doc
 from retrograd.core.wording import count, duration, some
 from retrograd.graph import follow_messages
-from retrograd.graph.schema import COMPILES_AGAIN, Cause, Diff, Follow, Side, Unique
+from retrograd.graph.schema import COMPILES_AGAIN, Cause, Diff, Follow, GraphPair, Pairs, Side, Unique
 from retrograd.graph.source_lines import is_library
 
 # What differs where nothing computed does, in words.
@@ -27,15 +27,18 @@ _LEVELS = {
 }
 # What is printed without `--all`.
 _MOST_CAUSES = 20
+_MOST_OF_PAIR = 3  # of each of several pairs
 _MOST_NAMES = 6
 _MOST_NAMES_OF_PAGE = 12  # the embedded record has all of them
 _KEY = 12  # characters of a key: enough to tell a handful apart
 
 
-def document(record: Diff | Unique | Follow, everything: bool = True) -> doc.Document:
+def document(record: Diff | Pairs | Unique | Follow, everything: bool = True) -> doc.Document:
     """The record; `everything` leaves nothing out of its text."""
     if isinstance(record, Diff):
         return _diff(record, everything)
+    if isinstance(record, Pairs):
+        return _pairs(record, everything)
     return _unique(record) if isinstance(record, Unique) else _follow(record, everything)
 
 
@@ -68,18 +71,20 @@ def verdict(diff: Diff) -> str:
         how = "compiles again" if diff.unknown else "computes the same and compiles again"
         return f"different: {f'{how}, ' if again else ''}{count(len(diff.causes), 'cause')}"
     if diff.unknown:
-        return "cannot tell: a text does not say all that is computed"
+        return (
+            f"cannot tell: {'two stages of compilation' if diff.passes else 'a text does not say all that is computed'}"
+        )
     kinds = list(dict.fromkeys(_HARMLESS.get(note.kind, note.kind.replace("_", " ")) for note in diff.notes))
     return f"same computation; only {_listed(kinds)} differ" if kinds else "same computation"
 
 
-def _diff_text(diff: Diff, everything: bool) -> Iterator[doc.TextLine]:
+def _diff_text(diff: Diff, everything: bool, most_causes: int = _MOST_CAUSES) -> Iterator[doc.TextLine]:
     """The verdict, the causes with first cause first, what is harmless, and what is counted only."""
     style = {"different": "bold red", "cannot tell": "bold yellow", "same": "bold green"}[diff.verdict]
     yield doc.TextLine(verdict(diff), style)
     for letter, side in (("A", diff.a), ("B", diff.b)):
         yield doc.TextLine(f"{letter}  {side.title}: {facts(side)}", "dim")
-    most = len(diff.causes) if everything else _MOST_CAUSES
+    most = len(diff.causes) if everything else most_causes
     for number, cause in enumerate(diff.causes[:most], 1):
         yield doc.TextLine()
         yield from _cause_text(f"{number}. ", cause, None if everything else _MOST_NAMES)
@@ -96,7 +101,21 @@ def _diff_text(diff: Diff, everything: bool) -> Iterator[doc.TextLine]:
         yield doc.TextLine("harmless:")
         yield from (doc.TextLine(f"  {note.text()}") for note in diff.notes)
     yield doc.TextLine()
-    yield doc.TextLine(counts(diff), "dim")
+    if diff.passes:
+        yield from pass_lines(diff)
+    else:
+        yield doc.TextLine(counts(diff), "dim")
+
+
+def pass_lines(diff: Diff) -> Iterator[doc.TextLine]:
+    """The table of two stages of compilation."""
+    width = max(len(row.what) for row in diff.passes) + 2
+    last = ""
+    for row in diff.passes:
+        first, *more = row.how.splitlines() or [""]
+        yield doc.TextLine(f"{row.kind if row.kind != last else '':<12}{row.what:<{width}}{first}".rstrip())
+        yield from (doc.TextLine(f"{'':<{12 + width}}{line}") for line in more)
+        last = row.kind
 
 
 def _cause_text(number: str, cause: Cause, most: int | None) -> Iterator[doc.TextLine]:
@@ -145,6 +164,48 @@ def counts(diff: Diff) -> str:
     if diff.consequences:
         text += f", {diff.consequences} differ only because something below them does"
     return f"{text}{f'; {duration(diff.seconds)}' if diff.seconds else ''}"
+
+
+# Several graphs.
+
+
+def _pairs(pairs: Pairs, everything: bool) -> doc.Document:
+    """A count, and each pair that is not the same with its first causes."""
+    differ = [pair for pair in pairs.pairs if pair.status != "same"]
+    tone = "proved" if pairs else "finding" if pairs.exit_code == 1 else "undecided"
+    number = len(pairs.pairs)
+    word = (
+        f"{len(differ)} of {count(number, 'graph')} differ" if differ else f"all {count(number, 'graph')} are the same"
+    )
+    table = doc.Table(("graph", "verdict", "first cause"), tuple(map(_pair_row, differ)))
+    text: list[doc.TextLine | doc.Table] = [doc.TextLine(word, doc.STYLES[tone])]
+    text += [doc.TextLine(f"{letter}  {title}", "dim") for letter, title in (("A", pairs.a), ("B", pairs.b))]
+    text += [doc.TextLine(), table] if differ else []
+    cards: list[doc.Card] = []
+    for pair in differ:
+        if pair.diff is None:
+            continue
+        lines = list(_diff_text(pair.diff, everything, _MOST_OF_PAIR))
+        text += [
+            doc.TextLine(),
+            doc.TextLine(pair.name, "bold"),
+            *(doc.TextLine(f"  {x.text}", x.style) for x in lines),
+        ]
+        cards.append(doc.Card(pair.name, (doc.Fact("", "\n".join(line.text for line in lines), "pre"),)))
+    header = doc.Header(tone, f"{pairs.a} and {pairs.b}", (), word)
+    page: list[doc.PagePart] = [header]
+    if differ:
+        page += [doc.Section("Graphs that differ", (table,)), doc.Section("Why", tuple(cards))]
+    remarks = [annotation(cause) for pair in differ if pair.diff for cause in pair.diff.causes[:1]]
+    remarks.append(doc.Annotation("notice", f"retrograd graph diff {pairs.a} {pairs.b}", word))
+    return doc.Document(
+        f"retrograd graph diff: {word}", tuple(text), tuple(page), tuple(page), "graphs", annotations=tuple(remarks)
+    )
+
+
+def _pair_row(pair: GraphPair) -> tuple[str, ...]:
+    first = next(iter(pair.diff.causes), None) if pair.diff else None
+    return pair.name, pair.verdict, first.text() if first else ""
 
 
 # Unique.

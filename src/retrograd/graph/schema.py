@@ -10,6 +10,7 @@ from retrograd.core.schema import ComparisonOutcome, Record
 from retrograd.core.wording import at_line
 
 DIFF_SCHEMA = "retrograd.graph.diff/1"
+PAIRS_SCHEMA = "retrograd.graph.pairs/1"
 UNIQUE_SCHEMA = "retrograd.graph.unique/1"
 FOLLOW_SCHEMA = "retrograd.graph.follow/1"
 
@@ -119,6 +120,16 @@ class Node:
 
 
 @dataclass(frozen=True)
+class PassRow:
+    """A row of the table of two stages of one program: `kind` is "fused", "removed", "added", "kept", "rewritten" or
+    "collective", `what` how many or which, `how` what became of it, in lines."""
+
+    kind: str
+    what: str
+    how: str
+
+
+@dataclass(frozen=True)
 class Diff(Record, ComparisonOutcome, Shown):
     """The comparison of two graphs, true if they are the same computation.
 
@@ -126,7 +137,8 @@ class Diff(Record, ComparisonOutcome, Shown):
     texts do not: if it is all there is, whether the two are the same cannot be told (exit code 3). `notes` say what
     differs without changing the computation (names, dead code,
     packaging). `consequences` counts instructions of B that differ only because something below them does, `matched`
-    those that are the same in both. `nodes_a` and `nodes_b` are the neighbourhood of the causes, for pictures.
+    those that are the same in both. `passes` is the table of two stages of compilation of one program, which are told
+    by it and not by causes. `nodes_a` and `nodes_b` are the neighbourhood of the causes, for pictures.
     """
 
     _noun: ClassVar[str] = "graph comparison"
@@ -141,6 +153,7 @@ class Diff(Record, ComparisonOutcome, Shown):
     nodes_a: tuple[Node, ...] = ()
     nodes_b: tuple[Node, ...] = ()
     unknown: tuple[Cause, ...] = ()
+    passes: tuple[PassRow, ...] = ()
     schema: str = DIFF_SCHEMA
 
     @property
@@ -162,6 +175,36 @@ class Diff(Record, ComparisonOutcome, Shown):
     def exit_code(self) -> int:
         """0 same, 1 different, 3 cannot tell."""
         return {"same": 0, "different": 1, "cannot tell": 3}[self.verdict]
+
+
+@dataclass(frozen=True)
+class GraphPair:
+    """A graph of A and the one of B under the same name; `status` is the verdict, or where alone it is."""
+
+    name: str
+    status: Literal["same", "different", "cannot tell", "only in A", "only in B"]
+    verdict: str
+    diff: Diff | None = None
+
+
+@dataclass(frozen=True)
+class Pairs(Record, Shown):
+    """Two folders, logs or files with several graphs each, compared graph by graph; true if all are the same."""
+
+    _noun: ClassVar[str] = "comparison of several graphs"
+
+    a: str
+    b: str
+    pairs: tuple[GraphPair, ...]
+    schema: str = PAIRS_SCHEMA
+
+    def __bool__(self) -> bool:
+        return all(pair.status == "same" for pair in self.pairs)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all the same, 1 one differs or is missing, 3 one cannot be told."""
+        return 0 if self else 1 if any(p.status not in ("same", "cannot tell") for p in self.pairs) else 3
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
-"""Sources of graphs: a graph, a file, `-` for stdin, or `FILE#3` for graph 3 of a file that holds several."""
+"""Sources of graphs: a graph, a file, a folder of dumps, `-` for stdin, or `FILE#3` for graph 3 of one with several."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeAlias
 
 from retrograd.errors import UsageError
 from retrograd.graph.ir import Graph
-from retrograd.graph.readers import parse, read
+from retrograd.graph.readers import folders, parse, read
 from retrograd.graph.readers.files import MAX_BYTES, text_of
 
 Source: TypeAlias = Graph | str | PathLike[str]
@@ -20,7 +23,10 @@ def load(source: Source) -> list[Graph]:
     if isinstance(source, Graph):
         return [source]
     path, number = _split(fspath(source))
-    graphs = parse(text_of("stdin", MAX_BYTES, sys.stdin.buffer), "stdin") if path == "-" else read(path)
+    if Path(path).is_dir():
+        graphs = [graph for _, graph in named(path)]
+    else:
+        graphs = _of_file(path)
     if number is None:
         return graphs
     if number >= len(graphs):
@@ -29,9 +35,38 @@ def load(source: Source) -> list[Graph]:
     return [graphs[number]]
 
 
+def named(source: Source) -> Iterator[tuple[str, Graph]]:
+    """The graphs of a source, each by the name under which it has its counterpart in another run."""
+    path = "" if isinstance(source, Graph) else fspath(source)
+    if path and Path(path).is_dir():
+        for name, file in folders.files(Path(path)):
+            several = list(_counted(_of_file(str(file))))
+            for own, graph in several:
+                yield (" ".join(filter(None, [name, own])) if len(several) > 1 else name), graph
+    else:
+        yield from _counted(load(source))
+
+
+def _counted(graphs: list[Graph]) -> Iterator[tuple[str, Graph]]:
+    """The names that a file gives to its graphs, with a number where there are several of one name."""
+    seen: Counter[str] = Counter()
+    for graph in graphs:
+        name = re.sub(r"\.[0-9]+\Z", "", graph.name)
+        seen[name] += 1
+        yield (f"{name} ({seen[name]})" if seen[name] > 1 else name), graph
+
+
+def _of_file(path: str) -> list[Graph]:
+    return parse(text_of("stdin", MAX_BYTES, sys.stdin.buffer), "stdin") if path == "-" else read(path)
+
+
 def only_graph(source: Source) -> Graph:
     """The graph of a source that holds one; UsageError says how to name one of several."""
-    graphs = load(source)
+    return only(load(source), source)
+
+
+def only(graphs: list[Graph], source: Source) -> Graph:
+    """The one of these graphs of a source; UsageError says how to name one of several."""
     if len(graphs) > 1 and not isinstance(source, Graph):
         name = fspath(source)
         raise UsageError(

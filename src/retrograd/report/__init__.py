@@ -33,6 +33,7 @@ _RECORDS = {
     "retrograd.mutation/1": "retrograd.mutation.schema:MutationReport",
     "retrograd.codegen/1": "retrograd.codegen.schema:Codegen",
     "retrograd.graph.diff/1": "retrograd.graph.schema:Diff",
+    "retrograd.graph.pairs/1": "retrograd.graph.schema:Pairs",
     "retrograd.graph.unique/1": "retrograd.graph.schema:Unique",
     "retrograd.graph.follow/1": "retrograd.graph.schema:Follow",
     "retrograd.graph.watch/1": "retrograd.graph.watching.schema:WatchReport",

@@ -50,7 +50,7 @@ class Matching:
         return self.form_a.labels[a] == self.form_b.labels[b]
 
     def descend(self, a: int, b: int) -> None:
-        """Pair two equal values and everything below them."""
+        """GraphPair two equal values and everything below them."""
         pending = [(a, b)]
         operands_a, operands_b = self.form_a.operands, self.form_b.operands
         while pending:
@@ -177,7 +177,7 @@ class _Outputs:
         self.chain = sorted(self.chain + pairs)
 
     def refine(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
-        """Pair what is equal in this view, in order, within each gap."""
+        """GraphPair what is equal in this view, in order, within each gap."""
         new: list[tuple[int, int]] = []
         for left, right in self.gaps():
             if left and right:
@@ -186,7 +186,7 @@ class _Outputs:
         self.add(new)
 
     def in_step(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
-        """Pair one by one where a gap has as many on either side, equal in this view."""
+        """GraphPair one by one where a gap has as many on either side, equal in this view."""
         new: list[tuple[int, int]] = []
         for left, right in self.gaps():
             if len(left) == len(right) and [view_a[i] for i in left] == [view_b[j] for j in right]:
@@ -194,7 +194,7 @@ class _Outputs:
         self.add(new)
 
     def by_name(self, names_a: Sequence[str], names_b: Sequence[str]) -> None:
-        """Pair what has a name that occurs once on either side."""
+        """GraphPair what has a name that occurs once on either side."""
         count_a, count_b = Counter(names_a), Counter(names_b)
         place_b = {name: j for j, name in enumerate(names_b)}
         places = {i for i, _ in self.chain} | self.taken[0], {j for _, j in self.chain} | self.taken[1]
@@ -207,7 +207,7 @@ class _Outputs:
         self.add([pair for pair in pairs if pair in kept])
 
     def moved(self, view_a: Sequence[bytes], view_b: Sequence[bytes]) -> None:
-        """Pair equal values that stand in another order."""
+        """GraphPair equal values that stand in another order."""
         gaps = self.gaps()
         waiting: dict[bytes, list[int]] = {}
         for j in sorted((j for _, right in gaps for j in right), reverse=True):
@@ -219,7 +219,7 @@ class _Outputs:
 
 
 def _unique(matching: Matching) -> None:
-    """Pair values that occur once on either side, largest first, and what is below them.
+    """GraphPair values that occur once on either side, largest first, and what is below them.
 
     Values that depend on no parameter (constants and what is made of them) say nothing about place: they find their
     partners through their users.

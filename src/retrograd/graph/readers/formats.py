@@ -9,11 +9,12 @@ from retrograd.errors import GraphError, UsageError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import text_key
-from retrograd.graph.readers import fx_text, hlo, stablehlo, torch_xla
+from retrograd.graph.readers import fx_text, hlo, stablehlo, torch_trace, torch_xla
 
-FORMATS = ("hlo", "stablehlo", "fx", "torch_xla")
+FORMATS = ("hlo", "stablehlo", "fx", "torch_xla", "torch_trace")
 _MARKS = re.compile(
-    r"^[ \t]*+(?:(?P<torch_xla>TensorsGraphInfo:|## BEGIN_GRAPH)|(?P<hlo>HloModule\b)|(?P<ir>IR \{)"
+    r"^[ \t]*+(?:(?P<torch_trace>[VIWEC][0-9]{4} [0-9:.]++ ++[0-9]++ [^\]\n]*+\] \{\")"
+    r"|(?P<torch_xla>TensorsGraphInfo:|## BEGIN_GRAPH)|(?P<hlo>HloModule\b)|(?P<ir>IR \{)"
     r"|(?P<stablehlo>(?:builtin\.)?module\b[^\n=]*+\{|module\b|func\.func\b|#\w++ ?=|\"builtin\.module\")"
     r"|(?P<dot>digraph\b)|(?P<html><(?i:!doctype|html|head|body)\b))"
     r"|(?P<fx>\bclass \w+\([\w.]*Module\):|\bdef forward\()",
@@ -58,7 +59,8 @@ def parse(text: str, source: str = "", format: str | None = None) -> list[Graph]
 def pieces(text: str, source: str = "", format: str | None = None) -> Iterator[tuple[str, Graph]]:
     """Each graph of a text with the part of the text that it is; see `read`."""
     format = format or detect(text, source)
-    split = _torch_xla(text, source) if format == "torch_xla" else _whole(text, source, format)
+    several = {"torch_xla": _torch_xla, "torch_trace": _torch_trace}.get(format)
+    split = several(text, source) if several else _whole(text, source, format)
     for ordinal, (piece, graph) in enumerate(split):
         graph.digest = text_key(piece)
         graph.source, graph.ordinal = source, ordinal
@@ -105,3 +107,10 @@ def _torch_xla(text: str, source: str) -> Iterator[tuple[str, Graph]]:
         graph = _READERS[kind](block.body, source, block.first)
         graph.key, graph.frames, graph.block = block.key, block.frames, block.name
         yield block.body, graph
+
+
+def _torch_trace(text: str, source: str) -> Iterator[tuple[str, Graph]]:
+    for name, body, line in torch_trace.graphs(text, source):
+        graph = fx_text.parse(body, source, line)
+        graph.name = name
+        yield body, graph

@@ -45,6 +45,7 @@ class _Class:
     line: int
     body: Body = field(default_factory=Body)
     children: set[str] = field(default_factory=set[str])
+    leaves: bool = False  # its parameters are leaves of pytrees, as in a joint graph
 
 
 def starts(text: str) -> list[int]:
@@ -213,9 +214,8 @@ class _Reader:
             value = statement.value
             if isinstance(value, ast.Constant) and value.value is None and isinstance(target, ast.Name):
                 return
-            # torch.export: the shape of an argument
-            if value is None and isinstance(statement, ast.AnnAssign) and isinstance(known := self.known(target), Ref):
-                body.annotate(known.place, _shape(statement.annotation))
+            if value is None and isinstance(statement, ast.AnnAssign) and isinstance(target, ast.Name):
+                self.declare(cls, target.id, _shape(statement.annotation), at)
                 return
             if isinstance(target, ast.Subscript) and value is not None:
                 args = [self.value(target.value, at), self.value(target.slice, at), self.value(value, at)]
@@ -229,6 +229,17 @@ class _Reader:
                 raise self.error("this assignment is none that FX writes", at)
         elif not isinstance(statement, ast.Pass):
             raise self.error("this statement is none that FX writes", at)
+
+    def declare(self, cls: _Class, name: str, shape: str, at: int) -> None:
+        """A line with a name and a shape: an argument (torch.export), or a leaf of the pytrees that are arguments."""
+        if isinstance(known := self.places.get(name), Ref):
+            cls.body.annotate(known.place, shape)
+            return
+        if not cls.leaves:
+            if len(cls.body.instructions) != len(cls.body.parameters):
+                raise self.error("an argument is declared behind the first operation", at)
+            cls.leaves, cls.body, self.places = True, Body(), {}
+        self.define(name, cls.body.parameter(name, shape, self.first + at), at)
 
     def inplace(self, body: Body, opcode: str, args: list[Any], at: int) -> None:
         """`x += y; name = x`: the second statement gives the name, see `expression`."""

@@ -59,7 +59,7 @@ class Compile(WatchBackend):
         for kind, roles in torch_trace.METRICS.items():
             if kind in metadata:
                 self._measured(number, roles, metadata[kind])
-        if torch_trace.recompile_reasons(metadata):
+        if torch_trace.artifact(metadata) == "recompile_reasons":
             self._reasons[number] = _reason(payload)
 
     def _graph(self, number: str, role: str, text: str, tell: bool = True) -> Compiled:
