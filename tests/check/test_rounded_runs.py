@@ -57,7 +57,7 @@ def _reference(function):
 def _spread(reference, runs=48):
     """Root of the mean square over runs of what rounding changes, by name and element."""
     exact = reference.run(torch.float64)
-    results = list(rounded_runs(reference, _UNIT, _UNIT, range(runs)))
+    results = list(rounded_runs(reference, exact, _UNIT, _UNIT, range(runs)))
     assert len(results) == runs
     return {
         n: torch.stack([r[n].detach() - want for r in results]).square().mean(0).sqrt() for n, want in exact.items()
@@ -77,12 +77,33 @@ def test_many_at_once_lie_as_far_apart_as_one_by_one(function):
         assert bool((at_once[name] >= sigma / 4).all())
 
 
-@pytest.mark.parametrize("function", [_branching, _in_place, _asking])
+class _WrongAtOnce(torch.autograd.Function):
+    """Twice x; under vmap its gradient is that of x."""
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(*_):
+        pass
+
+    @staticmethod
+    def backward(_, dy):
+        return 2 * dy
+
+    @staticmethod
+    def vmap(_, in_dims, x):
+        return x + x.detach(), in_dims[0]
+
+
+@pytest.mark.parametrize("function", [_branching, _in_place, _asking, _WrongAtOnce.apply])
 def test_what_cannot_run_at_once_runs_one_by_one(function):
     reference = _reference(function)
-    at_once = list(rounded_runs(reference, _UNIT, _UNIT, range(6)))
+    exact = reference.run(torch.float64)
+    at_once = list(rounded_runs(reference, exact, _UNIT, _UNIT, range(6)))
     assert not reference.batches
-    single = list(rounded_runs(replace(reference, batches=[]), _UNIT, _UNIT, range(6)))
+    single = list(rounded_runs(replace(reference, batches=[]), exact, _UNIT, _UNIT, range(6)))
     for a, b in zip(at_once, single, strict=True):
         assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -101,6 +122,25 @@ def _off(units):
 def test_a_recurrence_is_proved_and_its_mistake_found(units, verdict):
     spec = rg.op(_off(units), _recurrence, dict(x=rg.tensor("M", "N")), sizes=dict(M=6, N=48))
     assert rg.verify(spec, level="quick", only=["oracle", "shapes"]).verdict == verdict
+
+
+def _written(x, s, w):
+    return torch.select_scatter(x * w, s * s, 1, 2)  # its gradient is wrong under vmap in torch 2.13
+
+
+def _written_backward(factor):
+    def backward(dy, x, s, w):
+        rest = dy.clone()
+        rest[:, 2] = 0
+        return rest * w, factor * dy[:, 2] * s, rest * x
+
+    return with_backward(_written, backward)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(2.0, "proved"), (2.6, "finding")])
+def test_a_gradient_that_is_wrong_at_once_allows_nothing(factor, verdict):
+    spec = rg.op(_written_backward(factor), _written, dict(x=rg.tensor("M", 5), s=rg.tensor("M"), w=rg.tensor("M", 5)))
+    assert rg.verify(spec, level="quick", only=["oracle"]).verdict == verdict
 
 
 def test_a_single_number_gives_its_precision_to_whole_numbers_and_constants_beside_it():

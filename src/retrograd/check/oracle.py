@@ -220,7 +220,8 @@ class _Spreads:
         reference = self._reference
         unit, accumulate = tolerance.units(reference.case.dtype, reference.spec.compute)
         try:
-            for results in rounded_runs(reference, unit, accumulate, range(self._done, runs), self._order):
+            numbers = range(self._done, runs)
+            for results in rounded_runs(reference, self._results, unit, accumulate, numbers, self._order):
                 self._add_run(results)
         except Exception as error:
             raise NotApplicable(f"the reference, rounded, raises {type(error).__name__}: {error}") from error
