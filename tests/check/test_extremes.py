@@ -375,7 +375,7 @@ def test_the_place_that_nan_takes_is_a_convention():
     inputs, sizes = dict(logits=rg.tensor("M", "E"), weight=rg.tensor("E", "N")), dict(E=(2, 6))
     report = rg.verify(rg.op(_routed_by_logits, _routed, inputs, sizes=sizes), level="full", only=["extremes"])
     assert report, [f.what for f in report.findings]
-    assert "which place NaN takes is a convention" in " ".join(report.stage("extremes").notes)
+    assert "which place it takes is a convention" in " ".join(report.stage("extremes").notes)
     findings = rg.verify(rg.op(_poisoned, _routed, inputs, sizes=sizes), level="quick", only=["extremes"]).findings
     assert "spread" in {f.kind for f in findings}
 
@@ -459,6 +459,29 @@ def test_a_largest_number_that_is_nan_belongs_to_one_place_or_to_all(backward, r
     inputs = dict(a=rg.tensor("M", "K"), b=rg.tensor("K", "N"))
     spec = rg.op(with_backward(_largest_sums, backward), _largest_sums, inputs, sizes=dict(K=(2, 9), M=(2, 9)))
     report = rg.verify(spec, level="quick", only=["extremes"])
+    assert (report.verdict == "proved") == right, [f.what for f in report.findings]
+
+
+def _nearest(x, y):
+    return (x[:, None] - y).square().sum(-1).amin(0)
+
+
+def _to_the_nearest(dy, x, y):
+    place = (x[:, None] - y).square().sum(-1).argmin(0)
+    part = 2 * dy[:, None] * (x[place] - y)
+    return torch.zeros_like(x).index_add(0, place, part), -part
+
+
+def _to_the_nearest_unless_far(dy, x, y):
+    return tuple(torch.where(grad.isfinite(), grad, 0) for grad in _to_the_nearest(dy, x, y))
+
+
+@pytest.mark.parametrize(("backward", "right"), [(_to_the_nearest, True), (_to_the_nearest_unless_far, False)])
+def test_of_equal_infinities_one_may_have_the_gradient_that_the_reference_shares(backward, right):
+    # From a point at infinity all others are as far: amin shares the gradient among them, a place has all of it.
+    inputs = dict(x=rg.tensor("M", 3), y=rg.tensor("N", 3))
+    spec = rg.op(with_backward(_nearest, backward), _nearest, inputs, sizes=dict(M=(2, 9), N=(2, 9)))
+    report = rg.verify(spec, level="full", only=["extremes"])
     assert (report.verdict == "proved") == right, [f.what for f in report.findings]
 
 

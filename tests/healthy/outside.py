@@ -85,6 +85,10 @@ def two_masked(logits: Tensor) -> Tensor:
     return logits.masked_fill(others, float("-inf")).softmax(-1)
 
 
+def deviance(x: Tensor, y: Tensor) -> Tensor:
+    return (8 * y.sqrt() - 4 * y / x.sqrt() - 4 * x.sqrt()).mean()
+
+
 def largest_of_bags(table: Tensor) -> Tensor:
     return F.embedding_bag(torch.tensor([[0, 2], [1, 2], [2, 3], [2, 0], [3, 2]]), table, mode="max")
 
@@ -219,6 +223,10 @@ HEALTHY: dict[str, OpSpec] = {
     # Gradients that cancel where two inputs are one tensor.
     "a function less itself": op(
         lambda x, y: x.exp() - y.exp(), lambda x, y: x.exp() - y.exp(), {"x": tensor("M", "N"), "y": tensor("M", "N")}
+    ),
+    # A loss whose optimum is where both are equal: there its value and gradients are what cancelling terms leave.
+    "a deviance at its optimum": op(
+        deviance, deviance, {"x": tensor("M", low=0.3, high=3.0), "y": tensor("M", low=0.3, high=3.0)}
     ),
     # One element that is the largest of several windows, in each of which rounding decides anew.
     "largest of bags": op(largest_of_bags, largest_of_bags, {"table": tensor(4, "N")}),

@@ -316,17 +316,17 @@ class Judge:
         """Name of a tensor that is another where there is no truth to ask: by any bit if the op promises its bits.
 
         Else in the first half of its digits, which the order of a sum does not reach and other data does. Of a tensor
-        that was added up `added` has the size of what was, and of the terms that may have cancelled before.
+        that was added up `added` has the size of what was, and of what terms that had cancelled may leave.
         """
         for name, a in got.items():
             b = want.get(name)
             if same_bits(a, b):
                 continue
-            largest, terms = (added or {}).get(name, (0.0, 0.0))
+            largest, left = (added or {}).get(name, (0.0, 0.0))
             promised = self.runner.spec.deterministic and name not in (added or {})
             if promised or a is None or b is None or a.shape != b.shape:
                 return name
-            slack = tolerance.half_the_digits(self.runner.dtype, b, largest, terms)
+            slack = tolerance.half_the_digits(self.runner.dtype, b, largest, left)
             if not bool(((a - b).abs() <= slack).logical_or(a.isnan() & b.isnan()).all()):
                 return name
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -150,13 +150,6 @@ def _stored_inputs(reference: Reference) -> dict[str, str]:
         for name, value in tensors.items()
         for order in ("grad", "second")
     }
-
-
-def size_of_terms(outs: Iterable[torch.Tensor | None], gs: Iterable[torch.Tensor], x: torch.Tensor) -> float:
-    """The size of what adds up to the gradient of x, that of grad_out * out / x over all of them."""
-    products = [as_real(g.detach()).double() * out for g, out in zip(gs, outs, strict=True) if out is not None]
-    size = float(sum(map(_size, products), torch.zeros(())) / _size(as_real(x.detach()).double()))
-    return size if math.isfinite(size) else 0.0
 
 
 def _terms(reference: Reference, exact: Results | None) -> dict[str, torch.Tensor]:

@@ -74,6 +74,13 @@ def _sum_error(out: torch.Tensor, x: torch.Tensor, dim: Any, keepdim: bool) -> t
     return squares.mul_(max(n - 1, 0) / 6).sqrt_()
 
 
+def _unplaced(first: torch.Tensor, results: Any) -> bool:
+    """Whether a choice is among NaNs, or of an infinity that others equal: which of them is a convention."""
+    chosen = next((t for t in results if isinstance(t, torch.Tensor) and t.is_floating_point()), first)
+    ends = [end for end in (math.inf, -math.inf) if bool((chosen == end).any())]
+    return bool(first.isnan().any()) or any(int((first == end).sum()) > 1 for end in ends)
+
+
 def _square(t: torch.Tensor) -> torch.Tensor:
     return t.abs().square_() if t.is_complex() else t.square()
 
@@ -222,7 +229,7 @@ class Float64(TorchDispatchMode):
         self._runs = runs
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
-        self.placed_nan: set[str] = set()  # operators that chose among numbers with a NaN, kept beside `decisions`
+        self.unplaced: set[str] = set()  # operators whose choice is a convention (`_unplaced`), kept beside `decisions`
         self.unit, self.accumulate, self.products = unit, accumulate, products
         self._multiplying = PRODUCTS | {"mul"} if elementwise else PRODUCTS
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
@@ -369,8 +376,8 @@ class Float64(TorchDispatchMode):
             results = out if isinstance(out, (tuple, list)) else (out,)
             places = [(name, t) for t in results if isinstance(t, torch.Tensor) and t.dtype == torch.int64]
             self.decisions += places
-            if (places or (name in EXTREMA and not self._inside)) and bool(first.isnan().any()):
-                self.placed_nan.add(name)
+            if (places or (name in EXTREMA and not self._inside)) and _unplaced(first, results):
+                self.unplaced.add(name)
 
     def _in_place(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor) and out.dtype in (torch.float64, torch.complex128):

@@ -290,12 +290,17 @@ def lower_precision_noise(got: torch.Tensor, want: torch.Tensor) -> str:
     return ""
 
 
-def half_the_digits(dtype: str, want: torch.Tensor, added: float = 0.0, terms: float = 0.0) -> torch.Tensor:
-    """Where no truth can be asked: the first half of the digits, which the order of a sum does not reach.
+def first_half(dtype: str) -> float:
+    """Relative size of the first half of the digits, which the order of a sum does not reach."""
+    return UNIT[dtype] ** 0.5
 
-    Of the largest element or of what was added up to it, and what cancelled terms leave.
+
+def half_the_digits(dtype: str, want: torch.Tensor, added: float = 0.0, left: float = 0.0) -> torch.Tensor:
+    """Where no truth can be asked: `first_half` of the largest element, or of what was added up to it.
+
+    Also what the step of as much in an input changes, which terms that cancel may leave.
     """
-    return UNIT[dtype] ** 0.5 * want.abs().nan_to_num(0.0).max().clamp_min(added) + _CANCELLED * UNIT[dtype] * terms
+    return first_half(dtype) * want.abs().nan_to_num(0.0).max().clamp_min(added) + left
 
 
 def another_path(want: torch.Tensor, *, tf32: bool) -> float:

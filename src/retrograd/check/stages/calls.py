@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from retrograd.check import tolerance
 from retrograd.check.case_sharding import shard
 from retrograd.check.op_runner import OpRun
-from retrograd.check.oracle import size_of_terms
 from retrograd.check.outputs import Outputs, as_real
 from retrograd.check.reference import NotApplicable, OpRaised
 from retrograd.check.schema import Case
@@ -76,24 +76,46 @@ def _one_tensor_twice(context: StageContext, case: Case, alone: OpRun, out: Case
     pairs = ((a, b) for a in tensors for b in tensors if names.index(a) < names.index(b))
     alike = [(a, b) for a, b in pairs if tensors[a].shape == tensors[b].shape and tensors[a].dtype == tensors[b].dtype]
     for first, second in alike[:1]:
-        apart, together = context.runner.inputs(case), context.runner.inputs(case)
-        apart[second] = apart[first].clone()
-        together[second] = together[first]
         try:
-            want = context.runner.forward(case, inputs=apart).backward()
-            got = context.runner.forward(case, inputs=together).backward()
+            want = _with_equal(context, case, first, second, torch.clone)
+            got = _with_equal(context, case, first, second, lambda t: t)
         except OpRaised:
             return  # it refuses them, or values that are alike
-        a, b = want.grads[f"grad {first}"], want.grads[f"grad {second}"]
+        a, b = parts = [want.grads[f"grad {n}"] for n in (first, second)]
         total = b if a is None else a if b is None else a + b
         label = f"grad {first}"
-        # The two may cancel, and each may be what is left of terms that do.
-        largest = sum(float(t.abs().nan_to_num(0.0).max()) for t in (a, b) if t is not None and t.numel())
-        left = {label: (largest, size_of_terms(want.outs.values(), want.grad_outs, apart[first]))}
         now, before = {**got.outs, label: got.grads[label]}, {**want.outs, label: total}
+        left = {label: (sum(map(_largest, parts)), _left(context, case, first, second, parts))}
         if name := context.judge.clearly_changed(now, before, left):
             problem = f"is another when `{first}` and `{second}` are one tensor than when they are equal ones"
             out.find("one-tensor", f"{name} {problem}", case, name)
+
+
+def _with_equal(
+    context: StageContext, case: Case, first: str, second: str, copy: Callable[[torch.Tensor], torch.Tensor]
+) -> OpRun:
+    inputs = context.runner.inputs(case)
+    inputs[second] = copy(inputs[first])
+    return context.runner.forward(case, inputs=inputs).backward()
+
+
+def _largest(grad: torch.Tensor | None) -> float:
+    return 0.0 if grad is None or not grad.numel() else float(grad.abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _left(context: StageContext, case: Case, first: str, second: str, parts: list[torch.Tensor | None]) -> float:
+    """What terms that cancel may leave of two gradients, as at an optimum: what a step away from it changes them by."""
+
+    def beside(t: torch.Tensor) -> torch.Tensor:
+        sides = 1 - 2 * (torch.arange(t.numel(), device=t.device) % 2)  # a function may not notice a step to one
+        return t * (1 + tolerance.first_half(case.dtype) * sides.reshape(t.shape))
+
+    try:
+        moved = _with_equal(context, case, first, second, beside)
+    except OpRaised:  # beyond its domain
+        return 0.0
+    pairs = zip(parts, (moved.grads[f"grad {n}"] for n in (first, second)), strict=True)
+    return sum(_largest(after - before) for before, after in pairs if before is not None and after is not None)
 
 
 def _result_changed(context: StageContext, case: Case, alone: OpRun, out: CaseOutcome) -> None:

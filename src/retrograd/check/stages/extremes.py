@@ -89,7 +89,7 @@ def _not_finite(context: StageContext, case: Case, name: str, extreme: str, out:
             out.notes.append(f"{extreme} in {name}{at} leaves {label} at its limit, where float64 has 0 times infinity")
         if bool((gone | new).any()) and _takes_a_place(context, case, label, reach):
             where = f"other places of {label} than in float64, put there by a sort or as the largest"
-            out.notes.append(f"{extreme} in {name}{at} makes NaN in {where}: which place NaN takes is a convention")
+            out.notes.append(f"{extreme} in {name}{at} is in {where}: which place it takes is a convention")
             gone, new = torch.zeros_like(gone), torch.zeros_like(new)
         if bool(new.any()) and not bool((new & ~_coupled(context, case, name, label, reach)).any()):
             where = f"reaches {_rows(new)} of {label} too, along dimensions that float64 couples"
@@ -149,21 +149,24 @@ def _by_convention(
 
 
 def _takes_a_place(context: StageContext, case: Case, label: str, reach: Reach) -> bool:
-    """Whether the reference asks for places (of the largest, in their order) among numbers one of which is NaN.
+    """Whether the reference asks for places (of the largest, in their order) among NaNs or equal infinities.
 
     What such a place decides has NaN elsewhere, in no more places. A gradient may have none, as long as the outputs do:
     what goes to the place of a largest number is no NaN itself, and goes to all, as 0 / 0, where none is equal to it.
+    Infinities that are equal share a gradient that one of them may have: it is somewhere.
     """
-    count = int(reach.got.isnan().sum())
-    if count > int(reach.want.isnan().sum()):
+    nan = case.values[0][1] == "nan"
+    odd = torch.isnan if nan else lambda t: ~t.isfinite()
+    count = int(odd(reach.got).sum())
+    if count > int(odd(reach.want).sum()) or not (count or nan):
         return False
     mode = Float64(record=True)
     context.runner.reference(case).run(torch.float64, mode)
     if not label.startswith("grad "):
-        return count > 0 and bool(mode.placed_nan - EXTREMA)
+        return count > 0 and bool(mode.unplaced - EXTREMA)
     want, got = context.oracle.truth(case).want, context.runner.run(case).tensors
     outputs = [(t, got.get(k)) for k, t in want.items() if t is not None and not k.startswith("grad ")]
-    return bool(mode.placed_nan) and all(g is not None and t.isnan().any() == g.isnan().any() for t, g in outputs)
+    return bool(mode.unplaced) and all(g is not None and odd(t).any() == odd(g).any() for t, g in outputs)
 
 
 def _limit(context: StageContext, case: Case, name: str, label: str, reach: Reach) -> torch.Tensor:
