@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _SESSIONS: list[Session] = []
 _HONEST: list[None] = []  # one for each `without_pretending` that is entered
 _KEPT: list[dict[str, Any] | None] = []
+_AWAITED: list[None] = []  # one for each `executed` that waits for somebody to import Triton
 _KNOWING = ("retrograd.ops.", "retrograd.catalog.")  # modules of launchers that ask for no GPU
 
 
@@ -53,6 +54,8 @@ def executed(device: str, kept: dict[str, Any] | None = None) -> Iterator[None]:
 
             finder = AfterImport(["triton"], enter)
             sys.meta_path.insert(0, finder)
+            _AWAITED.append(None)
+            stack.callback(_AWAITED.pop)
             stack.callback(lambda: finder in sys.meta_path and sys.meta_path.remove(finder))
         yield
 
@@ -106,7 +109,8 @@ def pretended(function: Callable[..., Any]) -> AbstractContextManager[object]:
     while isinstance(function, partial):
         function = function.func
     module = getattr(function, "__module__", None) or ""  # None of what is made by exec or eval
-    if _HONEST or not _SESSIONS or module.startswith(_KNOWING):
+    # Libraries ask for a GPU in the first call, before they import Triton.
+    if _HONEST or not (_SESSIONS or _AWAITED) or module.startswith(_KNOWING):
         return nullcontext()
     from retrograd.ttir.launch import pretended
 

@@ -26,12 +26,13 @@ from retrograd.errors import SpecError
 class Spread:
     """What random rounding changes, by name: `sigma` of each element, `scales` of whole tensors (from 1).
 
-    `sums` has the sigma of `kinks.sums`.
+    `sums` has the sigma of `kinks.sums`, `lost` where a number of float64 is none in any of the runs.
     """
 
     sigma: dict[str, torch.Tensor]
     scales: dict[str, float]
     sums: dict[str, torch.Tensor]
+    lost: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,14 @@ class Truth:
         """The attainable errors."""
         sigma = self._spread.sigma
         return {n: tolerance.tolerance(least, sigma[n]) if n in sigma else least for n, least in self.floor.items()}
+
+    def lost(self, name: str) -> torch.Tensor:
+        """Where the reference gives a number in float64 and none in any of its randomly rounded runs: it is chance.
+
+        Scores of 1e38 swallow the logarithm of their count, and whatever rounds them makes 0 or infinity of the
+        difference.
+        """
+        return self._spread.lost[name]
 
     @cached_property
     def _spread(self) -> Spread:
@@ -196,6 +205,7 @@ class _Spreads:
         self._squares = {name: torch.zeros_like(t) for name, t in self._exact.items()}
         self._scales = dict.fromkeys(self._squares, 0.0)
         self._sums = {name: torch.zeros_like(t) for name, t in self._exact_sums.items()}
+        self._lost = {name: t.isfinite() for name, t in self._exact.items()}
         self._known: dict[int, Spread] = {}
         self._done = 0
 
@@ -223,11 +233,13 @@ class _Spreads:
             {name: (total / count).sqrt() for name, total in self._squares.items()},
             {name: math.sqrt(total / count) for name, total in self._scales.items()},
             {name: (total / count).sqrt() for name, total in self._sums.items()},
+            {name: lost & bool(runs) for name, lost in self._lost.items()},
         )
 
     def _add_run(self, results: Results) -> None:
         for name, want in self._exact.items():
             t = results.get(name)
+            self._lost[name] &= False if t is None else ~t.isfinite()
             if t is not None:
                 self._squares[name] += (t.detach() - want).square().nan_to_num(0.0)
                 off = tolerance.scale(t, want) - 1

@@ -13,7 +13,6 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrograd.check.operators import (
     ADDING,
@@ -31,7 +30,7 @@ from retrograd.check.operators import (
     WHOLE_SUMS,
     about,
 )
-from retrograd.compat.torch_dispatch import resolving, tree_leaves, tree_map_only
+from retrograd.compat.torch_dispatch import UnwrappedMode, resolving, tree_leaves, tree_map_only
 from retrograd.compat.torch_tensors import is_zeros_without_memory
 
 _LIFTED = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
@@ -197,7 +196,7 @@ def _mixed(func: Any, args: Any, kwargs: Any) -> bool:
     )
 
 
-class Float64(TorchDispatchMode):
+class Float64(UnwrappedMode):
     """Lift everything to float64; with `unit` > 0 perturb each operator's result.
 
     Args:
@@ -274,12 +273,11 @@ class Float64(TorchDispatchMode):
         whole = t.dtype == torch.float64 and t.ndim and t.numel() and t.shape[0] % self._runs == 0
         if not whole or self._runs % 2:
             return t
-        other = t.unflatten(0, (self._runs // 2, 2, -1)).flip(1).flatten(0, 2)
-        if not bool(torch.linalg.vector_norm(other - t) <= _ANOTHER_RUN * torch.linalg.vector_norm(t)):
-            return t
-        taken = torch.tensor([self._place() < 0.5 for _ in range(self._runs)], device=t.device)
-        each = taken.repeat_interleave(t.shape[0] // self._runs)
-        return torch.where(each.view(-1, *[1] * (t.ndim - 1)), other, t)
+        taken = torch.tensor([run ^ (self._place() < 0.5) for run in range(self._runs)], device=t.device)
+        apart = t if t.shape[0] == self._runs else t.unflatten(0, (self._runs, -1))
+        other = apart.index_select(0, taken).view_as(t)
+        near = torch.linalg.vector_norm(other - t) <= _ANOTHER_RUN * torch.linalg.vector_norm(t)
+        return other if bool(near) else t
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in args:
@@ -304,7 +302,7 @@ class Float64(TorchDispatchMode):
             # Zeros without memory, which the operators below a mode would read all the same.
             func = _ATEN.zeros.default
         if self.products and self._runs > 1 and not (operator.exact or operator.returns_alias):
-            args, kwargs = tree_map_only(torch.Tensor, self._of_another_run, (args, kwargs))
+            args = [self._of_another_run(a) if isinstance(a, torch.Tensor) else a for a in args]
         out, args, kwargs = _run_lifted(func, args, kwargs)
         if not self.unit and isinstance(out, torch.Tensor):
             self.elements += out.numel()

@@ -29,7 +29,6 @@ from retrograd.check.tensor_comparison import compare, first_index
 _OTHER_DTYPES = ("nan", "inf", "-inf", "mean", "-mean", "1e4", "max/4")
 # What is in place of an infinity, to see where things tend to; exp of the last is still a number of float64.
 _FAR = (32.0, 128.0, 512.0)
-_ROUNDED = 4  # randomly rounded runs: a number that is there by chance is none in each
 
 
 @dataclass
@@ -244,7 +243,7 @@ def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) ->
         if case.values[0][1] in extreme_values.ENDS:  # a mean of nothing: which number stands for it is a convention
             masks[label] = masks[label] | want.isnan()
         if compare(got, want, truth.floor[label]).wrong:
-            lost = _lost(context, case, label, want)
+            lost = truth.lost(label)
             masks[label] = masks[label] | lost | tolerance.no_digit_left(truth.tol[label], want)
             empty += [label] if bool((masks[label] & (lost | (truth.tol[label] > want.abs()))).any()) else []
     if empty:
@@ -254,20 +253,6 @@ def _excused(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) ->
             f"{case.dtype}: one rounding of the reference's own formula changes it by more than its size"
         )
     return masks
-
-
-def _lost(context: StageContext, case: Case, label: str, want: torch.Tensor) -> torch.Tensor:
-    """Where the reference gives a number in float64 and none in each of its randomly rounded runs: it is chance.
-
-    Scores of 1e38 swallow the logarithm of their count, and whatever rounds them makes 0 or infinity of the difference.
-    """
-    unit, accumulate = tolerance.units(case.dtype, context.spec.compute)
-    reference = context.runner.reference(case)
-    lost = want.isfinite()
-    for seed in range(_ROUNDED):
-        rounded = reference.rounded(unit, accumulate, seed).get(label)
-        lost = lost & (torch.zeros_like(lost) if rounded is None else ~rounded.detach().isfinite())
-    return lost
 
 
 def _unmoved(context: StageContext, case: Case) -> bool:
