@@ -355,6 +355,56 @@ def waits_in_assembly():
 
 
 @triton.jit
+def now():
+    return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+
+
+@triton.jit
+def sleepy_kernel(flag_ptr, out_ptr, LIMIT: tl.constexpr):
+    pid = tl.program_id(0)
+    start = now()
+    flag = tl.atomic_add(flag_ptr, 0, sem="acquire")
+    while (flag == 0) & (now() - start < LIMIT):
+        flag = tl.atomic_add(flag_ptr, 0, sem="acquire")
+    tl.store(out_ptr + 2 * pid, flag)
+    tl.store(out_ptr + 2 * pid + 1, now() - start)
+
+
+@specimen()
+def waits_for_a_time():
+    out = torch.zeros(3, 2, dtype=torch.int64)
+    sleepy_kernel[(3,)](torch.zeros(1, dtype=torch.int32), out, LIMIT=100_000)
+    assert out[:, 0].tolist() == [0, 0, 0]
+    assert bool((out[:, 1] >= 100_000).all())
+
+
+@triton.jit
+def napping_kernel(out_ptr, LIMIT: tl.constexpr):
+    start = now()
+    while now() - start < LIMIT:
+        pass
+    tl.store(out_ptr + tl.program_id(0), now() - start)
+
+
+@specimen()
+def waits_for_nothing_but_time():
+    out = torch.zeros(3, dtype=torch.int64)
+    napping_kernel[(3,)](out, LIMIT=1_000_000)
+    assert bool((out >= 1_000_000).all())
+
+
+@triton.jit
+def lane_kernel(x_ptr):
+    lane = tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    tl.store(x_ptr, lane)
+
+
+@specimen()
+def asks_for_its_lane():
+    lane_kernel[(1,)](torch.zeros(1, dtype=torch.int32))
+
+
+@triton.jit
 def unknown_kernel(x_ptr):
     tl.inline_asm_elementwise("vote.sync.any.pred p, p, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 

@@ -42,7 +42,11 @@ HEALTHY = (
     "stays_inside", "masks_what_nobody_has_written", "padding_that_nobody_has_written", "counts_in_any_order",
     "waits_in_assembly", "hashes_in_32_bits", "goes_far_and_comes_back", "overflows_where_nothing_is_read",
     "counts_long", "goes_round_long_in_each_program", "queues_with_tickets",
+    "waits_for_a_time", "waits_for_nothing_but_time",
 )  # fmt: skip
+
+# What cannot be executed -> what the refusal names.
+REFUSED = {"asks_for_a_vote": "vote.sync", "asks_for_its_lane": "the register %laneid"}
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +73,13 @@ def test_a_healthy_neighbour_is_left_alone(rows, name):
 
 
 def test_every_specimen_is_judged(rows):
-    assert set(rows) == {*FAULTS, *HEALTHY, "asks_for_a_vote"}
+    assert set(rows) == {*FAULTS, *HEALTHY, *REFUSED}
     assert rows["asserts"]["printed"] == [f"pid ({i}, 0, 0) idx () program: {i}" for i in range(3)]
 
 
-def test_what_is_not_known_is_refused_by_name_and_line(rows):
-    error = rows["asks_for_a_vote"]["error"]
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_is_refused_by_name_and_line(rows, name):
+    error = rows[name]["error"]
     assert error.startswith("UnsupportedOperationError: tt.elementwise_inline_asm (")
     assert "faulty_kernels.py:" in error
-    assert "vote.sync" in error
+    assert REFUSED[name] in error

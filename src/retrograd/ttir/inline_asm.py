@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +18,10 @@ _INSTRUCTION = re.compile(r"(?:@(!?)(\S+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s|]+")
 # Waiting and hints, which change no value; fences are for whoever orders accesses.
 NO_VALUE = frozenset({"griddepcontrol", "fence", "membar", "bar", "barrier", "nanosleep", "prefetch", "createpolicy"})
-# Registers that say where and when a program runs.
-_SPECIAL = ("%globaltimer", "%clock", "%clock64", "%smid", "%warpid", "%laneid", "%nsmid")
+_DECLARED = re.compile(r"\.reg\s+\.\w+\s+([^;]+);")
+_CLOCK = re.compile(r"%(?:globaltimer|clock)(?:64|_lo|_hi)?\b")
+_NOW = itertools.count(1)  # clocks are read, by all launches: each look is later than those before
+_TICK = 1 << 10  # nanoseconds and cycles between two looks, so that a kernel that waits for a millisecond ends soon
 _BITS = {"h": 16, "r": 32, "f": 32, "l": 64, "d": 64, "b": 8, "c": 8}
 
 
@@ -35,6 +38,7 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
     """
     plain = plain_text(text)
     body = re.sub(r"(^|[;{\s])\{(?![^;{}]*\}\s*[,;])|\}(?=\s*(?:$|;|\}|[a-z@.{]))", r"\1 ", plain)
+    declared = {word.split("<")[0] for names in _DECLARED.findall(plain) for word in re.split(r"[,\s]+", names)}
     program: list[tuple[str, str, str, list[str]]] = []
     for statement in body.split(";"):
         statement = " ".join(statement.split())
@@ -46,8 +50,12 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
             name not in _TABLE and name not in NO_VALUE and name not in ("mov", "setp", "selp", "cvt")
         ):
             return f"its instruction {statement!r}"
+        operands = _OPERAND.findall(match[4])
+        unknown = [w for w in operands if w[0] == "%" and w not in declared and w != "%smid" and not _CLOCK.match(w)]
+        if unknown:
+            return f"the register {unknown[0]}"
         if name not in NO_VALUE:
-            program.append((match[1] or "", match[2] or "", match[3], _OPERAND.findall(match[4])))
+            program.append((match[1] or "", match[2] or "", match[3], operands))
     slots = [word.strip("=&+ ") for word in constraints.split(",") if not word.startswith("~")]
     outputs = sum(word.strip().startswith("=") for word in constraints.split(","))
 
@@ -69,6 +77,11 @@ def inline_asm(text: str, constraints: str, packed: int) -> Callable[..., Any] |
         return _results(registers, targets, shape, packed, slots)
 
     return compute
+
+
+def reads_clock(text: str) -> bool:
+    """Whether a piece of assembly asks for the time."""
+    return bool(_CLOCK.search(plain_text(text)))
 
 
 def plain_text(text: str) -> str:
@@ -231,7 +244,10 @@ def _raw(word: str, kind: str, registers: dict[str, Array]) -> Array:
     if word in registers:
         return registers[word]
     size = int(re.sub(r"\D", "", kind.removesuffix("x2")) or 32) * (2 if kind.endswith("x2") else 1)
-    if word in _SPECIAL or word.startswith("$"):
+    if _CLOCK.match(word):
+        now = next(_NOW) * _TICK
+        return np.array([(now >> 32 if word.endswith("_hi") else now) & ((1 << size) - 1)], f"u{size // 8}")
+    if word == "%smid" or word.startswith("$"):  # as if all programs were on the same multiprocessor
         return np.zeros(1, f"u{size // 8}")
     if re.match(r"0[fF][0-9a-fA-F]{8}$", word):
         return np.array([int(word[2:], 16)], np.uint32)

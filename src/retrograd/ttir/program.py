@@ -15,6 +15,7 @@ from retrograd.ttir.control_flow import branch, call, conditional_loop, counted_
 from retrograd.ttir.element_types import Array, ElementType, element_type
 from retrograd.ttir.exact_addresses import ExactAddresses
 from retrograd.ttir.frames import Code, Frame, Step
+from retrograd.ttir.inline_asm import reads_clock
 from retrograd.ttir.ir import Block, Function, Module, Operation, OperationRegion, SsaValue
 from retrograd.ttir.operations import ELEMENTWISE, refused
 from retrograd.ttir.parser import parse
@@ -182,7 +183,8 @@ class Compiler:
 
     def _step(self, operation: Operation) -> Step | None:
         name = operation.name
-        shows = name in _SHOWS or (name == "tt.elementwise_inline_asm" and loads(operation))
+        assembly = name == "tt.elementwise_inline_asm"
+        shows = name in _SHOWS or (assembly and (loads(operation) or reads_clock(operation.text)))
         self._repeats = self._repeats and not shows
         if name == "arith.constant":
             self._constants[self.slot(operation.results[0])] = constant(operation)
@@ -193,7 +195,7 @@ class Compiler:
             return STEPS[name](self, operation)
         if operation.regions or name == "tt.call":
             return self._structured(operation)
-        if name == "tt.elementwise_inline_asm" and loads(operation):
+        if assembly and loads(operation):
             return asm_with_loads(self, operation)
         builder = ELEMENTWISE.get(name) or SHAPING.get(name)
         if builder is None:
@@ -204,9 +206,8 @@ class Compiler:
                 self.flow([self.slot(operand)], [self.slot(operation.results[0])])
         if name == "tt.int_to_ptr":
             self._sources.setdefault(self.slot(operation.results[0]), set()).add(_ANY)
-        if name == "tt.elementwise_inline_asm" and any(f"{word}." in operation.text for word in ("fence", "membar")):
-            return self._fence(operation, builder(operation))
-        return self._plain(operation, builder(operation))
+        plain = self._plain(operation, builder(operation))
+        return self._assembly(operation, plain) if assembly else plain
 
     def _plain(self, operation: Operation, compute: Callable[..., Any]) -> Step:
         """A step that computes results from operands."""
@@ -282,14 +283,18 @@ class Compiler:
             return conditional_loop(operands, before, after, results, place)
         raise refused(operation, "it is not known")
 
-    def _fence(self, operation: Operation, compute: Callable[..., Any]) -> Step:
-        """Inline assembly with a fence: what races know of it, then its values."""
-        plain = self._plain(operation, compute)
+    def _assembly(self, operation: Operation, plain: Step) -> Step:
+        """Inline assembly: what races know of its fences and loops of its clocks, then its values."""
+        fences = any(f"{word}." in operation.text for word in ("fence", "membar"))
+        clock = reads_clock(operation.text)
+        if not fences and not clock:
+            return plain
 
         def run(frame: Frame) -> None:
-            races = frame.launch.memory.races
-            if isinstance(races, OrderedRaces):
-                races.fence(int(frame.programs[0]))
+            memory = frame.launch.memory
+            if fences and isinstance(memory.races, OrderedRaces):
+                memory.races.fence(int(frame.programs[0]))
+            memory.version += clock  # a loop that waits for a time does not wait for others
             plain.run(frame)
 
         return Step(run)
