@@ -119,3 +119,10 @@ def test_a_comparison_that_checks_nothing_is_no_margin():
     assert found.tail is not None
     assert found.tail.supported
     assert found.tail.high < 0.01
+
+
+def test_a_compared_tensor_can_be_resized():
+    x = torch.ones(6, dtype=torch.float64)
+    assert note(x, torch.ones(6, dtype=torch.float64)).worst == 0
+    x.untyped_storage().resize_(0)
+    assert x.untyped_storage().size() == 0

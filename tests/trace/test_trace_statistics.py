@@ -204,3 +204,12 @@ def test_as_much_waits_as_the_smallest_gpu_has_room_for(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memories))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(total_memory=memories[at]))
     assert collector.table_limits() == ("cuda", 4096 if kernel else 0, 1 << 26)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_memory_that_was_measured_can_be_resized(dtype):
+    """FSDP2 frees gathered parameters by resizing their storage, which numpy() would forbid for good."""
+    x = torch.ones(6).to(dtype)
+    assert cpu.measure(x)[:2] == (1.0, 1.0)
+    x.untyped_storage().resize_(0)
+    assert x.untyped_storage().size() == 0

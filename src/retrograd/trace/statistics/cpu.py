@@ -47,17 +47,20 @@ def measure(tensor: torch.Tensor, histogram: bool = False) -> StatisticsRow:
     A tensor elsewhere is copied to the CPU, for which its device is waited for.
     """
     x = as_real(tensor).cpu().contiguous()
-    digest = finish(block_hash(x.reshape(-1).view(torch.uint8).numpy()), byte_size(x))
+    # Not by numpy(), after which nobody may resize the memory, as FSDP2 does when it frees its gathered parameters.
+    octets = np.from_dlpack(x.reshape(-1).view(torch.uint8))
+    digest = finish(block_hash(octets), byte_size(x))
     count, floating = x.numel(), x.dtype.is_floating_point
     if not count:
         bad = 0 if floating else None
         return None, None, None, bad, bad, bad, 0, digest, NO_EXPONENTS if floating and histogram else None
     if not floating:
-        values = x.reshape(-1).numpy()
+        values = octets.view(str(x.dtype).removeprefix("torch."))
         zero = count - int(np.count_nonzero(values))
         return float(values.min()), float(values.max()), _rms(values), None, None, None, zero, digest, None
     # Exact: every narrow number is a float32.
-    values = (x if x.dtype in (torch.float32, torch.float64) else x.float()).reshape(-1).numpy()
+    wide = x.dtype in (torch.float32, torch.float64)
+    values = octets.view(str(x.dtype).removeprefix("torch.")) if wide else x.float().reshape(-1).numpy()
     fields = exponents(count_exponents(values)) if histogram else None
     return (*_of_floats(values, torch.finfo(x.dtype).tiny), digest, fields)
 
