@@ -92,8 +92,33 @@ def test_flags_of_python_stay_its_own():
         ["-m", "a.b", "-x"],
     )
     assert split(["t.py", "-m"]) == (sys.executable, [], ["t.py", "-m"])
+    assert split(["python", "t.py"])[0] == split(["python3", "t.py"])[0] == sys.executable  # not that of PATH
+    assert split(["/opt/python", "t.py"])[0] == "/opt/python"
     with pytest.raises(UsageError):
         split(["python", "-u"])
+
+
+SEVERAL = """
+import torch, retrograd.graph
+model = torch.nn.Linear(4, 2)
+compiled = torch.compile(model, backend="aot_eager")
+optimizers = [torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()]
+for batch in (8, 8, 5):
+    compiled(torch.randn(batch, 4)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    {mark}
+"""
+
+
+@pytest.mark.parametrize("mark", ["pass", "retrograd.graph.step()"])
+def test_one_step_is_one_round_of_the_loop(tmp_path, mark):
+    (tmp_path / "train.py").write_text(SEVERAL.format(mark=mark))
+    result = graph("watch", "--expect", 2, "--json", "--", "python", tmp_path / "train.py")
+    [report] = json.loads(result.stdout)
+    assert (report["steps"], [graph["step"] for graph in report["graphs"]]) == (3, [0, 0, 2, 2])
+    own = "the program's first optimizer" if mark == "pass" else mark
+    assert report["notes"] == [f"each call of {own} counts as a step"]
 
 
 def test_recorded_graphs(tmp_path):

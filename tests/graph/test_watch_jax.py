@@ -57,14 +57,23 @@ def step(w, x):
     return w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
 
 before = jax.config.values["jax_dump_ir_to"], jax.config.values["jax_explain_cache_misses"]
-w = jnp.ones((4, 2))
-with graph.watch("jax", expect=1) as o:
+
+@jax.jit
+def multiply(x):  # a function of JAX is called so, too
+    return x * 3.0
+
+with graph.watch("jax", expect=2) as o:
+    w = jnp.ones((4, 2)) + jax.random.normal(jax.random.key(0), (4, 2))
+    multiply(w)
+    o.step()
     for batch in (8, 8, 5, 5):
+        jnp.where(w > 0, w, 0.0).mean(), jnp.argsort(w), w * 2.0
         w = step(w, jnp.ones((batch, 4)))
         o.step()
 assert before == (jax.config.values["jax_dump_ir_to"], jax.config.values["jax_explain_cache_misses"])
-first, second = o.report().graphs
-assert (first.step, second.step, second.against, second.level) == (0, 2, 0, "strict"), o.report()
+named, first, second = o.report().graphs
+assert named.name == "multiply" and "are not counted" in o.report().notes[0], o.report()
+assert (first.step, second.step, second.against, second.level) == (1, 3, 1, "strict"), o.report()
 assert "now f32[5,4] and before f32[8,4]" in second.reason, second
 assert [c.kind for c in second.causes] == ["shape_changed"], second.causes
 assert second.seconds > 0 and first.name == "step"

@@ -13,7 +13,8 @@ from fake_torch_xla import hlo
 
 from retrograd.core import order_registry
 from retrograd.core.order_registry import Order
-from retrograd.errors import GraphChangedError, UsageError
+from retrograd.errors import GraphChangedError, UndecidedError, UsageError
+from retrograd.graph.watching import lock
 from retrograd.graph.watching.events import Compiled, Executed
 from retrograd.graph.watching.schema import WatchReport
 from retrograd.graph.watching.session import GraphChangedWarning, WatchSession
@@ -105,7 +106,11 @@ def test_a_text_that_cannot_be_read_is_compared_as_text_and_says_so():
     session.step([compiled("HloModule broken\n%x = f32[", "a"), compiled("HloModule broken\n%x = f32[", "b")])
     first, second = session.report().graphs
     assert first.level == "text"
-    assert second.same_as == 0
+    assert second.key == first.key
+    assert second.same_as is None  # nobody knows what it leaves out
+    assert session.report().computations == 2
+    with pytest.raises(UndecidedError, match="cannot be locked or checked: compared by its text alone"):
+        lock.of_session(session)
     assert "compared by its text alone" in first.notes[0]
     with pytest.raises(UsageError, match="compared by its text alone"):
         session.explain(0, 1)
@@ -244,3 +249,15 @@ def test_orders_are_of_their_owner():
     del other
     gc.collect()
     assert [order.key for place, order in order_registry.current().items() if place in mine] == [""]
+
+
+def test_steps_that_the_program_marks_begin_anew():
+    session = WatchSession(expect=2)
+    session.step([compiled(hlo(), "a")])
+    session.step([compiled(hlo(stray=True), "b")])
+    session.restart()
+    session.step([])
+    report = session.report()
+    assert report.steps == 1
+    assert [graph.step for graph in report.graphs] == [0, 0]
+    assert [(row.step, row.compiled) for row in report.rows] == [(0, (0, 1))]

@@ -148,7 +148,8 @@ def watch(
 ) -> None:
     """Run a Python program and watch the graphs that its steps compile, without a change of its source.
 
-    Steps are calls of an optimizer of torch, or cuts of torch_xla. With torchrun, put it inside:
+    Steps are calls of the first optimizer of torch, or cuts of torch_xla, unless the program calls
+    retrograd.graph.step(). `python` is the interpreter that retrograd runs under. With torchrun, put it inside:
     torchrun -m retrograd.graph.watching.run '{"expect": 2}' train.py
 
     Exit code: the program's own if it failed; else 0, 1 if a graph is one too many, 3 if no framework was imported; 2
@@ -269,4 +270,6 @@ def split(program: Sequence[str]) -> tuple[str, list[str], list[str]]:
         at += 2 if program[at] in _FLAGS_WITH_VALUE else 1
     if at >= len(program):
         raise UsageError("python is given nothing to run; expected a script, -m MODULE or -c CODE")
-    return first, list(program[1:at]), list(program[at:])
+    # The bare name is the Python that has retrograd, not another one that stands first in PATH.
+    python = sys.executable if first in ("python", "python3") else first
+    return python, list(program[1:at]), list(program[at:])

@@ -14,7 +14,6 @@ _COMPILE = "/jax/core/compile/"
 _BACKEND = _COMPILE + "backend_compile_duration"
 _FILE = re.compile(r"jax_ir(\d+)_(?:jit_)?(.*)_compile\.mlir\Z")
 _FUNCTION = re.compile(r"(?:jit|pmap)\((.*)\)\Z")
-MODULES = "jax_ir*_compile.mlir"
 
 
 def set_options(folder: str) -> dict[str, Any]:
@@ -34,6 +33,17 @@ def module_name(file: str) -> str | None:
     """The function whose module a dumped file has; None if it is another file."""
     match = _FILE.match(file)
     return match[2] if match else None
+
+
+def is_own(name: str, text: str) -> bool:
+    """Is a module of a function of JAX itself, which the program called eagerly?
+
+    Some file of JAX has a function of this name, and no source line of the module stands in a function of this name.
+    """
+    if f'loc("{name}"(' in text or f'.{name}"(' in text:
+        return False
+    files = [vars(module) for key, module in list(sys.modules.items()) if key.startswith("jax.")]
+    return any(callable(names.get(name)) for names in files)
 
 
 def on_compile_time(spent: Callable[[str, float, bool], None]) -> None:

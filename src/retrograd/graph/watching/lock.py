@@ -26,6 +26,7 @@ from retrograd.graph.watching.session import WatchSession, sizes
 LOCK_SCHEMA = "retrograd.graph.lock/2"
 _BEFORE = "retrograd.graph.lock/1"  # its keys are blind to effects and placement; its texts are read again
 _WIDTH = 100
+_UNREAD = "equal texts that nobody can read, and none at all, prove nothing"
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Locked:
 def of_text(text: str, format: str, name: str, keep: bool = True) -> Locked:
     """What the lock keeps of a graph; `keep` its text too."""
     reading = known(text, format, name)
-    if reading.unknown:
-        raise _undecided(name, reading.unknown[0])
+    if reading.level != "strict":
+        raise _undecided(name, next(iter(reading.unknown), Cause("not_told", reading.problem, advice=_UNREAD)))
     return _locked(reading.key, reading.level, format, text if keep else "", reading.graph)
 
 
@@ -74,8 +75,9 @@ def of_session(session: WatchSession) -> dict[str, Locked]:
     for entry in session.entries:
         own = entry.watched
         name = f"{own.role} {counts[own.role]}"
-        if own.level == "undecided":
-            raise _undecided(name, known(entry.text, own.format, name).unknown[0])
+        if own.level != "strict":
+            reasons = known(entry.text, own.format, name).unknown
+            raise _undecided(name, reasons[0] if reasons else Cause("not_told", own.notes[0], advice=_UNREAD))
         graphs[name] = _locked(own.key, own.level, own.format, entry.text, entry.graph)
         counts[own.role] += 1
     return graphs

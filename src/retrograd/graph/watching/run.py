@@ -1,8 +1,8 @@
 """Runs a program with the watcher on: `python -m retrograd.graph.watching.run OPTIONS.json train.py ...`.
 
 What `retrograd graph watch -- python train.py` starts, and what goes between torchrun and a script. Steps are calls of
-an optimizer (torch.optim) or cuts (torch_xla.sync); a program may also call retrograd.graph.step() itself. It is run as
-`__main__`, with its own arguments and folder, as Python runs it.
+the first optimizer (torch.optim) or cuts (torch_xla.sync), unless the program calls retrograd.graph.step() itself. It
+is run as `__main__`, with its own arguments and folder, as Python runs it.
 """
 
 # pyright: basic
@@ -46,16 +46,20 @@ class Program:
         if name == "compile":
             self._steps_of_torch(watcher)
         elif name == "xla":
-            watcher.backends[0].after = watcher.step  # type: ignore[attr-defined]
-            watcher.session.notes.append("each cut counts as a step")
-        else:
-            watcher.session.notes.append("the whole program counts as one step, unless it calls retrograd.graph.step()")
+            watcher.backends[0].after = lambda: watcher.marked or watcher.step()  # type: ignore[attr-defined]
 
     def _steps_of_torch(self, watcher: Watch) -> None:
+        """A step ends with the first optimizer of the program, unless the program marks its steps itself."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(lambda *_: watcher.step())
-        watcher.session.notes.append("each call of an optimizer counts as a step")
+        first: list[int] = []
+
+        def stepped(optimizer: object, *_: object) -> None:
+            first[:] = first or [id(optimizer)]
+            if not watcher.marked and first[0] == id(optimizer):
+                watcher.step()
+
+        register_optimizer_step_post_hook(stepped)
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, AfterImport(tuple(backends.MODULES.values()), self.imported))
@@ -65,6 +69,7 @@ class Program:
         if isinstance(error, SystemExit) and not error.code:
             error = None
         for watcher in reversed(self.watches):
+            watcher.session.notes.append(_steps(watcher))
             watcher.__exit__(type(error) if error else None, error, None)
         if self.report:
             reports = [watcher.report().to_json() for watcher in self.watches]
@@ -77,6 +82,17 @@ class Program:
                 files.save(session, folder if len(sessions) == 1 else folder / session.backends[0])
         if self.lock and error is None:
             lock.hold(self.lock, *sessions)
+
+
+def _steps(watcher: Watch) -> str:
+    """What counted as a step."""
+    if watcher.marked:
+        return "each call of retrograd.graph.step() counts as a step"
+    if watcher.backends[0].name == "compile" and watcher.session.now:
+        return "each call of the program's first optimizer counts as a step"
+    if watcher.backends[0].name == "xla":
+        return "each cut counts as a step"
+    return "the program marks no steps, so it counts as one; call retrograd.graph.step() at the end of each"
 
 
 def main(arguments: Sequence[str]) -> None:

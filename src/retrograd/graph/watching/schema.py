@@ -123,8 +123,8 @@ class WatchReport(Record, Shown):
 
     @property
     def computations(self) -> int:
-        """How many different computations the graphs are."""
-        return len({(g.level, g.key) for g in self.graphs})
+        """How many different computations the graphs are; those that were not proven to be the same count apart."""
+        return sum(g.same_as is None for g in self.graphs)
 
     @property
     def exit_code(self) -> int:

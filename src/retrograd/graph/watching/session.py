@@ -92,6 +92,15 @@ class WatchSession:
         self._report_unexpected([g for g in new if not g.expected], [p for p in plans if not p.expected])
         return row
 
+    def restart(self) -> None:
+        """What was taken for steps so far is the first one: the program marks its steps itself."""
+        self.now = 0
+        for entry in self.entries:
+            entry.watched = replace(entry.watched, step=0)
+        if self.rows:
+            numbers = [number for row in self.rows for number in row.compiled]
+            self.rows = [StepRow(0, tuple(numbers), self.rows[-1].ran, sum(row.seconds for row in self.rows))]
+
     def _find(self, event: Executed) -> int | None:
         return next((e.watched.number for e in self.entries if e.watched.recorded == event.recorded), None)
 
@@ -102,8 +111,9 @@ class WatchSession:
         reading = graph_text.known(event.text, event.format, source)
         key = reading.key or event.digest
         before = next((e.watched.number for e in reversed(self.entries) if e.family == family), None)
-        own = (reading.level, key) if not reading.unknown else None  # equal keys prove nothing where text is left out
-        same = next((e.watched.number for e in self.entries if (e.watched.level, e.watched.key) == own), None)
+        # Equal keys prove nothing where the text leaves something out, cannot be read, or is not known.
+        proven = [e.watched.number for e in self.entries if e.watched.level == reading.level == "strict"]
+        same = next((n for n in proven if self.entries[n].watched.key == key), None)
         left_out = [f"whether it is the same as another cannot be told: {cause.what}" for cause in reading.unknown]
         notes = (*((reading.problem,) if reading.problem else ()), *left_out, *event.notes)
         watched = Watched(

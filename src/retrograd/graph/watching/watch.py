@@ -37,6 +37,7 @@ class Watch:
     _lock: str | Path | None
     _ranks: Comparison | None
     _running: bool = False
+    marked: bool = False  # the program calls `step` itself
 
     def __enter__(self) -> Watch:
         if self._running or self.session.now:
@@ -74,9 +75,9 @@ class Watch:
                 stack.callback(backend.stop)
             for backend in self.backends:
                 events += backend.drain()
-                if small := getattr(backend, "small", 0):
+                if eager := getattr(backend, "eager", 0):
                     self.session.notes.append(
-                        f"{small} modules of single operations, made outside of jit, are not counted"
+                        f"{eager} modules of JAX's own functions, called eagerly, are not counted"
                     )
         if raised:
             self.session.on_extra = "explain"  # an exception is on its way, ours would hide it
@@ -211,6 +212,9 @@ def _check_options(options: dict[str, Any], chosen: Sequence[str]) -> None:
 def step() -> None:
     """Mark the end of a step for every watch that runs; does nothing where none does."""
     for active in tuple(_active):
+        if not active.marked:
+            active.marked = True
+            active.session.restart()
         active.step()
 
 

@@ -1,7 +1,8 @@
 """JAX: the modules that are lowered, why the tracing cache missed, and seconds.
 
 Modules come from jax_dump_ir_to (StableHLO), reasons from the log of jax_explain_cache_misses, seconds from
-jax.monitoring. A module that JAX makes of one operation outside of jit is no graph of the program and only counted.
+jax.monitoring. A module that JAX makes of a function of its own, called eagerly, is no graph of the program and only
+counted.
 """
 
 # pyright: basic
@@ -9,8 +10,8 @@ jax.monitoring. A module that JAX makes of one operation outside of jit is no gr
 from __future__ import annotations
 
 import logging
+import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from typing import Any
 from retrograd.compat import jax as compilations
 from retrograd.graph.watching.events import Compiled, Event, WatchBackend
 
-_SMALL = 12  # lines of a module of one operation
 # The log of jax_explain_cache_misses.
 _HEAD = re.compile(r"TRACING CACHE MISS at (?P<file>.*?):(?P<line>\d+)(?::\d+)? \((?P<caller>.*)\)")
 _FOR = re.compile(r"^\s*for (?P<name>\S+) defined at ", re.MULTILINE)
@@ -53,7 +53,7 @@ class Jax(WatchBackend):
         self._running: dict[str, float] = {}
         self._listening = False
         self._shared: Any = None
-        self.small = 0  # modules of single operations
+        self.eager = 0  # modules of JAX's own functions
 
     def _hook(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="retrograd-graphs-")
@@ -82,8 +82,8 @@ class Jax(WatchBackend):
         if self._folder is None:
             return []
         events: list[Event] = []
-        for path in sorted(Path(self._folder.name).glob(compilations.MODULES)):
-            name = compilations.module_name(path.name)
+        for file in sorted(os.listdir(self._folder.name)):  # 10 us less at each step than a glob  # noqa: PTH208
+            path, name = Path(self._folder.name, file), compilations.module_name(file)
             text = path.read_text(encoding="utf-8", errors="replace")
             path.unlink()
             if name is not None:
@@ -95,11 +95,11 @@ class Jax(WatchBackend):
     def _module(self, name: str, text: str) -> list[Event]:
         seconds = self._spent.get(name, [])
         spent = seconds.pop(0) if seconds else None
-        if len(text.splitlines()) <= _SMALL and _is_operation(name):
-            self.small += 1
-            return []
-        at = next((i for i, miss in enumerate(self._misses) if miss.function == name), None)
+        at = next((i for i, miss in enumerate(self._misses) if _in_file(miss.function) == name), None)
         miss = self._misses.pop(at) if at is not None else None
+        if miss is None and compilations.is_own(name, text):
+            self.eager += 1
+            return []
         why = f"cache miss at {miss.where}: {miss.why}" if miss else ""
         return [Compiled("module", "stablehlo", text, name, name, seconds=spent, reason=why)]
 
@@ -115,10 +115,9 @@ class Jax(WatchBackend):
             self._spent.setdefault(name, []).append(self._running.pop(name))
 
 
-def _is_operation(name: str) -> bool:
-    """Is this the name of an operation of JAX itself, compiled because it was called outside of jit?"""
-    jax = sys.modules["jax"]
-    return any(hasattr(module, name) for module in (jax.lax, jax.numpy))
+def _in_file(function: str) -> str:
+    """The name of a function as the file of its module has it: <lambda> is _lambda."""
+    return re.sub(r"[<>]", "_", function).rstrip("_")
 
 
 @dataclass(frozen=True)
