@@ -323,6 +323,28 @@ def test_an_address_opens_a_place_and_a_bad_one_does_not_matter(tmp_path: Path) 
 
 
 @browser
+def test_five_hundred_causes_are_walked_by_keys_and_filtered(tmp_path: Path) -> None:
+    nodes = [fake._node(f"n{k}", "negate", f"n{k - 1}" if k else "", "", "added") for k in range(500)]
+    causes = tuple(fake.Cause("instruction_inserted", f"+ negate at place {k}", b=(f"n{k}",)) for k in range(500))
+    seen = look(
+        Diff(fake.A, fake.B, causes, nodes_b=tuple(nodes)),
+        tmp_path,
+        "const key = (k) => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: k, bubbles: true}))",
+        "const at = () => document.getElementById('cause-shown').textContent + ' ' + shown('b').chosen",
+        "const open = () => [...document.querySelectorAll('details[open]')].map((d) => d.dataset.cause).join()",
+        "if (at() !== 'cause 1 of 500 n0') throw at()",
+        "key('n'); key('n'); if (at() !== 'cause 3 of 500 n2' || open() !== '3') throw at() + open()",
+        "key('p'); if (at() !== 'cause 2 of 500 n1') throw at()",
+        "key('/'); document.activeElement.value = 'PLACE 49'",
+        "document.activeElement.dispatchEvent(new Event('input')); document.activeElement.blur()",
+        "const left = document.querySelectorAll('details[data-cause]:not([hidden])').length",
+        "if (left !== 11) throw left",
+        "key('n')",
+    )
+    assert seen["b"]["chosen"] == "n49"
+
+
+@browser
 def test_thousands_of_nodes_are_drawn_in_part(tmp_path: Path) -> None:
     nodes = [fake._node("p", "parameter", "", " ".join(f"n{k}" for k in range(1500)), "same")]
     nodes += [fake._node(f"n{k}", "negate", f"p n{k - 1}" if k else "p", "", "same") for k in range(1500)]

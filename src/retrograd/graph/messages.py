@@ -54,7 +54,10 @@ def _diff(diff: Diff, everything: bool) -> doc.Document:
     return doc.Document(
         title=f"retrograd graph diff: {head}",
         text=tuple(_diff_text(diff, everything)),
-        page=(doc.Header(tone, head, (*sides, counts(diff)), word), doc.Embedded("graph_diff.html.j2", values)),
+        page=(
+            doc.Header(tone, head, (*sides, *([] if diff.passes else [counts(diff)])), word),
+            doc.Embedded("graph_diff.html.j2", values),
+        ),
         brief=(doc.Header(tone, head, sizes, word), *(_card(k, cause) for k, cause in enumerate(diff.causes, 1))),
         annotations=(
             *map(annotation, diff.causes),

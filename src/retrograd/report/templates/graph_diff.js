@@ -309,13 +309,60 @@
     say(sides[other], `${cut(sides[letter].chosen, 60)} has no counterpart here; this is the nearest place that both have.`, false);
   }
 
+  // The list of causes: what is opened is shown beside it.
+  const cards = [...document.querySelectorAll("details[data-cause]")];
+  let current = 0;
+
+  function showCause(k) {
+    current = k;
+    const cause = record.causes[k], shown = document.getElementById("cause-shown");
+    if (shown) shown.textContent = `cause ${k + 1} of ${cards.length}`;
+    for (const which of Object.values(sides)) which.chosen = "";
+    const begun = chooseBoth(cause.a, cause.b);
+    if (sides.b.chosen && !sides.a.chosen) fill("b");
+    if (sides.a.chosen && !sides.b.chosen) fill("a");
+    if (!begun) for (const which of Object.values(sides)) say(which, "This cause has no place in the picture.", true);
+    return begun;
+  }
+
+  function step(by) {
+    const listed = cards.filter((card) => !card.hidden), at = listed.indexOf(cards[current]);
+    const card = listed[Math.max(0, Math.min(listed.length - 1, at + by))];
+    if (!card) return;
+    select(card);
+    card.scrollIntoView({ block: "nearest" });
+    card.querySelector("summary").focus({ preventScroll: true });
+  }
+
+  function select(card) {
+    if (card === cards[current]) return;
+    for (const other of cards) other.open = other === card;
+    showCause(cards.indexOf(card));
+  }
+
+  for (const card of cards) card.addEventListener("toggle", () => card.open && select(card));
+  document.getElementById("previous")?.addEventListener("click", () => step(-1));
+  document.getElementById("next")?.addEventListener("click", () => step(1));
+  const filter = document.getElementById("filter");
+  filter?.addEventListener("input", () => {
+    const wanted = filter.value.trim().toLowerCase();
+    for (const card of cards) card.hidden = !card.textContent.toLowerCase().includes(wanted);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input")) return;
+    const keys = { n: () => step(1), p: () => step(-1), b: () => document.getElementById("back").click(), "/": () => filter?.focus() };
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+
   for (const button of document.querySelectorAll("button.node[data-id]")) {
     const { side: letter, id } = button.dataset;
     button.disabled = !sides[letter].known.has(id);
     button.addEventListener("click", () => {
       choose(letter, id);
       if (!sides[letter === "a" ? "b" : "a"].known.has(sides[letter].known.get(id).twin)) fill(letter);
-      document.getElementById("picture").scrollIntoView({ block: "start" });
+      document.getElementById("picture").scrollIntoView({ block: "nearest" });
     });
   }
   document.getElementById("radius").addEventListener("input", (event) => {
@@ -351,7 +398,7 @@
     begun = sides[asked[1]].known.has(id);
     if (begun) choose(asked[1], id, false);
   }
-  for (const cause of record.causes) if (!begun) begun = chooseBoth(cause.a, cause.b);
+  if (!begun && record.causes.length) begun = showCause(0);
   if (!begun) {
     const any = (nodes) => (nodes.find((n) => n.status !== "same") ?? nodes[0])?.id;
     if (record.nodes_b.length) choose("b", any(record.nodes_b), false);
