@@ -183,6 +183,7 @@ def test_a_budget_ends_it_between_two_mutants():
         ({"functions": ["nothing"]}, "which norm does not run"),
         ({"tests": " "}, "`tests` is empty"),
         ({"tests": "false"}, "must pass without any mutant"),
+        ({"tests": "true"}, "imports nothing that is mutated"),
         ({"lines": lambda file, line: False}, "nothing to mutate"),
         ({"functions": ["norm_op:nothing"]}, "`functions` names"),
     ],

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +17,7 @@ from retrograd.check.runner import verify
 from retrograd.check.schema import Finding, Report
 from retrograd.check.spec import OpSpec
 from retrograd.core.subprocesses import Child
+from retrograd.core.wording import some
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.mutation.edits import Edit
 from retrograd.mutation.functions import frameworks, is_users
@@ -82,6 +83,7 @@ class Tests:
 
     Attributes:
         case: of a campaign: the command, and a digest of the files that its processes import.
+        imported: these files.
 
     Raises:
         UsageError: it fails on the original, or runs no test.
@@ -104,15 +106,26 @@ class Tests:
             names.touch()
             job = json.dumps({"imported": str(names)})
             code, output = self._run(config.request_at_start("retrograd.mutation.injection", job), timeout or 3600.0)
-            imported = {Path(line) for line in names.read_text(encoding="utf-8").splitlines()}
+            self.imported = {Path(line) for line in names.read_text(encoding="utf-8").splitlines()}
         self.seconds = _since(start)
         apart = frameworks()
-        self.case = f"{command} {digest_of(p for p in imported if is_users(p, apart))}"
+        self.case = f"{command} {digest_of(p for p in self.imported if is_users(p, apart))}"
         self.timeout = timeout or 5 * self.seconds + 10
         if code != _PASSED:
             reason = "runs no test" if "pytest" in words and code == _NO_TESTS else f"ends with {code}"
             last = "\n".join(output.strip().splitlines()[-5:])
             raise UsageError(f"`tests` must pass without any mutant: {command!r} {reason}\n{last}")
+
+    def check(self, files: Iterable[str]) -> None:
+        """UsageError where no process of the tests imports any of these files: whatever is done to them, it passes."""
+        mutated = sorted({Path(file).resolve() for file in files})
+        if self.imported.isdisjoint(mutated):
+            alike = [p for p in self.imported if p.parts[-2:] in {m.parts[-2:] for m in mutated}]
+            another = f"but {some(sorted(map(str, alike)))}: have both use one copy"
+            raise UsageError(
+                f"`tests` imports nothing that is mutated, {some([str(path) for path in mutated])}, "
+                + (another if alike else "so that they would notice no mutant (a file run as a script is not imported)")
+            )
 
     def judge(self, target: Any, edit: Edit) -> Judgement:
         """Whether the tests fail where the mutant stands in the place of a function with source (`MutationTarget`)."""

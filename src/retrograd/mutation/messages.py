@@ -40,9 +40,14 @@ def document(report: MutationReport, everything: bool = True) -> doc.Document:
 
 def progress_line(result: MutantResult) -> str:
     """One mutant on a line."""
-    seen = [f"{j.judge} {'finds it' if j.killed else 'PASSES'}" for j in result.judgements if result.fate == "differs"]
+    seen = [f"{j.judge} {_notices(j.judge)} {'it' if j.killed else 'NOTHING'}" for j in result.judgements]
     fate = f"differs {_place(result.rarity)}" if result.fate == "differs" else result.fate
-    return "; ".join([f"{result.mutant.operator} in {result.mutant.function}: {fate}", *seen])
+    said = seen if result.fate == "differs" else []
+    return "; ".join([f"{result.mutant.operator} in {result.mutant.function}: {fate}", *said])
+
+
+def _notices(judge: str) -> str:
+    return "notice" if judge == "tests" else "notices"
 
 
 def _named(judge: str) -> str:
@@ -78,7 +83,7 @@ def _table(report: MutationReport) -> doc.Table:
             shares = [f"{sum(r.killed(judge) for r in these)} of {len(these)}" for judge in report.judges]
             rows.append((rarity or "all", *shares))
     return doc.Table(
-        ("differ at", *(f"{j} notice{'s' * (j == 'verify')}" for j in report.judges)),
+        ("differ at", *(f"{j} {_notices(j)}" for j in report.judges)),
         tuple(rows),
         numbers=tuple(range(1, 1 + len(report.judges))),
     )
@@ -99,7 +104,8 @@ def _facts(result: MutantResult) -> Iterator[doc.Fact]:
     yield doc.Fact("differs", f"{_place(result.rarity)}: {result.difference}")
     yield doc.Fact("shown by", f"{result.case} in {result.dtype}" if result.case else result.dtype)
     for judgement in result.judgements:
-        verdict = f"notices: {judgement.why}" if judgement.killed else "notices nothing"
+        verb = _notices(judgement.judge)
+        verdict = f"{verb}: {judgement.why}" if judgement.killed else f"{verb} nothing"
         more = f" ({judgement.why})" if judgement.why and not judgement.killed else ""
         yield doc.Fact(judgement.judge, verdict + more)
     yield doc.Fact("change", result.mutant.diff, "pre")

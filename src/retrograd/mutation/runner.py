@@ -68,8 +68,8 @@ def mutate(
         A MutationReport.
 
     Raises:
-        UsageError: torch sees a GPU, there is nothing to mutate, the tests fail without a mutant, `results` is another
-            file, nothing answers at `cluster`, or it has other sources.
+        UsageError: torch sees a GPU, there is nothing to mutate, the tests fail without a mutant or import nothing
+            that is mutated, `results` is another file, nothing answers at `cluster`, or it has other sources.
         MissingExtraError: `cluster` needs joblib and Dask.
         SpecError: the description of the op does not work.
     """
@@ -84,7 +84,8 @@ def mutate(
         levels = tuple(levels) or (SOURCES if tests or functions or lines else LEVELS)
         changeable, targets = targets_of(spec, seed, functions, levels)
         chosen, candidates = choose(spec, targets, count, seed, lines)
-        command = Tests(tests) if tests else None
+        if command := Tests(tests) if tests else None:
+            command.check(c.mutant.file for c in chosen)
         kept = Results(results or ":memory:", campaign_of(spec, targets, (seed, level, *(beside or {}))))
         known = _known(kept, changeable, level, seed)
         work = MutantWorkElsewhere(
