@@ -70,7 +70,7 @@ def test_sdist_holds_what_tests_and_documents_need(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     folders = ("src", "tests", "docs", "tools", "benchmarks", "examples")
     files = ("Makefile", "mkdocs.yml", "pyproject.toml", "constraints.txt", "LICENSE")
-    pages = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md")
+    pages = ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md")
     assert _files(*folders, *files, *pages) - names == set()
     assert {name.split("/")[0] for name in names} <= {*folders, *files, *pages, ".ci", ".gitignore", "PKG-INFO"}
 
