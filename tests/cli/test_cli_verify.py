@@ -225,12 +225,11 @@ def test_a_mistyped_command_is_told_its_neighbour_and_the_version_is_told() -> N
     assert (result.exit_code, result.output.split()[0]) == (0, "retrograd")
 
 
-def test_a_pipe_is_as_wide_as_a_written_text_unless_columns_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_folds_no_line_unless_columns_says_how_wide_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from retrograd.cli._output import console
-    from retrograd.report.text import WIDTH
 
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert console().width == WIDTH
+    assert console().width > 1000
     monkeypatch.setenv("COLUMNS", "80")
     assert console().width == 80

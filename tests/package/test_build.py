@@ -69,7 +69,15 @@ def test_sdist_holds_what_tests_and_documents_need(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     folders = ("src", "tests", "docs", "tools", "benchmarks", "examples")
-    files = ("Makefile", "mkdocs.yml", "pyproject.toml", "constraints.txt", "LICENSE")
+    files = (
+        "Makefile",
+        "mkdocs.yml",
+        "pyproject.toml",
+        "constraints.txt",
+        "LICENSE",
+        "action.yml",
+        ".pre-commit-hooks.yaml",
+    )
     pages = ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md")
     assert _files(*folders, *files, *pages) - names == set()
     assert {name.split("/")[0] for name in names} <= {*folders, *files, *pages, ".ci", ".gitignore", "PKG-INFO"}

@@ -10,6 +10,7 @@ import json
 import shlex
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,23 +87,34 @@ def process_limits(timeout: float = 300.0, memory: float | None = None) -> Proce
 
 
 def verify_isolated(
-    command: VerifyCommand, limits: ProcessLimits, progress: Progress | None = None, jobs: int = 1
+    command: VerifyCommand,
+    limits: ProcessLimits,
+    progress: Progress | None = None,
+    jobs: int = 1,
+    stopping: threading.Event | None = None,
 ) -> Report:
     """What `retrograd verify` finds; `progress` is called with a stage id and a line of text as stages start and end.
 
-    With `jobs` that many processes share the dtypes.
+    With `jobs` that many processes share the dtypes. Ctrl-C sets `stopping`, and the report is of what was run.
 
     Raises:
         UsageError: `jobs` is not positive.
         RetrogradError: the command refused its arguments, or the process ended before the first stage; with the
             message and the exit code.
+        KeyboardInterrupt: Ctrl-C before there was anything to report.
     """
     if jobs < 1:
         raise UsageError(f"`--jobs` is {jobs}, expected 1 or more")
     start = time.perf_counter()
+    stopping = stopping or threading.Event()
     shares = [replace(command, share=(i, jobs)) for i in range(jobs)]
     with ThreadPoolExecutor(jobs) as pool:
-        parts = list(pool.map(lambda share: _verify_share(share, limits, progress), shares))
+        running = [pool.submit(_verify_share, share, limits, progress, stopping) for share in shares]
+        try:
+            parts = [share.result() for share in running]
+        except KeyboardInterrupt:
+            stopping.set()
+            parts = [share.result() for share in running]
     return replace(settle(_merged(parts)), seconds=round(time.perf_counter() - start, 3))
 
 
@@ -145,18 +157,26 @@ def _joined(results: Sequence[StageResult]) -> StageResult:
     )
 
 
-def _verify_share(command: VerifyCommand, limits: ProcessLimits, progress: Progress | None) -> Report:
+def _verify_share(
+    command: VerifyCommand, limits: ProcessLimits, progress: Progress | None, stopping: threading.Event
+) -> Report:
     header, in_a_row, notes = None, 0, dict[str, None]()
     done: list[StageResult] = []
     failed: dict[str, list[str]] = {}
     while in_a_row < _ENOUGH:
         left_out = [*command.skip, *(stage.id for stage in done)]
         words = [*command.always, *command.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
-        child = _run(words, {"failed": failed, "share": command.share}, limits, progress)
+        child = _run(words, {"failed": failed, "share": command.share}, limits, progress, stopping)
         done += child.stages
         header, failed = child.header if header is None else header, child.failed or failed
         notes |= dict.fromkeys(() if child.header is None else child.header.notes)
         if child.ended == "end":
+            break
+        if child.ended == "stopped":
+            if header is None:
+                raise KeyboardInterrupt
+            reason = "interrupted; it and the stages after it were not run to their end"
+            done.append(StageResult(child.running or "interrupted", child.title, "undecided", reason))
             break
         if child.ended == "lost":  # a new process gets a GPU that answers
             in_a_row = 1 if len(child.stages) > 1 else in_a_row + 1
@@ -214,7 +234,13 @@ def _lost(child: _Child, command: VerifyCommand, limits: ProcessLimits) -> Stage
     return StageResult(child.running, child.title, "failed", findings=(finding,))
 
 
-def _run(arguments: Sequence[str], job: dict[str, Any], limits: ProcessLimits, progress: Progress | None) -> _Child:
+def _run(
+    arguments: Sequence[str],
+    job: dict[str, Any],
+    limits: ProcessLimits,
+    progress: Progress | None,
+    stopping: threading.Event,
+) -> _Child:
     child = _Child([])
     with tempfile.TemporaryDirectory(prefix="retrograd-verify-") as folder:
         events = Path(folder) / "events"
@@ -227,6 +253,7 @@ def _run(arguments: Sequence[str], job: dict[str, Any], limits: ProcessLimits, p
                 lambda words: _hear(words, child, progress),
                 lambda: limits.timeout if child.running else max(limits.timeout, STARTUP),
                 memory=limits.memory,
+                stop=stopping.is_set,
             )
         child.log = process.output()
     if child.ended == "end":

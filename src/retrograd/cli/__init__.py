@@ -7,6 +7,7 @@ import importlib
 import click
 
 from retrograd.cli._groups import CommandGroup
+from retrograd.cli._output import INTERRUPTED, whole_output
 from retrograd.errors import RetrogradError
 
 _ELSEWHERE = {"repro": "verify"}  # a command in the file of another
@@ -30,10 +31,14 @@ class _Commands(CommandGroup):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with whole_output():
+                return super().invoke(ctx)
         except RetrogradError as error:
             click.echo(f"retrograd: {error}", err=True)
             ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("retrograd: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
 
 
 _EXAMPLES = """\b

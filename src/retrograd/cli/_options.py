@@ -16,6 +16,11 @@ def words(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
     return tuple(word.strip() for word in (value or "").split(",") if word.strip())
 
 
+def examples(*lines: str) -> str:
+    """The end of a help page."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 def options(choices: Sequence[Decorator]) -> Decorator:
     """A decorator that adds options in this order."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import wraps
@@ -20,6 +21,27 @@ if TYPE_CHECKING:
     from retrograd.report import AnyRecord
 
 Progress = Callable[[str, str], None]
+_UNFOLDED = 10_000  # columns, so that each row of a table is a line for grep
+INTERRUPTED = 130  # exit code at Ctrl-C, as of a shell
+
+
+@contextlib.contextmanager
+def whole_output() -> Generator[None]:
+    """Let a reader of stdout go before all is written (`| head`): no error, and the exit code stays the command's."""
+    try:
+        yield
+    except BrokenPipeError:
+        _to_nowhere()
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _to_nowhere()
+
+
+def _to_nowhere() -> None:
+    """Point stdout to where nobody reads; Python flushes it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show(record: AnyRecord, outputs: Sequence[str] = (), form: str = "text", everything: bool = False) -> None:
@@ -28,22 +50,25 @@ def show(record: AnyRecord, outputs: Sequence[str] = (), form: str = "text", eve
 
     # Written first: a reader may close the pipe before it has read everything.
     report.write(record, *outputs)
-    if form == "json":
-        click.echo(record.to_json())
-    elif form == "github":
-        click.echo(report.to_github(record), nl=False)
-    else:
-        report.show(record, console(), everything)
+    with whole_output():
+        if form == "json":
+            click.echo(record.to_json())
+        elif form == "github":
+            click.echo(report.to_github(record), nl=False)
+        else:
+            report.show(record, console(), everything)
 
 
 def console() -> Console:
-    """The terminal; a file or a pipe has the width of a text that is written, unless COLUMNS says otherwise."""
+    """The terminal; in a file or a pipe no line is folded, unless COLUMNS says how wide it is."""
     from rich.console import Console
 
-    from retrograd.report.text import WIDTH
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich calls it where it catches the error, and would end with exit code 1
 
     redirected = not sys.stdout.isatty() and not config.variables(["COLUMNS"])
-    return Console(width=WIDTH if redirected else None)
+    return Terminal(width=_UNFOLDED if redirected else None)
 
 
 def answers(record: str, *more: Decorator, everything: bool = False) -> Decorator:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrograd.cli._options import PATH, options, words
+from retrograd.cli._options import PATH, examples, options, words
 from retrograd.core.loading import near, require_torch
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
@@ -48,7 +48,13 @@ _OPTIONS = [
 ]  # fmt: skip
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "retrograd bench norm --plot norm.html",
+        "retrograd bench my_op.py:spec --device cpu",
+        "retrograd bench rms_norm --compare earlier.jsonl --fail-slower 10",
+    )
+)
 @click.argument("ops", nargs=-1, metavar="[OP]...")
 @options(_OPTIONS)
 def bench(

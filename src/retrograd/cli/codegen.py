@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrograd import config
-from retrograd.cli._options import FORMAT, options, words
+from retrograd.cli._options import FORMAT, examples, options, words
 from retrograd.cli._output import answers, live
 from retrograd.core.loading import require_torch
 from retrograd.errors import RetrogradError, UsageError
@@ -36,7 +36,13 @@ _LIMITS = (
 )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "retrograd codegen kernels.py:launch",
+        "retrograd codegen kernels.py:launch --no-spills --min-load-bytes 16",
+        "retrograd codegen kernels.py:launch --against codegen.json --no-worse",
+    )
+)
 @click.argument("target")
 @click.option("--arch", "architectures", callback=words, metavar="A,B", help="sm_80, sm_90, sm_100, gfx942, gfx950.")
 @click.option("--signature", metavar="TEXT", help="Arguments of a kernel: 'x_ptr=*bf16, N=i32:16, BLOCK=1024'.")

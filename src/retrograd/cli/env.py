@@ -6,8 +6,10 @@ import json
 
 import click
 
+from retrograd.cli._options import examples
 
-@click.command()
+
+@click.command(epilog=examples("retrograd env", "retrograd env --json"))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (retrograd.env/1).")
 @click.option("--torch/--no-torch", "with_torch", default=True, help="Read torch's flags, which imports it (seconds).")
 @click.option("--self-test", is_flag=True, help="Test every part that rests on private names (half a minute).")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from retrograd.cli._options import PATH, words
+from retrograd.cli._options import PATH, examples, words
 from retrograd.cli._output import answers, console, live
 from retrograd.errors import MissingExtraError, UsageError
 
@@ -35,7 +35,11 @@ def _env(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> 
     return variables
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "retrograd flake tests/test_x.py::test_backward", "retrograd flake my_op.py:margin --seeds 300 --threads 1,2"
+    )
+)
 @click.argument("targets", nargs=-1, metavar="NODEID...")
 @click.option("--seeds", type=int, default=30, show_default=True, help="How many seeds.")
 @click.option("--seed", "first", type=int, help="The first of them  [default: the next in the history, or 0].")

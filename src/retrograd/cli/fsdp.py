@@ -7,16 +7,27 @@ from pathlib import Path
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import AS_JSON, FOLDER, PASSES_OPTIONS_ON, PATH, program
+from retrograd.cli._options import AS_JSON, FOLDER, PASSES_OPTIONS_ON, PATH, examples, program
 from retrograd.errors import UsageError
 
 
-@click.group(cls=CommandGroup)
+@click.group(
+    cls=CommandGroup,
+    epilog=examples(
+        "retrograd fsdp check -- torchrun --nproc-per-node 2 train.py", "retrograd fsdp diff rank-0.json rank-1.json"
+    ),
+)
 def fsdp() -> None:
     """Record and compare the collectives of sharded training (FSDP2, DDP): same order at each step, on each rank."""
 
 
-@fsdp.command(context_settings=PASSES_OPTIONS_ON)
+@fsdp.command(
+    context_settings=PASSES_OPTIONS_ON,
+    epilog=examples(
+        "retrograd fsdp check --steps 3 -- torchrun --nproc-per-node 2 train.py",
+        "retrograd fsdp check --logs logs -- train.py",
+    ),
+)
 @program("-- torchrun ... SCRIPT ...")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End the program after N steps of an optimizer.")
 @click.option(
@@ -45,7 +56,7 @@ def check(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_js
     ctx.exit(result.exit_code)
 
 
-@fsdp.command()
+@fsdp.command(epilog=examples("retrograd fsdp diff logs/rank-0.json logs/rank-1.json"))
 @click.argument("files", metavar="ONE OTHER...", type=PATH, nargs=-1, required=True)
 @AS_JSON
 @click.pass_context

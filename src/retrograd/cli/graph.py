@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, PASSES_OPTIONS_ON, PATH, choice, program
+from retrograd.cli._options import AS_JSON, EVERYTHING, FORMAT, PASSES_OPTIONS_ON, PATH, choice, examples, program
 from retrograd.cli._output import answers, console
+from retrograd.core.run_program import with_interpreter
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
@@ -30,7 +30,10 @@ _NUMBER = click.IntRange(min=0)
 _FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 
 
-@click.group(cls=CommandGroup)
+@click.group(
+    cls=CommandGroup,
+    epilog=examples("retrograd graph diff step1.hlo step2.hlo", "retrograd graph watch --expect 2 -- train.py"),
+)
 def graph() -> None:
     """Read, count, compare and explain the computation graphs of training steps.
 
@@ -39,7 +42,7 @@ def graph() -> None:
     """
 
 
-@graph.command()
+@graph.command(epilog=examples("retrograd graph unique step*.hlo"))
 @_FILES
 @answers("retrograd.graph.schema:Unique", FORMAT, EVERYTHING)
 def unique(files: tuple[str, ...]) -> Unique:
@@ -56,7 +59,7 @@ def unique(files: tuple[str, ...]) -> Unique:
     return graph.unique(files)
 
 
-@graph.command()
+@graph.command(epilog=examples("retrograd graph diff step1.hlo step2.hlo -o diff.html"))
 @click.argument("a")
 @click.argument("b")
 @answers("retrograd.graph.schema:Diff", FORMAT, EVERYTHING)
@@ -77,7 +80,7 @@ def diff(a: str, b: str) -> Diff | Pairs:
     return diff_of(a, b)
 
 
-@graph.command()
+@graph.command(epilog=examples("retrograd graph follow step2.hlo p30"))
 @click.argument("file")
 @click.argument("value")
 @answers("retrograd.graph.schema:Follow", FORMAT, EVERYTHING)
@@ -98,7 +101,7 @@ def follow(file: str, value: str) -> Follow:
     return graph.follow(file, value, **limit)
 
 
-@graph.command()
+@graph.command(epilog=examples("retrograd graph ls save.hlo"))
 @_FILES
 @AS_JSON
 def ls(files: tuple[str, ...], as_json: bool) -> None:
@@ -129,7 +132,9 @@ def ls(files: tuple[str, ...], as_json: bool) -> None:
     show_parts([listing(sides, recorded)], console())
 
 
-@graph.command(context_settings=PASSES_OPTIONS_ON)
+@graph.command(
+    context_settings=PASSES_OPTIONS_ON, epilog=examples("retrograd graph watch --expect 2 -- train.py --lr 1e-3")
+)
 @program("[-- python SCRIPT ...]")
 @click.option("--from", "recorded", is_flag=True, help="PROGRAM are recorded graphs instead, in the order of steps.")
 @click.option("--expect", type=_NUMBER, metavar="N", help="More graphs than N fail.")
@@ -175,7 +180,7 @@ def watch(
     ctx.exit(code or max((r.exit_code for r in shown), default=3))
 
 
-@graph.command()
+@graph.command(epilog=examples("retrograd graph lock step*.hlo -o graphs.lock"))
 @_FILES
 @click.option("-o", "--output", type=PATH, default=Path("graphs.lock"), show_default=True)
 @click.option("--no-text", is_flag=True, help="Keep keys alone: smaller, but a change cannot be explained.")
@@ -191,7 +196,7 @@ def lock(files: tuple[str, ...], output: Path, no_text: bool) -> None:
     click.echo(f"{output}: {len(graphs)} graph{'s' if len(graphs) != 1 else ''}")
 
 
-@graph.command()
+@graph.command(epilog=examples("retrograd graph check step*.hlo --lock graphs.lock"))
 @_FILES
 @click.option("--lock", "path", type=PATH, default=Path("graphs.lock"), show_default=True)
 @answers("retrograd.graph.watching.schema:Check", FORMAT, everything=True)
@@ -257,9 +262,7 @@ def split(program: Sequence[str]) -> tuple[str, list[str], list[str]]:
     """
     if not program:
         raise UsageError("there is no program; expected `retrograd graph watch [options] -- python train.py ...`")
-    first = program[0]
-    if first.endswith(".py"):
-        return sys.executable, [], list(program)
+    first, *_ = program = with_interpreter(program)
     if not Path(first).name.startswith("python"):
         raise UsageError(
             f"the program is {first!r}, expected `python ...` or a script; a launcher starts the watcher itself: "

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from retrograd.cli._options import PATH
+from retrograd.cli._options import PATH, examples
 from retrograd.cli._output import show
 
 _OUTPUTS = "Write .html, .json, .txt or .xml (JUnit) instead of printing."
 
 
-@click.command()
+@click.command(epilog=examples("retrograd report r.json -o r.html", "retrograd report r.json --format github"))
 @click.argument("file", type=PATH)
 @click.option("-o", "--output", "outputs", multiple=True, metavar="FILE", help=_OUTPUTS)
 @click.option("--tensorboard", type=PATH, metavar="DIR", help="Append to events in this folder.")

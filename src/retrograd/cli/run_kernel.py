@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from retrograd.cli._options import FORMAT, PASSES_OPTIONS_ON, program
+from retrograd.cli._options import FORMAT, PASSES_OPTIONS_ON, examples, program
 from retrograd.cli._output import answers
 
 if TYPE_CHECKING:
@@ -16,7 +16,13 @@ _SMS = "Multiprocessors that the program is told of; grids of persistent kernels
 _ORDERS = "Run each launch in N orders of its programs, and name the lines whose bits depend on it."
 
 
-@click.command("run-kernel", context_settings=PASSES_OPTIONS_ON)
+@click.command(
+    "run-kernel",
+    context_settings=PASSES_OPTIONS_ON,
+    epilog=examples(
+        "retrograd run-kernel my_kernel.py", "retrograd run-kernel --orders 4 -o report.html -- my_kernel.py --size 100"
+    ),
+)
 @program("[-- SCRIPT.py ARGS ...]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order of programs.")
 @click.option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import EVERYTHING, FOLDER, PASSES_OPTIONS_ON, PATH, choice, program
+from retrograd.cli._options import EVERYTHING, FOLDER, PASSES_OPTIONS_ON, PATH, choice, examples, program
 from retrograd.cli._output import answers, show
 from retrograd.errors import UndecidedError, UsageError
 
@@ -31,7 +31,14 @@ _ENGINE = "What records: compiled code, built at its first use; Python; the firs
 _PARTIAL = click.option("--partial", is_flag=True, help="Take what there is of a file that was cut off.")
 
 
-@click.group(cls=CommandGroup)
+@click.group(
+    cls=CommandGroup,
+    epilog=examples(
+        "retrograd trace record -o run.trace --nan -- train.py",
+        "retrograd trace nan run.trace",
+        "retrograd trace diff a.trace b.trace -o diff.html",
+    ),
+)
 def trace() -> None:
     """Record every operator of training steps, and ask the records: who made the first NaN, where do two runs differ?
 
@@ -39,7 +46,12 @@ def trace() -> None:
     """
 
 
-@trace.command(context_settings=PASSES_OPTIONS_ON)
+@trace.command(
+    context_settings=PASSES_OPTIONS_ON,
+    epilog=examples(
+        "retrograd trace record -o run.trace --nan --steps 3 -- train.py", "retrograd trace record --pdb -- train.py"
+    ),
+)
 @program("[-- SCRIPT.py ARGS ...]")
 @choice("--level", of=["names", "fast", "full"], default="fast", help="No numbers; each value once; every view too.")
 @click.option("-o", "--output", type=PATH, default=Path("run.trace"), show_default=True, metavar="FILE", help=_WHERE)
@@ -71,7 +83,7 @@ def record(ctx: click.Context, program: tuple[str, ...], output: Path, pdb: bool
     ctx.exit(code)
 
 
-@trace.command("show")
+@trace.command("show", epilog=examples("retrograd trace show run.trace"))
 @_FILE
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only this step.")
 @click.option("--phase", type=click.Choice(["forward", "backward", "other"]), help="Only this phase.")
@@ -101,7 +113,7 @@ def show_operators(file: Path, most: int, partial: bool, tensorboard: Path | Non
     return listing(loaded, most=most, **filters)
 
 
-@trace.command()
+@trace.command(epilog=examples("retrograd trace nan run.trace -o nan.html"))
 @_FILE
 @_PARTIAL
 @answers("retrograd.trace.nan_provenance:Provenance")
@@ -116,7 +128,7 @@ def nan(file: Path, partial: bool) -> Provenance:
     return provenance(load(file, partial=partial))
 
 
-@trace.command()
+@trace.command(epilog=examples("retrograd trace diff a.trace b.trace -o diff.html"))
 @click.argument("a")
 @click.argument("b")
 @click.option(
@@ -139,7 +151,7 @@ def diff(a: str, b: str, bitwise: bool | None) -> TraceDiff:
     return diff(a, b, None if bitwise is None else "bitwise" if bitwise else "attainable")
 
 
-@trace.command(context_settings=PASSES_OPTIONS_ON)
+@trace.command(context_settings=PASSES_OPTIONS_ON, epilog=examples("retrograd trace repeat -- train.py"))
 @program("[-- SCRIPT.py ARGS ...]")
 @click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Of each run.")
 @choice("--level", of=["fast", "full"], default="full", help="Each value once; every view too.")
@@ -172,7 +184,7 @@ def repeat(program: tuple[str, ...], steps: int, level: str, keep: Path | None) 
         return diff(files[0], files[1], "bitwise")
 
 
-@trace.command()
+@trace.command(epilog=examples("retrograd trace bisect steps.py:step --tolerance 1e-3"))
 @click.argument("target")
 @click.option("--tolerance", type=float, metavar="R", help="Relative error allowed  [default: a tenth of what it is].")
 @choice("--precision", of=["float64", "float32"])

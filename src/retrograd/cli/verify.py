@@ -10,13 +10,14 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrograd.cli._options import PATH, choice, words
-from retrograd.cli._output import Progress, live, show
+from retrograd.cli._options import PATH, choice, examples, words
+from retrograd.cli._output import INTERRUPTED, Progress, live, show
 from retrograd.core.loading import require_torch
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import RetrogradError, UsageError
@@ -103,7 +104,7 @@ def verify(
     TARGET is a shipped name (rms_norm), package.module:name or path/file.py:name. It runs in a process of its own: an
     op that crashes, hangs, leaks or prints without end is a finding, and the other stages go on.
 
-    Exit code: 0 proved, 1 finding, 2 wrong usage, 3 cannot decide.
+    Exit code: 0 proved, 1 finding, 2 wrong usage, 3 cannot decide, 130 interrupted, with the report so far.
     """
     from retrograd.check import acceptance
     from retrograd.check.isolation import process_limits
@@ -122,18 +123,20 @@ def verify(
     if not (write_baseline and not destination.exists()):
         baseline = acceptance.baseline_path(baseline)
         options |= {"baseline": baseline} if baseline else {}
+    stopping = threading.Event()
     with live(quiet) as progress:
         if in_process:
             report = _verify(target, device, options | {"progress": progress})
         else:
-            report = _isolated(target, device, options, bounds, progress, jobs=jobs, tools=(memcheck, sanitize))
-    if write_baseline:
+            tools = (memcheck, sanitize)
+            report = _isolated(target, device, options, bounds, progress, jobs=jobs, tools=tools, stopping=stopping)
+    if write_baseline and not stopping.is_set():
         report = _baselined(report, destination)
     show(report, outputs, form)
-    ctx.exit(report.exit_code)
+    ctx.exit(INTERRUPTED if stopping.is_set() else report.exit_code)
 
 
-@click.command()
+@click.command(epilog=examples("retrograd repro report.json#1", "retrograd repro report.json#2 --no-run -o again.py"))
 @click.argument("finding", metavar="REPORT.json[#K]")
 @click.option("-o", "--output", type=PATH, help="Write the script instead of running it.")
 @click.option("--run/--no-run", default=True, show_default=True, help="Run the script after printing it.")
@@ -177,6 +180,7 @@ def _isolated(
     *,
     jobs: int,
     tools: tuple[bool, str | None],
+    stopping: threading.Event,
 ) -> Report:
     from retrograd.check.isolation import VerifyCommand, verify_isolated
 
@@ -186,8 +190,8 @@ def _isolated(
     chosen += ["--case", options["case"]] if options["case"] is not None else []
     chosen += ["--baseline", str(options["baseline"])] if options.get("baseline") else []
     request = VerifyCommand(always, tuple(chosen), tuple(options["skip"]))
-    report = verify_isolated(request, bounds, progress, jobs)
-    memcheck, sanitize = tools
+    report = verify_isolated(request, bounds, progress, jobs, stopping)
+    memcheck, sanitize = tools if not stopping.is_set() else (False, None)
     if memcheck:
         from retrograd.check.memcheck import with_memcheck
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from retrograd import config
 from retrograd.core.import_hook import AfterImport
+from retrograd.core.run_program import with_interpreter
 from retrograd.core.schema import plain
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError, VerificationError
@@ -86,7 +87,8 @@ def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = N
             old.unlink()
         changes = config.request_at_start(__name__, json.dumps(options | {"folder": str(folder.resolve())}))
         with as_usage_error(f"{command[0]!r} cannot be started"):
-            code = subprocess.run(list(command), env=config.child_environment(changes), check=False).returncode
+            environment = config.child_environment(changes)
+            code = subprocess.run(with_interpreter(command), env=environment, check=False).returncode
         logs = [Log.load(path) for path in folder.glob("rank-*.json")]
     return judged(code, sorted(logs, key=lambda log: log.rank))
 
