@@ -127,6 +127,7 @@ def test_programs_run_with_this_interpreter_however_they_are_written(tmp_path: P
     assert with_interpreter(["python", "x.py"]) == [here, "x.py"]
     assert with_interpreter(["python3", "-u", "x.py"]) == [here, "-u", "x.py"]
     assert with_interpreter(["-m", "module"]) == [here, "-m", "module"]
+    assert with_interpreter(["python3.11", "x.py"]) == ["python3.11", "x.py"]
     assert with_interpreter(["/opt/python3", "x.py"]) == ["/opt/python3", "x.py"]
     assert with_interpreter(["torchrun", "x.py"]) == ["torchrun", "x.py"]
     (tmp_path / "x.py").write_text("import sys; print('runs with', sys.executable)\n")

@@ -19,16 +19,14 @@ from retrograd.errors import RetrogradError, UsageError
 _MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
 
 
-_PYTHON = re.compile(r"python[\d.]*(\.exe)?")
-
-
 def with_interpreter(program: Sequence[str]) -> list[str]:
     """The command line that runs a program with the Python that runs us, where it is Python's.
 
-    A script, -m or -c gets the interpreter, and so does a `python` that is looked up; what has a path stays.
+    A script, -m or -c gets the interpreter, and it takes the place of `python` and `python3`; another version or a path
+    is somebody's choice and stays.
     """
     command = list(program)
-    if command and _PYTHON.fullmatch(command[0]):
+    if command and command[0] in ("python", "python3"):
         del command[0]
     elif not command or not (command[0] in ("-m", "-c") or command[0].endswith(".py")):
         return command
@@ -46,7 +44,7 @@ def command_of(program: Sequence[str], usage: str) -> list[str]:
         UsageError: there is no such program.
     """
     command = list(program)
-    if command and _PYTHON.fullmatch(Path(command[0]).name):
+    if command and re.fullmatch(r"python[\d.]*(\.exe)?", Path(command[0]).name):
         del command[0]
     if not command:
         raise UsageError(f"there is no program; expected {usage}")
