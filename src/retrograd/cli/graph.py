@@ -273,6 +273,4 @@ def split(program: Sequence[str]) -> tuple[str, list[str], list[str]]:
         at += 2 if program[at] in _FLAGS_WITH_VALUE else 1
     if at >= len(program):
         raise UsageError("python is given nothing to run; expected a script, -m MODULE or -c CODE")
-    # The bare name is the Python that has retrograd, not another one that stands first in PATH.
-    python = sys.executable if first in ("python", "python3") else first
-    return python, list(program[1:at]), list(program[at:])
+    return first, program[1:at], program[at:]
