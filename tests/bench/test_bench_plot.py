@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from retrograd.bench import plot
 from retrograd.bench.rows import Row
-from retrograd.errors import UsageError
+from retrograd.errors import MissingExtraError, UsageError
+from retrograd.report.html import to_html
 
 ROWS = [
     Row(
@@ -24,21 +27,30 @@ ROWS = [
 ]
 
 
-def test_html_is_one_file_without_addresses(tmp_path):
+def test_html_is_one_file_without_addresses():
     pytest.importorskip("vl_convert")
-    plot.write(ROWS, tmp_path / "p.html")
-    page = (tmp_path / "p.html").read_text()
+    page = to_html(plot.document(ROWS), "[]")
     assert "<svg" in page
-    assert "http" not in page
+    assert "http:" not in page
+    assert "https:" not in page
     assert "backward" in page
     assert "<G>" not in page  # text from results is escaped
     assert "&lt;G&gt;" in page
 
 
-def test_png(tmp_path):
+def test_without_the_package_that_draws_the_page_has_tables_and_a_picture_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    page = to_html(plot.document(ROWS), "[]")
+    assert "<svg" not in page
+    assert "gb_per_s" in page
+    assert "16384x16384" in page
+    with pytest.raises(MissingExtraError, match=r"vl-convert-python.*retrograd\[html\]"):
+        plot.png(ROWS)
+
+
+def test_png():
     pytest.importorskip("vl_convert")
-    plot.write(ROWS, tmp_path / "p.png")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert plot.png(ROWS).startswith(b"\x89PNG")
 
 
 def test_of_each_width_the_tallest_shape_is_drawn_and_ragged_widths_are_not():

@@ -10,7 +10,6 @@ import pytest
 from retrograd.check import charts, messages
 from retrograd.check.schema import Report
 from retrograd.core.document import Chart
-from retrograd.errors import MissingExtraError
 from retrograd.report import document, html, write
 
 
@@ -77,11 +76,20 @@ def test_page_shows_verdict_findings_stages_and_environment(page: str) -> None:
     assert "prefers-color-scheme: dark" in visible
 
 
-def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_without_the_package_that_draws_grids_are_plain_pictures_and_bars_tables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(MissingExtraError, match=r"vl-convert-python.*retrograd\[html\]"):
-        write(fake.report(), tmp_path / "r.html")
-    assert not (tmp_path / "r.html").exists()
+    write(fake.report(), tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    picture = page.split("<svg")[1].split("</svg>")[0]
+    assert 'aria-label="Error over attainable error across grad_x"' in picture
+    assert picture.count("<rect") == 6
+    assert "10 to 100: WRONG" in picture
+    table = page.split("Distance to the correctly rounded result</figcaption>")[1].split("</table>")[0]
+    assert re.findall(r"<th scope=\"row\">(.*?)</th><td>(\d+)</td>", table.replace("\n", "")) == [
+        ("0 to 1", "30"), ("1 to 2", "9"), ("2 to 4", "0"), ("4 or more", "3"),
+    ]  # fmt: skip
 
 
 def test_failed_stages_are_drawn_before_the_oracle() -> None:

@@ -3,10 +3,8 @@ the rest. No torch."""
 
 from __future__ import annotations
 
-import html
 import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from retrograd.bench.registry import GROUPS
 from retrograd.bench.rows import DIRECTIONS, Row
 from retrograd.bench.table import markdown
+from retrograd.core import document as doc
 from retrograd.errors import MissingExtraError, UsageError
 
 _COLOURS = {
@@ -27,13 +26,6 @@ _COLOURS = {
 _COPY = "device copy"
 _WORDS = dict(zip(DIRECTIONS, ("forward", "backward"), strict=True))
 _COLUMNS = {"field": "direction", "type": "nominal", "sort": [*_WORDS.values()], "title": None}
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>:root {{ color-scheme: light dark; font-family: system-ui, sans-serif }} body {{ margin: 2rem }}
-pre {{ overflow-x: auto; font-size: 0.8rem }} svg {{ max-width: 100%; height: auto; overflow: visible }}</style></head>
-<body><h1>{title}</h1>{picture}<pre>{table}</pre></body></html>
-"""
 
 
 def check_path(path: Path) -> None:
@@ -42,24 +34,36 @@ def check_path(path: Path) -> None:
         raise UsageError(f"cannot write {str(path)!r}: a plot's name must end in .html or .png")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
-    try:
-        import vl_convert  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError:
-        raise MissingExtraError("vl-convert-python", "html", "a plot") from None
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Draw `rows` into a self-contained .html page or a .png picture; UsageError if there is nothing to draw."""
-    check_path(path)
-    import vl_convert
-
     if path.suffix.lower() == ".png":
-        path.write_bytes(vl_convert.vegalite_to_png({**chart(rows), "background": "white"}, scale=2))
-        return
-    # HTML needs no namespaces, and a page without any address is easily seen to load nothing.
-    picture = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg(chart(rows)))
-    page = _PAGE.format(title="Useful bandwidth", picture=picture, table=html.escape(markdown(rows)))
-    path.write_text(page, encoding="utf-8")
+        _png()
+
+
+def png(rows: Sequence[Row]) -> bytes:
+    """A picture of `rows`; UsageError if there is nothing to draw, MissingExtraError without vl-convert-python."""
+    return _png()({**chart(rows), "background": "white"}, scale=2)
+
+
+def _png() -> Callable[..., bytes]:
+    try:
+        import vl_convert
+    except ImportError:
+        raise MissingExtraError("vl-convert-python", "html", "a plot as a picture") from None
+    return vl_convert.vegalite_to_png
+
+
+def document(rows: Sequence[Row], everything: bool = True) -> doc.Document:
+    """The chart above the tables; UsageError if there is nothing to draw."""
+    drawn = doc.Chart("Useful bandwidth", "GB/s by provider, forward and backward, beside a device copy", chart(rows))
+    ops = ", ".join(dict.fromkeys(row.op for row in rows))
+    parts: list[doc.PagePart] = [doc.Header("plain", f"Useful bandwidth of {ops}"), doc.Section("", (drawn,))]
+    for block in markdown(rows).replace("**", "").strip().split("\n\n"):
+        if block.startswith("|"):
+            head, _, *body = (tuple(cell.strip() for cell in line[1:-1].split("|")) for line in block.splitlines())
+            parts.append(doc.Table(head, tuple(body)))
+        else:
+            parts.append(doc.Paragraphs(tuple(block.splitlines())))
+    lines = markdown(rows).splitlines()
+    return doc.Document(f"Useful bandwidth of {ops}", tuple(map(doc.TextLine, lines)), tuple(parts), tuple(parts))
 
 
 def chart(rows: Sequence[Row]) -> dict[str, Any]:

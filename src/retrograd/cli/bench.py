@@ -88,9 +88,18 @@ def bench(
     measured = rows.load(load) if load else _measured(ops, chosen)
     click.echo(markdown(measured), nl=False)
     if plot:
-        plotting.write(measured, plot)
+        with as_usage_error(f"cannot write {str(plot)!r}"):
+            plot.write_bytes(plotting.png(measured) if plot.suffix.lower() == ".png" else _page(measured))
     if earlier:
         _compare(measured, then, fail_slower)
+
+
+def _page(measured: Sequence[Row]) -> bytes:
+    from retrograd.bench.plot import document
+    from retrograd.bench.rows import to_line
+    from retrograd.report.html import to_html
+
+    return to_html(document(measured), f"[{','.join(map(to_line, measured))}]").encode()
 
 
 def _compare(measured: Sequence[Row], then: Sequence[Row], fail_slower: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -137,28 +138,37 @@ def margins_chart(margins: Sequence[tuple[str, float]]) -> dict[str, Any] | None
     """How many comparisons were how near to their tolerance, by outcome of the run; None if none has a margin."""
     if not any(margin > 0 for _, margin in margins):
         return None
-    values = [
-        {"decade": round(min(max(math.log10(m), _LEAST), _GREATEST), 4) if m > 0 else _LEAST, "outcome": outcome}
+    tenths = Counter(
+        (math.floor(10 * min(max(math.log10(m), _LEAST), _GREATEST)) if m > 0 else round(10 * _LEAST), outcome)
         for outcome, m in margins
+    )
+    values = [
+        {"from": k / 10, "to": (k + 1) / 10, "run": "passed" if outcome == "passed" else "failed", "comparisons": n}
+        for (k, outcome), n in sorted(tenths.items())
     ]
     x = {
-        "field": "decade",
+        "field": "from",
         "type": "quantitative",
-        "bin": {"step": 0.1},
+        "bin": "binned",
         "title": "log10 of error / tolerance: right of 0 it fails",
     }
     colour = {
-        "field": "outcome",
+        "field": "run",
         "type": "nominal",
         "scale": {"domain": ["passed", "failed"], "range": ["#6a9fcb", "#b3202c"]},
         "legend": {"title": "run"},
     }
     bars = {
-        "transform": [{"calculate": "datum.outcome == 'passed' ? 'passed' : 'failed'", "as": "outcome"}],
         "mark": "bar",
         "encoding": {
             "x": x,
-            "y": {"aggregate": "count", "title": "comparisons", "axis": {"tickMinStep": 1, "format": "d"}},
+            "x2": {"field": "to"},
+            "y": {
+                "aggregate": "sum",
+                "field": "comparisons",
+                "title": "comparisons",
+                "axis": {"tickMinStep": 1, "format": "d"},
+            },
             "color": colour,
         },
     }

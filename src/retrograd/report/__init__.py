@@ -53,8 +53,6 @@ _JUDGED = {
     "retrograd.mutation/1": "mutate",
     "retrograd.kernel-run/1": "run-kernel",
 }
-# Of which pages have charts, so that a missing package is told before minutes of work.
-_WITH_CHARTS = (_VERIFY, _FLAKE)
 _SUFFIXES = (".html", ".json", ".txt", ".xml", ".sarif", ".svg")
 # Suffixes that not every record has, and the commands whose records have them.
 _LIMITED = {
@@ -109,7 +107,6 @@ def check_paths(*paths: str | os.PathLike[str], of: Any = None) -> None:
 
     Raises:
         UsageError: the suffix is unknown or not one for such a record, or the folder does not exist.
-        MissingExtraError: an .html file with charts is asked for and vl-convert-python is not installed.
     """
     schema = _VERIFY if of is None else _schema(of)
     for path in map(Path, paths):
@@ -122,10 +119,6 @@ def check_paths(*paths: str | os.PathLike[str], of: Any = None) -> None:
             raise UsageError(f"cannot write {str(path)!r}: only {named} has {form}; use .json, .html or .txt")
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
-        if suffix == ".html" and schema in _WITH_CHARTS:
-            from retrograd.report.html import require
-
-            require()
 
 
 def write(record: AnyRecord, *paths: str | os.PathLike[str]) -> None:
@@ -133,7 +126,6 @@ def write(record: AnyRecord, *paths: str | os.PathLike[str]) -> None:
 
     Raises:
         UsageError: the suffix is not .html, .json, .txt, .xml, .sarif or .svg, or the file cannot be written.
-        MissingExtraError: an .html file with charts is asked for and vl-convert-python is not installed.
     """
     check_paths(*paths, of=record)
     for path in map(Path, paths):

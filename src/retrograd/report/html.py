@@ -1,6 +1,7 @@
 """HTML of a document: one page that needs no network, with charts as inline SVG and the record embedded; and fragments.
 
-A fragment, for notebooks, has neither charts nor a script: it may be read where nothing runs.
+A fragment, for notebooks, has no script: it may be read where nothing runs. Without vl-convert-python grids are drawn
+without axes, and other charts are tables of their numbers.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import cache
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from retrograd.core.document import Card, Chart, Document, Embedded
-from retrograd.errors import MissingExtraError
+from retrograd.core.document import Card, Chart, Document, Embedded, Table
 
 _MOST = 5  # cards of a fragment; the page has all of them
+_MOST_NUMBERS = 60  # rows of a chart that is shown as a table
 _TEMPLATES = Path(__file__).parent / "templates"
 # Text is drawn in "currentColor", so that an inline picture follows the light or dark scheme of its page.
 _CHART = {
@@ -28,25 +30,13 @@ _CHART = {
         "background": None,
         "view": {"stroke": "currentColor", "strokeOpacity": 0.3},
         "axis": {"labelColor": "currentColor", "titleColor": "currentColor", "grid": False},
-        "legend": {"labelColor": "currentColor", "titleColor": "currentColor"},
+        "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "orient": "bottom", "columns": 3},
     },
 }
 
 
-def require() -> None:
-    """Raise MissingExtraError unless the package that draws the charts is there."""
-    try:
-        import vl_convert  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError:
-        raise MissingExtraError("vl-convert-python", "html", "an HTML report") from None
-
-
 def to_html(document: Document, record: str) -> str:
-    """The page as text; `record` is the JSON that it embeds.
-
-    Raises:
-        MissingExtraError: the document has charts, and vl-convert-python is not installed.
-    """
+    """The page as text; `record` is the JSON that it embeds."""
     from markupsafe import Markup
 
     scripts = [script for part in _embedded(document.page) if (script := _script(part.template))]
@@ -89,6 +79,7 @@ def _templates() -> Any:
         lstrip_blocks=True,
     )
     environment.globals["svg"] = _markup_svg
+    environment.globals["numbers"] = numbers
     environment.tests["kind"] = _is_kind
     return environment
 
@@ -100,12 +91,49 @@ def _markup_svg(chart: Chart) -> Any:
 
 
 def svg(chart: Chart) -> str:
-    """A chart as inline SVG."""
-    require()
-    import vl_convert
+    """A chart as inline SVG; "" if it cannot be drawn without vl-convert-python, and that is not installed."""
+    try:
+        import vl_convert
+    except ImportError:
+        return _grid(chart)
+    drawn = vl_convert.vegalite_to_svg({**_CHART, **chart.spec})
+    # HTML needs no namespaces, and a page without any address is easily seen to load nothing. The picture has one name,
+    # its marks have none.
+    plain = re.sub(r'\s+(xmlns(:\w+)?|role|aria-\w+)="[^"]*"', "", drawn)
+    return plain.replace("<svg", f"<svg {_named(chart)}", 1)
 
-    # HTML needs no namespaces, and a page without any address is easily seen to load nothing.
-    return re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg({**_CHART, **chart.spec}))
+
+def _named(chart: Chart) -> str:
+    return f'role="img" aria-label="{escape(chart.label)}"'
+
+
+def _grid(chart: Chart) -> str:
+    """Rectangles of a grid, stretched to a picture, with a title each that says what its colour means."""
+    cells = chart.spec["data"]["values"]
+    if not cells or "x1" not in cells[0]:
+        return ""
+    scale = chart.spec["encoding"]["color"]["scale"]
+    colours = dict(zip(scale["domain"], scale["range"], strict=True))
+    width, height = max(c["x1"] for c in cells), max(c["y1"] for c in cells)
+    drawn = "".join(
+        f'<rect x="{c["x0"]:g}" y="{c["y0"]:g}" width="{c["x1"] - c["x0"]:g}" height="{c["y1"] - c["y0"]:g}" '
+        f'fill="{colours[c["band"]]}"><title>{escape(c["band"])}</title></rect>'
+        for c in cells
+    )
+    size = f'width="360" height="220" viewBox="0 0 {width:g} {height:g}" preserveAspectRatio="none"'
+    return f"<svg {_named(chart)} {size}>{drawn}</svg>"
+
+
+def numbers(chart: Chart) -> Table:
+    """The data of a chart as a table, numbers with four digits."""
+    values = chart.spec["data"]["values"][:_MOST_NUMBERS]
+    head = tuple(dict.fromkeys(key for value in values for key in value))
+    rows = tuple(tuple(_short(value.get(key, "")) for key in head) for value in values)
+    return Table(head, rows)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _is_kind(part: object, name: str) -> bool:

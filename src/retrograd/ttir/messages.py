@@ -15,7 +15,7 @@ def document(record: KernelRun, everything: bool = True) -> doc.Document:
     header = doc.Header(_TONES[record.verdict], verdict(record), (facts(record),), _WORDS[record.verdict])
     cards = tuple(_card(finding) for finding in record.findings)
     remarks = (*record.undecided, *record.notes)
-    page: list[doc.PagePart] = [header, *cards]
+    page: list[doc.PagePart] = [header, *[doc.Section("Findings", cards)] * bool(cards)]
     if remarks:
         page.append(doc.Section("Notes", (doc.Paragraphs(remarks, "points"),)))
     page.append(doc.Section("Kernels", (_kernels(record),)))

@@ -85,7 +85,7 @@ def _locked(check: Check) -> doc.Document:
         if not graph.causes:
             remarks.append(doc.Annotation("error", f"{graph.name}: {graph.status}", graph.text(), rule=rule))
     text = tuple(map(doc.TextLine, check.text().splitlines()))
-    page = (header, *cards)
+    page = (header, *[doc.Section("What is not as locked", cards)] * bool(cards))
     summary = doc.Annotation("notice", "retrograd graph check", check.head)
     return doc.Document(check.head, text, page, page, "graphs", (*remarks, summary), file=check.lock)
 
