@@ -19,6 +19,7 @@ from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
 if TYPE_CHECKING:
+    from retrograd.graph.compilations.schema import Compilations
     from retrograd.graph.schema import Diff, Follow, Pairs, Unique
     from retrograd.graph.watching.schema import Check, WatchReport
 
@@ -130,6 +131,23 @@ def ls(files: tuple[str, ...], as_json: bool) -> None:
     from retrograd.report.text import show as show_parts
 
     show_parts([listing(sides, recorded)], console())
+
+
+@graph.command(epilog=examples("retrograd graph compilations traces/"))
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@answers("retrograd.graph.compilations.schema:Compilations", FORMAT, EVERYTHING)
+def compilations(logs: tuple[str, ...]) -> Compilations:
+    """List what torch.compile compiled in a run that TORCH_TRACE recorded, and where its ranks part.
+
+    LOG is a log, or the folder with one a rank. Of each compilation: line, guards, graphs, what torch's caches
+    answered, seconds, which guard failed, where the graph broke, recordings of CUDA graphs. Ranks part in the tensors
+    that go in, in compile ids, collectives or graphs.
+
+    Exit code: 0, 1 where ranks part, 2 wrong usage.
+    """
+    from retrograd.graph.compilations.listing import compilations
+
+    return compilations(logs)
 
 
 @graph.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ TRACED = "dynamo_output_graph"  # the graph that a backend without AOTAutograd g
 # The same in a log, with those before and after.
 STAGES = {TRACED: "traced", "aot_joint_graph": "joint", **GRAPHS, "inductor_post_grad_graph": "post-grad"}
 METRICS = {"compilation_metrics": ("forward", "inference", "traced"), "bwd_compilation_metrics": ("backward",)}
+RECORDING = "CUDAGraphNode.record"  # the event of a recording of a CUDA graph
 _PROBE = "retrograd_graph_watch"
 
 
@@ -64,6 +66,17 @@ def artifact(metadata: dict[str, Any]) -> str:
     """The name of the artifact that a message brings; "" if it is of another kind."""
     about = metadata.get("artifact")
     return str(about.get("name")) if isinstance(about, dict) else ""
+
+
+def reason(payload: Any) -> str:
+    """The guard that failed of the entry used last: torch lists one of each older entry too, every time anew."""
+    try:
+        reasons = json.loads(payload) if isinstance(payload, str) else payload
+    except json.JSONDecodeError:
+        reasons = payload.splitlines()
+    lines = [" ".join(str(line).split()) for line in (reasons if isinstance(reasons, list) else [reasons])]
+    older = f" (and {len(lines) - 1} older entries did not fit)" if len(lines) > 1 else ""
+    return f"{lines[0]}{older}" if lines else ""
 
 
 @part(

@@ -38,6 +38,7 @@ _RECORDS = {
     "retrograd.graph.follow/1": "retrograd.graph.schema:Follow",
     "retrograd.graph.watch/1": "retrograd.graph.watching.schema:WatchReport",
     "retrograd.graph.lock.check/1": "retrograd.graph.watching.schema:Check",
+    "retrograd.graph.compilations/1": "retrograd.graph.compilations.schema:Compilations",
     "retrograd.provenance/1": "retrograd.trace.nan_provenance:Provenance",
     "retrograd.trace-listing/1": "retrograd.trace.filters:Listing",
     "retrograd.trace.diff/1": "retrograd.trace.diffing.schema:TraceDiff",

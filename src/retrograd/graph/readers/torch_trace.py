@@ -58,12 +58,17 @@ def messages(text: str, source: str = "") -> Iterator[Message]:
         yield Message(about, "\n".join(payload[1:] for payload in lines[start:at]), start + 1)
 
 
+def stage_of(about: dict[str, Any]) -> str:
+    """The stage of the graph that a message brings; "" if it brings none."""
+    kinds = {*about, artifact(about)}
+    return next((stage for kind, stage in STAGES.items() if kind in kinds), "")
+
+
 def graphs(text: str, source: str = "") -> Iterator[TracedGraph]:
     """The graphs of a log in order; a second one of a name has its number behind it."""
     names: Counter[str] = Counter()
     for about, payload, line in messages(text, source):
-        kinds = {*about, artifact(about)}
-        stage = next((stage for kind, stage in STAGES.items() if kind in kinds), "")
+        stage = stage_of(about)
         if stage and payload.strip():
             name = f"[{compile_id(about)}] {stage}"
             names[name] += 1

@@ -60,7 +60,7 @@ class Compile(WatchBackend):
             if kind in metadata:
                 self._measured(number, roles, metadata[kind])
         if torch_trace.artifact(metadata) == "recompile_reasons":
-            self._reasons[number] = _reason(payload)
+            self._reasons[number] = torch_trace.reason(payload)
 
     def _graph(self, number: str, role: str, text: str, tell: bool = True) -> Compiled:
         frame = number.rpartition("/")[0]
@@ -85,19 +85,6 @@ class Compile(WatchBackend):
                 graph.name = f"[{number}] {where}"
             if graph.role in roles and graph.seconds is None:
                 graph.seconds = torch_trace.seconds(metrics)
-
-
-def _reason(payload: Any) -> str:
-    """The guard that failed of the entry used last: torch lists one of each older entry too, every time anew."""
-    import json
-
-    try:
-        reasons = json.loads(payload) if isinstance(payload, str) else payload
-    except json.JSONDecodeError:
-        reasons = payload
-    lines = [" ".join(str(line).split()) for line in (reasons if isinstance(reasons, list) else [reasons])]
-    older = f" (and {len(lines) - 1} older entries did not fit)" if len(lines) > 1 else ""
-    return f"{lines[0]}{older}" if lines else ""
 
 
 def _user_line(stack: Any) -> str:
