@@ -51,6 +51,9 @@ def test_tests_that_look_at_nothing_fail_under_a_share(folder: Path) -> None:
     assert result.exit_code == 1
     assert f"file=mine.py,line={line}" in result.stdout
     assert "the tests would not notice" in result.stdout
+    assert (
+        "::error title=retrograd mutate mine.py%3Aspec::0 of 2 noticed by the tests, fewer than 50 %25" in result.stdout
+    )
     assert result.stderr == ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import norm_op
@@ -167,6 +168,15 @@ def test_what_ends_without_a_verdict_gives_no_credit(monkeypatch):
     assert (judgement.killed, judgement.why) == (
         False, "no verdict: UnsupportedOperationError: tt.unknown is not executed",
     )  # fmt: skip
+
+
+def test_warnings_of_sizes_that_nobody_asked_for_are_not_shown(recwarn):
+    def warns(x):
+        warnings.warn("nothing to divide by", stacklevel=1)
+        return x.sin()
+
+    rg.mutate(rg.op(warns, torch.sin, dict(x=rg.tensor("M"))), count=1, levels=["operation"])
+    assert not recwarn.list
 
 
 def test_a_budget_ends_it_between_two_mutants():

@@ -42,7 +42,7 @@ def test_each_operator_makes_its_mistake(operator):
 @pytest.mark.parametrize(
     ("source", "operator", "expected"),
     [
-        ("def k(p, m):\n    tl.load(p, mask=m, other=0.0)\n", "mask= dropped", "tl.load(p, other=0.0)"),
+        ("def k(p, m):\n    tl.load(p, mask=m, other=0.0)\n", "mask= dropped", "tl.load(p)"),
         ("def k(p, v, m):\n    tl.store(p, v, m)\n", "mask= dropped", "tl.store(p, v)"),
         ("def k(p, v):\n    tl.atomic_add(p, v)\n", "store for atomic", "tl.store(p, v)"),
         ("def k():\n    i = tl.program_id(0)\n", "program", "(tl.program_id(0) + 1)"),

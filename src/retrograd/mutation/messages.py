@@ -34,7 +34,8 @@ def document(report: MutationReport, everything: bool = True) -> doc.Document:
     shown = survivors if everything else survivors[:_SHOWN]
     return doc.Document(
         f"retrograd mutate: {report.target}", tuple(_text(report, shown, len(survivors))), tuple(page),
-        brief=(page[0], *cards), more="survivors", annotations=tuple(_annotation(r, report) for r in survivors),
+        brief=(page[0], *cards), more="survivors",
+        annotations=(*(_annotation(r, report) for r in survivors), _summary(report)),
     )  # fmt: skip
 
 
@@ -66,6 +67,16 @@ def _where(mutant: Mutant) -> str:
 def _verdict(report: MutationReport) -> str:
     killed = len(report.differing) - len(report.survivors(report.judges[0]))
     return f"{killed} of {len(report.differing)} noticed"
+
+
+def _less(report: MutationReport) -> str:
+    """Why the exit code is not 0."""
+    return f", fewer than {100 * report.least:.4g} %" if report.exit_code else ""
+
+
+def _summary(report: MutationReport) -> doc.Annotation:
+    text = f"{_verdict(report)} by {_named(report.judges[0])}{_less(report)}"
+    return doc.Annotation("error" if report.exit_code else "notice", f"retrograd mutate {report.target}", text)
 
 
 def _size(report: MutationReport) -> str:
@@ -156,4 +167,6 @@ def _text(
     for part in _apart(report):
         yield from (doc.TextLine(f"note: {line}") for line in part.lines)
     style = "bold red" if number else "bold green"
-    yield doc.TextLine(f"{_verdict(report).upper()} by {_named(judge)} in {duration(report.seconds)}", style)
+    yield doc.TextLine(
+        f"{_verdict(report).upper()} by {_named(judge)} in {duration(report.seconds)}{_less(report)}", style
+    )

@@ -189,8 +189,9 @@ def _is_module(node: ast.AST) -> bool:
 
 
 def _without(source: Source, call: ast.Call, keyword: ast.keyword) -> Edit:
+    apart = (keyword.arg, "other" if keyword.arg == "mask" else "")  # Triton takes no `other` without a mask
     rest = [source.of(a) for a in call.args]
-    rest += [source.of(k) for k in call.keywords if k is not keyword]
+    rest += [source.of(k) for k in call.keywords if k.arg not in apart]
     return source.edit(f"{keyword.arg}= dropped", call, f"{source.of(call.func)}({', '.join(rest)})")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,8 @@ def mutate(
     if cluster and load is None:
         raise UsageError("`cluster` needs `load`, which makes the spec on its workers")
     # A child of a process whose OpenMP has had threads would wait for them for ever.
-    with _one_thread():
+    with _one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes 0 and 1, which nobody asked for
         verify(spec, level="quick", seed=seed, only=["contract"])  # says what is wrong with the description
         levels = tuple(levels) or (SOURCES if tests or functions or lines else LEVELS)
         changeable, targets = targets_of(spec, seed, functions, levels)
