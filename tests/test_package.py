@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 import retrograd
 
 pytest_plugins = ["pytester"]
+VERSIONING = (Path(__file__).resolve().parents[1] / "docs" / "versioning.md").read_text()
 
 
 def _fresh(code: str) -> str:
@@ -65,6 +69,49 @@ def test_every_public_name_resolves():
         assert getattr(retrograd, name) is not None
     with pytest.raises(AttributeError, match="verifi"):
         _ = retrograd.verifi
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("import retrograd.nn", "torch"),
+        ("import retrograd.patch", "torch"),
+        ("import retrograd.testing", "torch"),
+        ("import retrograd; retrograd.nn", "torch"),
+        ("import retrograd; retrograd.verify", "torch"),
+        ("import retrograd; retrograd.assert_backward", "torch"),
+        ("from retrograd.ops import rms_norm", "torch"),
+        ("from retrograd.fsdp import fixed_order", "torch"),
+        ("from retrograd.trace import record", "torch"),
+        ("import retrograd; retrograd.flake_rate(lambda seed: 0.1, seeds=3)", "flake"),
+    ],
+)
+def test_without_torch_names_say_which_extra_brings_it(code, extra, tmp_path):
+    block = """
+import importlib.machinery as machinery
+stock = machinery.PathFinder.find_spec
+def find_spec(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] in ("torch", "numpy", "scipy", "triton") else stock(name, path, target)
+machinery.PathFinder.find_spec = classmethod(find_spec)
+"""
+    (tmp_path / "sitecustomize.py").write_text(block)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("retrograd.errors.MissingExtraError: "), last
+    assert last.endswith(f"is not installed; run: pip install 'retrograd[{extra}]'")
+
+
+def test_what_versioning_promises_is_there():
+    promised = re.search(r"names in `__all__` of `retrograd`, (.*?): all that", VERSIONING)[1]
+    names = re.findall(r"`([\w.]+)`", promised)
+    assert len(names) > 8
+    for name in names:
+        module = importlib.import_module(f"retrograd.{name.lstrip('.')}")
+        assert getattr(module, "__all__", True)
+        if "." not in name.lstrip("."):
+            assert getattr(retrograd, name.lstrip(".")) is module
 
 
 SUITE = """

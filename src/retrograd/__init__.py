@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from retrograd.core.notebook import Shown
 
 if TYPE_CHECKING:
+    from retrograd import errors as errors
     from retrograd import flake as flake
     from retrograd import fsdp as fsdp
     from retrograd import graph as graph
     from retrograd import nn as nn
     from retrograd import ops as ops
     from retrograd import patch as patch
+    from retrograd import report as report
     from retrograd import testing as testing
     from retrograd import trace as trace
     from retrograd.check.asserts import assert_backward as assert_backward
@@ -46,13 +48,14 @@ _HOMES = {
     "cpu_triton": "retrograd.ttir.launch",
 }
 
-_ROOMS = ("flake", "fsdp", "graph", "nn", "ops", "patch", "testing", "trace")
+_ROOMS = ("errors", "flake", "fsdp", "graph", "nn", "ops", "patch", "report", "testing", "trace")
 
 __all__ = [
     "Report",
     "__version__",
     "assert_backward",
     "cpu_triton",
+    "errors",
     "flake",
     "flake_rate",
     "fsdp",
@@ -62,6 +65,7 @@ __all__ = [
     "op",
     "ops",
     "patch",
+    "report",
     "size",
     "tensor",
     "testing",
@@ -97,9 +101,9 @@ def __getattr__(name: str) -> Any:
             return "0+uninstalled"
     if name in _ROOMS:
         return importlib.import_module(f"retrograd.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'retrograd' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from retrograd.core.loading import first_use
+
+    return first_use("retrograd", _HOMES, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retrograd.core import torch_installed  # noqa: F401 (first: it names the extra)  # isort: skip
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -13,7 +13,7 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from retrograd.errors import MissingExtraError, RetrogradError, SpecError, Usage
 
 _OURS = str(Path(__file__).resolve().parents[1])  # the package
 _serial = itertools.count(1)
+_EXTRAS = {"torch": "torch", "numpy": "torch", "triton": "triton", "scipy": "flake", "pytest": "pytest", "jax": "jax"}
 
 
 def load(place: str, target: str, expected: str) -> ModuleType:
@@ -48,6 +49,30 @@ def require_torch(purpose: str) -> None:
         if error.name != "torch":
             raise
         raise MissingExtraError("torch", "torch", purpose) from None
+
+
+def first_use(module: str, homes: Mapping[str, str], name: str, public: Sequence[str]) -> Any:
+    """A public name of a module at its first use (PEP 562).
+
+    Args:
+        module: whose name it is.
+        homes: the module that has each name, with or without `module` before it.
+        name: what is asked for.
+        public: what there is, for messages.
+
+    Raises:
+        AttributeError: there is no such name.
+        MissingExtraError: its home needs a package that is not installed.
+    """
+    if name not in homes:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}; it has {', '.join(public)}")
+    home = homes[name] if homes[name].startswith("retrograd.") else f"{module}.{homes[name]}"
+    try:
+        return getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise MissingExtraError(error.name, _EXTRAS[error.name], f"{module}.{name}") from None
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -19,8 +19,6 @@ _HOMES = {"Flake": "schema", "FlakeReport": "schema", "flake_rate": "in_process"
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
+    from retrograd.core.loading import first_use
 
-        return getattr(import_module(f"retrograd.flake.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'retrograd.flake' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return first_use(__name__, _HOMES, name, __all__)

@@ -7,7 +7,6 @@ Names come when they are first used (PEP 562), and torch with those that need it
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,9 +54,9 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"retrograd.fsdp.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'retrograd.fsdp' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from retrograd.core.loading import first_use
+
+    return first_use(__name__, _HOMES, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,6 @@ Works on dumps (HLO of torch_xla and JAX, StableHLO, FX of torch.compile) withou
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +52,9 @@ __all__ = [*sorted(_HOMES), "diff", "follow", "pairs", "unique"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"retrograd.graph.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'retrograd.graph' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from retrograd.core.loading import first_use
+
+    return first_use(__name__, _HOMES, name, __all__)
 
 
 def __dir__() -> list[str]:

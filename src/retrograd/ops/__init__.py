@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ _HOME = {name: f"retrograd.ops.{'msda' if name.startswith('ms_') else 'norm'}" f
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    from retrograd.core.loading import first_use
+
+    return first_use(__name__, _HOME, name, sorted(_HOME))
 
 
 def __dir__() -> list[str]:

@@ -42,15 +42,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
+    from retrograd.core.loading import first_use
 
-    from retrograd.errors import MissingExtraError
-
-    if name not in _HOMES:
-        raise AttributeError(f"module 'retrograd.trace' has no attribute {name!r}; it has {', '.join(__all__)}")
-    try:
-        return getattr(importlib.import_module(f"retrograd.trace.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "numpy"):
-            raise
-        raise MissingExtraError(error.name, "torch", f"retrograd.trace.{name}") from None
+    return first_use(__name__, _HOMES, name, __all__)
