@@ -86,6 +86,18 @@ def test_weak_tests_let_a_lost_weight_pass_and_the_pasted_test_does_not(monkeypa
         del norm_op.without_weight
 
 
+lost = rg.op(torch.nn.Tanh(), torch.tanh, dict(x=rg.tensor("M")))
+
+
+def test_a_pasted_test_of_what_has_no_name_imports_the_spec():
+    mutated = rg.mutate(lost, count=2, levels=["operation"])
+    text = mutated.differing[0].test
+    assert f"from {__name__} import lost as spec\nfn = spec.fn" in text
+    scope = {}
+    exec(text, scope)
+    scope[next(name for name in scope if name.startswith("test_"))]()
+
+
 def test_pasted_tests_of_an_op_with_several_outputs():
     class Both(torch.autograd.Function):
         @staticmethod

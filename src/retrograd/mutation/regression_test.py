@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -67,15 +67,27 @@ def _passes(text: str, spec: OpSpec) -> bool:
 def _imports(spec: OpSpec) -> Iterator[str]:
     """Lines that a file of the tests begins with."""
     yield from ("import retrograd as rg", "import torch")
+    unnamed = []
     for name, function in {"fn": spec.fn, "reference": spec.reference}.items():
         path = str(getattr(function, "__qualname__", "<"))
         module = sys.modules.get(str(getattr(function, "__module__", "")))
         if path.isidentifier() and module and getattr(module, path, None) is function:
-            # A file that was named by its path is a module of another name here.
-            place = Path(module.__file__ or "").stem if module.__name__.startswith("_retrograd") else module.__name__
-            yield f"from {place} import {path}" + (f" as {name}" if path != name else "")
+            yield _import(module, path, name)
         else:
-            yield f"{name} = spec.{name}  # of the spec {spec.name}"
+            unnamed.append(f"{name} = spec.{name}")
+    if unnamed:
+        modules = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType)]
+        every = ((m, key, v) for m in modules for key, v in list(vars(m).items()) if isinstance(v, OpSpec))
+        # Its op stands in for itself where operations of the backward are mutated.
+        where = next(((m, k) for m, k, v in every if v.name == spec.name and v.reference is spec.reference), None)
+        yield _import(*where, "spec") if where else f"# the spec {spec.name}"
+        yield from unnamed
+
+
+def _import(module: ModuleType, path: str, name: str) -> str:
+    # A file that was named by its path is a module of another name here.
+    place = Path(module.__file__ or "").stem if module.__name__.startswith("_retrograd") else module.__name__
+    return f"from {place} import {path}" + (f" as {name}" if path != name else "")
 
 
 def text_of(runner: OpRunner, trial: TriedInput, name: str, plain: bool = True, seed: int = 0) -> str:
