@@ -87,8 +87,14 @@ def _text(record: Any) -> str:
     return to_text(record).rstrip("\n")
 
 
+def _show(record: Any) -> None:
+    from retrograd.report.display import display
+
+    display(record)
+
+
 # Records stand below the renderers, so the package tells them of these.
-Shown.renderer, Shown.printer = _html, _text
+Shown.renderer, Shown.printer, Shown.viewer = _html, _text, _show
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,3 +136,32 @@ def test_without_jinja2_a_notebook_shows_text():
     )
     done = subprocess.run([sys.executable, "-c", code, Path(__file__).parent], capture_output=True, text=True)
     assert done.stdout.strip() == "None", done.stderr
+
+
+def test_show_puts_the_charts_below_the_cell(monkeypatch):
+    cells = []
+    shell = SimpleNamespace(kernel=object())
+    fake = SimpleNamespace(HTML=str, display=cells.append)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell, display=fake))
+    report().show()
+    (html,) = cells
+    assert "Error profiles" in html
+    assert html.count("<svg") > report()._repr_html_().count("<svg")
+    assert "<script" not in html
+    graph.diff(DUMPS / "base_step1.hlo.txt.gz", DUMPS / "stray_step2.hlo.txt.gz").show()  # has none
+    assert len(cells) == 2
+
+
+@pytest.mark.parametrize("browser", [True, False])
+def test_show_opens_a_page_in_a_terminal_and_prints_text_where_there_is_no_browser(
+    browser, monkeypatch, capsys, tmp_path
+):
+    pages = []
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr("webbrowser.open", lambda address: pages.append(address) or browser)
+    report().show()
+    assert pages == [(tmp_path / "report.html").as_uri()]
+    assert "Error profiles" in (tmp_path / "report.html").read_text()
+    printed = capsys.readouterr().out
+    assert printed == "" if browser else printed.endswith(f"page: {tmp_path / 'report.html'}\n")

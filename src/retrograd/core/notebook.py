@@ -13,10 +13,19 @@ class Shown:
     # Set by the package, which knows the renderers: records stand below whoever draws them.
     renderer: ClassVar[Callable[[Any], str] | None] = None
     printer: ClassVar[Callable[[Any], str] | None] = None
+    viewer: ClassVar[Callable[[Any], None] | None] = None
 
     def text(self) -> str:
         """The record for a terminal without colours."""
         return repr(self) if Shown.printer is None else Shown.printer(self)
+
+    def show(self) -> None:
+        """Show it with its pictures: below the cell of a notebook, elsewhere as a page in a browser.
+
+        Where there is no browser, the text and the path of the page are printed.
+        """
+        if Shown.viewer is not None:
+            Shown.viewer(self)
 
     def _repr_html_(self) -> str | None:
         """The record, compact, as HTML for a page of somebody else's; None, so that text is shown, without jinja2."""

@@ -168,11 +168,11 @@ def to_github(record: AnyRecord) -> str:
     return github.to_github(document(record))
 
 
-def to_notebook(record: Any) -> str:
-    """The record as a fragment of HTML; ImportError without jinja2."""
+def to_notebook(record: Any, charts: bool = False) -> str:
+    """The record as a fragment of HTML, with all charts of its page if asked for; ImportError without jinja2."""
     from retrograd.report import html
 
-    return html.to_notebook(document(record))
+    return html.to_notebook(document(record), charts)
 
 
 def to_tensorboard(record: AnyRecord, folder: str | os.PathLike[str], step: int = 0) -> None:

@@ -14,10 +14,11 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from retrograd.core.document import Card, Chart, Document, Embedded, Table
 
+_Part = TypeVar("_Part")
 _MOST = 5  # cards of a fragment; the page has all of them
 _MOST_NUMBERS = 60  # rows of a chart that is shown as a table
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -39,7 +40,7 @@ def to_html(document: Document, record: str) -> str:
     """The page as text; `record` is the JSON that it embeds."""
     from markupsafe import Markup
 
-    scripts = [script for part in _embedded(document.page) if (script := _script(part.template))]
+    scripts = [script for part in _parts_of(document.page, Embedded) if (script := _script(part.template))]
     hashes = ["'sha256-" + b64encode(sha256(script.encode()).digest()).decode() + "'" for script in scripts]
     return (
         _templates()
@@ -55,13 +56,15 @@ def to_html(document: Document, record: str) -> str:
     )
 
 
-def to_notebook(document: Document) -> str:
-    """The fragment; it needs no network and no other style."""
+def to_notebook(document: Document, charts: bool = False) -> str:
+    """The fragment; it needs no network and no other style. With `charts` the page's come below it."""
     left_out = [part for part in document.brief if isinstance(part, Card)][_MOST:]
     more = ""
     if left_out:
         more = f'{len(left_out)} more {document.more}; all of them are in retrograd.write(record, "record.html")'
-    parts = [part for part in document.brief if not any(part is card for card in left_out)]
+    parts: list[Any] = [part for part in document.brief if not any(part is card for card in left_out)]
+    if charts:
+        parts += [part for part in document.page if any(_parts_of([part], Chart)) and part not in parts]
     fragment: str = _templates().get_template("notebook.html.j2").render(parts=parts, more=more)
     return fragment
 
@@ -140,12 +143,13 @@ def _is_kind(part: object, name: str) -> bool:
     return type(part).__name__ == name
 
 
-def _embedded(parts: Any) -> Iterator[Embedded]:
+def _parts_of(parts: Any, kind: type[_Part]) -> Iterator[_Part]:
+    """Parts of a kind, at any depth."""
     for part in parts:
-        if isinstance(part, Embedded):
+        if isinstance(part, kind):
             yield part
         elif is_dataclass(part):
-            yield from _embedded(getattr(part, "parts", ()))
+            yield from _parts_of(getattr(part, "parts", ()), kind)
 
 
 def _script(name: str) -> str:
