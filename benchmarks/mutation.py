@@ -54,7 +54,7 @@ from retrograd.mutation.schema import RARITIES, MutantResult  # noqa: E402
 
 COUNTS = {"decompositions": 90, "own": 24, "liger": 20, "fla": 20}
 ORDINARY = RARITIES[:2]
-ALONE = RARITIES[-1]  # nothing but verify says that it differs
+ALONE = RARITIES[-2:]  # nothing but verify says that it differs
 OTHERS: dict[str, Callable[[OpSpec, int], bool | None]] = {
     "gradcheck": detection.gradcheck,
     "gradcheck (fast mode)": lambda spec, seed: detection.gradcheck(spec, seed, fast=True),
@@ -143,7 +143,7 @@ def _kept(result: MutantResult) -> Record:
         judged=judged, seconds=result.seconds,
     )  # fmt: skip
     missed = not all(killed for judge, killed in judged.items() if judge.startswith("verify"))
-    if result.fate in ("crashed", "timed out") or result.rarity == ALONE or (result.fate == "differs" and missed):
+    if result.fate in ("crashed", "timed out") or result.rarity in ALONE or (result.fate == "differs" and missed):
         why = "; ".join(j.why for j in result.judgements if j.judge.startswith("verify") and j.why)
         kept |= dict(
             case=result.case, dtype=result.dtype, difference=result.difference, diff=mutant.diff, why=why,
@@ -191,10 +191,10 @@ def table(records: Sequence[Record]) -> list[str]:
     """Lines: what each judge notices by rarity, by set and level, by operator; the originals; what is missed."""
     rows = _rows(records)
     differing = [r for r in rows if r.mutant["fate"] == "differs"]
-    known = [r for r in differing if r.mutant["rarity"] != ALONE]
+    known = [r for r in differing if r.mutant["rarity"] not in ALONE]
     judges = [j for j in ("verify quick", "verify full", *OTHERS) if any(r.killed(j) is not None for r in differing)]
     by_rarity = {rarity: [r for r in differing if r.mutant["rarity"] == rarity] for rarity in RARITIES}
-    groups = {k: v for k, v in by_rarity.items() if v and k != ALONE}
+    groups = {k: v for k, v in by_rarity.items() if v and k not in ALONE}
     groups["rare: all but the first two"] = [r for r in known if r.mutant["rarity"] not in ORDINARY]
     groups["all"] = known
     lines = [

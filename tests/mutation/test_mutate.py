@@ -14,8 +14,8 @@ from norm_op import spec
 import retrograd as rg
 from retrograd import report
 from retrograd.errors import UnsupportedOperationError, UsageError
-from retrograd.mutation import judges
-from retrograd.mutation.schema import MutationReport
+from retrograd.mutation import judges, mutant_work
+from retrograd.mutation.schema import Judgement, MutationReport
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no backward in a fork beside a GPU")
@@ -189,6 +189,21 @@ def test_warnings_of_sizes_that_nobody_asked_for_are_not_shown(recwarn):
 
     rg.mutate(rg.op(warns, torch.sin, dict(x=rg.tensor("M"))), count=1, levels=["operation"])
     assert not recwarn.list
+
+
+def contiguous(x):
+    return x.contiguous().sin()
+
+
+@pytest.mark.parametrize(
+    ("why", "rarity"), [("races: two programs", "order or races"), ("bounds: out of it", "found by verify alone")]
+)
+def test_what_verify_alone_sees_is_told_apart(monkeypatch, why, rarity):
+    monkeypatch.setattr(mutant_work, "by_verify", lambda *_: Judgement("verify", True, why))
+    op = rg.op(contiguous, torch.sin, dict(x=rg.tensor("M")), dtypes=["float64"])
+    mutated = rg.mutate(op, functions=[f"{__name__}:contiguous"], count=20)
+    (dropped,) = (r for r in mutated.results if r.mutant.operator == "call dropped")
+    assert (dropped.rarity, dropped.killed("verify")) == (rarity, True)
 
 
 def test_a_budget_ends_it_between_two_mutants():

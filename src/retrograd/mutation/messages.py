@@ -56,7 +56,7 @@ def _named(judge: str) -> str:
 
 
 def _place(rarity: str) -> str:
-    return rarity if rarity.startswith("found") else f"at {rarity}"
+    return {"found by verify alone": rarity, "order or races": f"in {rarity}"}.get(rarity, f"at {rarity}")
 
 
 def _where(mutant: Mutant) -> str:

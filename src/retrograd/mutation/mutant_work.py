@@ -26,6 +26,7 @@ from retrograd.mutation.sources import campaign_of
 
 SEARCHED = "search and verify"  # the first case of each mutant; the last is the user's tests
 Judge = Callable[[OpSpec, int], bool | None]
+_ORDERS = ("races", "determinism")  # stages of verify that see what no single run shows
 _MARGIN = 60.0  # seconds that ending the tests of a mutant may take
 
 
@@ -90,7 +91,8 @@ class MutantWork:
         if first is None and not verified.killed:
             return replace(blank, judgements=(verified,))
         asked = (verified, *(self._asked(name, judge) for name, judge in self.beside.items()))
-        differs = replace(blank, fate="differs", rarity="found by verify alone", judgements=asked)
+        unseen = "order or races" if verified.why.startswith(_ORDERS) else "found by verify alone"
+        differs = replace(blank, fate="differs", rarity=unseen, judgements=asked)
         if first is None:
             return replace(differs, difference=verified.why)
         trial = search.smaller(first.trial)

@@ -13,7 +13,7 @@ MUTATION_SCHEMA = "retrograd.mutation/1"
 # At which inputs a mutant differs from the original, the most ordinary first.
 RARITIES = (
     "every input", "some inputs", "parameters", "sizes", "special values", "layouts", "subset of gradients", "dtypes",
-    "found by verify alone",
+    "order or races", "found by verify alone",
 )  # fmt: skip
 # Of a mutant: it differs; no input was found at which it does; it differs only where the gradient jumps; it raises at
 # every ordinary input; it ends its process; it never ends; it cannot stand in the place of the function.
