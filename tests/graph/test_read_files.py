@@ -77,7 +77,7 @@ def test_what_is_no_graph(text: str, line: int, words: str) -> None:
 
 
 def test_a_format_that_does_not_exist() -> None:
-    with pytest.raises(UsageError, match="format='onnx' is none of hlo, stablehlo, fx, torch_xla"):
+    with pytest.raises(UsageError, match="format='onnx' is none of hlo, stablehlo, fx, jaxpr, torch_xla, torch_trace"):
         parse(SMALL, format="onnx")
 
 

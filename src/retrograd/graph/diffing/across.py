@@ -13,11 +13,21 @@ from retrograd.graph.schema import PassRow
 from retrograd.graph.source_lines import short
 
 # They hand values on, or stand for what they call.
-_PACKAGING = frozenset(
-    {"parameter", "tuple", "get-tuple-element", "constant", "call", "fusion", "while", "conditional", "opt-barrier"}
-)
+_PACKAGING = frozenset({
+    "parameter", "tuple", "get-tuple-element", "constant", "call", "fusion", "while", "conditional", "opt-barrier",
+    "while_loop", "scan", "cond", "remat2", "custom_jvp_call", "custom_vjp_call", "shard_map",
+})  # fmt: skip
 # What these call is their own arithmetic, as the sum of a reduce.
 _OWN = frozenset({"reduce", "reduce-window", "scatter", "select-and-scatter", "sort", "map"}) | COLLECTIVES
+# Primitives of JAX by the names of HLO, where these are not the same.
+_HLO_NAMES = {
+    "mul": "multiply", "sub": "subtract", "div": "divide", "neg": "negate", "max": "maximum", "min": "minimum",
+    "exp": "exponential", "pow": "power", "rem": "remainder", "add_any": "add", "dot_general": "dot",
+    "conv_general_dilated": "convolution", "convert_element_type": "convert", "broadcast_in_dim": "broadcast",
+    "select_n": "select", "squeeze": "reshape", "reduce_sum": "reduce", "reduce_max": "reduce", "reduce_min": "reduce",
+    "reduce_prod": "reduce", "argmax": "reduce", "psum": "all-reduce", "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter", "ppermute": "collective-permute", "all_to_all": "all-to-all",
+}  # fmt: skip
 _MOST = 6  # of a row: the largest fusions, the commonest operations
 _MOST_COLLECTIVES = 12
 _MOST_LINES = 12
@@ -79,6 +89,7 @@ def _operations(
     """What is computed, once for each place that calls it."""
     for ins in computation.instructions:
         opcode = ins.opcode.removesuffix("-start").removesuffix(".default")
+        opcode = _HLO_NAMES.get(opcode, opcode) if graph.format == "jaxpr" else opcode
         if opcode not in _PACKAGING and not opcode.endswith("-done"):
             place = graph.where(ins)
             yield _Operation(opcode, place.op, short((place.file, place.line)), fusion, loop, ins)
@@ -86,7 +97,9 @@ def _operations(
             continue
         for role, name in ins.called:
             inside = ins.name if opcode == "fusion" and not fusion else fusion
-            yield from _operations(graph, graph.computations[name], inside, loop or role == "body", depth + 1)
+            yield from _operations(
+                graph, graph.computations[name], inside, loop or role == "body" or opcode == "scan", depth + 1
+            )
 
 
 def _fused(after: list[_Operation]) -> PassRow | None:

@@ -21,7 +21,7 @@ def read(path: str | PathLike[str], *, format: str | None = None, max_bytes: int
 
     Args:
         path: the file.
-        format: "hlo", "stablehlo", "fx", "torch_xla" or "torch_trace"; None finds out.
+        format: "hlo", "stablehlo", "fx", "jaxpr", "torch_xla" or "torch_trace"; None finds out.
         max_bytes: how large the text may be once unpacked.
 
     Returns:

@@ -9,13 +9,14 @@ from retrograd.errors import GraphError, UsageError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import text_key
-from retrograd.graph.readers import fx_text, hlo, stablehlo, torch_trace, torch_xla
+from retrograd.graph.readers import fx_text, hlo, jaxpr, stablehlo, torch_trace, torch_xla
 
-FORMATS = ("hlo", "stablehlo", "fx", "torch_xla", "torch_trace")
+FORMATS = ("hlo", "stablehlo", "fx", "jaxpr", "torch_xla", "torch_trace")
 _MARKS = re.compile(
     r"^[ \t]*+(?:(?P<torch_trace>[VIWEC][0-9]{4} [0-9:.]++ ++[0-9]++ [^\]\n]*+\] \{\")"
     r"|(?P<torch_xla>TensorsGraphInfo:|## BEGIN_GRAPH)|(?P<hlo>HloModule\b)|(?P<ir>IR \{)"
     r"|(?P<stablehlo>(?:builtin\.)?module\b[^\n=]*+\{|module\b|func\.func\b|#\w++ ?=|\"builtin\.module\")"
+    r"|(?P<jaxpr>\{ ?lambda\b|let \w+ = \{ ?lambda\b)"
     r"|(?P<dot>digraph\b)|(?P<html><(?i:!doctype|html|head|body)\b))"
     r"|(?P<fx>\bclass \w+\([\w.]*Module\):|\bdef forward\()",
     re.MULTILINE,
@@ -71,6 +72,7 @@ _READERS: dict[str, Callable[[str, str, int], Graph]] = {
     "hlo": hlo.parse,
     "stablehlo": stablehlo.parse,
     "fx": fx_text.parse,
+    "jaxpr": jaxpr.parse,
 }
 
 
