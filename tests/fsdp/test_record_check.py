@@ -39,12 +39,12 @@ def test_a_healthy_job_ends_after_its_steps_and_leaves_logs(tmp_path):
     [
         ("swap", (), ["step 2, collective 4: rank 1 reduces blocks.0 where rank 0 reduces blocks.2"]),
         ("raise", (), ["rank 1 raised ValueError: bad batch", "rank 1 ended after all-gather of (root)"]),
-        ("die", (), ["rank 1 left no log", "rank 0 ended after reduce-scatter of blocks.2"]),
+        ("die", (), ["rank 1 is gone without a word", "rank 0 ended after reduce-scatter of blocks.2"]),
         (
             "die buckets",
             (),
             [
-                "rank 1 left no log",
+                "rank 1 is gone without a word, killed or aborted, after all-gather of (root) at",
                 "rank 0 raised RuntimeError",
                 "rank 0 ended after reduce-scatter of (root), blocks.2",
             ],

@@ -65,6 +65,10 @@ class RankStore:
         """Post this rank's value under a name."""
         self.store.set(f"{name}/{self.rank}", value)
 
+    def claim(self, name: str, value: str) -> str:
+        """The value under a name that all ranks share: this one if nobody was here before (torch's stores only)."""
+        return self.store.compare_set(name, "", value).decode()
+
     def forget(self, name: str) -> None:
         """Take this rank's value back."""
         self.store.delete_key(f"{name}/{self.rank}")

@@ -25,6 +25,8 @@ from retrograd.core.schema import plain
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError, VerificationError
 from retrograd.fsdp.log_diff import LogDiff, diff
+from retrograd.fsdp.peers import first_parting, states
+from retrograd.fsdp.ring_file import RingReader
 from retrograd.fsdp.schema import Log
 
 _STOPPED = 70  # exit code of a process that the watchdog ended
@@ -83,25 +85,29 @@ def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = N
     with tempfile.TemporaryDirectory(prefix="retrograd-fsdp-") as temporary:
         folder = keep if keep is not None else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("rank-*.json"):
+        for old in (*folder.glob("rank-*.json"), *folder.glob("rank-*.ring")):
             old.unlink()
         changes = config.request_at_start(__name__, json.dumps(options | {"folder": str(folder.resolve())}))
         with as_usage_error(f"{command[0]!r} cannot be started"):
             environment = config.child_environment(changes)
             code = subprocess.run(with_interpreter(command), env=environment, check=False).returncode
         logs = [Log.load(path) for path in folder.glob("rank-*.json")]
-    return judged(code, sorted(logs, key=lambda log: log.rank))
+        rings = [RingReader(path) for path in sorted(folder.glob("rank-*.ring"))]
+        if keep is not None:
+            for ring in rings:
+                ring.path.unlink()
+    return judged(code, sorted(logs, key=lambda log: log.rank), rings)
 
 
-def judged(code: int, logs: Sequence[Log]) -> Checked:
+def judged(code: int, logs: Sequence[Log], rings: Sequence[RingReader] = ()) -> Checked:
     diffs = [diff(logs[0], other) for other in logs[1:]]
     sentences = [text for log in logs for text in log.problems]
-    gone = sorted(set(range(logs[0].size if logs else 0)) - {log.rank for log in logs})
-    if code and gone:
-        names = ", ".join(map(str, gone))
-        sentences.insert(
-            0, f"rank {names} left no log: killed, or ended without Python's exit; the others say what was due"
-        )
+    gone = sorted(set(range(logs[0].size if logs else 0)) - {log.rank for log in logs} - {ring.rank for ring in rings})
+    # Of a rank without a log its ring file says how far it came.
+    silent = [ring for ring in rings if all(log.rank != ring.rank for log in logs)]
+    if code and (gone or silent):
+        texts = [f"rank {', '.join(map(str, gone))} left no log: killed, or ended without Python's exit"] * bool(gone)
+        sentences = [*texts, *states(silent), *filter(None, [first_parting(rings)]), *sentences]
     return Checked(code, tuple(logs), tuple(d for d in diffs if not d.same), tuple(dict.fromkeys(sentences)))
 
 
@@ -133,33 +139,44 @@ def begin(encoded: str) -> None:
 
 
 def _record(options: dict[str, Any], rank: int) -> None:
-    from retrograd.fsdp.recorder import record_collectives
+    from retrograd.fsdp.recorder import CollectiveLog, record_collectives
 
-    path = Path(options.pop("folder")) / f"rank-{rank}.json"
+    CollectiveLog.folder = Path(options.pop("folder"))
+    path = CollectiveLog.folder / f"rank-{rank}.json"
     last = options.pop("steps")
-    log = record_collectives(steps="optimizer", on_change="record", **options).start()
-    hook = sys.excepthook
+    logs = [record_collectives(steps="optimizer", on_change="record", **options)]
 
-    def excepthook(kind: Any, error: BaseException, trace: Any) -> None:
-        log.failed(error)
-        log.save(path)
-        hook(kind, error, trace)
+    def save() -> None:
+        logs[-1].save(path)
 
     def stalled(text: str) -> None:
         sys.stderr.write(f"retrograd.fsdp: {text}\n")
-        log.save(path)
+        save()
 
     def stepped(total: int) -> None:
         if last is not None and total >= last:
             raise SystemExit(0)
 
+    def watch(log: CollectiveLog) -> None:
+        """Take this log, which is ours or one of the program's own, as that of the rank."""
+        logs.append(log)
+        log.on_stall, log.on_step, log.replaced = stalled, stepped, watch
+        log.on_stalled = lambda: os._exit(_STOPPED)  # the thread that hangs would never return
+
+    hook = sys.excepthook
+
+    def excepthook(kind: Any, error: BaseException, trace: Any) -> None:
+        logs[-1].failed(error)
+        save()
+        hook(kind, error, trace)
+
     def terminated(number: int, frame: Any) -> None:
-        log.save(path)
+        save()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    sys.excepthook, log.on_stall, log.on_step = excepthook, stalled, stepped
-    log.on_stalled = lambda: os._exit(_STOPPED)  # the thread that hangs would never return
+    watch(logs[0].start())
+    sys.excepthook = excepthook
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # torchrun ends the other ranks when one fails
         signal.signal(signal.SIGTERM, terminated)
-    atexit.register(log.save, path)
+    atexit.register(save)

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from retrograd.core.schema import plain
-from retrograd.fsdp.schema import POINT_TO_POINT, Collective, Log
+from retrograd.fsdp.schema import Collective, Log
+
+ADVICE = "issue collectives in the same order on every rank (module order, sets, data-dependent branches)"
+ORDER = "; both issue the same collectives, in another order"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Difference:
             words += f", but {other}: {self.second.details}; {name}: {self.first.details}"
         else:
             words += f" ({self.second.details})"
-        return words + {"order": "; both issue the same collectives, in another order"}.get(self.kind, "")
+        return words + ORDER * (self.kind == "order")
 
 
 def first_difference(first: Sequence[Collective], second: Sequence[Collective]) -> Difference | None:
@@ -46,10 +49,23 @@ def first_difference(first: Sequence[Collective], second: Sequence[Collective]) 
     return None
 
 
-def shared(sequence: Sequence[Collective], rank: int, other: int) -> list[Collective]:
-    """What two ranks must have in common: collectives of groups with both; between other ranks order is free."""
-    both = {rank, other}
-    return [c for c in sequence if c.kind not in POINT_TO_POINT and both.issubset(c.ranks)]
+def rank_difference(
+    first: Sequence[Collective], second: Sequence[Collective], rank: int, other: int
+) -> tuple[int, Difference] | None:
+    """Where what two ranks must have in common parts, and its place in the sequence that has more.
+
+    Common are the collectives of process groups with both; between groups, and of messages, the order is free.
+    """
+    parted: list[tuple[int, Difference]] = []
+    for lane in dict.fromkeys(c.lane for c in (*first, *second) if {rank, other}.issubset(c.ranks)):
+        sides = [
+            [(at, c) for at, c in enumerate(s) if c.lane == lane and not c.point_to_point] for s in (first, second)
+        ]
+        difference = first_difference(*([c for _, c in side] for side in sides))
+        if difference is not None:
+            longer = sides[0] if difference.first is not None else sides[1]
+            parted.append((longer[difference.index][0], difference))
+    return min(parted, key=lambda pair: pair[0], default=None)
 
 
 @dataclass(frozen=True)
@@ -97,11 +113,13 @@ def diff(one: Log, other: Log, names: tuple[str, str] | None = None) -> LogDiff:
         if mine is None or theirs is None:
             continue
         if across:
-            mine, theirs = (shared(side, one.rank, other.rank) for side in (mine, theirs))
-        difference = first_difference(mine, theirs)
-        if difference is not None:
-            where = f"{place}, collective {difference.index}"
-            return LogDiff(called, compared, where, difference.text(*called), difference)
+            parted = rank_difference(mine, theirs, one.rank, other.rank)
+        else:
+            difference = first_difference(mine, theirs)
+            parted = None if difference is None else (difference.index, difference)
+        if parted is not None:
+            at, difference = parted
+            return LogDiff(called, compared, f"{place}, collective {at}", difference.text(*called), difference)
         compared += place.startswith("step") and "not ended" not in place
     if one.total != other.total:
         text = f"{called[0]} made {one.total} steps, {called[1]} {other.total}"

@@ -8,27 +8,35 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from retrograd.core.rank_store import RankStore
 from retrograd.core.schema import decode, plain
 from retrograd.errors import RanksDifferError, VerificationError
-from retrograd.fsdp.log_diff import Difference, first_difference, shared
-from retrograd.fsdp.schema import POINT_TO_POINT, Collective
+from retrograd.fsdp.log_diff import ADVICE, ORDER, Difference, first_difference, rank_difference
+from retrograd.fsdp.peers import Peers
+from retrograd.fsdp.ring_file import FAILED
+from retrograd.fsdp.schema import Collective, Lane, token
 from retrograd.fsdp.step_patterns import Journal
 
-_FAILED = "failed"
+_FAILED, _ENDED = "failed", "ended"
 _LOOK = 0.25  # seconds between two looks for ranks that failed
 
 
 class RankVerifier:
-    """Compares this rank, which writes its journal, with the others; waits so many seconds for them."""
+    """Compares this rank, which writes its journal, with the others; waits so many seconds for them.
 
-    def __init__(self, exchange: RankStore, journal: Journal, seconds: float) -> None:
-        self.exchange, self.journal, self.seconds = exchange, journal, seconds
+    Those of its machine are its peers, whose files it reads; None if there are no files.
+    """
+
+    def __init__(self, exchange: RankStore, journal: Journal, seconds: float, peers: Peers | None = None) -> None:
+        self.exchange, self.journal, self.seconds, self.peers = exchange, journal, seconds, peers
         self.others = [r for r in range(exchange.size) if r != exchange.rank]
         self.count = 0
         self.bad = ""  # what this rank gave that is not finite
-        self._sequence: dict[tuple[int, ...], int] = {}
+        self._sequence: dict[Lane, int] = {}
+        self._first: dict[Lane, int] = {}
+        self._parted = ""  # where this rank and another part, if what they issued passed
 
     def check(self) -> None:
         """Compare what was issued so far with all ranks.
@@ -37,8 +45,10 @@ class RankVerifier:
         Inf to a reduction.
         """
         name = f"check/{self.count}"
-        mine = {_key(ranks): digest.hex() for ranks, digest in self.journal.groups.items()}
+        mine = [[*lane, digest.hex()] for lane, digest in self.journal.groups.items()]
         messages = self.journal.channels.packed()
+        if self.peers is not None:
+            self.peers.own.came()
         state = {"step": self.journal.total, "bad": self.bad, "groups": mine, "messages": messages}
         self.exchange.post(name, json.dumps(state))
         answers = {r: json.loads(text) for r, text in self._gather(name, self.others, "the end of the step").items()}
@@ -52,7 +62,10 @@ class RankVerifier:
             answer = self.exchange.gather(name, [rank], self.seconds).get(rank)
             other = f"step {self.journal.total}: rank {rank} issued other collectives than {self._me}"
             sentence = "" if answer is None else self.sentence(rank, unpacked(answer))
-            raise RanksDifferError(sentence or f"{other}, earlier than what is kept; {_ADVICE}")
+            parted = self._parted or (self.peers.compare_all() if self.peers is not None else "")
+            if parted:  # knows lines, and what came in earlier steps
+                sentence = f"{parted}{ORDER * (ORDER in sentence)}; {ADVICE}"
+            raise RanksDifferError(sentence or f"{other}, earlier than what is kept; {ADVICE}")
         for rank, answer in answers.items():
             if misfit := self.journal.channels.misfit(answer["messages"], rank, self.exchange.rank):
                 raise RanksDifferError(f"step {self.journal.total}: {misfit}")
@@ -70,42 +83,68 @@ class RankVerifier:
     def _me(self) -> str:
         return f"rank {self.exchange.rank}"
 
-    def _differs(self, theirs: dict[str, str], rank: int) -> bool:
-        for ranks, digest in self.journal.groups.items():
-            if rank in ranks and theirs.get(_key(ranks)) != digest.hex():
-                return True
-        known = {_key(ranks) for ranks in self.journal.groups}
-        both = {str(rank), str(self.exchange.rank)}
-        return any(both <= set(key.split(",")) for key in set(theirs) - known)
+    def _differs(self, theirs: list[Any], rank: int) -> bool:
+        both = {rank, self.exchange.rank}
+        other = {(name, tuple(ranks)): digest for name, ranks, digest in theirs}
+        lanes = (lane for lane in self.journal.groups.keys() | other.keys() if both.issubset(lane[1]))
+        return any(self.journal.groups.get(lane, b"").hex() != other.get(lane) for lane in lanes)
 
     def sentence(self, rank: int, theirs: Sequence[tuple[int, Collective]]) -> str:
         """Where this rank and another part; "" if they do not, as far as is kept."""
         me = self.exchange.rank
         mine = [(step, self.journal.entries[n]) for step, n in self.journal.since]
-        pairs = sorted({me: mine, rank: theirs}.items())
-        low, high = ([(s, c) for s, c in issued if shared([c], me, rank)] for _, issued in pairs)
-        difference = first_difference([c for _, c in low], [c for _, c in high])
-        if difference is None:
+        (first, low), (second, high) = sorted([(me, mine), (rank, list(theirs))])
+        parted = rank_difference([c for _, c in low], [c for _, c in high], first, second)
+        if parted is None:
             return ""
+        at, difference = parted
         numbers = [s for s, _ in (low if difference.first is not None else high)]
-        step = numbers[difference.index]
-        words = difference.text(*(f"rank {who}" for who, _ in pairs))
-        return f"step {step}, collective {difference.index - numbers.index(step)}: {words}; {_ADVICE}"
+        words = difference.text(f"rank {first}", f"rank {second}")
+        return f"step {numbers[at]}, collective {at - numbers.index(numbers[at])}: {words}; {ADVICE}"
+
+    def look(self, collective: Collective, first: bool) -> None:
+        """RanksDifferError if another rank has issued another collective in this place of the group; waits for nobody.
+
+        Two that differ in their names alone pass, since neither hangs: every rank raises at the end of the step. Ranks
+        of other machines are looked at through the store, and only in the `first` steps: 0.2 ms a collective.
+        """
+        if collective.point_to_point:
+            return
+        passes = self.peers.compare(collective.lane) if self.peers is not None else True
+        self._parted = self._parted or (self.peers.parted if self.peers is not None else "")
+        if first and not self._parted and not (self.peers is not None and self.peers.complete):
+            self._parted, passes = self._against_first(collective)
+        if not passes:
+            raise RanksDifferError(f"{self._parted}; {ADVICE}; the last of them was not started")
+
+    def _against_first(self, collective: Collective) -> tuple[str, bool]:
+        """A sentence, if this collective is another than that of the rank that came first; and whether they pass."""
+        lane = collective.lane
+        number = self._first[lane] = self._first.get(lane, -1) + 1
+        mine = json.dumps([self.exchange.rank, plain(collective)])
+        rank, data = json.loads(self.exchange.claim(f"first/{lane[0]}/{','.join(map(str, lane[1]))}/{number}", mine))
+        theirs = decode(Collective, data)
+        if token(theirs) == token(collective):
+            return "", True
+        (low, here), (high, there) = sorted(((self.exchange.rank, collective), (rank, theirs)), key=lambda p: p[0])
+        words = Difference(0, here, there, "other").text(f"rank {low}", f"rank {high}")
+        return f"{self.journal.place()}: {words}", theirs.payload == collective.payload
 
     def before(self, collective: Collective) -> None:
         """RanksDifferError if a rank of the group is about to issue another collective, or none in time."""
-        if collective.kind not in POINT_TO_POINT:
-            self._agree(collective.ranks, collective)
+        if not collective.point_to_point:
+            self._agree(collective.lane, collective)
 
     def end_of_step(self) -> None:
         """A rank that issues less than the others says so here: RanksDifferError if one is about to issue one more."""
-        for ranks in sorted({tuple(range(self.exchange.size)), *self.journal.groups}):
-            self._agree(ranks, None)
+        for lane in sorted({("", tuple(range(self.exchange.size))), *self.journal.groups}):
+            self._agree(lane, None)
 
-    def _agree(self, ranks: tuple[int, ...], collective: Collective | None) -> None:
-        number = self._sequence.get(ranks, 0)
-        self._sequence[ranks] = number + 1
-        name, me = f"each/{_key(ranks)}/{number}", self.exchange.rank
+    def _agree(self, lane: Lane, collective: Collective | None) -> None:
+        ranks, number = lane[1], self._sequence.get(lane, 0)
+        self._sequence[lane] = number + 1
+        each = f"each/{lane[0]}/{','.join(map(str, ranks))}"
+        name, me = f"{each}/{number}", self.exchange.rank
         self.exchange.post(name, json.dumps(None if collective is None else plain(collective)))
         others = [r for r in ranks if r != me]
         due = collective.name if collective is not None else "the end of the step"
@@ -115,31 +154,41 @@ class RankVerifier:
             low, high = sorted(((me, collective), (rank, theirs)), key=lambda pair: pair[0])
             if first_difference(*([c] if c is not None else [] for _, c in (low, high))) is not None:
                 sentence = Difference(0, low[1], high[1], "other").text(f"rank {low[0]}", f"rank {high[0]}")
-                raise RanksDifferError(f"{self.journal.place()}: {sentence}; it was not started; {_ADVICE}")
+                raise RanksDifferError(f"{self.journal.place()}: {sentence}; it was not started; {ADVICE}")
         if number:
-            self.exchange.forget(f"each/{_key(ranks)}/{number - 1}")
+            self.exchange.forget(f"{each}/{number - 1}")
 
     def _gather(self, name: str, ranks: Sequence[int], due: str) -> dict[int, str]:
-        answers = self.exchange.gather(name, ranks, self.seconds, self._somebody_failed())
+        answers = self.exchange.gather(name, ranks, self.seconds, self._in_vain(ranks))
         missing = [r for r in ranks if r not in answers]
         if missing:
-            failed = self.exchange.look(_FAILED, missing[0])
+            if sentence := self.peers.ahead(missing) if self.peers is not None else "":
+                raise RanksDifferError(f"{sentence}; {ADVICE}")
+            failed = self._end_of(missing[0])
             silent = f"said nothing for {self.seconds:g} s: it hangs, died, or waits in another collective"
             sentence = f"{self._me} is at {due}, rank {missing[0]} {silent if failed is None else failed}"
             raise RanksDifferError(f"{self.journal.place()}: {sentence}")
         return answers
 
-    def _somebody_failed(self) -> Callable[[], bool]:
+    def _end_of(self, rank: int) -> str | None:
+        """How a rank has ended; None as far as is known."""
+        failed = self.exchange.look(_FAILED, rank)
+        return failed if failed is not None or self.peers is None else self.peers.end_of(rank)
+
+    def _in_vain(self, ranks: Sequence[int]) -> Callable[[], bool]:
+        """Whether to wait for these ranks makes no sense any more, looked at now and then."""
         last = time.monotonic()
 
-        def failed() -> bool:
+        def in_vain() -> bool:
             nonlocal last
             if time.monotonic() - last < _LOOK:
                 return False
             last = time.monotonic()
-            return bool(self.failures())
+            if self.failures():
+                return True
+            return self.peers is not None and bool(self.peers.gone() or self.peers.ahead(ranks))
 
-        return failed
+        return in_vain
 
     def failures(self) -> dict[int, str]:
         """What other ranks said when they ended with an error."""
@@ -147,14 +196,25 @@ class RankVerifier:
         return {rank: text for rank, text in posted if text is not None}
 
     def fail(self, text: str) -> None:
+        """Tell the others that this rank ends, and what it did since they agreed."""
+        if self.peers is not None:
+            self.peers.own.say(text, FAILED)
         self.exchange.post(_FAILED, text)
+        self.exchange.post(_ENDED, packed(self.journal))
 
-
-_ADVICE = "issue collectives in the same order on every rank (module order, sets, data-dependent branches)"
-
-
-def _key(ranks: tuple[int, ...]) -> str:
-    return ",".join(map(str, ranks))
+    def explain(self, seconds: float) -> list[str]:
+        """Where ranks part, and how the others ended or what they do; waits so long until one of them has ended."""
+        near = self.peers.explain(seconds) if self.peers is not None else []
+        if self.peers is not None and self.peers.complete:
+            return near
+        known = self.peers.readers if self.peers is not None else {}
+        try:
+            far = {rank: text for rank, text in self.failures().items() if rank not in known}
+            journals = ((rank, self.exchange.look(_ENDED, rank)) for rank in far)
+            parted = next(filter(None, (self.sentence(rank, unpacked(text)) for rank, text in journals if text)), "")
+        except RuntimeError:
+            return near
+        return [*near, *filter(None, [parted]), *(f"rank {rank} {text}" for rank, text in far.items())]
 
 
 def packed(journal: Journal) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from retrograd.compat import c10d_collectives as c10d
 from retrograd.compat.torch_autograd import in_backward
 from retrograd.compat.versions import UntestedVersionWarning, tested
+from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
 from retrograd.fsdp.attribution import Attribution
+from retrograd.fsdp.peers import Peers
+from retrograd.fsdp.program_lines import innermost
 from retrograd.fsdp.rank_verification import RankVerifier
+from retrograd.fsdp.ring_file import RingWriter
 from retrograd.fsdp.schema import COMPARED, POINT_TO_POINT, REDUCTIONS, VARYING, Collective, Log, LoggedStep
 from retrograd.fsdp.step_patterns import Journal
 from retrograd.fsdp.watchdog import Watchdog
@@ -26,6 +33,7 @@ from retrograd.fsdp.watchdog import Watchdog
 ON_CHANGE = ("warn", "raise", "record")
 STEPS = ("auto", "optimizer", "manual")
 _WAIT = 300.0  # seconds to wait for other ranks without `timeout`: compiling a first step may take minutes
+_EXPLAINED = 1.0  # seconds to wait for the rank whose end ended this one
 _WARNINGS = 3  # changed steps that are told one by one
 
 
@@ -37,6 +45,8 @@ class CollectiveLog:
     """What `record_collectives` gives: begins with `with`, or with `start()` until `stop()`."""
 
     _active: CollectiveLog | None = None
+    replaced: Callable[[CollectiveLog], None] | None = None  # is told of a log of the program's, before which this ends
+    folder: Path | None = None  # where ring files stay; else they are deleted at the end
 
     def __init__(self, model: Any, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
@@ -45,6 +55,9 @@ class CollectiveLog:
         self._said_changes = 0
         self._unrecorded: set[str] = set()
         self._verifier: RankVerifier | None = None
+        self._line = ""  # of the program, which issued the last collective
+        self._thread = threading.get_ident()
+        self._failure: BaseException | None = None
         self._watchdog: Watchdog | None = None
         self._ended = False  # an optimizer has ended the step; whether the program says so too is not known yet
         self._verified = False  # by an optimizer, in this step
@@ -61,10 +74,14 @@ class CollectiveLog:
         Raises:
             UsageError: another log records already, or this torch is unknown.
         """
-        if CollectiveLog._active is not None:
-            raise UsageError(
-                "collectives are recorded already; stop() the first log, or leave its `with`, before another"
-            )
+        if (active := CollectiveLog._active) is not None:
+            if active.replaced is None:
+                raise UsageError(
+                    "collectives are recorded already; stop() the first log, or leave its `with`, before another"
+                )
+            active.stop()
+            active.replaced(self)
+            self.journal.notes += active.notes
         self._attribution = Attribution(self.model)
         self._undo = [c10d.install(self._before, self._unknown)]
         if names := c10d.unknown_operators():
@@ -74,9 +91,8 @@ class CollectiveLog:
         self._undo.append(register_optimizer_step_pre_hook(self._before_optimizer).remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
         CollectiveLog._active = self
-        if self.options["timeout"] is not None:
-            self._watchdog = Watchdog(self._ranks, self.options["timeout"], self._stalled, lambda: self.on_stalled())
-            self._watchdog.start()
+        self._watchdog = Watchdog(self._ranks, self.options["timeout"], self._stalled, lambda: self.on_stalled())
+        self._watchdog.start()
         return self
 
     def stop(self) -> None:
@@ -89,6 +105,8 @@ class CollectiveLog:
             undo()
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._peers is not None:
+            self._peers.leave(keep=self.folder is not None)
         CollectiveLog._active = None
 
     def __enter__(self) -> CollectiveLog:
@@ -101,24 +119,31 @@ class CollectiveLog:
 
     def failed(self, error: BaseException) -> None:
         """Tell the other ranks that this one ends with an error, and the error which collective was the last."""
+        if self._failure is error:
+            return  # told when it left `with`
+        self._failure = error
         self._ended = False  # the others do not wait for this rank's last step
         ours = isinstance(error, (RanksDifferError, VerificationError))
+        if self._watchdog is not None:
+            self._watchdog.stop()
         last = self.journal.last
-        where = f"after {last.name} ({self.journal.place()})" if last is not None else "before any collective"
+        line = f" at {self._line}" if self._line else ""
+        where = f"after {last.name}{line} ({self.journal.place()})" if last is not None else "before any collective"
+        raised = f"raised {type(error).__name__}: {(str(error).splitlines() or [''])[0][:1000]}"
         sentences = [f"retrograd.fsdp: rank {self.journal.rank} ended {where}"]
-        line = (str(error).splitlines() or [""])[0][:200]
         try:
             ranks = self._ranks()
             if ranks is not None:
-                sentences += [] if ours else [f"rank {rank} {text}" for rank, text in ranks.failures().items()]
-                ranks.fail(f"raised {type(error).__name__}: {line}, {where}")
+                ranks.fail(raised if ours else f"{raised}, {where}")
         except RuntimeError:  # the store is gone with the rank that held it
             sentences.append("the store of the job does not answer: the process that held it has ended")
+        if self._verifier is not None and not ours:
+            # Only torch's own errors may come from the end of another rank, which has its word out in a moment.
+            sentences += self._verifier.explain(_EXPLAINED if isinstance(error, RuntimeError) else 0)
         if ours:
             self.problems.append(str(error))
         else:
-            raised = f"rank {self.journal.rank} raised {type(error).__name__}: {line}"
-            self.problems.append("; ".join([raised, *sentences]))
+            self.problems.append("; ".join([f"rank {self.journal.rank} {raised[:200]}", *sentences]))
             error.add_note("; ".join(sentences))
 
     def step(self) -> None:
@@ -184,8 +209,23 @@ class CollectiveLog:
                 self.journal.rank, self.journal.size = dist.get_rank(), dist.get_world_size()
                 exchange = c10d.rank_store("order") if self._verifier is None else None
                 if exchange is not None:
-                    self._verifier = RankVerifier(exchange, self.journal, self.options["timeout"] or _WAIT)
+                    peers = self._meet(exchange)
+                    self._verifier = RankVerifier(exchange, self.journal, self.options["timeout"] or _WAIT, peers)
         return self._verifier
+
+    def _meet(self, exchange: RankStore) -> Peers | None:
+        """The ranks of this machine, through files."""
+        folder = self.folder or Path(tempfile.gettempdir())
+        name = f"rank-{exchange.rank}.ring" if self.folder else f"retrograd-{os.getpid()}-{time.monotonic_ns()}.ring"
+        try:
+            return Peers(exchange, RingWriter(folder / name, exchange.rank))
+        except OSError as error:
+            self.journal.notes.append(f"ranks are compared at the end of steps alone: no file in {folder}: {error}")
+            return None
+
+    @property
+    def _peers(self) -> Peers | None:
+        return None if self._verifier is None else self._verifier.peers
 
     def _unknown(self, name: str) -> None:
         if name in self._unrecorded:
@@ -208,16 +248,21 @@ class CollectiveLog:
         dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
         ranks = tuple(sorted(dist.get_process_group_ranks(call.group)))
         root = call.peer if call.kind in POINT_TO_POINT else call.root
-        collective = Collective(call.kind, phase, modules, numel, dtype, op, ranks, by, root)
+        collective = Collective(call.kind, phase, modules, numel, dtype, op, ranks, by, root, call.group.group_name)
+        verifier = self._ranks()
         with self._lock:
             self.journal.add(collective)
             if call.channel is not None:
                 self.journal.channels.add(call.channel, call.kind, sum(t.nbytes for t in call.tensors))
+            # Of a backward in a thread of autograd's the program's line is that which waits for it.
+            self._line = innermost(sys._getframe(1)) or innermost(sys._current_frames().get(self._thread))
+            if verifier is not None and verifier.peers is not None:
+                verifier.peers.own.add(collective, self._line, self.journal.total, self.journal.issued - 1)
         if self._watchdog is not None:
             self._watchdog.progress()
-        verifier = self._ranks()
         if verifier is None:
             return
+        verifier.look(collective, self.journal.total < self.options["first"])
         looked = self.options["nonfinite"] and collective.kind in REDUCTIONS and phase == "backward"
         finite = (bool(t.isfinite().all()) for t in call.tensors if t.is_floating_point())
         if looked and not verifier.bad and not all(finite):

@@ -18,6 +18,8 @@ POINT_TO_POINT = ("send", "recv")
 REDUCTIONS = ("reduce-scatter", "all-reduce")
 COMPARED = ("forward", "backward", "optimizer")  # phases of a step; the rest comes when the program likes
 _NAMED = 3  # modules named of one collective
+Payload = tuple[str, int, str, str, int]
+Lane = tuple[str, tuple[int, ...]]  # name and ranks of a process group: order is compared within one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Collective:
         by: who issues it: "fsdp", "ddp", "bucket", "module" (the forward of a module), "" for the program.
         root: rank from or to which it goes, of its group, -1 where there is none; of send and recv the peer's rank
             among all, -1 for any.
+        group: the name of its process group, the same on all of its ranks.
     """
 
     kind: str
@@ -46,6 +49,21 @@ class Collective:
     ranks: tuple[int, ...]
     by: str = ""
     root: int = -1
+    group: str = ""
+
+    @property
+    def point_to_point(self) -> bool:
+        return self.kind in POINT_TO_POINT
+
+    @property
+    def lane(self) -> Lane:
+        """What its order is compared in."""
+        return self.group, self.ranks
+
+    @property
+    def payload(self) -> Payload:
+        """What c10d moves: two that differ in their names alone are matched, and nobody notices."""
+        return self.kind, self.numel, self.dtype, self.op, self.root
 
     @property
     def identity(self) -> str:
@@ -106,10 +124,9 @@ def chained(before: bytes, collective: Collective) -> bytes:
     return blake2b(before + token(collective), digest_size=8).digest()
 
 
-def chained_role(before: bytes, collective: Collective, group: int) -> bytes:
-    """As `chained`, of what ranks of a mesh have in common: groups are numbered as a rank comes to them."""
-    of_group = f"{collective.role}\1{group}\1{len(collective.ranks)}"
-    return blake2b(before + of_group.encode(), digest_size=8).digest()
+def chained_role(before: bytes, collective: Collective) -> bytes:
+    """As `chained`, of what ranks of a mesh have in common: of a group only its size."""
+    return blake2b(before + f"{collective.role}\1{len(collective.ranks)}".encode(), digest_size=8).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +158,8 @@ class Log:
         patterns: sequences of numbers into `table`.
         steps: the steps that are kept, the last ones.
         total: how many steps there were.
-        hash: over all steps and what follows the last; equal over the ranks of a mesh, whose groups are numbered
-            instead of named by their ranks, and without point-to-point messages.
+        hash: over what each group did, all steps and what follows the last; equal over the ranks of a mesh, since of a
+            group only the size counts, and without point-to-point messages.
         setup: what came before the first forward, numbers into `table`.
         open: what follows the last step.
         notes: what a reader should know, as DDP's rebuilt buckets.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from functools import reduce
+from hashlib import blake2b
 
 from retrograd.fsdp.log_diff import first_difference
 from retrograd.fsdp.messages import Channels
 from retrograd.fsdp.schema import (
     COMPARED,
-    POINT_TO_POINT,
     REDUCTIONS,
     Collective,
+    Lane,
     Log,
     LoggedStep,
     Pattern,
@@ -40,11 +41,11 @@ class Journal:
         self.setup: list[int] = []
         self.current: list[int] = []
         self.issued = 0  # in the open step, also those that are not kept
-        self.digest = bytes(8)
         self.total = 0
         self.notes: list[str] = []
         self.since: list[tuple[int, int]] = []  # (step, number) since ranks agreed
-        self.groups: dict[tuple[int, ...], bytes] = {}  # rolling hash of what each group did
+        self.groups: dict[Lane, bytes] = {}  # rolling hash of what each group did
+        self._roles: dict[Lane, bytes] = {}  # the same without the ranks
         self.channels = Channels()
         self._latest: dict[tuple[bool, bool], list[int]] = {}
         self._known: dict[tuple[bool, bool], set[bytes]] = {}
@@ -67,11 +68,16 @@ class Journal:
             del self.since[:-_OPEN]
         elif self.issued == _OPEN + 1:
             self.notes.append(f"step {self.total} has more than {_OPEN} collectives; the rest is hashed, not kept")
-        if collective.kind in POINT_TO_POINT:
+        if collective.point_to_point:
             return  # of two ranks alone, in an order that is theirs
-        before = self.groups.setdefault(collective.ranks, bytes(8))
-        self.groups[collective.ranks] = chained(before, collective)
-        self.digest = chained_role(self.digest, collective, list(self.groups).index(collective.ranks))
+        lane = collective.lane
+        self.groups[lane] = chained(self.groups.get(lane, bytes(8)), collective)
+        self._roles[lane] = chained_role(self._roles.get(lane, bytes(8)), collective)
+
+    @property
+    def digest(self) -> bytes:
+        """Of everything so far, equal over the ranks of a mesh: threads may use their groups in any order."""
+        return blake2b(b"".join(sorted(self._roles.values())), digest_size=8).digest()
 
     def end_step(self) -> str:
         """Close the step; what differs from the steps of its kind, "" if nothing."""

@@ -1,4 +1,4 @@
-"""Says which collective is due when a rank does nothing for too long. A thread; loads no torch.
+"""Watchdog thread: says which ranks are gone, and what is due when this one does nothing for too long. Loads no torch.
 
 Every rank with a watchdog tells the others where it is, so each can say who is behind, who died, and where the
 sequences part.
@@ -10,22 +10,21 @@ import json
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from retrograd.fsdp.program_lines import innermost
 from retrograd.fsdp.rank_verification import RankVerifier, packed, unpacked
 
 _BEAT = 1.0  # seconds between two signs of life, or a quarter of the timeout
-_OURS = ("/retrograd/fsdp/", "/torch/", "/threading.py")
 
 
 @dataclass
 class Watchdog:
     # Gives the verifier as soon as there is a process group; until then there is nobody to hang with.
     verifier: Callable[[], RankVerifier | None]
-    seconds: float  # a rank that issues nothing for so long is reported, once until it goes on
+    seconds: float | None  # a rank that issues nothing for so long is reported, once until it goes on
     say: Callable[[str], None]  # is given the message
     end: Callable[[], None] = lambda: None  # called when the other ranks have had time to say theirs
 
@@ -36,6 +35,7 @@ class Watchdog:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="retrograd.fsdp.watchdog", daemon=True)
         self._said = 0.0
+        self._gone: set[int] = set()
 
     def start(self) -> None:
         self._thread.start()
@@ -46,26 +46,44 @@ class Watchdog:
 
     def stop(self) -> None:
         self._end.set()
-        self._thread.join(timeout=self.seconds)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=self.seconds or _BEAT)
 
     def _watch(self) -> None:
-        beat = min(_BEAT, self.seconds / 4)
+        beat = _BEAT / 2 if self.seconds is None else min(_BEAT, self.seconds / 4)
         while not self._end.wait(beat):
             verifier = self.verifier()
             if verifier is None:
                 continue
             try:
-                self._tell(verifier)
-                if time.monotonic() - self.last >= self.seconds and self._said != self.last:
-                    self._said = self.last
-                    self._pause(verifier, 2 * beat)  # the others notice within a beat
-                    self.say(self._sentence(verifier, beat))
-                    self._pause(verifier, 4 * beat)
-                    self.end()
+                self._look(verifier, beat)
+                if self.seconds is not None:
+                    self._stall(verifier, beat, self.seconds)
             except RuntimeError as error:  # the store is gone: the rank that held it has ended
                 self.say(f"{self._waiting(verifier)}; {type(error).__name__}: the store of the job does not answer")
                 self.end()
                 return
+
+    def _look(self, verifier: RankVerifier, beat: float) -> None:
+        """Tell where this rank is, and which ranks of this machine are gone, unless that has ended this one too."""
+        if (peers := verifier.peers) is None:
+            return
+        if time.monotonic() - self.last > beat:
+            peers.own.say([peers.own.head.issued, self._place()], place=True)
+        if gone := set(peers.gone()) - self._gone:
+            self._gone |= gone
+            if not self._end.wait(2 * beat):
+                texts = (f"rank {rank} {peers.end_of(rank)}" for rank in sorted(gone))
+                self.say("; ".join([*texts, self._waiting(verifier)]))
+
+    def _stall(self, verifier: RankVerifier, beat: float, seconds: float) -> None:
+        self._tell(verifier)
+        if time.monotonic() - self.last >= seconds and self._said != self.last:
+            self._said = self.last
+            self._pause(verifier, 2 * beat)  # the others notice within a beat
+            self.say(self._sentence(verifier, beat))
+            self._pause(verifier, 4 * beat)
+            self.end()
 
     def _pause(self, verifier: RankVerifier, seconds: float) -> None:
         """Wait, and go on giving signs of life."""
@@ -83,10 +101,10 @@ class Watchdog:
             "issued": journal.issued,
             "idle": round(idle, 1),
             "last": last.name if last is not None else "nothing",
-            "at": self._place() if idle >= self.seconds / 2 else "",
+            "at": self._place() if idle >= (self.seconds or 0) / 2 else "",
         }
         verifier.exchange.post("life", json.dumps(life))
-        if idle >= self.seconds / 2:
+        if idle >= (self.seconds or 0) / 2:
             verifier.exchange.post("stalled", packed(journal))
 
     def _waiting(self, verifier: RankVerifier) -> str:
@@ -115,7 +133,7 @@ class Watchdog:
         if not now or now["beat"] == before.get("beat"):
             return f"rank {rank} gives no sign of life: it died or is stopped; {last}"
         journal = verifier.journal
-        theirs = verifier.exchange.look("stalled", rank) if now["idle"] >= self.seconds / 2 else None
+        theirs = verifier.exchange.look("stalled", rank) if now["idle"] >= (self.seconds or 0) / 2 else None
         parted = verifier.sentence(rank, unpacked(theirs)) if theirs is not None else ""
         behind = (now["step"], now["issued"]) < (journal.total, journal.issued)
         if behind and journal.last is not None:
@@ -137,6 +155,4 @@ class Watchdog:
     def _place(self) -> str:
         """The line of the program at which the thread that started us is."""
         frame = sys._current_frames().get(self._main)  # pyright: ignore[reportPrivateUsage]  # documented, for debuggers
-        frames: Sequence[traceback.FrameSummary] = traceback.extract_stack(frame) if frame is not None else ()
-        own = [f for f in frames if not any(part in f.filename.replace("\\", "/") for part in _OURS)]
-        return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else "an unknown line"
+        return innermost(frame) or "an unknown line"

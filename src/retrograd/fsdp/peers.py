@@ -1,0 +1,253 @@
+"""Peers of a rank on its machine, by their ring files: where they part, what they were doing, who is gone. No torch.
+
+A rank notes a collective, then looks whether the others have noted the same at that place of their group: nobody waits,
+and whoever comes last sees a difference before its collective starts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from retrograd.core.rank_store import RankStore
+from retrograd.fsdp.log_diff import Difference
+from retrograd.fsdp.ring_file import FAILED, LEFT, RUNNING, Entry, RingReader, RingWriter
+from retrograd.fsdp.schema import Lane, Payload
+
+_NAME = "ring"
+_AGAIN = 0.005  # seconds after which a difference is read once more: another process may have been in the middle of it
+_LOOK = 0.1  # seconds between two looks for files of others
+
+
+class Peers:
+    """The ranks whose files this one can read.
+
+    Args:
+        exchange: through which ranks tell each other where their files are.
+        own: the file of this rank.
+    """
+
+    def __init__(self, exchange: RankStore, own: RingWriter) -> None:
+        self.exchange, self.own = exchange, own
+        self.readers: dict[int, RingReader] = {}
+        self.others = [rank for rank in range(exchange.size) if rank != exchange.rank]
+        self._unknown, self._looked = list(self.others), 0.0
+        self._compared: dict[tuple[int, Lane], int] = {}
+        self.parted = ""
+        exchange.post(_NAME, json.dumps([str(own.path), own.key.hex()]))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank of the job is on this machine and has been found."""
+        return len(self.readers) == len(self.others)
+
+    def find(self, *, now: bool = False) -> None:
+        """Look for files of ranks that have none yet; those of other machines are looked for once."""
+        if not self._unknown or (not now and time.monotonic() - self._looked < _LOOK):
+            return
+        self._looked = time.monotonic()
+        for rank in list(self._unknown):
+            posted = self.exchange.look(_NAME, rank)
+            if posted is None:
+                continue
+            path, key = json.loads(posted)
+            self._unknown.remove(rank)
+            try:
+                self.readers[rank] = RingReader(Path(path), bytes.fromhex(key))
+            except (OSError, ValueError):
+                continue  # another machine, or gone already
+
+    def compare(self, lane: Lane) -> bool:
+        """Compare what has come in a group since the last time; the first difference of all is kept as `parted`.
+
+        Returns:
+            Whether nothing would hang: two that differ in their names alone are matched.
+        """
+        self.find()
+        mine, passes = self.own.count(lane), True
+        for rank, reader in self.readers.items():
+            if rank not in lane[1]:
+                continue
+            begin = self._compared.get((rank, lane), 0)
+            end = min(mine, reader.count(lane))
+            for number in range(begin, end):
+                if payloads := _differing(self.own, reader, lane, number):
+                    self.parted = self.parted or parting(self._of(lane), lane, number)
+                    passes = passes and payloads[0] == payloads[1]
+            self._compared[rank, lane] = max(begin, end)
+        return passes
+
+    def compare_all(self) -> str:
+        """Where this rank and another part in any group, in a sentence; "" if they do not, as far as both have come."""
+        for lane in list(self.own.lanes()):
+            self.compare(lane)
+        return self.parted
+
+    def ahead(self, ranks: Iterable[int]) -> str:
+        """A sentence on a rank that has issued a collective to which this one, at the end of a step, never came."""
+        for rank in ranks:
+            reader = self.readers.get(rank)
+            for lane, mine in self._counts() if reader is not None else ():
+                if rank not in lane[1] or reader is None or reader.count(lane) <= mine:
+                    continue
+                if reader.head.checks < self.own.head.checks and (entry := reader.entry(lane, mine)) is not None:
+                    collective, line = reader.collective(entry), reader.line(entry)
+                    words = f"rank {rank} {collective.does} ({collective.details}){f' at {line}' if line else ''}"
+                    parts = [f"{words} where rank {self.own.rank} is at the end of the step"]
+                    parts += _departures(self._of(lane), lane, mine, entry.step)
+                    return f"step {entry.step}, collective {entry.position}: {'; '.join(parts)}"
+        return ""
+
+    def explain(self, seconds: float) -> list[str]:
+        """Where this rank and others part, and what they were doing; waits so long until one of them has ended."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not any(r.head.state == FAILED or r.gone for r in self.readers.values()):
+            time.sleep(0.02)
+        parted = self.compare_all()
+        last = self.own.last()
+        words = states(self.readers.values(), None if last is None else self.own.collective(last).lane)
+        return [parted, *(text.replace(parted, "the same") for text in words)] if parted else words
+
+    def gone(self) -> list[int]:
+        """Ranks that have ended without a word."""
+        return [rank for rank, reader in self.readers.items() if reader.head.state == RUNNING and reader.gone]
+
+    def end_of(self, rank: int) -> str | None:
+        """How a rank has ended; None if it has not, as far as is known."""
+        reader = self.readers.get(rank)
+        ended = reader is not None and (reader.head.state != RUNNING or reader.gone)
+        return _state(reader) if reader is not None and ended else None
+
+    def leave(self, *, keep: bool) -> None:
+        """End this rank's file; unless they are kept, delete it and those of ranks that are gone."""
+        if self.own.head.state == RUNNING:
+            self.own.say("", LEFT)
+        for reader in () if keep else (self.own, *(self.readers[rank] for rank in self.gone())):
+            reader.path.unlink(missing_ok=True)
+
+    def _of(self, lane: Lane) -> dict[int, RingReader]:
+        return {self.own.rank: self.own} | {r: reader for r, reader in self.readers.items() if r in lane[1]}
+
+    def _counts(self) -> list[tuple[Lane, int]]:
+        lanes = set(self.own.lanes()).union(*(reader.lanes() for reader in self.readers.values()))
+        return [(lane, self.own.count(lane)) for lane in sorted(lanes) if self.own.rank in lane[1]]
+
+
+def _differing(own: RingReader, other: RingReader, lane: Lane, number: int) -> tuple[Payload, ...]:
+    """What two ranks move at one place of a group, if what they issue differs; () if not, or if it is not kept."""
+    pair: list[Entry] = []
+    for pause in (0.0, _AGAIN):
+        if pause:
+            time.sleep(pause)
+        mine, theirs = own.entry(lane, number), other.entry(lane, number)
+        if mine is None or theirs is None or mine.token == theirs.token:
+            return ()
+        pair = [mine, theirs]
+    return own.collective(pair[0]).payload, other.collective(pair[1]).payload
+
+
+def first_parting(readers: Sequence[RingReader]) -> str:
+    """Where the ranks of a job part, from files alone; "" if they do not, as far as all have come."""
+    for lane in dict.fromkeys(lane for reader in readers for lane in reader.lanes()):
+        members = {reader.rank: reader for reader in readers if reader.rank in lane[1]}
+        for number in range(min((r.count(lane) for r in members.values()), default=0)):
+            entries = [reader.entry(lane, number) for reader in members.values()]
+            if len({entry.token for entry in entries if entry is not None}) > 1:
+                return parting(members, lane, number)
+    return ""
+
+
+def parting(readers: Mapping[int, RingReader], lane: Lane, number: int) -> str:
+    """The sentence on ranks that issue different collectives at one place of a group."""
+    entries = {r: reader.entry(lane, number) for r, reader in sorted(readers.items()) if reader.count(lane) > number}
+    kinds: dict[bytes, list[int]] = {}
+    for rank, entry in entries.items():
+        if entry is not None:
+            kinds.setdefault(entry.token, []).append(rank)
+    (first, *_), (second, *_) = list(kinds.values())[:2]
+    here, there = entries[first], entries[second]
+    assert here is not None
+    assert there is not None
+    difference = Difference(0, readers[first].collective(here), readers[second].collective(there), "other")
+    parts = [difference.text(f"rank {first}", f"rank {second}")]
+    lines = {first: readers[first].line(here), second: readers[second].line(there)}
+    if len(set(lines.values())) == 1:
+        parts += [f"at {lines[first]}"] * bool(lines[first])
+    else:
+        parts += [f"rank {rank} at {line}" for rank, line in lines.items() if line]
+    parts += [f"{_ranks(ranks[1:])} as rank {ranks[0]}" for ranks in kinds.values() if ranks[1:]]
+    parts += [f"{_ranks(late)} not there yet" for late in ([r for r in readers if r not in entries],) if late]
+    parts += _departures(readers, lane, number, here.step)
+    return f"step {here.step}, collective {here.position}: {'; '.join(parts)}"
+
+
+def _departures(readers: Mapping[int, RingReader], lane: Lane, number: int, step: int) -> list[str]:
+    """Which ranks do other than in their earlier steps, where the rest does not."""
+    words = {rank: _departure(reader, lane, number, step) for rank, reader in readers.items()}
+    if "" not in words.values():
+        return []
+    return [f"rank {rank} departs from its steps before: {text}" for rank, text in words.items() if text]
+
+
+def _departure(reader: RingReader, lane: Lane, number: int, step: int) -> str | None:
+    """What a rank does other than in each of its earlier steps; "" if nothing, None if there are none to compare."""
+    entries, steps = reader.entries(lane), dict[int, list[Entry]]()
+    for entry in entries:
+        steps.setdefault(entry.step, []).append(entry)
+    now = [entry for entry in steps.pop(step, []) if entry.number <= number]
+    if entries and entries[0].number:
+        steps.pop(entries[0].step, None)  # its beginning was overwritten
+    ended = reader.count(lane) <= number
+    longest, before = -1, list[Entry]()
+    for earlier in steps.values():
+        pairs = zip(now, earlier, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0].token == pair[1].token, pairs))
+        if same == len(now) and (not ended or len(earlier) == same):
+            return ""
+        if same > longest:
+            longest, before = same, earlier
+    if not before:
+        return None
+    same = longest
+    due = reader.collective(before[same]).name if same < len(before) else "the end of the step"
+    when = f"in step {before[0].step}"
+    if same == len(now):
+        return f"it ends without {due}, which came there {when}"
+    name = reader.collective(now[same]).name
+    if same + 1 < len(before) and before[same + 1].token == now[same].token:
+        return f"it passes over {due}, which came before {name} {when}"
+    return f"{name} comes where {due} came {when}"
+
+
+def states(readers: Iterable[RingReader], here: Lane | None = None) -> list[str]:
+    """How ranks ended or where they are, seen from a rank that is in this group."""
+    words: dict[str, list[int]] = {}
+    for reader in sorted(readers, key=lambda r: r.rank):
+        words.setdefault(_state(reader, here), []).append(reader.rank)
+    return [f"{_ranks(ranks)} {text}" for text, ranks in words.items()]
+
+
+def _state(reader: RingReader, here: Lane | None = None) -> str:
+    head, last = reader.head, reader.last()
+    after = "before any collective"
+    if last is not None:
+        line = f" at {reader.line(last)}" if reader.line(last) else ""
+        collective = reader.collective(last)
+        apart = here is not None and collective.ranks == here[1] and collective.group != here[0]
+        line += " in another process group of the same ranks" * apart
+        after = f"after {collective.name}{line} (collective {last.position} of step {last.step})"
+    if head.state == FAILED:
+        return str(reader.word())
+    if head.state == LEFT:
+        return f"stopped recording {after}"
+    if reader.gone:
+        return f"is gone without a word, killed or aborted, {after}"
+    place = reader.word(place=True)
+    return f"is {after}" + (f", now at {place[1]}" if place is not None and place[0] == head.issued else "")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {' '.join(map(str, ranks))}"
