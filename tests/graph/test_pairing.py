@@ -158,3 +158,24 @@ def test_dynamo_and_aot_are_told_line_by_line() -> None:
     ]
     [moved] = [row.how for row in diff.passes if row.kind == "collective"]
     assert moved == "1 of 1 -> 1 of 1 in order"
+
+
+def test_a_folder_is_locked_by_module_and_stage(tmp_path: Path) -> None:
+    lock, other = str(tmp_path / "graphs.lock"), tmp_path / "dump"
+    other.mkdir()
+    for file in XLA.glob("*.txt.gz"):
+        shutil.copy(file, other / file.name.replace("0001", "0042"))
+    assert CliRunner().invoke(main, ["graph", "lock", str(XLA), "-o", lock]).exit_code == 0
+    assert CliRunner().invoke(main, ["graph", "check", str(other), "--lock", lock]).exit_code == 0
+    after = next(other.glob("*cpu_after*"))
+    _edited(after, other / after.name.removesuffix(".gz"), "constant(0.1)", "constant(0.2)")
+    after.unlink()
+    result = CliRunner().invoke(main, ["graph", "check", str(other), "--lock", lock])
+    assert result.exit_code == 1
+    assert "jit_step after_optimizations" in result.stdout
+    assert "0.1 -> 0.2" in result.stdout
+    before = next(other.glob("*before*"))
+    _edited(before, other / before.name.removesuffix(".gz"), "constant(0.1)", "constant({...})")
+    before.unlink()
+    for command in (["check", str(other), "--lock", lock], ["lock", str(other), "-o", lock]):
+        assert CliRunner().invoke(main, ["graph", *command]).exit_code == 3

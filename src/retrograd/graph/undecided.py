@@ -13,7 +13,7 @@ from retrograd.graph.value_names import name_of
 _ELIDED = ("{...}", "__elided__")
 _LARGE = (
     "print them whole: XLA_FLAGS=--xla_dump_to=DIR --xla_dump_large_constants=true for dumps, "
-    "HloPrintOptions.print_large_constants for as_text()"
+    "HloPrintOptions.print_large_constants for as_text(); an .hlo.pb has them"
 )
 _ADVICE = {
     "constant": _LARGE,

@@ -14,7 +14,7 @@ from retrograd.graph import readers, undecided
 from retrograd.graph.canonical import forms
 from retrograd.graph.ir import Graph
 from retrograd.graph.keys import compiled_key, strict_key, text_key
-from retrograd.graph.readers import files, formats
+from retrograd.graph.readers import files, folders, formats
 from retrograd.graph.schema import Cause
 
 
@@ -50,9 +50,14 @@ def known(text: str, format: str, source: str = "") -> Known:
 
 
 def of_file(path: str | PathLike[str]) -> Iterator[tuple[str, str, Graph]]:
-    """The graphs of a file, each with its name (the file's, "#2" for its second graph) and text; GraphError if none."""
-    for text, graph in formats.pieces(files.text_of(path, files.MAX_BYTES), str(path)):
-        yield Path(path).name + (f"#{graph.ordinal}" if graph.ordinal else ""), text, graph
+    """The graphs of a file or of a folder of dumps, each with its name and text; GraphError if there is none.
+
+    The name is the file's ("#2" for its second graph), in a folder that of module and stage.
+    """
+    listed = folders.files(Path(path)) if Path(path).is_dir() else [(Path(path).name, Path(path))]
+    for name, file in listed:
+        for text, graph in formats.pieces(files.text_of(file, files.MAX_BYTES), str(file)):
+            yield name + (f"#{graph.ordinal}" if graph.ordinal else ""), text, graph
 
 
 def packed(text: str) -> str:
