@@ -179,6 +179,18 @@ def saved(tmp_path):
     return save
 
 
+def test_saved_results_are_those_of_the_op_that_is_named(saved, tmp_path):
+    both = tmp_path / "both.jsonl"
+    both.write_text(to_line(ROW) + "\n" + to_line(POINTS) + "\n")
+    shown = bench("--load", str(both)).stdout
+    assert "64x256" in shown
+    assert "dec300" not in shown
+    assert "dec300" in bench("--load", str(both), of=None).stdout
+    result = bench("--load", saved("points.jsonl", POINTS))
+    assert result.exit_code == 2
+    assert "has results of ms_deform_attn, none of norm" in result.stderr
+
+
 @pytest.mark.parametrize(("factor", "percent", "code"), [(1.2, "10", 1), (1.2, "30", 0), (1.0, "0", 0)])
 def test_slower_than_earlier_results_is_exit_code_1(saved, factor, percent, code):
     then = replace(ROW, fwd_rounds=ROUNDS)

@@ -85,13 +85,26 @@ def bench(
         plotting.check_path(plot)
     # Before anything is measured: the same file may be written.
     then = rows.load(earlier) if earlier else []
-    measured = rows.load(load) if load else _measured(ops, chosen)
+    measured = _loaded(load, ops) if load else _measured(ops, chosen)
     click.echo(markdown(measured), nl=False)
     if plot:
         with as_usage_error(f"cannot write {str(plot)!r}"):
             plot.write_bytes(plotting.png(measured) if plot.suffix.lower() == ".png" else _page(measured))
     if earlier:
         _compare(measured, then, fail_slower)
+
+
+def _loaded(files: Sequence[Path], ops: tuple[str, ...]) -> list[Row]:
+    """Rows of files, of the ops that are named; UsageError if there are none of them."""
+    from retrograd.bench import rows
+
+    every = rows.load(files)
+    wanted = _resolved(ops) if ops else ()
+    chosen = [row for row in every if not ops or row.op in wanted]
+    if every and not chosen:
+        there = ", ".join(dict.fromkeys(row.op for row in every))
+        raise UsageError(f"{', '.join(map(repr, map(str, files)))} has results of {there}, none of {', '.join(ops)}")
+    return chosen
 
 
 def _page(measured: Sequence[Row]) -> bytes:
