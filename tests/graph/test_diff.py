@@ -58,7 +58,7 @@ CASES = [
     ("xla/base_step0", "xla/base_step1", "parameter_added", "23 parameters", "torch/optim/sgd.py:361"),
     ("xla/base_step1", "xla/base_step0", "parameter_removed", "23 parameters", "torch/optim/sgd.py:361"),
     ("xla/tied_bucket_step0", "xla/tied_bucket_step1", "parameter_added", "17 parameters", "torch/optim/sgd.py:361"),
-    ("xla/adam_step0", "xla/adam_step1", "parameter_added", "22 parameters", "torch/optim/adam.py:447"),
+    ("xla/adam_step0", "xla/adam_step1", "parameter_added", "44 parameters", "torch/optim/adam.py:447"),
     # Bucket sizes: none, 0.3 MB a module, one bucket over all modules. Nothing else differs.
     ("xla/base_step1", "xla/bucket_step1", "collective_rebucketed", "22 instructions", "xla_model.py:918"),
     ("xla/base_step1", "xla/shared_step1", "collective_rebucketed", "15+7", "xla_model.py:918"),
@@ -71,7 +71,7 @@ CASES = [
         "[0:128]",
         "fully_sharded_data_parallel.py:774",
     ),
-    ("xla/base_step1", "xla/adam_step1", "output_added", "new parameters", "torch/optim/adam.py:537"),
+    ("xla/base_step1", "xla/adam_step1", "parameter_added", "27 parameters", "torch/optim/adam.py:466"),
     ("xla/base_step1", "xla/tied_step1", "instruction_inserted", "", "fsdp_run.py:36"),
     ("jax/base", "jax/perm", "parameter_moved", "17 of 18 parameters", ""),
     ("jax/base.opt", "jax/perm.opt", "parameter_moved", "17 of 18 parameters", ""),
@@ -193,7 +193,7 @@ def test_dead_code_only() -> None:
     assert "0 -> 2" in said.notes[0].what
 
 
-def test_barrier_packaging_only() -> None:
+def test_a_barrier_more_compiles_again() -> None:
     barrier = BODY.replace(
         "  %m = f32[4,4]{1,0} multiply(%a,",
         "  %g = (f32[4,4]{1,0}, f32[4,4]{1,0}) tuple(%a, %p0)\n"
@@ -202,8 +202,9 @@ def test_barrier_packaging_only() -> None:
         "  %m = f32[4,4]{1,0} multiply(%x,",
     )
     said = graph.diff(module_of(BODY), module_of(barrier))
-    assert said
-    assert only(said) == "barrier_changed"
+    assert not said
+    assert said.computes_the_same
+    assert [cause.kind for cause in said.causes] == ["barrier_changed"]
 
 
 def test_packaging_only() -> None:

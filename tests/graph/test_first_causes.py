@@ -71,3 +71,90 @@ def test_a_loop_with_one_operation_less_is_no_remat() -> None:
 )  # fmt: skip
 def test_numbers_are_as_short_as_their_dtype_tells_them_apart(shape: str, literal: str, text: str) -> None:
     assert shown(shape, literal, 80) == text
+
+
+# Causes in the user's words.
+
+ARRAY = """HloModule m
+
+ENTRY e {
+  p = f32[2,2]{1,0} parameter(0)
+  c = f32[2,2]{1,0} constant({ { 1, 2 }, { 3, 4 } })
+  ROOT a = f32[2,2]{1,0} add(p, c)
+}
+"""
+LAYERS = """HloModule m
+
+ENTRY e {
+  p__Block_0____w__ = f32[4,4]{1,0} parameter(0)
+  x = f32[4,4]{1,0} parameter(1)
+  d.0 = f32[4,4]{1,0} dot(x, p__Block_0____w__), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT t.0 = f32[4,4]{1,0} tanh(d.0)
+}
+"""
+
+
+def first(a: str, b: str) -> str:
+    return diff(a, b).causes[0].what
+
+
+def test_an_array_is_told_where_it_differs() -> None:
+    text = first(ARRAY, ARRAY.replace("3, 4", "3.5, 4"))
+    assert text == "constant f32[2,2], 1 of 4 numbers, first at [1,0]: 3 -> 3.5"
+
+
+def test_a_new_layer_has_its_name() -> None:
+    more = LAYERS.replace("ROOT t.0", "t.0").replace(
+        "x = f32[4,4]{1,0} parameter(1)",
+        "p__Block_1____w__ = f32[4,4]{1,0} parameter(1)\n  x = f32[4,4]{1,0} parameter(2)",
+    )
+    more = more.replace(
+        "tanh(d.0)\n",
+        "tanh(d.0)\n  d.1 = f32[4,4]{1,0} dot(t.0, p__Block_1____w__), lhs_contracting_dims={1}, "
+        "rhs_contracting_dims={0}\n  ROOT t.1 = f32[4,4]{1,0} tanh(d.1)\n",
+    )
+    result = diff(LAYERS, more)
+    assert [cause.what.partition(" parameter")[0] for cause in result.causes] == ["+ layer Block_1: 1"]
+
+
+@pytest.mark.parametrize(
+    ("mangled", "path"),
+    [
+        ("params__params____Block_2____Dense_0____kernel__", "params['params']['Block_2']['Dense_0']['kernel']"),
+        ("state_0__trace_2__layers_3__weight", "state[0].trace[2].layers[3].weight"),
+        ("extra_0_", "extra[0]"),
+        ("tokens", "tokens"),
+    ],
+)
+def test_parameters_have_the_paths_of_the_program(mangled: str, path: str) -> None:
+    text = ARRAY.replace("p = f32", f"{mangled}.1 = f32").replace("add(p,", f"add({mangled}.1,")
+    assert f"parameter 0 {path} f32[2,2]" in first(
+        text, text.replace("f32[2,2]", "f32[3,2]").replace("{ 1, 2 }", "{ 1, 2 }, { 0, 0 }")
+    )
+
+
+def test_checkpoints_outside_of_loops_are_told_and_twice_the_same_value_is_none() -> None:
+    saved = LAYERS.replace("ROOT t.0", "t.0").replace(
+        "tanh(d.0)\n", "tanh(d.0)\n  ROOT m = f32[4,4]{1,0} multiply(t.0, t.0)\n"
+    )
+    again = saved.replace(
+        "  ROOT m = f32[4,4]{1,0} multiply(t.0, t.0)",
+        "  o = f32[4,4]{1,0} opt-barrier(x)\n"
+        "  d.1 = f32[4,4]{1,0} dot(o, p__Block_0____w__), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
+        "  t.1 = f32[4,4]{1,0} tanh(d.1)\n  ROOT m = f32[4,4]{1,0} multiply(t.0, t.1)",
+    )
+    assert first(saved, again).startswith("remat in B: 2 operations computed again for the backward")
+    assert "remat" not in first(saved, again.replace("opt-barrier(x)", "copy(x)"))
+
+
+def test_a_switch_has_another_number_of_branches() -> None:
+    branches = "".join(
+        f"b{k} {{\n  q.{k} = f32[2]{{0}} parameter(0)\n  ROOT r.{k} = f32[2]{{0}} {op}(q.{k})\n}}\n\n"
+        for k, op in enumerate(("sine", "cosine", "tanh"))
+    )
+    entry = "ENTRY e {\n  k = s32[] parameter(0)\n  x = f32[2]{0} parameter(1)\n  ROOT c = f32[2]{0} conditional(k, x, x), branch_computations={b0, b1}\n}\n"
+    two = f"HloModule m\n\n{branches}{entry}"
+    assert (
+        first(two, two.replace("(k, x, x)", "(k, x, x, x)").replace("{b0, b1}", "{b0, b1, b2}"))
+        == "switch of 2 -> 3 branches"
+    )

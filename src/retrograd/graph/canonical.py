@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from retrograd.errors import GraphError
-from retrograd.graph.form import CollectiveNodes, Form, Label, Value, elements, flatten, liveness, structure
+from retrograd.graph.form import CollectiveNodes, Form, Label, Value, elements, flatten, liveness, reached, structure
 from retrograd.graph.ir import COLLECTIVES, PER_OPERAND, Computation, Graph, Instruction
 from retrograd.graph.tokens import tokens
 
@@ -63,6 +63,7 @@ class _Folder:
         self.result = Form(computation, computes_in_order=graph.format == "fx")
         self.inlined = inlined
         self.plain: dict[str, bool] = {}
+        self.barriers: dict[str, set[str]] = {}  # those that are needed, of each computation
         self.literals = self.result.literals
         self.used: set[int] = set()  # literals that an operation has already
         self.effects = self.result.effects
@@ -94,6 +95,7 @@ class _Folder:
         self.computation, self.place_values = computation, []
         values = self.place_values
         packed: set[int] = set()  # places whose value is a tuple
+        behind: set[int] = set()  # places whose value comes out of a barrier
         for ins in computation.instructions:
             short = plain.get(ins.opcode)
             if short is None:
@@ -121,6 +123,8 @@ class _Folder:
                 packed.add(len(values) - 1)
             if ins.has_effect:
                 self.effects += [n for n in flatten(value) if n >= 0]
+            if ins.opcode == "opt-barrier" or (behind and not behind.isdisjoint(ins.operands)):
+                self.note_barrier(ins, node, behind)
             if ins.after:
                 self.ordered(ins, value, node)
         if arguments is not None:
@@ -128,6 +132,13 @@ class _Folder:
                 result.homes.setdefault(node, computation)
         self.computation, self.place_values = outer
         return values
+
+    def note_barrier(self, ins: Instruction, first: int, behind: set[int]) -> None:
+        """Who reads what comes out of a barrier is behind it, through what is folded away (no node from `first` on)."""
+        if len(self.result.labels) == first:
+            behind.add(len(self.place_values) - 1)
+        else:
+            self.result.behind[first] = tuple([place in behind for place in ins.operands])
 
     def literal(self, ins: Instruction, operands: tuple[int, ...]) -> bool:
         return bool(ins.shape) and (not operands or (len(operands) == 1 and operands[0] in self.literals))
@@ -183,7 +194,7 @@ class _Folder:
         # What says more than its operand, as a copy to another dtype does in a damaged text, is not folded.
         if value is None or not self.agrees(value, instruction.shape):
             return self.node(instruction, instruction.shape)
-        if opcode == "opt-barrier":
+        if opcode == "opt-barrier" and self.needed(instruction):
             self.result.barriers.append(tuple(flatten(value)))
         constant = type(value) is int and value in self.literals  # each user has one of its own
         if instruction.placement or (opcode in ("copy", "fusion") and not constant):
@@ -293,7 +304,8 @@ class _Folder:
         """The start and the done of an asynchronous operation as one instruction."""
         if start is done:
             return start
-        placed = ", ".join(filter(None, [start.placement, done.placement, done.attrs]))
+        own = start.attrs if opcode == "copy" else ""  # a copy is folded away, and what it says with it
+        placed = ", ".join(filter(None, [own, start.placement, done.placement, done.attrs]))
         return replace(start, opcode=opcode, shape=done.shape, placement=placed)
 
     def renamed(self, start: Instruction, merged: Instruction) -> int:
@@ -356,11 +368,20 @@ class _Folder:
 
     def count_dead(self) -> int:
         computation = self.result.computation
-        instructions = computation.instructions
-        effects = [place for place, ins in enumerate(instructions) if ins.has_effect]
-        after = {place: ins.after for place, ins in enumerate(instructions) if ins.after}
-        reached = liveness([i.operands for i in instructions], [computation.root, *effects], after)
-        return sum(1 for i, ins in enumerate(instructions) if not reached[i] and ins.opcode != "parameter")
+        live = reached(computation)
+        return sum(
+            1
+            for ins, is_live in zip(computation.instructions, live, strict=True)
+            if not is_live and ins.opcode != "parameter"
+        )
+
+    def needed(self, barrier: Instruction) -> bool:
+        """Does what is behind a barrier need it? Its values may be needed without."""
+        if self.computation.name not in self.barriers:
+            both = zip(self.computation.instructions, reached(self.computation), strict=True)
+            live = {ins.name for ins, is_live in both if is_live and ins.opcode == "opt-barrier"}
+            self.barriers[self.computation.name] = live
+        return barrier.name in self.barriers[self.computation.name]
 
 
 def _folds(opcode: str, inlined: bool) -> bool:

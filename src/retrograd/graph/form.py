@@ -48,6 +48,9 @@ class Form:
     chained: bool = False  # a token chain orders the collectives
     tokens: list[int] = field(default_factory=list[int])  # with which the chain begins
     chain: list[int] = field(default_factory=list[int])  # operands of collectives with their tokens
+    behind: dict[int, tuple[bool, ...]] = field(
+        default_factory=dict[int, tuple[bool, ...]]
+    )  # operands out of a barrier
     barriers: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     # Instructions that were folded away, and the nodes of their values: their placement has to be compared, too.
     folded: list[tuple[tuple[int, ...], Instruction]] = field(default_factory=list[tuple[tuple[int, ...], Instruction]])
@@ -107,3 +110,11 @@ def liveness(operands: list[tuple[int, ...]], roots: list[int], after: dict[int,
             for earlier in after.get(node, ()) if after else ():
                 live[earlier] = 1
     return live
+
+
+def reached(computation: Computation) -> bytearray:
+    """Which instructions the root or an effect needs, as they are printed."""
+    instructions = computation.instructions
+    effects = [place for place, ins in enumerate(instructions) if ins.has_effect]
+    after = {place: ins.after for place, ins in enumerate(instructions) if ins.after}
+    return liveness([i.operands for i in instructions], [computation.root, *effects], after)

@@ -110,7 +110,11 @@ def form_key(form: Form, digests: list[bytes], ordered: bool, placed: bool = Fal
             for nodes, ins in form.folded
             if form.holds(nodes)
         ]
+        # Without it an order that happens to be the sorted one would be no order.
+        groups += [b"ordered"] * (ordered and len(form.collectives) > 1)
+        barriers = (b"".join(digests[n] for n in group if form.live[n]) for group in form.barriers)
         groups += [b"folded", *sorted(packages), b"chain", *sorted(digests[n] for n in form.chain)]
+        groups += [b"barriers", *sorted(filter(None, barriers))]
     return _hash(form.structure.encode(), b"".join(outputs), b"".join(everything), *groups)
 
 
@@ -139,6 +143,8 @@ def digests(form: Form, called: dict[str, bytes], numbers: Sequence[int], placed
             own.update(b"\3" + b"".join(sorted([digests[n] for n in after[node]])))
         if placed and (placement := form.origins[node].placement):
             own.update(b"\4" + placement.encode("utf-8", "surrogatepass"))
+        if placed and node in form.behind:
+            own.update(b"\5" + bytes(form.behind[node]))
         digests.append(own.digest())
     return digests
 

@@ -13,7 +13,6 @@ from retrograd.graph.source_lines import is_library
 
 # What differs where nothing computed does, in words.
 _HARMLESS = {
-    "barrier_changed": "barriers",
     "packaging_only": "packaging",
     "dead_code_only": "dead code",
     "layout_only": "layouts",

@@ -26,15 +26,15 @@ Kind = Literal[
     "module_changed",
     "shape_changed",
     "dtype_changed",
-    "constant_changed",
-    "attribute_changed",
-    "output_added",
-    "output_removed",
     "parameter_added",
     "parameter_removed",
+    "constant_changed",
+    "attribute_changed",
     "instruction_replaced",
     "instruction_inserted",
     "instruction_removed",
+    "output_added",
+    "output_removed",
     "operand_changed",
     "duplicate_changed",
     "collective_inserted",
@@ -45,9 +45,9 @@ Kind = Literal[
     "parameter_moved",
     "placement_changed",
     "packaging_changed",
+    "barrier_changed",
     "key_changed",
     "order_changed",
-    "barrier_changed",
     "packaging_only",
     "dead_code_only",
     "layout_only",
@@ -55,10 +55,10 @@ Kind = Literal[
 ]
 
 # These change nothing that is computed: a graph that differs in no other way is the same.
-HARMLESS: frozenset[str] = frozenset({"barrier_changed", "packaging_only", "dead_code_only", "layout_only"})
+HARMLESS: frozenset[str] = frozenset({"packaging_only", "dead_code_only", "layout_only"})
 # These change nothing that is computed, but the graph is compiled again.
 COMPILES_AGAIN: frozenset[str] = frozenset(
-    {"aliasing_changed", "module_changed", "placement_changed", "packaging_changed", "key_changed"}
+    {"aliasing_changed", "module_changed", "placement_changed", "packaging_changed", "barrier_changed", "key_changed"}
 )
 Verdict = Literal["same", "different", "cannot tell"]
 

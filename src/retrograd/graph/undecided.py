@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from retrograd.core.wording import count
@@ -10,14 +11,14 @@ from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 from retrograd.graph.value_names import name_of
 
-_ELIDED = ("{...}", "__elided__")
+_ELIDED = ("{...}", "dense_resource<", "elided_large_const")
 _LARGE = (
     "print them whole: XLA_FLAGS=--xla_dump_to=DIR --xla_dump_large_constants=true for dumps, "
     "HloPrintOptions.print_large_constants for as_text(); an .hlo.pb has them"
 )
 _ADVICE = {
     "constant": _LARGE,
-    "get_attr": "make the tensor outside of the compiled function and pass it in, or compare graphs in memory",
+    "get_attr": "make the tensor outside of the compiled function and pass it in",
     "call_module": "trace into the module (torch.compile or make_fx do), so that its operations are in the graph",
     "kernel": "the graph names a kernel by its place in a table of the process: compare the kernels by their source",
 }
@@ -29,16 +30,21 @@ _WORDS = {
 }
 
 
+# Names that torch gives, by a number, to tensors that a function closes over, freezing to folded weights. A parameter
+# or buffer has a name of the program, and the graph is a function of it.
+_NUMBERED = re.compile(r"(?:constant|lifted_tensor|frozen_param|folded)_?\d*(?=[,\s]|\Z)|torch\.Tensor\(size=")
+
+
 def elided(attrs: str) -> bool:
     """Did the writer of a constant leave out its numbers?"""
     return any(mark in attrs for mark in _ELIDED)
 
 
 def _reason(opcode: str, attrs: str) -> str:
-    if opcode == "constant":
+    if opcode == "constant" or "dense_resource<" in attrs:
         return "constant" if elided(attrs) else ""
     if opcode == "get_attr":
-        return "get_attr" if "tensor_constant" in attrs or "lifted_tensor" in attrs else ""
+        return "get_attr" if _NUMBERED.search(attrs) else ""
     if opcode == "call_module":
         return "call_module"
     return "kernel" if "triton_kernel_wrapper" in opcode else ""

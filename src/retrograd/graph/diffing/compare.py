@@ -9,9 +9,19 @@ from typing import get_args
 from retrograd.core import gc_pause
 from retrograd.graph import keys, undecided
 from retrograd.graph.canonical import forms
-from retrograd.graph.diffing import carried_gradients, collectives, compiled, loops, regions, relabeled, reordered
-from retrograd.graph.diffing.consequences import Placed, first_causes, merged
-from retrograd.graph.diffing.matching import Matching, match
+from retrograd.graph.diffing import (
+    carried_gradients,
+    collectives,
+    compiled,
+    downstream,
+    loops,
+    regions,
+    relabeled,
+    remat,
+    reordered,
+)
+from retrograd.graph.diffing.consequences import STRUCTURE, Placed, first_causes, merged
+from retrograd.graph.diffing.matching import Matching, Places, match, places_of
 from retrograd.graph.diffing.neighbourhood import neighbourhoods
 from retrograd.graph.diffing.side_by_side import Half, View
 from retrograd.graph.form import Form
@@ -19,9 +29,17 @@ from retrograd.graph.ir import Graph
 from retrograd.graph.schema import HARMLESS, Cause, Diff, Kind, Side
 
 _RANK: tuple[str, ...] = get_args(Kind)
+# What an operation computes; which of them comes first in the program is the cause of the others.
+_OPERATIONS = frozenset(
+    {
+        "shape_changed", "dtype_changed", "constant_changed", "attribute_changed", "instruction_replaced",
+        "instruction_inserted", "instruction_removed", "state_changed",
+    }
+)  # fmt: skip
 # Kinds that another assignment of parameters may explain with fewer instructions, and those that another alignment may.
 _DOUBTFUL = frozenset({"operand_changed", "parameter_moved", "output_removed"})
 _NAMED = frozenset({"parameter_added", "parameter_removed", "output_added", "output_removed", "operand_changed"})
+_STRUCTURAL = _NAMED | {"instruction_replaced", "instruction_inserted", "instruction_removed"}
 _RESHAPED = frozenset({"operand_changed", "instruction_replaced", "instruction_removed"})
 
 
@@ -41,12 +59,13 @@ def _compare(a: Graph, b: Graph, pictured: bool) -> Diff:
     placed, consequences = both.computation(a.entry, b.entry)
     placed += [Placed(cause) for cause in both.loops()]
     placed, more = first_causes(placed)
+    placed.sort(key=lambda p: (*_rank(p.cause), p.position))
     causes, consequences = merged(placed), consequences + more
     causes += both.compiled(causes)
     causes.sort(key=_rank)
     view = both.entry
     live_b = sum(view.b.form.live) if view else sum(both.forms_b[b.entry].live)
-    notes = both.notes(bool(causes))
+    notes = both.notes(causes)
     matched = sum(1 for k, p in enumerate(view.a.partner) if p >= 0 and view.a.form.live[k]) if view else live_b
     nodes = neighbourhoods(view, causes) if view and pictured else ((), ())
     return Diff(
@@ -96,21 +115,28 @@ class _Comparison:
         )
         self.entry: View | None = None
         self.compared: set[tuple[bytes, bytes]] = set()
-        self.steps: dict[tuple[int, int], list[tuple[str, str]]] = {}  # of loops that make another number of them
+        self.steps: dict[str, list[tuple[str, str]]] = {}  # loops and switches by what differs in their size
 
-    def computation(self, name_a: str, name_b: str) -> tuple[list[Placed], int]:
-        """Causes within one pair of computations and those that they call, and the number of consequences."""
+    def computation(self, name_a: str, name_b: str, places: Places = None) -> tuple[list[Placed], int]:
+        """Causes within one pair of computations and those that they call, and the number of consequences.
+
+        `places` says which parameter of the one is which of the other.
+        """
         form_a, form_b = self.forms_a[name_a], self.forms_b[name_b]
         numbered = self.ids(form_a, form_b, numbered=True)
         key_a = keys.form_key(form_a, numbered[0], keys.ordered(self.a, form_a))
         if key_a == keys.form_key(form_b, numbered[1], keys.ordered(self.b, form_b)):
             return [], 0
         entry = name_a == self.a.entry and name_b == self.b.entry
-        view, explained = self.simplest(form_a, form_b, numbered, entry)
+        view, explained = self.simplest(form_a, form_b, numbered, entry, places)
         if entry:
             self.entry = view
-        inner, more = self.called(view)
-        causes = [Placed(cause, "", view.changes.get(cause, ())) for cause in explained[0]] + inner
+        follows, renewed = downstream.following(view, explained[0])
+        inner, more = self.called(view, renewed)
+        kept = [cause for k, cause in enumerate(explained[0]) if k not in follows]
+        where = downstream.positions(view, kept)
+        causes = [Placed(c, "", view.changes.get(c, ()), at) for c, at in zip(kept, where, strict=True)] + inner
+        more += sum(explained[0][k].count for k in follows)
         unexplained = [Placed(_unexplained(view))] * (entry and not self.unknown)
         return causes or unexplained, explained[1] + more
 
@@ -118,10 +144,10 @@ class _Comparison:
         """What differs in loops as a whole."""
         if self.entry is None:
             return []
-        remat = loops.remat_cause(self.a, self.b, self.forms_a, self.forms_b)
-        return [*loops.steps_cause(self.steps), *([remat] if remat else [])]
+        again = remat.find_cause(self.a, self.b, self.forms_a, self.forms_b)
+        return [*loops.steps_cause(self.steps), *([again] if again else [])]
 
-    def simplest(self, form_a: Form, form_b: Form, numbered: _Ids, entry: bool) -> _Hypothesis:
+    def simplest(self, form_a: Form, form_b: Form, numbered: _Ids, entry: bool, places: Places = None) -> _Hypothesis:
         """The correspondence that explains the difference with the fewest instructions.
 
         In the entry, parameters may have changed places, which is tried first; in a called computation the caller gives
@@ -129,14 +155,20 @@ class _Comparison:
         that nothing came between two operations that look alike.
         """
         first = numbered if not entry else self.ids(form_a, form_b, False)
-        best = self.hypothesis(form_a, form_b, first, numbered, entry)
+
+        def tried(ids: _Ids, **options: bool) -> _Hypothesis:
+            matching = match(form_a, form_b, *ids, entry=entry, places=places, **options)
+            return self.hypothesis(matching, numbered)
+
+        best = tried(first)
         if entry and any(c.kind in _DOUBTFUL for c in best[1][0]):
-            best = min(best, self.hypothesis(form_a, form_b, numbered, numbered, entry), key=_cost)
+            best = min(best, tried(numbered), key=_cost)
         if entry and any(c.kind in _NAMED for c in best[1][0]):
-            best = min(best, self.hypothesis(form_a, form_b, first, numbered, entry, named=True), key=_cost)
+            best = min(best, tried(first, named=True), key=_cost)
+        if any(c.kind in _STRUCTURAL for c in best[1][0]):
+            best = min(best, tried(numbered, named=True, traced=True), key=_cost)
         if any(c.kind in _RESHAPED for c in best[1][0]):
-            ids = best[0].a.ids, best[0].b.ids
-            best = min(best, self.hypothesis(form_a, form_b, ids, numbered, entry, bold=False), key=_cost)
+            best = min(best, tried((best[0].a.ids, best[0].b.ids), bold=False), key=_cost)
         return best
 
     def ids(self, form_a: Form, form_b: Form, numbered: bool) -> _Ids:
@@ -144,14 +176,11 @@ class _Comparison:
         numbers = [form.numbers if numbered else [-1] * len(form) for form in (form_a, form_b)]
         return keys.digests(form_a, self.bodies[0], numbers[0]), keys.digests(form_b, self.bodies[1], numbers[1])
 
-    def hypothesis(
-        self, form_a: Form, form_b: Form, ids: _Ids, exact: _Ids, entry: bool, bold: bool = True, named: bool = False
-    ) -> _Hypothesis:
-        """What corresponds and what differs if values with equal numbers are the same."""
-        matching: Matching = match(form_a, form_b, *ids, bold=bold, entry=entry, named=named)
+    def hypothesis(self, matching: Matching, exact: _Ids) -> _Hypothesis:
+        """What differs by a correspondence."""
         paired_a, paired_b = ({pair[k] for pair in matching.outputs} for k in (0, 1))
-        half_a = Half(self.a, form_a, ids[0], exact[0], matching.a, False, paired_a)
-        half_b = Half(self.b, form_b, ids[1], exact[1], matching.b, True, paired_b)
+        half_a = Half(self.a, matching.form_a, matching.ids_a, exact[0], matching.a, False, paired_a)
+        half_b = Half(self.b, matching.form_b, matching.ids_b, exact[1], matching.b, True, paired_b)
         half_a.meet(half_b)
         half_b.meet(half_a)
         view = View(half_a, half_b, matching)
@@ -191,36 +220,47 @@ class _Comparison:
             and view.same_operands(a, b)
         )
 
-    def called(self, view: View) -> tuple[list[Placed], int]:
-        """Causes inside computations that partners call: each pair of computations once, with the number of callers."""
-        callers: dict[tuple[str, str, str], int] = {}
+    def called(self, view: View, renewed: set[int]) -> tuple[list[Placed], int]:
+        """Causes inside computations that partners call: each pair of computations once, with the number of callers.
+
+        What is computed in another way in those that take other parameters, `renewed`, follows from these.
+        """
+        callers: dict[tuple[str, str, str], tuple[int, Places]] = {}
         bodies_a, bodies_b = self.bodies
         for a, pairs in view.a.form.called.items():
             b = view.a.partner[a]
             if b < 0 or not view.a.form.live[a]:
                 continue
-            self.count_steps(view, a, b)
-            for (role, x), (_, y) in zip(pairs, view.b.form.called.get(b, ()), strict=False):
+            others = view.b.form.called.get(b, ())
+            self.count_steps(view, a, b, len(pairs), len(others))
+            # Of another number of branches nobody knows which are the same ones.
+            for (role, x), (_, y) in zip(pairs, others, strict=True) if len(pairs) == len(others) else ():
                 if bodies_a[x] != bodies_b[y]:
-                    callers.setdefault((role, x, y), a)
+                    loop = view.a.form.labels[a][0] == "while"
+                    callers.setdefault((role, x, y), (a, places_of(view.matching, a, b) if loop else None))
         causes: list[Placed] = []
         consequences = 0
-        for (role, x, y), a in callers.items():
+        for (role, x, y), (a, places) in callers.items():
             if (bodies_a[x], bodies_b[y]) in self.compared:
                 continue
             self.compared.add((bodies_a[x], bodies_b[y]))
-            inner, more = self.computation(x, y)
-            consequences += more
+            inner, more = self.computation(x, y, places)
+            kept = [p for p in inner if a not in renewed or p.cause.kind not in STRUCTURE]
+            consequences += more + sum(p.cause.count for p in inner) - sum(p.cause.count for p in kept)
             place = f"the {role} of {view.a.form.labels[a][0]} {view.a.name(a)}"
-            causes += [replace(p, within=f"{place}: in {p.within}" if p.within else place) for p in inner]
+            at = a / len(view.a.form)
+            causes += [replace(p, within=f"{place}: in {p.within}" if p.within else place, position=at) for p in kept]
         return causes, consequences
 
-    def count_steps(self, view: View, a: int, b: int) -> None:
-        """Note two loops that make another number of steps."""
+    def count_steps(self, view: View, a: int, b: int, branches_a: int, branches_b: int) -> None:
+        """Note two loops that make another number of steps, or two switches of another number of branches."""
         before = loops.steps(self.forms_a, view.a.form, a)
         after = loops.steps(self.forms_b, view.b.form, b)
+        names = view.a.name(a), view.b.name(b)
         if before is not None and after is not None and before != after:
-            self.steps.setdefault((before, after), []).append((view.a.name(a), view.b.name(b)))
+            self.steps.setdefault(f"scan of {before} -> {after} steps", []).append(names)
+        if branches_a != branches_b:
+            self.steps.setdefault(f"switch of {branches_a} -> {branches_b} branches", []).append(names)
 
     def compiled(self, computed: list[Cause]) -> list[Cause]:
         """What compiles again, beside what was computed in another way: of graphs that compute the same all of it."""
@@ -240,8 +280,8 @@ class _Comparison:
             )
         return causes
 
-    def notes(self, different: bool) -> list[Cause]:
-        """What differs without changing what is computed."""
+    def notes(self, causes: list[Cause]) -> list[Cause]:
+        """What differs without changing what is computed or, where something else does, what is compiled."""
         if self.a.digest and self.a.digest == self.b.digest:
             return []
         notes: list[Cause] = []
@@ -250,13 +290,10 @@ class _Comparison:
             notes.append(
                 Cause("dead_code_only", f"dead instructions, which no output needs: {main_a.dead} -> {main_b.dead}")
             )
-        sizes = [sorted(map(len, f.barriers)) for f in (main_a, main_b)]
-        if sizes[0] != sizes[1]:
-            counts = [f"{len(size)} over {sum(size)} values" for size in sizes]
-            changed = " -> ".join(counts) if counts[0] != counts[1] else f"{counts[0]}, grouped in another way"
-            notes.append(Cause("barrier_changed", f"optimisation barriers: {changed}"))
-        if different:
+        if any(c.kind == "barrier_changed" for c in causes):
             return notes
+        if causes:
+            return notes + compiled.barrier_causes(main_a, main_b)
         if not notes and keys.names_key(self.a) != keys.names_key(self.b):
             notes.append(
                 Cause("packaging_only", "packaging: tuples, asynchronous pairs or the order of unordered collectives")
@@ -266,9 +303,11 @@ class _Comparison:
 
 
 def _rank(cause: Cause) -> tuple[bool, int]:
-    """The first cause first. A shape follows from what is computed, unless it is a parameter's."""
-    own = cause.kind not in ("shape_changed", "dtype_changed") or "parameter" in cause.what
-    return "became dynamic" not in cause.what, _RANK.index(cause.kind if own else "operand_changed")
+    """The first cause first; those of one rank in the order of the program."""
+    rank = _RANK.index(cause.kind)
+    if cause.kind in _OPERATIONS and "parameter" not in cause.what.partition(" ->")[0]:
+        rank = _RANK.index("constant_changed")
+    return "became dynamic" not in cause.what, rank
 
 
 def _cost(hypothesis: _Hypothesis) -> tuple[int, int]:

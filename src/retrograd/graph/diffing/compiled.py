@@ -21,12 +21,14 @@ _LAYOUTS = "entry_computation_layout"
 _COMMENT = re.compile(r"/\*.*?\*/")
 # Attributes of a module that count even where something else differs; the others follow from it.
 _ALWAYS = ("num_partitions", "replica_count", "num_replicas")
+_MESH = "sdy.mesh"
 _WIDEST = 100
 _ADVICE = {
     "aliasing_changed": "a graph compiles again if other inputs are donated: donate the same ones at every step",
     "module_changed": "keep the mesh, the number of devices and the flags of the compiler the same at every step",
     "placement_changed": "another device, layout, sharding or memory: make the tensor in the same way at every step",
 }
+_BARRIERS_ADVICE = "no operation moves across a barrier, nor is fused: jax.checkpoint or torch_xla puts them elsewhere"
 Digests = Callable[[Form, Form], tuple[list[bytes], list[bytes]]]
 
 
@@ -38,7 +40,7 @@ def module_causes(a: Graph, b: Graph, same: bool) -> list[Cause]:
         causes.append(Cause("aliasing_changed", text, "", _ADVICE["aliasing_changed"]))
     for name in sorted({*a.header, *b.header} - {*_DONATION, *keys.HARMLESS_HEADER}):
         before, after = a.header.get(name, ""), b.header.get(name, "")
-        if before == after or not (same or name in _ALWAYS):
+        if before == after or not (same or name in _ALWAYS or name.startswith(_MESH)):
             continue
         if name == _LAYOUTS:
             changed = _layouts(before, after)
@@ -90,6 +92,16 @@ def _entry(text: str) -> list[str]:
     return [part for side in (parameters, outputs) for part in split(side[1:-1] if side.startswith("(") else side)]
 
 
+def barrier_causes(a: Form, b: Form) -> list[Cause]:
+    """At most one cause: barriers over other numbers of values."""
+    sizes = [sorted(map(len, form.barriers)) for form in (a, b)]
+    if sizes[0] == sizes[1]:
+        return []
+    counts = [f"{len(size)} over {sum(size)} values" for size in sizes]
+    changed = " -> ".join(counts) if counts[0] != counts[1] else f"{counts[0]}, grouped in another way"
+    return [Cause("barrier_changed", f"optimisation barriers: {changed}", "", _BARRIERS_ADVICE)]
+
+
 def _shown(text: str) -> str:
     return shortened(text, _WIDEST) or "(none)"
 
@@ -111,7 +123,7 @@ class Placements:
         if placed[0] == placed[1]:
             return []
         self.walk(a.entry, b.entry)
-        causes: list[Cause] = []
+        causes = barrier_causes(self.forms[0][a.entry], self.forms[1][b.entry])
         for (noun, before, after), (names_a, names_b) in self.changes.items():
             many = f"{len(names_a)} x " if len(names_a) > 1 else ""
             text = f"{many}{noun}: {_shown(before)} -> {_shown(after)}"
@@ -125,7 +137,7 @@ class Placements:
         ]
         if words or not causes:
             # Two programs that are not equal differ for a reason; never say "same" for want of words.
-            text = "which values they stand for, or the arithmetic that puts collectives in order"
+            text = "which values they or barriers stand for, or the arithmetic that puts collectives in order"
             text = f"copies, fusions and calls: {shortened(', '.join(words), 2 * _WIDEST) or text}"
             causes.append(Cause("packaging_changed", text, "", "the compiler was given another module or other flags"))
         return causes
@@ -156,13 +168,16 @@ class Placements:
         ]
         number = form_a.numbers[a]
         noun = f"parameter {number}" if number >= 0 else form_a.labels[a][0]
-        fx = self.graphs[0].format == "fx"
-        # FX prints devices and strides only if it is asked to: then nothing is known of them.
-        if ins_a.placement != ins_b.placement and not (fx and not (ins_a.placement and ins_b.placement)):
-            left, right = split(ins_a.placement), split(ins_b.placement)
+        left, right = split(ins_a.placement), split(ins_b.placement)
+        if self.graphs[0].format == "fx":
+            noun = "value"
+            if not (left and right):  # devices and strides are printed only if asked for: nothing is known of them
+                noun = "checkpoint of an operation"
+                left, right = ([part for part in side if part.startswith("recompute=")] for side in (left, right))
+        if left != right:
             before = ", ".join(part for part in left if part not in right)
             after = ", ".join(part for part in right if part not in left)
-            self.add((noun if not fx else "value", before, after), names)
+            self.add((noun, before, after), names)
         after_a = sorted(partner[n] for n in form_a.after.get(a, ()))
         if after_a != sorted(form_b.after.get(b, ())):
             before, after = (

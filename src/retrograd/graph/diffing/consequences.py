@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
+from retrograd.graph.diffing.literals import same_in
 from retrograd.graph.schema import COMPILES_AGAIN, Cause
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 # A quotient of two sizes goes into the graph as a float32, with 24 bits.
 _ROUNDING = 2.0**-22
+_SIZES = re.compile(r"\[([\d,]*)\]")
 _TYPED = re.compile(r"\b((?:bf|f|s|u|c|pred)\d*\w*)\[")
-_STRUCTURE = frozenset(
+STRUCTURE = frozenset(
     {
         "shape_changed", "attribute_changed", "operand_changed", "output_added", "output_removed", "output_moved",
         "parameter_added", "parameter_removed", "parameter_moved", "instruction_inserted", "instruction_removed",
         "instruction_replaced", "duplicate_changed",
     }
 )  # fmt: skip
+_SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
+_CARRIED = _SIGNATURE | {"output_added", "output_removed", "output_moved"}
 Texts = Mapping[Cause, list[tuple[str, str]]]
 
 
@@ -26,18 +31,19 @@ Texts = Mapping[Cause, list[tuple[str, str]]]
 class Placed:
     """A cause with the computation that it stands in ("the body of while while.3", "" for the entry).
 
-    `changes` are texts of what changed, before and after.
+    `changes` are texts of what changed, before and after, `position` is how far into the program it stands.
     """
 
     cause: Cause
     within: str = ""
     changes: tuple[tuple[str, str], ...] = ()
+    position: float = 0.0
 
 
 def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
     """The causes without those that follow from others, and how many places these have."""
     kept, dropped = list(causes), 0
-    for rule in (_of_remat, _of_sizes, _of_dtypes):
+    for rule in (_of_calls, _of_saved, _of_parameters, _of_remat, _of_sizes, _of_dtypes):
         follows = set(map(id, rule(kept)))
         dropped += sum(placed.cause.count for placed in kept if id(placed) in follows)
         kept = [placed for placed in kept if id(placed) not in follows]
@@ -69,25 +75,77 @@ def _names_b(cause: Cause) -> tuple[str, ...]:
     return cause.b
 
 
+def _of_calls(causes: list[Placed]) -> Iterator[Placed]:
+    """What a called computation takes and returns: its caller, or what is computed in it, says why."""
+    carried = [p for p in causes if p.within and (p.cause.kind in _CARRIED or p.cause.what.startswith("parameter"))]
+    if len(carried) < len(causes):
+        yield from carried
+
+
+def _of_parameters(causes: list[Placed]) -> Iterator[Placed]:
+    """Outputs that renew parameters which only one side has."""
+    for parameters, outputs in (("parameter_added", "output_added"), ("parameter_removed", "output_removed")):
+        own = sum(p.cause.count for p in causes if p.cause.kind == parameters and not p.within)
+        renewed = [p for p in causes if p.cause.kind == outputs and not p.within]
+        if own and sum(p.cause.count for p in renewed) <= own + sum("new parameter" in p.cause.what for p in renewed):
+            yield from renewed
+
+
+def _of_saved(causes: list[Placed]) -> Iterator[Placed]:
+    """What a forward of AOTAutograd saves and its backward takes, where something is computed in another way."""
+    saved = [p for p in causes if not p.within and "saved for backward" in p.cause.what]
+    if len(saved) < sum(p.cause.kind not in COMPILES_AGAIN for p in causes):
+        yield from saved
+
+
 def _of_remat(causes: list[Placed]) -> Iterator[Placed]:
     """Values that are saved or not, and what is computed again, all around loops."""
     if any(placed.cause.kind == "remat_changed" for placed in causes):
         yield from (
-            p for p in causes if p.cause.kind in _STRUCTURE or (p.within and p.cause.kind != "constant_changed")
+            p
+            for p in causes
+            if p.cause.kind in (STRUCTURE if p.within else STRUCTURE - _SIGNATURE)
+            or (p.cause.kind in _SIGNATURE and any(_part_of(p.cause, r.cause) for r in causes))
+            or (p.within and p.cause.kind != "constant_changed")
         )
+
+
+def _part_of(cause: Cause, remat: Cause) -> bool:
+    """Are these the values that one backward takes and the other computes again?"""
+    return remat.kind == "remat_changed" and not {*cause.a, *cause.b}.isdisjoint({*remat.a, *remat.b})
 
 
 def _of_sizes(causes: list[Placed]) -> Iterator[Placed]:
     """Shapes, sizes and constants that are to each other as the numbers of steps, or the sizes of parameters."""
     steps = {pair for p in causes if p.cause.kind == "loop_changed" for pair in _differing(*_sides(p.cause.what))}
     shaped = [p for p in causes if p.cause.kind == "shape_changed" and not p.within and "parameter" in p.cause.what]
-    sizes = steps or {pair for p in shaped for before, after in p.changes for pair in _differing(before, after)}
+    shaped = shaped or sorted((p for p in causes if _reshapes(p)), key=lambda p: p.position)[:1]
+    sizes = steps or {pair for p in shaped for before, after in p.changes for pair in _sizes(before, after)}
     for placed in causes:
         follows = placed.cause.kind in ("shape_changed", "constant_changed", "attribute_changed") and placed.changes
         if follows and sizes and (steps or placed not in shaped):
             pairs = [pair for before, after in placed.changes for pair in _differing(before, after)]
             if pairs and all(_explained(pair, sizes) for pair in pairs):
                 yield placed
+
+
+def _reshapes(placed: Placed) -> bool:
+    """Has an operation of the entry another shape?"""
+    shapes = [[text.partition(" ")[0] for text in change] for change in placed.changes]
+    operations = ("shape_changed", "attribute_changed")
+    return placed.cause.kind in operations and not placed.within and any(a != b for a, b in shapes)
+
+
+def _sizes(before: str, after: str) -> Iterator[tuple[float, float]]:
+    """The sizes in which two shapes differ, and how many numbers they have."""
+    shapes = [_SIZES.findall(text.partition(" ")[0]) for text in (before, after)]
+    if shapes[0] == shapes[1] or not all(shapes):
+        return
+    left, right = ([float(n) for n in sizes[0].split(",") if n] for sizes in shapes)
+    if len(left) == len(right):
+        yield from ((x, y) for x, y in zip(left, right, strict=True) if x != y)
+    if prod(left) != prod(right):
+        yield prod(left), prod(right)
 
 
 def _sides(text: str) -> tuple[str, str]:
@@ -127,5 +185,14 @@ def _of_dtypes(causes: list[Placed]) -> Iterator[Placed]:
             continue
         other = set(_TYPED.findall(text)) & dtypes
         converts = kind.startswith("instruction") or kind in ("dtype_changed", "attribute_changed", "operand_changed")
-        if converts and other:
+        if (converts and other) or (kind == "constant_changed" and all(_rounds(c, dtypes) for c in placed.changes)):
             yield placed
+
+
+def _rounds(change: tuple[str, str], dtypes: set[str]) -> bool:
+    """Is one number the other in a dtype that a parameter has, whatever its sign?"""
+    numbers = [_NUMBER.findall(text.partition(" ")[2]) for text in change]
+    if not numbers[0] or [len(side) for side in numbers] != [1, 1]:
+        return False
+    x, y = (abs(float(side[0])) for side in numbers)
+    return any(same_in(dtype, x, y) for dtype in dtypes)

@@ -10,13 +10,18 @@ linear in the edges.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from retrograd.core.alignment import align, chain
-from retrograd.graph.diffing.literals import argument_name
+from retrograd.graph.diffing.literals import parameter_name
+from retrograd.graph.diffing.ordered_pairs import OrderedPairs
 from retrograd.graph.form import Form, Label
 
+_NAME = re.compile(r'op_name="([^"]*+)"')
+_COUNTED = re.compile(r"\.[0-9]+\Z")
+Places = Sequence[tuple[int, int]] | None
 # An optimiser's next value of a parameter is made of the last a few operations above it.
 _NEAR = 4
 _MOST_NEAR = 16
@@ -28,7 +33,7 @@ class Matching:
     `outputs` are pairs of places in the lists of outputs.
     """
 
-    def __init__(self, form_a: Form, form_b: Form, ids_a: Sequence[bytes], ids_b: Sequence[bytes]) -> None:
+    def __init__(self, form_a: Form, form_b: Form, ids_a: list[bytes], ids_b: list[bytes]) -> None:
         self.form_a, self.form_b = form_a, form_b
         self.ids_a, self.ids_b = ids_a, ids_b
         self.a = [-1] * len(form_a)
@@ -63,28 +68,35 @@ class Matching:
 def match(
     form_a: Form,
     form_b: Form,
-    ids_a: Sequence[bytes],
-    ids_b: Sequence[bytes],
+    ids_a: list[bytes],
+    ids_b: list[bytes],
     *,
     bold: bool = True,
     entry: bool = True,
     named: bool = False,
+    traced: bool = False,
+    places: Places = None,
 ) -> Matching:
     """The correspondence of two forms, given keys of their values.
 
     `bold`: take an operation for inserted or removed if what is behind it looks more like its counterpart. Parameters
-    of what is no `entry` have the places that the caller gives them: as many on both sides are the same ones. `named`:
-    parameters of equal names are the same ones, and so are outputs that renew them.
+    of what is no `entry` have the places that the caller gives them: as many on both sides are the same ones, else
+    those in `places`, pairs of numbers. `named`: parameters of equal names are the same ones, and so are outputs that
+    renew them. `traced`: so are operations that stand in the same order, as two traces of nearly the same program do.
     """
     matching = Matching(form_a, form_b, ids_a, ids_b)
     matching.bold = bold
     if not entry and len(form_a.parameters) == len(form_b.parameters):
         for a, b in zip(form_a.parameters, form_b.parameters, strict=True):
             matching.pair(a, b)
+    elif not entry:
+        _placed(matching, places)
     if named:
         _by_name(matching)
     _parameters(matching)
-    _outputs(matching, named)
+    _outputs(matching, named, places or ())
+    if traced:
+        _traced(matching)
     for i, j in matching.outputs:
         a, b = form_a.outputs[i], form_b.outputs[j]
         if ids_a[a] == ids_b[b]:
@@ -95,6 +107,39 @@ def match(
     _leftovers(matching)
     _late_outputs(matching)
     return matching
+
+
+def _placed(matching: Matching, places: Places) -> None:
+    """Parameters that a caller gives corresponding values, as loops do: what they carry keeps its place."""
+    form_a, form_b = matching.form_a, matching.form_b
+    for i, j in places or ():
+        if i < len(form_a.parameters) and j < len(form_b.parameters):
+            matching.pair(form_a.parameters[i], form_b.parameters[j])
+
+
+def _traced(matching: Matching) -> None:
+    """Operations in the order of their trace: first those that are alike, then between them those of one name."""
+    form_a, form_b = matching.form_a, matching.form_b
+    names_a, names_b = _names(form_a), _names(form_b)
+    rest = [[k for k in range(len(form)) if form.operands[k]] for form in (form_a, form_b)]
+    whole = [
+        [(form.labels[k], names[k]) for k in own]
+        for form, names, own in zip((form_a, form_b), (names_a, names_b), rest, strict=True)
+    ]
+    for i, j in align(*whole):
+        a, b = rest[0][i], rest[1][j]
+        if matching.free(a, b):
+            matching.pair(a, b)
+
+
+def _names(form: Form) -> list[str]:
+    """What the program calls each operation, without numbers that a trace appends."""
+    known: dict[str, str] = {}
+    for ins in form.origins:
+        if ins.metadata not in known:
+            match = _NAME.search(ins.metadata)
+            known[ins.metadata] = _COUNTED.sub("", match[1]) if match else ""
+    return [known[ins.metadata] for ins in form.origins]
 
 
 def _parameters(matching: Matching) -> None:
@@ -109,14 +154,32 @@ def _parameters(matching: Matching) -> None:
             matching.pair(a, place_b[own])
 
 
-def _outputs(matching: Matching, named: bool) -> None:
-    """Outputs that correspond: equal values in order, equal values elsewhere, then what is left between those.
+def places_of(matching: Matching, a: int, b: int) -> list[tuple[int, int]]:
+    """Which operand of a node is which of its partner: partners, then between them those of one label, of one shape."""
+    operands_a, operands_b = matching.form_a.operands[a], matching.form_b.operands[b]
+    labels_a = [matching.form_a.labels[o] for o in operands_a]
+    labels_b = [matching.form_b.labels[o] for o in operands_b]
+    if len(labels_a) == len(labels_b):
+        return list(zip(range(len(labels_a)), range(len(labels_b)), strict=True))
+    where = {o: j for j, o in enumerate(operands_b)}
+    known = [(i, where[p]) for i, o in enumerate(operands_a) if (p := matching.a[o]) in where]
+    pairs = OrderedPairs(len(labels_a), len(labels_b))
+    pairs.add(chain(known))
+    pairs.refine([matching.ids_a[o] for o in operands_a], [matching.ids_b[o] for o in operands_b])
+    pairs.refine(labels_a, labels_b)
+    pairs.refine([label[1] for label in labels_a], [label[1] for label in labels_b])
+    return pairs.all()
+
+
+def _outputs(matching: Matching, named: bool, places: Sequence[tuple[int, int]]) -> None:
+    """Outputs that correspond: those of a loop at corresponding places, equal values in order, equal values elsewhere.
 
     Between two pairs, outputs correspond one by one if their shapes agree; else by label, by operation, by shape.
     """
     outs_a, outs_b = matching.form_a.outputs, matching.form_b.outputs
     labels_a, labels_b = matching.form_a.labels, matching.form_b.labels
-    pairs = _Outputs(len(outs_a), len(outs_b))
+    pairs = OrderedPairs(len(outs_a), len(outs_b))
+    pairs.add([(i, j) for i, j in places if i < len(outs_a) and j < len(outs_b)])
     ids = [matching.ids_a[o] for o in outs_a], [matching.ids_b[o] for o in outs_b]
     pairs.refine(*ids)
     pairs.moved(*ids)
@@ -138,7 +201,7 @@ def _renewed(form: Form) -> list[str]:
         shape, nodes, name = form.labels[output][1], [output], ""
         for _ in range(_NEAR):
             nodes = [o for n in nodes for o in form.operands[n]][:_MOST_NEAR]
-            own = [argument_name(form, n) for n in nodes if form.numbers[n] >= 0 and form.labels[n][1] == shape]
+            own = [parameter_name(form, n) for n in nodes if form.numbers[n] >= 0 and form.labels[n][1] == shape]
             if own:
                 name = own[0]
                 break
@@ -149,73 +212,6 @@ def _renewed(form: Form) -> list[str]:
 def is_nothing(label: Label) -> bool:
     """Is this FX's None, as the gradient of an input that needs none? It stands for no value of the other graph."""
     return label[0] == "constant" and label[2] == "None"
-
-
-class _Outputs:
-    """Pairs of outputs found so far: `chain` ascends on both sides, `crossing` are those that do not fit into it."""
-
-    def __init__(self, count_a: int, count_b: int) -> None:
-        self.chain = [(-1, -1), (count_a, count_b)]
-        self.crossing: list[tuple[int, int]] = []
-        self.taken: tuple[set[int], set[int]] = (set(), set())
-
-    def all(self) -> list[tuple[int, int]]:
-        return sorted(self.chain[1:-1] + self.crossing)
-
-    def gaps(self) -> list[tuple[list[int], list[int]]]:
-        """The outputs without a partner between neighbours of the chain."""
-        taken_a, taken_b = self.taken
-        return [
-            (
-                [i for i in range(i + 1, next_i) if i not in taken_a],
-                [j for j in range(j + 1, next_j) if j not in taken_b],
-            )
-            for (i, j), (next_i, next_j) in zip(self.chain, self.chain[1:], strict=False)
-        ]
-
-    def add(self, pairs: list[tuple[int, int]]) -> None:
-        self.chain = sorted(self.chain + pairs)
-
-    def refine(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
-        """GraphPair what is equal in this view, in order, within each gap."""
-        new: list[tuple[int, int]] = []
-        for left, right in self.gaps():
-            if left and right:
-                inner = align([view_a[i] for i in left], [view_b[j] for j in right], patience=False)  # type: ignore[arg-type]
-                new += [(left[x], right[y]) for x, y in inner]
-        self.add(new)
-
-    def in_step(self, view_a: Sequence[object], view_b: Sequence[object]) -> None:
-        """GraphPair one by one where a gap has as many on either side, equal in this view."""
-        new: list[tuple[int, int]] = []
-        for left, right in self.gaps():
-            if len(left) == len(right) and [view_a[i] for i in left] == [view_b[j] for j in right]:
-                new += list(zip(left, right, strict=True))
-        self.add(new)
-
-    def by_name(self, names_a: Sequence[str], names_b: Sequence[str]) -> None:
-        """GraphPair what has a name that occurs once on either side."""
-        count_a, count_b = Counter(names_a), Counter(names_b)
-        place_b = {name: j for j, name in enumerate(names_b)}
-        places = {i for i, _ in self.chain} | self.taken[0], {j for _, j in self.chain} | self.taken[1]
-        pairs = [
-            (i, place_b[name])
-            for i, name in enumerate(names_a)
-            if name and count_a[name] == 1 == count_b[name] and i not in places[0] and place_b[name] not in places[1]
-        ]
-        kept = set(chain(sorted([*self.chain, *pairs])))
-        self.add([pair for pair in pairs if pair in kept])
-
-    def moved(self, view_a: Sequence[bytes], view_b: Sequence[bytes]) -> None:
-        """GraphPair equal values that stand in another order."""
-        gaps = self.gaps()
-        waiting: dict[bytes, list[int]] = {}
-        for j in sorted((j for _, right in gaps for j in right), reverse=True):
-            waiting.setdefault(view_b[j], []).append(j)
-        for i in sorted(i for left, _ in gaps for i in left):
-            if waiting.get(view_a[i]):
-                self.crossing.append((i, waiting[view_a[i]].pop()))
-        self.taken = {i for i, _ in self.crossing}, {j for _, j in self.crossing}
 
 
 def _unique(matching: Matching) -> None:
@@ -358,9 +354,9 @@ def _up(matching: Matching) -> None:
 def _by_name(matching: Matching) -> None:
     """Parameters that the program calls by the same name."""
     form_a, form_b = matching.form_a, matching.form_b
-    named = {name: b for b in form_b.parameters if matching.b[b] < 0 and (name := argument_name(form_b, b))}
+    named = {name: b for b in form_b.parameters if matching.b[b] < 0 and (name := parameter_name(form_b, b))}
     for a in form_a.parameters:
-        b = named.get(argument_name(form_a, a), -1)
+        b = named.get(parameter_name(form_a, a), -1)
         if b >= 0 and matching.free(a, b):
             matching.pair(a, b)
 

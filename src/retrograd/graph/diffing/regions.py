@@ -6,14 +6,24 @@ Regions that look the same (the update of each parameter's momentum, say) are on
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from retrograd.core.wording import count
+from retrograd.core.wording import count, some
+from retrograd.graph.diffing.literals import added_part, parameter_name
 from retrograd.graph.diffing.matching import is_nothing
 from retrograd.graph.diffing.side_by_side import Half, View, shapes
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause
 
+# What a block of `with` calls in Dynamo's graphs, in words.
+_MODES = {
+    "torch.amp.autocast_mode._enter_autocast": "autocast entered with",
+    "torch._C._set_grad_enabled": "grad mode set to",
+    "torch._C._functorch._vmap_increment_nesting": "vmap entered with",
+    "torch._C._enter_inference_mode": "inference mode entered with",
+    "torch.autograd.grad_mode._enter_inference_mode": "inference mode entered with",
+}
 # What torch_xla calls its modules.
 _LAZY = ("IrToHlo", "SyncTensorsGraph")
 
@@ -70,6 +80,8 @@ def _region(half: Half, nodes: list[int], inside: set[int], outputs: dict[int, l
 def find_causes(view: View) -> list[Cause]:
     """Causes for what one side has and the other lacks; outputs that only one side has come with what makes them."""
     causes: list[Cause] = []
+    lines: dict[bool, set[str]] = {}  # where regions with parameters stand on each side
+    fed: dict[Cause, set[int]] = {}  # nodes of A that read what a cause adds or takes away
     for half, other in ((view.b, view.a), (view.a, view.b)):
         extra = [
             place
@@ -79,17 +91,27 @@ def find_causes(view: View) -> list[Cause]:
         connected = regions(half)
         causes += _outputs(half, connected, extra)
         rest = [r for r in connected if r.fed or not set(r.outputs) <= set(extra) or not r.outputs]
-        causes += _grouped(half, other, rest)
-    return _replaced(causes)
+        lines[half.added] = {half.best_line(r.nodes) for r in rest if r.parameters} - {""}
+        grouped = _grouped(half, other, rest)
+        fed |= {c: {half.partner[n] if half.added else n for r in rs for n in r.fed} for c, rs in grouped}
+        causes += [cause for cause, _ in grouped]
+    # An operation with a bias is replaced by one without: the parameter says it.
+    return [
+        cause
+        for cause in _replaced(causes, fed)
+        if not (cause.kind.startswith("instruction_i") and cause.where in lines[False])
+        and not (cause.kind.startswith("instruction_rem") and cause.where in lines[True])
+    ]
 
 
 def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cause]:
     """An output more or less: a tensor alive at the cut, and the line that made it."""
     makers = {p: r for r in candidates for p in r.outputs if not r.fed}
     by_line: dict[tuple[str, str], list[int]] = defaultdict(list)
+    fx = half.graph.format == "fx"  # what a forward saves differs as a whole
     for place in extra:
         node = half.form.outputs[place]
-        by_line[half.form.labels[node][0], half.where(node)].append(place)
+        by_line[("", "") if fx else (half.form.labels[node][0], half.where(node))].append(place)
     causes: list[Cause] = []
     for (opcode, line), places in by_line.items():
         nodes = [half.form.outputs[p] for p in places]
@@ -100,8 +122,9 @@ def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cau
         brings = f", with {count(len(parameters), 'new parameter')}" if parameters and half.added else ""
         tensors = "a tensor" if len(places) == 1 else count(len(places), "tensor")
         meaning, advice = _meaning_of_output(half.graph)
+        made_by = opcode or some(list(dict.fromkeys(half.form.labels[n][0] for n in nodes)), 3)
         text = (
-            f"{half.sign} output {numbers} {kinds} made by {opcode}{brings}: {tensors} {meaning} in {half.letter} only"
+            f"{half.sign} output {numbers} {kinds} made by {made_by}{brings}: {tensors} {meaning} in {half.letter} only"
         )
         kind = "output_added" if half.added else "output_removed"
         line = line or half.best_line(producers)
@@ -111,6 +134,8 @@ def _outputs(half: Half, candidates: list[Region], extra: list[int]) -> list[Cau
 
 def _meaning_of_output(graph: Graph) -> tuple[str, str]:
     """What an output is, and what to do about one more. A lazy graph returns every tensor that is alive at the cut."""
+    if graph.format == "fx" and any(ins.name.startswith("tangents_") for ins in graph.main.instructions):
+        return "returned as gradient of a parameter or input", "look at which inputs and parameters need a gradient"
     if graph.format == "fx":
         return (
             "returned or saved for backward",
@@ -124,14 +149,15 @@ def _meaning_of_output(graph: Graph) -> tuple[str, str]:
     return "returned", "look at what the function returns: a value for logging, or auxiliary output?"
 
 
-def _grouped(half: Half, other: Half, candidates: list[Region]) -> list[Cause]:
+def _grouped(half: Half, other: Half, candidates: list[Region]) -> list[tuple[Cause, list[Region]]]:
     """Regions at the same line, with new parameters or without, as one cause."""
     alike: dict[tuple[str, bool, bool], list[Region]] = defaultdict(list)
     counts = Counter(half.exact)
     for region in candidates:
         known = all(counts[half.exact[n]] > 1 for n in region.nodes) and _still_read(half, other, region)
-        alike[half.best_line(region.nodes), known, bool(region.parameters)].append(region)
-    return [_region_cause(half, rs, known) for (_, known, _), rs in alike.items()]
+        line = "" if region.parameters else half.best_line(region.nodes)
+        alike[line, known, bool(region.parameters)].append(region)
+    return [(_region_cause(half, rs, known), rs) for (_, known, _), rs in alike.items()]
 
 
 def _still_read(half: Half, other: Half, region: Region) -> bool:
@@ -156,14 +182,38 @@ def _region_cause(half: Half, alike: list[Region], known: bool) -> Cause:
         often = "once more" if half.added else "once less"
         text = f"{half.sign} {operations} a second time: the same value is computed {often}"
         return half.cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], nodes, len(alike))
-    if parameters:
+    if parameters and not (bodies and half.form.computation is not half.graph.main):
         kind = "parameter_added" if half.added else "parameter_removed"
-        text = f"{half.sign} {count(len(parameters), 'parameter')} {shapes(form.labels[n][1] for n in parameters)}"
-        text += f", used by {operations}" if bodies else ""
+        text = f"{half.sign} {_layer(half, parameters)}"
+        text += shapes(form.labels[n][1] for n in parameters) + (f", used by {operations}" if bodies else "")
         return half.cause(kind, text, line, _ADVICE[kind], nodes, len(parameters))
     kind = "instruction_inserted" if half.added else "instruction_removed"
+    if modes := [n for n in nodes if form.labels[n][0] in _MODES]:
+        words = dict.fromkeys(f"{_MODES[form.labels[n][0]]} {form.labels[n][2].removeprefix('args=')}" for n in modes)
+        text = f"{half.sign} {some(list(words), 3)} in {half.letter} only"
+        return half.cause(kind, text, line or _next_line(half, nodes[0]), _ADVICE[kind], nodes, len(alike))
     text = f"{half.sign} {operations} {shapes(form.labels[n][1] for n in bodies or nodes)} in {half.letter} only"
     return half.cause(kind, text, line, _ADVICE[kind], nodes, len(alike))
+
+
+def _next_line(half: Half, node: int) -> str:
+    """The line of what comes next: Dynamo keeps no line of a mode that a block sets."""
+    return next((line for n in range(node + 1, len(half.form)) if (line := half.where(n))), "")
+
+
+def _layer(half: Half, parameters: list[int]) -> str:
+    """Parameters in words: their number, and the layer that they are or a few of their names."""
+    names = _parameter_names(half, parameters)
+    layer = added_part(names, _parameter_names(half, set(half.form.parameters) - set(parameters)))
+    number = count(len(parameters), "parameter")
+    if layer:
+        return f"{'' if layer.startswith('layer') else 'layer '}{layer}: {number} "
+    named = [name for name in names if name]
+    return f"{number} {some(named, 2)} " if named else f"{number} "
+
+
+def _parameter_names(half: Half, nodes: Iterable[int]) -> list[str]:
+    return [parameter_name(half.form, n) for n in sorted(nodes)]
 
 
 _ADVICE: dict[str, str] = {
@@ -176,12 +226,17 @@ _ADVICE: dict[str, str] = {
 }
 
 
-def _replaced(causes: list[Cause]) -> list[Cause]:
-    """Something removed and something inserted at one line, as often: one replaced by the other."""
+def _replaced(causes: list[Cause], fed: dict[Cause, set[int]]) -> list[Cause]:
+    """Something removed and something inserted that the same operations read, or at one line as often: replaced."""
     kinds = {"instruction_inserted", "instruction_removed"}
     kept: list[Cause] = []
     for cause in causes:
-        pairs = (k for k in kept if {k.kind, cause.kind} == kinds and (k.where, k.count) == (cause.where, cause.count))
+        others = [k for k in kept if {k.kind, cause.kind} == kinds]
+        pairs = (
+            k
+            for k in others
+            if (k.where, k.count) == (cause.where, cause.count) or (fed.get(k) and fed.get(k) == fed.get(cause))
+        )
         twin = next(pairs, None)
         if twin is None:
             kept.append(cause)

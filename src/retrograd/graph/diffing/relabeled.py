@@ -7,13 +7,15 @@ from collections import defaultdict
 
 from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
-from retrograd.graph.diffing.literals import parameter_name, shown
-from retrograd.graph.diffing.side_by_side import View
+from retrograd.graph.diffing.literals import array_change, parameter_name, rounded, shown
+from retrograd.graph.diffing.side_by_side import View, shapes
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.undecided import elided
 
+_SHAPED_BY_USERS = frozenset({"broadcast", "broadcast-in-dim", "iota", "constant"})
 _SYMBOL = re.compile(r"(?<=[\[,])\s*(?:[su]\d|<=)")
 _WIDEST = 80  # of attributes and constants in a sentence
+_INNER = re.compile(r"([\w.]*+=)\{(.*)\}", re.DOTALL)
 _DTYPE = re.compile(r"\b([a-z]+\d*\w*)\[")
 
 
@@ -21,7 +23,7 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
     """One cause for each different change, with a count, and how many nodes differ in shape only as a consequence."""
     form_a, form_b = view.a.form, view.b.form
     moved = _reshaped(view)
-    groups: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
     parameters: dict[Kind, list[tuple[int, int]]] = defaultdict(list)
     consequences = 0
     for a, b in enumerate(view.a.partner):
@@ -30,17 +32,25 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
         kind = _kind(view, a, b)
         if kind == "constant_changed" and any(elided(form.labels[n][2]) for form, n in ((form_a, a), (form_b, b))):
             continue
-        if a in moved and not moved[a]:
+        if (a in moved and not moved[a]) or _renumbered(view, a, b):
             consequences += 1
             continue
         if form_a.numbers[a] >= 0 and kind in ("shape_changed", "dtype_changed"):
             parameters[kind].append((a, b))
             continue
-        before, after = _change_text(view, a, b, kind)
-        groups[kind, before, after].append((a, b))
+        groups[kind, *_change_text(view, a, b, kind)].append((a, b))
     causes = [_parameters(view, kind, pairs) for kind, pairs in parameters.items()]
     causes += [_cause(view, key, pairs) for key, pairs in groups.items()]
     return causes, consequences
+
+
+def _renumbered(view: View, a: int, b: int) -> bool:
+    """Is it the same element of a loop that carries more or fewer?"""
+    form_a, form_b = view.a.form, view.b.form
+    if form_a.labels[a][0] != "get-tuple-element" or form_a.labels[a][1] != form_b.labels[b][1]:
+        return False
+    (x,), (y,) = form_a.operands[a], form_b.operands[b]
+    return view.a.partner[x] == y and len(form_a.operands[x]) != len(form_b.operands[y])
 
 
 def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:
@@ -62,7 +72,7 @@ def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:
 
 def _called(view: View, a: int, b: int) -> str:
     """The number of a parameter, and its name where both sides have one."""
-    name = parameter_name(view.b.graph, view.b.form, b)
+    name = parameter_name(view.b.form, b)
     return f"{view.a.form.numbers[a]}{f' {name}' if name else ''}"
 
 
@@ -75,7 +85,7 @@ def _reshaped(view: View) -> dict[int, bool]:
     """Partners whose shape or dtype differs: is it here that it began?
 
     It began where no operand has it. If a parameter has it, all others follow from that: a batch of another size
-    reaches broadcasts of constants, too, which have no operand that says so.
+    reaches broadcasts of constants, too, which have no operand that says so. These have the shape that users want.
     """
     form_a, form_b = view.a.form, view.b.form
     origins: dict[int, bool] = {}
@@ -84,6 +94,8 @@ def _reshaped(view: View) -> dict[int, bool]:
             origins[a] = not any(o in origins for o in form_a.operands[a])
     if any(form_a.numbers[a] >= 0 for a in origins):
         return {a: form_a.numbers[a] >= 0 for a in origins}
+    if any(began and form_a.labels[a][0] not in _SHAPED_BY_USERS for a, began in origins.items()):
+        return {a: began and form_a.labels[a][0] not in _SHAPED_BY_USERS for a, began in origins.items()}
     return origins
 
 
@@ -91,26 +103,53 @@ def _kind(view: View, a: int, b: int) -> Kind:
     (op_a, shape_a, _), (op_b, shape_b, _) = view.a.form.labels[a], view.b.form.labels[b]
     if op_a != op_b:
         return "instruction_replaced"
-    if shape_a != shape_b:
+    if shape_a != shape_b and not _own_attributes(view, a, b):
         return "dtype_changed" if _DTYPE.findall(shape_a) != _DTYPE.findall(shape_b) else "shape_changed"
     if view.a.form.origins[a].has_effect:
         return "state_changed"
     return "constant_changed" if op_a == "constant" else "attribute_changed"
 
 
-def _change_text(view: View, a: int, b: int, kind: str) -> tuple[str, str]:
-    """Before and after, short: the attributes that differ, not all."""
+def _own_attributes(view: View, a: int, b: int) -> bool:
+    """Do attributes of an operation differ that no shape of its operands explains: windows, axes?"""
+    form_a, form_b = view.a.form, view.b.form
+    same = all(
+        form_a.labels[x][1] == form_b.labels[y][1] for x, y in zip(form_a.operands[a], form_b.operands[b], strict=False)
+    )
+    return bool(form_a.operands[a]) and same and form_a.labels[a][2] != form_b.labels[b][2]
+
+
+def _change_text(view: View, a: int, b: int, kind: str) -> tuple[str, str, str]:
+    """Operation, before and after, short: the attributes that differ, not all, and of several shapes one change."""
     (op_a, shape_a, attrs_a), (op_b, shape_b, attrs_b) = view.a.form.labels[a], view.b.form.labels[b]
     if kind == "instruction_replaced":
-        return f"{op_a} {shape_a}", f"{op_b} {shape_b}"
+        return "", f"{op_a} {shape_a}", f"{op_b} {shape_b}"
     if kind in ("shape_changed", "dtype_changed"):
-        return f"{op_a} {shape_a}", shape_b
+        return "", f"{op_a} {shape_a}", shape_b
+    if kind == "constant_changed" and not shape_a.endswith("[]") and (where := array_change(shape_a, attrs_a, attrs_b)):
+        left, _, right = where.partition(" -> ")
+        return "", f"constant {shape_a}, {left}", right
     if kind == "constant_changed":
-        return f"constant {shape_a} {shown(shape_a, attrs_a, _WIDEST)}", shown(shape_b, attrs_b, _WIDEST)
+        return "", f"constant {shape_a} {shown(shape_a, attrs_a, _WIDEST)}", shown(shape_b, attrs_b, _WIDEST)
     only_a, only_b = split(attrs_a), split(attrs_b)
-    left = ", ".join(part for part in only_a if part not in only_b)
-    right = ", ".join(part for part in only_b if part not in only_a)
-    return f"{op_a} {shape_a} {shortened(left, _WIDEST) or '(none)'}", shortened(right, _WIDEST) or "(none)"
+    left = rounded(", ".join(part for part in only_a if part not in only_b))
+    right = rounded(", ".join(part for part in only_b if part not in only_a))
+    if left == right:
+        left, right = attrs_a, attrs_b
+    if max(len(left), len(right)) > _WIDEST:
+        left, right = _inner(left, right)
+    return op_a, shortened(left, _WIDEST) or "(none)", shortened(right, _WIDEST) or "(none)"
+
+
+def _inner(left: str, right: str) -> tuple[str, str]:
+    """What differs within two long attributes: backend_config={... trans_x = 78 : ui8 ...}, not its beginning."""
+    sides = [_INNER.fullmatch(text) for text in (left, right)]
+    if not all(sides) or sides[0][1] != sides[1][1]:  # type: ignore[index]
+        return left, right
+    parts = [split(side[2]) for side in sides if side]
+    before, after = (", ".join(p for p in own if p not in other) for own, other in (parts, parts[::-1]))
+    name = sides[0][1]  # type: ignore[index]
+    return f"{name}{{... {before}}}", f"{name}{{... {after}}}"
 
 
 _ADVICE: dict[str, str] = {
@@ -124,8 +163,11 @@ _ADVICE: dict[str, str] = {
 }
 
 
-def _cause(view: View, key: tuple[str, str, str], pairs: list[tuple[int, int]]) -> Cause:
-    kind, before, after = key
+def _cause(view: View, key: tuple[str, ...], pairs: list[tuple[int, int]]) -> Cause:
+    kind, operation, before, after = key
+    if operation:
+        sizes = shapes({view.a.form.labels[a][1]: 1 for a, _ in pairs}, 2)
+        before = f"{operation} {sizes} {before}"
     many = f"{len(pairs)} x " if len(pairs) > 1 else ""
     verb = "replaced by" if kind == "instruction_replaced" else "->"
     text = f"{many}{before} {verb} {after}"

@@ -86,7 +86,11 @@ class _Walk:
             opcode = f"method.{opcode}"
         else:
             opcode = opcode_of(_qualified(node, node.target))
-        return self.body.call(node.name, opcode, args, kwargs, shape, metadata, 0)
+        value = self.body.call(node.name, opcode, args, kwargs, shape, metadata, 0)
+        if (policy := node.meta.get("recompute")) is not None:
+            ins = self.body.instructions[value.place]
+            ins.placement = ", ".join(filter(None, [ins.placement, f"recompute={policy.name}"]))
+        return value
 
     def sub(self, target: str) -> Sub | None:
         """The graph that a member of the module is, read as a computation of its own; None if it is none."""

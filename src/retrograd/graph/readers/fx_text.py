@@ -21,6 +21,7 @@ _LOG = re.compile(r"[VIWEC][0-9]{4} [0-9:.]++ [^\]\n]*+\] (?:\[[^\]\n]*+\] ?)*+"
 _CLASS = re.compile(r"(?:^|(?<=\s))class (\w++)\((?:[\w.]*\.)?Module\):[^\n]*$", re.MULTILINE)
 _FORWARD = re.compile(r"\bdef forward\(")
 _FILE = re.compile(r"File: (.*?):([0-9]{1,9}) in ")
+_TAG = re.compile(r"\bac_graph_id: \d++ - (\w++)|\brecompute: (\w++)")
 _SHAPE = re.compile(r"(?:\w+\()?([a-z]\w*\[[^\]]*\])")
 _SYMBOL = re.compile(
     r"(?:[suz]f?[0-9]+|inf|nan|device|torch|dtype|NoneType|Ellipsis|int|float|bool|str|math|[A-Z]\w*)\Z"
@@ -90,6 +91,7 @@ class _Reader:
         self.first = first
         self.at = 0
         self.metadata = ""
+        self.tag = ""  # of checkpoints: the partitioner computes again what has it
         self.classes: list[_Class] = []
         self.places: dict[str, Any] = {}
         self.unnamed: Ref | None = None
@@ -133,7 +135,7 @@ class _Reader:
 
     def read(self, cls: _Class, end: int) -> None:
         self.at = cls.line + 1
-        self.places, self.metadata = {}, ""
+        self.places, self.metadata, self.tag = {}, "", ""
         begun = False
         while self.at < end and cls.body.root < 0:
             line = self.lines[self.at].strip()
@@ -144,9 +146,11 @@ class _Reader:
                 at = self.at
                 self.signature(cls.body, self.statement(end, "\n    pass"), at)
             elif begun and line:
-                at = self.at
+                at, first = self.at, len(cls.body.instructions)
                 for statement in self.statement(end):
                     self.assign(cls, statement, at)
+                for instruction in cls.body.instructions[first:] if self.tag else ():
+                    instruction.placement = ", ".join(filter(None, [instruction.placement, self.tag]))
             self.at += 1
         if cls.body.root < 0:
             problem = "is not complete (no `return`)" if begun else "has no `def forward(`"
@@ -175,6 +179,8 @@ class _Reader:
 
     def comment(self, line: str) -> None:
         at = line.find("File: ")
+        tag = _TAG.search(line[: at if at >= 0 else None])
+        self.tag = f"recompute={tag[1] or tag[2]}" if tag else ""
         match = _FILE.match(line, at) if at >= 0 else None
         if match:
             self.metadata = metadata_of(match[1], match[2], line[match.end() :].partition(", code: ")[2])

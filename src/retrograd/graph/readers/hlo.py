@@ -266,6 +266,8 @@ class _Reader:
             # Metadata is the last attribute and has no brace of its own in nearly every line.
             if '"' not in head and rest.find("}") == len(rest) - 1:
                 metadata, tail = "{" + rest, head
+                if "preserve_layout=true" in rest:  # the only part of it that the compiler heeds
+                    tail += ", preserve_layout=true"
             else:
                 parts = brackets.split(tail[1:])
                 metadata = next((part[9:] for part in parts if part.startswith("metadata={")), "")

@@ -32,10 +32,12 @@ _PLACEMENT = frozenset(
         "output_to_operand_aliasing",
         "async_execution_thread",
         "kind",
+        "preserve_layout",
     }
 )
-# To a custom call these may be arguments.
+# To a custom call these may be arguments, and its sharding may say which part of a whole a device takes.
 _ARGUMENTS = frozenset({"backend_config", "frontend_attributes", "output_to_operand_aliasing"})
+_PARTS = re.compile(r"custom_call_target=\"SPMD(?:FullToShard|ShardToFull)Shape\"")
 _CALLS = {
     "": frozenset(
         {"to_apply", "calls", "condition", "body", "branch_computations", "true_computation", "false_computation"}
@@ -43,6 +45,8 @@ _CALLS = {
     ),
     "select-and-scatter": frozenset({"select", "scatter"}),
 }
+# Keys of called computations say in which order they stand, not in which role.
+_SECOND = frozenset({"body", "scatter", "false_computation"})
 # Group lists longer than this stay as written: 64k ranks would be 400 kB of text.
 _MOST_RANKS = 4096
 _LONGEST_IOTA = 200  # a dozen axes; the product of a million sizes is a number of megabytes
@@ -86,6 +90,9 @@ def attributes_of(text: str, opcode: str) -> Attributes:
     called: list[tuple[str, str]] = []
     after: tuple[str, ...] = ()
     index = channel = ""
+    arguments = frozenset[str]() if opcode != "custom-call" else _ARGUMENTS
+    if arguments and _PARTS.search(text):
+        arguments |= {"sharding"}
     for part in brackets.split(text):
         name, _, value = part.partition("=")
         name, value = name.strip(), value.strip()
@@ -95,7 +102,7 @@ def attributes_of(text: str, opcode: str) -> Attributes:
             after = tuple(n.strip().lstrip("%") for n in value.strip("{}").split(",") if n.strip())
         elif value.startswith("%") or (name in _CALLS.get(opcode, _CALLS[""]) and not value.startswith('"')):
             called += [(name, n.strip().lstrip("%")) for n in value.strip("{}").split(",") if n.strip()]
-        elif name in _PLACEMENT and not (name in _ARGUMENTS and opcode == "custom-call"):
+        elif name in _PLACEMENT and name not in arguments:
             placed.append(f"{name}={value}")
         elif name == "channel_id":
             channel = value
@@ -106,6 +113,7 @@ def attributes_of(text: str, opcode: str) -> Attributes:
             kept.append(f"replica_groups={_groups(value)}")
         else:
             kept.append(f"{name}={value}" if value else name)
+    called.sort(key=lambda pair: pair[0] in _SECOND)
     attrs = ", ".join([index] * bool(index) + sorted(kept))
     return Attributes(attrs, tuple(called), ", ".join(sorted(placed)), after, channel)
 

@@ -13,7 +13,7 @@ operation, as in HLO. An operation with several results is one instruction and a
 
 from __future__ import annotations
 
-import pickle
+import marshal
 import re
 import sys
 from collections.abc import Iterator
@@ -26,7 +26,9 @@ from retrograd.errors import GraphError
 from retrograd.graph import brackets
 from retrograd.graph.ir import Computation, Graph, Instruction, effect_of, share_channels
 from retrograd.graph.readers.mlir_attributes import (
+    RESOURCE,
     attributes_of,
+    blobs_of,
     get_attribute,
     items_of,
     shape_of,
@@ -34,11 +36,13 @@ from retrograd.graph.readers.mlir_attributes import (
     symbols_of,
     value_of,
 )
+from retrograd.graph.readers.stablehlo import packed
 
 _AT = re.compile(r'"-":([0-9]{1,9}):[0-9]')
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*+)"\(')
 _FRAME = re.compile(r'"((?:[^"\\]|\\.)*+)"\("((?:[^"\\]|\\.)*+)":([0-9]{1,9})')
 _BARE = re.compile(r'"((?:[^"\\]|\\.)*+)":([0-9]{1,9}):[0-9]')
+_CHANNEL = re.compile(r"handle = (\d+), type = (\d+)")
 _OPCODES = {"optimization_barrier": "opt-barrier", "case": "conditional", "if": "conditional"}
 _RETURNS = frozenset({"func.return", "stablehlo.return", "sdy.return", "mhlo.return", "return"})
 # Names of arguments and results.
@@ -54,9 +58,13 @@ def parse(text: str, source: str = "", first: int = 1) -> Graph:
         except (ir.MLIRError, ValueError) as error:
             raise _damaged(str(error), text, source, first) from None
         try:
-            return _Reader(ir, module, source, first).graph()
+            graph = _Reader(ir, module, source, first).graph()
         except RecursionError:
             raise brackets.error(source or "StableHLO text", first, "functions call each other too deep") from None
+    if blobs := blobs_of(text):
+        for instruction in (i for computation in graph for i in computation.instructions if "dense_r" in i.attrs):
+            instruction.attrs = RESOURCE.sub(lambda m: blobs.get(m[1], m[0]), instruction.attrs)
+    return graph
 
 
 def open_context() -> tuple[Any, Any]:
@@ -135,10 +143,15 @@ class _Reader:
         return brackets.error(self.source or "StableHLO text", line or self.first, message)
 
     def graph(self) -> Graph:
+        others: dict[str, str] = {}  # meshes and what else functions name
         for operation in self.module.body.operations:
             operation = operation.operation
+            name = string_of(get_attribute(operation.attributes, "sym_name"))
             if operation.name == "func.func":
-                self.functions[string_of(operation.attributes["sym_name"])] = operation
+                self.functions[name] = operation
+            else:
+                kept = {key: value_of(value) for key, value in items_of(operation.attributes) if key != "sym_name"}
+                others[f"{operation.name} {name}".strip()] = ", ".join(kept.values())
         public = [
             n for n, f in self.functions.items() if "private" not in str(get_attribute(f.attributes, "sym_visibility"))
         ]
@@ -151,7 +164,7 @@ class _Reader:
         share_channels(self.channels)
         attributes = self.module.operation.attributes
         name = string_of(get_attribute(attributes, "sym_name")) or "module"
-        header = {
+        header = others | {
             key.removeprefix("mhlo."): value_of(value) for key, value in items_of(attributes) if key != "sym_name"
         }
         if self.aliases:
@@ -222,10 +235,11 @@ class _Reader:
         short = operation.name.partition(".")[2] or operation.name
         opcode = _OPCODES.get(short) or short.replace("_", "-")
         operands = [self.place(body, value) for value in operation.operands]
-        attrs, placement = attributes_of(operation, opcode)
+        attributes = dict(items_of(operation.attributes))
+        attrs, placement = attributes_of(attributes, opcode) if attributes else ("", "")
         called, outside = self.regions(body, operation, owner, line)
-        for attribute in ("callee", "called_computations"):
-            for callee in symbols_of(get_attribute(operation.attributes, attribute)):
+        for attribute in ("callee", "called_computations") if attributes else ():
+            for callee in symbols_of(attributes.get(attribute)):
                 self.function(callee)
                 called.append(("to_apply", callee))
         operands += outside
@@ -235,10 +249,11 @@ class _Reader:
         shape = shapes[0] if len(shapes) == 1 else f"({','.join(shapes)})"
         instruction = Instruction(name, opcode, shape, tuple(operands), attrs, tuple(called), metadata, line, placement)
         place = body.add(instruction)
-        channel = get_attribute(operation.attributes, "channel_handle")
-        if channel is not None:
-            instruction.attrs = f"{attrs}, channel" if attrs else "channel"
-            self.channels.append((instruction, str(channel)))
+        channel = "channel_handle" in attributes and _CHANNEL.search(str(attributes["channel_handle"]))
+        if channel and channel[1] != "0":  # 0 stands for none
+            kind = f" of type {channel[2]}" if opcode in ("send", "recv") else ""
+            instruction.attrs = ", ".join(filter(None, [attrs, f"channel{kind}"]))
+            self.channels.append((instruction, channel[1]))
         if effect_of(opcode, instruction.attrs, instruction.called, self.effects):
             instruction.has_effect = True
             self.effects.add(owner)
@@ -333,10 +348,10 @@ def _main(arguments: list[str]) -> int:
     text = Path(folder, "module.mlir").read_bytes().decode()
     with gc_pause.paused():
         try:
-            result = parse(text, source, int(first)), ""
+            result = packed(parse(text, source, int(first))), ""
         except GraphError as error:
             result = None, str(error)
-        Path(folder, "result").write_bytes(pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
+        Path(folder, "result").write_bytes(marshal.dumps(result))
     return 0
 
 

@@ -10,10 +10,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from retrograd.graph import brackets
+from retrograd.graph.keys import text_key
 
 _TENSOR = re.compile(r"tensor<((?:[0-9?]+x)*)([^,>]+(?:<[^>]*>)?)(?:, (.*))?>\Z")
 _DENSE = re.compile(r"dense<(.*)> : tensor<.*>\Z", re.DOTALL)
 _ARRAY = re.compile(r"array<\w+(?:: (.*))?>\Z")
+_BLOB = re.compile(r'([\w.$\-]++|"[^"\n]*+") *+: *+"(0x[0-9A-Fa-f]*+)"')
+RESOURCE = re.compile(r'dense_resource<([\w.$\-]++|"[^"\n]*+")>')
 _ENUM = re.compile(r"#stablehlo<\w+ (\w+)>")
 _INTEGER = re.compile(r"(-?[0-9]+) : [sui]+[0-9]+\Z")
 _ELEMENTS = {"i1": "pred", "index": "s64", "complex<f32>": "c64", "complex<f64>": "c128"}
@@ -38,16 +41,16 @@ def shape_of(text: str) -> str:
     return f"{element}[{match[1].rstrip('x').replace('x', ',')}]{encoding}"
 
 
-def attributes_of(operation: Any, opcode: str) -> tuple[str, str]:
+def attributes_of(attributes: dict[str, Any], opcode: str) -> tuple[str, str]:
     """What belongs to what is computed, and what to where and how."""
     kept: list[str] = []
     placed: list[str] = []
-    for name, value in items_of(operation.attributes):
+    for name, value in attributes.items():
         text = value_of(value)
         # The default precision stands in bytecode and not in text.
         if name in _READ or (name == "precision_config" and not text.replace("DEFAULT", "").strip("[, ]")):
             continue
-        if name in _PLACEMENT and not (name == _PLACEMENT[0] and opcode == "custom-call"):
+        if name in _PLACEMENT and not (opcode == "custom-call" and _argues(attributes, name)):
             placed.append(f"{name.removeprefix('mhlo.')}={text}")
             continue
         if (opcode == "constant" and name == "value") or (opcode == "get-tuple-element" and name == "index"):
@@ -55,6 +58,13 @@ def attributes_of(operation: Any, opcode: str) -> tuple[str, str]:
         else:
             kept.append(f"{name.removeprefix('mhlo.')}={text}")
     return ", ".join(kept), ", ".join(placed)
+
+
+def _argues(attributes: dict[str, Any], name: str) -> bool:
+    """May an attribute be an argument of a custom call? A sharding is one where it says which part a device takes."""
+    return name == _PLACEMENT[0] or (
+        name.endswith("sharding") and "SPMD" in string_of(attributes.get("call_target_name"))
+    )
 
 
 def value_of(attribute: Any) -> str:
@@ -67,6 +77,12 @@ def value_of(attribute: Any) -> str:
     if match := _INTEGER.match(text):
         return match[1]
     return _ENUM.sub(r"\1", text)
+
+
+def blobs_of(text: str) -> dict[str, str]:
+    """Of each resource of a module, whose numbers stand at its end, a text that is another for other numbers."""
+    section = text.rpartition("dialect_resources")[2] if "dense_resource<" in text else ""
+    return {name: f"resource of {len(data) // 2} bytes {text_key(data)}" for name, data in _BLOB.findall(section)}
 
 
 def items_of(attributes: Any) -> Iterable[tuple[str, Any]]:

@@ -1,0 +1,147 @@
+"""Rematerialisation: does one graph compute again, for its backward, what the other saves?
+
+In loops the sign is what they carry; elsewhere values that are computed a second time, behind an optimisation barrier,
+or in what JAX calls a rematted computation, since optimising takes the barriers away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from retrograd.core.wording import count, some
+from retrograd.graph import keys
+from retrograd.graph.form import Form, elements
+from retrograd.graph.ir import Graph, Instruction
+from retrograd.graph.schema import Cause
+from retrograd.graph.value_names import name_of
+
+_CHECKPOINT_ADVICE = "torch.utils.checkpoint or the partitioner's recomputation is on in one of the two"
+Forms = dict[str, Form]
+# What stacks, unstacks and counts: as many as there are values that a loop saves. It says nothing of recomputation.
+_BOOKKEEPING_NAMES = """
+    add bitcast broadcast broadcast-in-dim compare concatenate constant convert copy dynamic-slice
+    dynamic-update-slice get-tuple-element iota opt-barrier pad parameter reduce-precision
+    reshape select slice transpose
+"""
+_BOOKKEEPING = frozenset(_BOOKKEEPING_NAMES.split())
+_INDICES = frozenset({"s32[]", "u32[]", "s64[]", "pred[]"})
+_AGAIN = re.compile(r"rematted_computation/(?:(\w+)/)?")
+_REMAT_ADVICE = "jax.checkpoint or nn.remat is on in one of the two: what the backward needs is saved in the other"
+
+
+def find_cause(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | None:
+    """At most one cause."""
+    if a.format == "fx":
+        return _of_saved(a, b)
+    return _in_loops(a, b, forms_a, forms_b) or _elsewhere(a, b, forms_a, forms_b)
+
+
+def _of_saved(a: Graph, b: Graph) -> Cause | None:
+    """Parameters of one backward that the other computes: AOTAutograd names what is saved after what makes it.
+
+    Only where the other takes nothing more, nor in another shape, is it sure that these are the same values.
+    """
+    taken = [Counter(_stem(i) for i in graph.main.instructions if i.opcode == "parameter") for graph in (a, b)]
+    computed = [Counter(_stem(i) for i in graph.main.instructions if i.operands) for graph in (a, b)]
+    again = computed[1] - computed[0], computed[0] - computed[1]
+    for only, graph, own, other, new in (("B", a, *taken, again[0]), ("A", b, *reversed(taken), again[1])):
+        saved = own - other
+        if saved and not other - own and not saved - new:
+            words = some([name for name, _ in saved], 4)
+            text = f"remat in {only}: {words} {'is' if len(saved) == 1 else 'are'} computed again, not saved"
+            names = tuple(i.name for i in graph.main.instructions if i.opcode == "parameter" and _stem(i) in saved)
+            return Cause("remat_changed", text, "", _CHECKPOINT_ADVICE, names, names, saved.total())
+    return None
+
+
+def _stem(ins: Instruction) -> tuple[str, str]:
+    """The name of a value without its number, and its shape."""
+    return ins.name.rstrip("0123456789").rstrip("_"), ins.shape
+
+
+def _elsewhere(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | None:
+    (again_a, named_a), (again_b, named_b) = _again_of(a, forms_a), _again_of(b, forms_b)
+    # Values that are there twice in both say nothing: torch_xla gathers weights again, behind barriers.
+    if len(again_a) == len(again_b) or (again_a and again_b and not (named_a and named_b)):
+        return None
+    only, graph, own, other = ("B", b, again_b, again_a) if len(again_b) > len(again_a) else ("A", a, again_a, again_b)
+    form = forms_b[b.entry] if only == "B" else forms_a[a.entry]
+    operations = Counter(form.labels[n][0] for n in own)
+    around = dict.fromkeys(m[1] for n in own if (m := _AGAIN.search(form.origins[n].metadata)) and m[1])
+    text = (
+        f"remat in {only}{' of more' if other else ''}: {count(len(own) - len(other), 'operation')} "
+        f"computed again for the backward ({', '.join(op for op, _ in operations.most_common(4))})"
+        + (f", around {some(list(around), 4)}" if around else "")
+    )
+    names = tuple(name_of(graph, form.home(n), form.origins[n]) for n in own)
+    sides = ((), names) if only == "B" else (names, ())
+    return Cause("remat_changed", text, "", _REMAT_ADVICE, *sides, abs(len(again_a) - len(again_b)))
+
+
+def _again_of(graph: Graph, forms: Forms) -> tuple[Sequence[int], bool]:
+    """Operations of the entry that are computed again; whether the text calls them so."""
+    form = forms[graph.entry]
+    named = [n for n, ins in enumerate(form.origins) if form.live[n] and "rematted_computation" in ins.metadata]
+    if named or not form.barriers:
+        return [n for n in named if form.labels[n][0] not in _BOOKKEEPING], True
+    ids, seen, again = keys.digests(form, keys.bodies(graph, forms), form.numbers), set[bytes](), list[int]()
+    for n, own in enumerate(ids):
+        if own in seen and form.live[n] and form.labels[n][0] not in _BOOKKEEPING:
+            again.append(n)
+        seen.add(own)
+    return again, False
+
+
+def _in_loops(a: Graph, b: Graph, forms_a: Forms, forms_b: Forms) -> Cause | None:
+    """Recomputation in the loops of one graph: they carry less than the other's, and compute again what these do."""
+    loops_a, loops_b = list(_loops(forms_a)), list(_loops(forms_b))
+    if not loops_a or len(loops_a) != len(loops_b):
+        return None
+    carried_a, carried_b = (_carried(loops) for loops in (loops_a, loops_b))
+    operations_a, operations_b = _operations(forms_a, loops_a), _operations(forms_b, loops_b)
+    more, fewer = operations_b - operations_a, operations_a - operations_b
+    if carried_b < carried_a and _again(more, fewer, operations_a):
+        only, saved, again = "B", carried_a - carried_b, more
+    elif carried_a < carried_b and _again(fewer, more, operations_b):
+        only, saved, again = "A", carried_b - carried_a, fewer
+    else:
+        return None
+    text = (
+        f"remat in {only}: its loops save {count(saved, 'value')} fewer for the backward and compute "
+        f"{count(again.total(), 'operation')} again ({', '.join(op for op, _ in again.most_common(4))})"
+    )
+    names_a, names_b = (
+        tuple(name_of(graph, form.home(n), form.origins[n]) for form, n in loops)
+        for graph, loops in ((a, loops_a), (b, loops_b))
+    )
+    return Cause("remat_changed", text, "", _REMAT_ADVICE, names_a, names_b)
+
+
+def _again(more: Counter[str], fewer: Counter[str], others: Counter[str]) -> bool:
+    """Are operations computed again that the loops of the other graph have? Fusing turns a few into others."""
+    known = sum(n for op, n in more.items() if op in others)
+    return not fewer and 2 * known > more.total()
+
+
+def _loops(forms: Forms) -> Iterator[tuple[Form, int]]:
+    for form in forms.values():
+        for node in form.called:
+            if form.labels[node][0] == "while" and form.live[node]:
+                yield form, node
+
+
+def _carried(loops: list[tuple[Form, int]]) -> int:
+    return sum(len(elements(form.origins[node].shape)) for form, node in loops)
+
+
+def _operations(forms: Forms, loops: list[tuple[Form, int]]) -> Counter[str]:
+    """The operations of loops, those apart that only move values."""
+    bodies = [forms[name] for form, node in loops for role, name in form.called[node] if role == "body"]
+    return Counter(
+        label[0]
+        for body in bodies
+        for node, label in enumerate(body.labels)
+        if body.live[node] and label[0] not in _BOOKKEEPING and label[1] not in _INDICES
+    )
