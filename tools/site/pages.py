@@ -72,7 +72,7 @@ def _file(module: str) -> Path:
 def api() -> Iterator[Made]:
     """A page a public module, with every public name from its docstring."""
     for module in PUBLIC:
-        rooms = [name for name in public_names(module) if f"{module}.{name}" in PUBLIC]
+        rooms = [name for name in public_names(module) if f"{module}.{name}" in (*PUBLIC, *WHOLE)]
         names = [name for name in public_names(module) if name not in rooms]
         text = [f"# {module}", _summary(module)]
         if rooms:
