@@ -16,7 +16,7 @@ from retrograd import config
 from retrograd.check.runner import verify
 from retrograd.check.schema import Finding, Report
 from retrograd.check.spec import OpSpec
-from retrograd.core.subprocesses import Child
+from retrograd.core.subprocesses import Child, death
 from retrograd.core.wording import some
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.mutation.edits import Edit
@@ -156,7 +156,9 @@ class Tests:
 
 
 def _reason(output: str, code: int) -> str:
-    """The line of pytest's summary that names the first failure, else the last line."""
+    """How it died, the line of pytest's summary that names the first failure, or else the last line."""
+    if code < 0:
+        return death(code)
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(StopIteration):
         return next(line for line in lines if line.startswith(("FAILED ", "ERROR ")))
