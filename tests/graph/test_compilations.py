@@ -105,3 +105,10 @@ def test_a_log_that_a_killed_rank_left_is_read_up_to_its_end(tmp_path: Path) -> 
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="there is no log in"):
         compilations([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize("about", ['{"a": ' + "9" * 5000 + "}", '{"str": 3}'])
+def test_a_message_that_torch_does_not_write(tmp_path: Path, about: str) -> None:
+    (tmp_path / "log").write_text(f"{HEAD}{about}\n")
+    with pytest.raises(GraphError, match=r"line 1: this (is no message|message is not as torch writes it)"):
+        compilations([tmp_path / "log"])

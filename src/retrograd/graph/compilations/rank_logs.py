@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from retrograd.compat import torch_trace
 from retrograd.errors import GraphError
+from retrograd.graph import brackets
 from retrograd.graph.compilations.schema import Compilation
 from retrograd.graph.ir import Graph
 from retrograd.graph.readers import files, fx_text
@@ -45,7 +46,11 @@ class RankLog:
         self._described: dict[tuple[Any, Any], str] = {}
         try:
             for message in messages(files.text_of(path, files.MAX_BYTES), self.path):
-                self._hear(message)
+                try:
+                    self._hear(message)
+                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                    text = f"this message is not as torch writes it ({type(error).__name__} {error})"
+                    raise brackets.error(self.path, message.line - 1, text) from None
         except GraphError as error:
             if not self.compiled:
                 raise

@@ -107,7 +107,7 @@ class _Reader:
         return closes
 
     def tokens(self, start: int, end: int) -> Iterator[_Token]:
-        at = _BLANK.match(self.text, start, end).end()  # type: ignore[union-attr]
+        at = self.after_blanks(start, end)
         while at < end:
             begin = at
             while at < end and not self.text[at].isspace():
@@ -116,7 +116,11 @@ class _Reader:
                     raise self.error("this is no jaxpr", at)
                 at = plain.end() if plain else self.closes[at] + 1
             yield _Token(self.text[begin:at], begin, at)
-            at = _BLANK.match(self.text, at, end).end()  # type: ignore[union-attr]
+            at = self.after_blanks(at, end)
+
+    def after_blanks(self, at: int, end: int) -> int:
+        blank = _BLANK.match(self.text, at, end)
+        return blank.end() if blank else end  # None where `at` is behind the end, as a damaged text may have it
 
     def graph(self) -> Graph:
         tokens = list(self.tokens(0, len(self.text)))

@@ -47,7 +47,7 @@ def messages(text: str, source: str = "") -> Iterator[Message]:
         head = _HEAD.match(line)
         try:
             about = json.loads(line[head.end() :]) if head else None
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # numbers of thousands of digits are ValueErrors, too
             about = None
         if not isinstance(about, dict):
             message = "this is no message of TORCH_TRACE; the log may be damaged or cut off"
