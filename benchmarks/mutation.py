@@ -16,8 +16,8 @@ and a tool that objects to the original is not asked. What verify says of the or
 JSON an op and seed is written as it ends; those that are there are not run again. Nothing is written but that folder,
 the table, and what compilers keep in temporary folders.
 
-The libraries' own tests are not run: they are in their repositories, not in what pip installs. With a checkout of one,
-`retrograd mutate SPEC --tests "pytest test/transformers/test_rms_norm.py"` tells what they miss (docs/mutate.md).
+The libraries' own tests are not run: each mutant would cost what they do, and pip installs neither PyTorch's nor fla's.
+With Liger's, which are in its sdist, `retrograd mutate SPEC --tests ...` tells what they miss (docs/mutate.md).
 """
 
 from __future__ import annotations
