@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import retrograd as rg
 from retrograd.codegen.targets import target_named
 from retrograd.runtime.triton import fake_gpu
 
@@ -70,3 +71,32 @@ def test_a_backward_has_none_beyond():
         y = Halved.apply(x).sum()
     with pytest.raises(AssertionError):
         y.backward()
+
+
+def test_tensors_are_on_the_gpu_but_for_those_that_were_asked_for_on_the_cpu():
+    x = torch.ones(3)
+    with fake_gpu.gpu(target_named("sm_90"), devices=True):
+        there, here = x.device, x.cpu()
+        assert (there.type, there.index, x.get_device()) == ("cuda", 0, 0)
+        assert torch.empty(2, device=there).is_cuda
+        for kept in (here, x.to("cpu"), torch.ones(2, device="cpu")):
+            assert (kept.device.type, kept.is_cuda, kept.get_device()) == ("cpu", False, -1)
+        here += 1  # a copy
+        assert x.tolist() == [1.0, 1.0, 1.0]
+        assert here.to(there).device == there
+    assert x.device.type == "cpu"
+
+
+def test_a_launcher_that_refuses_what_is_not_on_a_gpu_is_verified():
+    def doubled(x):
+        if x.device.type != "cuda":
+            raise ValueError("x is not on a GPU")
+        return x * 2
+
+    def refusing(x):
+        raise ValueError("never")
+
+    pytest.importorskip("triton")
+    for fn, verdict in ((doubled, "proved"), (refusing, "finding")):
+        spec = rg.op(fn, lambda x: x * 2, dict(x=rg.tensor("M", "N")), dtypes=["float32"])
+        assert rg.verify(spec, level="quick", only=["contract"]).verdict == verdict

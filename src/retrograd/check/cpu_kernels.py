@@ -21,6 +21,7 @@ _SESSIONS: list[Session] = []
 _HONEST: list[None] = []  # one for each `without_pretending` that is entered
 _KEPT: list[dict[str, Any] | None] = []
 _AWAITED: list[None] = []  # one for each `executed` that waits for somebody to import Triton
+_DEVICES: list[Callable[..., Any]] = []  # functions that refuse tensors which are not on a GPU
 _KNOWING = ("retrograd.ops.", "retrograd.catalog.")  # modules of launchers that ask for no GPU
 
 
@@ -100,18 +101,37 @@ def without_pretending() -> Iterator[None]:
         _HONEST.pop()
 
 
+def ask_for_devices(function: Callable[..., Any]) -> bool:
+    """Have `pretended` say from now on that tensors of a function are on a GPU; False where nothing is pretended."""
+    function = _bare(function)
+    if function in _DEVICES or not _SESSIONS or isinstance(pretended(function), nullcontext):
+        return False
+    _DEVICES.append(function)
+    return True
+
+
+def no_devices(function: Callable[..., Any]) -> None:
+    """Undo `ask_for_devices`."""
+    _DEVICES.remove(_bare(function))
+
+
+def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 def pretended(function: Callable[..., Any]) -> AbstractContextManager[object]:
     """Inside, torch says that it has a GPU where kernels are executed without it: other people's launchers ask.
 
     Args:
         function: what is called; launchers of this library know the truth, and every call of torch takes its time.
     """
-    while isinstance(function, partial):
-        function = function.func
+    function = _bare(function)
     module = getattr(function, "__module__", None) or ""  # None of what is made by exec or eval
     # Libraries ask for a GPU in the first call, before they import Triton.
     if _HONEST or not (_SESSIONS or _AWAITED) or module.startswith(_KNOWING):
         return nullcontext()
     from retrograd.ttir.launch import pretended
 
-    return pretended()
+    return pretended(devices=function in _DEVICES)

@@ -25,9 +25,9 @@ _GPU = GpuDescription("sm_90", "cuda", 90, 32, 132, 232448, 65536)
 _SESSIONS: list[Session] = []  # the innermost last
 
 
-def pretended(gpu: GpuDescription = _GPU) -> contextlib.AbstractContextManager[None]:
-    """A context in which torch says that it has a GPU, to all but this library."""
-    return fake_gpu.gpu(gpu, knowing=("retrograd.",))
+def pretended(gpu: GpuDescription = _GPU, devices: bool = True) -> contextlib.AbstractContextManager[None]:
+    """A context in which torch says that it has a GPU, to all but this library; `devices` as in `fake_gpu.gpu`."""
+    return fake_gpu.gpu(gpu, knowing=("retrograd.",), devices=devices)
 
 
 @contextlib.contextmanager

@@ -20,31 +20,47 @@ from torch.utils.weak import WeakIdKeyDictionary
 from retrograd.compat.torch_dispatch import eagerly
 from retrograd.compat.triton_compile import GpuDescription
 
+_FIRST = torch.device("cuda", 0)
+# Descriptors, which torch's stubs call what they give.
+_ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_ASKS_DEVICE: Any = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+_WRAPPER = type(_ASKS_CUDA)
+
 
 class _OnCpu(TorchFunctionMode):
     """Calls of torch as if tensors on a GPU were there.
 
     Args:
-        knowing: prefixes of the modules that are told the truth about `is_cuda`.
+        knowing: prefixes of the modules that are told the truth about `is_cuda` and `device`.
+        devices: whether the others hear of `device` what they hear of `is_cuda`.
     """
 
-    def __init__(self, knowing: tuple[str, ...]) -> None:
+    def __init__(self, knowing: tuple[str, ...], devices: bool) -> None:
         super().__init__()
-        is_cuda: Any = torch.Tensor.is_cuda  # a descriptor, which torch's stubs call a bool
-        self._asks_cuda, self._knowing = is_cuda.__get__, knowing
+        self._knowing, self._devices = knowing, devices
         self._on_gpu = WeakIdKeyDictionary()  # tensors that were put there
+        self._on_cpu = WeakIdKeyDictionary()  # tensors that were asked for there
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A wrapper is made at each look, so that only equality holds.
-        if func == self._asks_cuda and not sys._getframe(1).f_globals.get("__name__", "").startswith(self._knowing):
-            return True
+        if type(func) is _WRAPPER:
+            asker = sys._getframe(1).f_globals.get("__name__", "")
+            if func == _ASKS_CUDA and not asker.startswith(self._knowing):
+                return args[0] not in self._on_cpu
+            if func == _ASKS_DEVICE and self._devices and not asker.startswith((*self._knowing, "torch.")):
+                device = func(*args)
+                return _FIRST if device.type == "cpu" and args[0] not in self._on_cpu else device
         if func is torch.Tensor.cuda:
             return self._moved(args[0], args[0])
+        if self._devices and func is torch.Tensor.get_device:
+            return -1 if args[0] in self._on_cpu else 0
         if func is torch.Tensor.pin_memory:
             return args[0]
         kwargs = kwargs or {}
         if "pin_memory" in kwargs:
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        if self._devices and (func is torch.Tensor.cpu or any(map(_is_cpu, (*args, *kwargs.values())))):
+            return self._kept(args[0] if args else None, func(*args, **kwargs))
         if not any(_is_cuda(value) for value in (*args, *kwargs.values())):
             return func(*args, **kwargs)
         keywords = {name: _place(value) if name == "device" else value for name, value in kwargs.items()}
@@ -56,16 +72,27 @@ class _OnCpu(TorchFunctionMode):
         if result is source and source not in self._on_gpu:
             result = source.clone()
         self._on_gpu[result] = True
+        self._on_cpu.pop(result, None)
+        return result
+
+    def _kept(self, source: Any, result: Any) -> Any:
+        """What was asked for on the CPU by name; from a GPU it is a copy."""
+        if not isinstance(result, torch.Tensor):
+            return result
+        if result is source and source not in self._on_cpu:
+            result = source.clone()
+        self._on_cpu[result] = True
         return result
 
 
 @contextlib.contextmanager
-def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]:
+def gpu(target: GpuDescription, knowing: tuple[str, ...] = (), devices: bool = False) -> Iterator[None]:
     """Let code of a person's own believe in a GPU of this architecture.
 
     Args:
         target: which.
         knowing: prefixes of the modules that are told the truth about `is_cuda`, because they plan for this GPU anyway.
+        devices: whether `device` of a tensor that nobody asked for on the CPU is the GPU, too.
     """
     names, answers, stock_generator = torch.cuda.__dict__, _answers(target), torch.Generator
     stock_module, stock_fork = torch.get_device_module, torch.random.fork_rng
@@ -85,7 +112,7 @@ def gpu(target: GpuDescription, knowing: tuple[str, ...] = ()) -> Iterator[None]
         def __new__(cls, device: Any = "cpu") -> Any:
             return stock_generator(_place(device))
 
-    mode, function = _OnCpu(knowing), torch.autograd.function.BackwardCFunction
+    mode, function = _OnCpu(knowing, devices), torch.autograd.function.BackwardCFunction
     stock_apply: Any = function.apply
 
     def apply_backward(self: Any, *grads: Any) -> Any:
@@ -112,6 +139,11 @@ def _is_cuda(value: Any) -> bool:
     if isinstance(value, str):
         return value == "cuda" or value.startswith("cuda:")
     return isinstance(value, torch.device) and value.type == "cuda"
+
+
+def _is_cpu(value: Any) -> bool:
+    """Whether a value is the CPU as a device, or its name."""
+    return value == "cpu" if isinstance(value, str) else isinstance(value, torch.device) and value.type == "cpu"
 
 
 def _place(value: Any) -> Any:
