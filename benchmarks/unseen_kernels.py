@@ -1,8 +1,8 @@
 """Kernels of public Triton programs that nobody wrote a spec for: each run as it is, on CPU tensors, beside a formula.
 
     pip install --target libs --no-deps conch-triton-kernels==1.3 mlstm-kernels==2.0.6 triton-sigmoid==0.1.2 \\
-        flash-attention-softmax-n==0.3.2 moe-ops==0.1.0 cuda-triton-multiarch==0.2.2 saga-activation==0.2.0 flash-kmeans==0.3.1 \\
-        grouped-mm-bf16==0.1.7 bm3d-triton==0.1.1 fused-turboquant==0.1.0
+        flash-attention-softmax-n==0.3.2 moe-ops==0.1.0 cuda-triton-multiarch==0.2.2 saga-activation==0.2.0 \\
+        flash-kmeans==0.3.1 grouped-mm-bf16==0.1.7 bm3d-triton==0.1.1 fused-turboquant==0.1.0
     PYTHONPATH=libs python benchmarks/unseen_kernels.py --out benchmarks/results/unseen-kernels.md
 
 A row is a call of a library's function inside `retrograd.cpu_triton()`: what its launches did to memory, and how far

@@ -78,7 +78,9 @@ def test_tensors_are_on_the_gpu_but_for_those_that_were_asked_for_on_the_cpu():
     with fake_gpu.gpu(target_named("sm_90"), devices=True):
         there, here = x.device, x.cpu()
         assert (there.type, there.index, x.get_device()) == ("cuda", 0, 0)
-        assert torch.empty(2, device=there).is_cuda
+        with torch.device("cuda"):
+            assert torch.ones(2).device == there
+        assert torch.empty(2, device=torch.device("cuda")).device == there
         for kept in (here, x.to("cpu"), torch.ones(2, device="cpu")):
             assert (kept.device.type, kept.is_cuda, kept.get_device()) == ("cpu", False, -1)
         here += 1  # a copy

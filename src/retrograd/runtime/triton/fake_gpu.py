@@ -10,7 +10,7 @@ import functools
 import sys
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ _FIRST = torch.device("cuda", 0)
 _ASKS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _ASKS_DEVICE: Any = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 _WRAPPER = type(_ASKS_CUDA)
+_PASSING = ("torch.utils._device", "torch.overrides")
 
 
 class _OnCpu(TorchFunctionMode):
@@ -44,7 +45,7 @@ class _OnCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A wrapper is made at each look, so that only equality holds.
         if type(func) is _WRAPPER:
-            asker = sys._getframe(1).f_globals.get("__name__", "")
+            asker = _asker(sys._getframe(1))
             if func == _ASKS_CUDA and not asker.startswith(self._knowing):
                 return args[0] not in self._on_cpu
             if func == _ASKS_DEVICE and self._devices and not asker.startswith((*self._knowing, "torch.")):
@@ -57,6 +58,8 @@ class _OnCpu(TorchFunctionMode):
         if func is torch.Tensor.pin_memory:
             return args[0]
         kwargs = kwargs or {}
+        if self._devices and func is torch.device:
+            return func(*args, **kwargs)
         if "pin_memory" in kwargs:
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
         if self._devices and (func is torch.Tensor.cpu or any(map(_is_cpu, (*args, *kwargs.values())))):
@@ -83,6 +86,13 @@ class _OnCpu(TorchFunctionMode):
             result = source.clone()
         self._on_cpu[result] = True
         return result
+
+
+def _asker(frame: FrameType) -> str:
+    """The module that asks, behind modes of torch that pass a question on."""
+    while (name := frame.f_globals.get("__name__", "")) in _PASSING and frame.f_back is not None:
+        frame = frame.f_back
+    return name
 
 
 @contextlib.contextmanager
