@@ -14,7 +14,7 @@ from retrograd.ttir.execution import Execution
 from retrograd.ttir.faults import FaultList
 from retrograd.ttir.inline_asm import inline_asm
 from retrograd.ttir.libdevice import symbol
-from retrograd.ttir.parser import parse
+from retrograd.ttir.parser import parse, parse_type
 from retrograd.ttir.program import compile_text
 from retrograd.ttir.storage import Pointer, Storage
 
@@ -261,3 +261,14 @@ def test_an_unknown_operation_is_named_with_its_line():
 def test_a_name_that_nothing_defines_is_an_error():
     with pytest.raises(RetrogradError, match="uses %nobody, which no operation before it defines"):
         parse(KERNEL.replace("BODY", "    %value = arith.sitofp %nobody : i32 to f32 loc(#loc1)"))
+
+
+@pytest.mark.parametrize("marks", ["", ", 1", ', "constant"', ', 1, "constant"'])
+def test_pointers_are_read_with_their_marks(marks):
+    pointer = parse_type(f"!tt.ptr<bf16{marks}>")
+    assert (pointer.element, str(pointer.pointee)) == ("ptr", "bf16")
+    tensor = parse_type(f"tensor<2x4x!tt.ptr<i64{marks}>>")
+    assert (tensor.shape, str(tensor.pointee)) == ((2, 4), "i64")
+    kernel = KERNEL.replace("!tt.ptr<f32>", f"!tt.ptr<f32{marks}>")
+    body = "    %value = arith.constant 1.000000e+00 : f32 loc(#loc1)"
+    assert str(compile_text(kernel.replace("BODY", body)).arguments[0].type.pointee) == "f32"
