@@ -41,6 +41,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, tl.load(x_ptr + at, mask=inside) + tl.load(y_ptr + at, mask=inside), mask=inside)
 def add(x, y):
     assert x.shape == y.shape
+    x, y = x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
     add_kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, x.numel(), BLOCK=64)
     return out
@@ -84,7 +85,12 @@ def test_functions_nodes_modules_and_launchers_are_read(write) -> None:
 
 def test_a_launcher_of_triton_kernels(write) -> None:
     pytest.importorskip("triton", reason="needs triton, which is for Linux")
-    assert _dims(write(TRITON)) == ("add", "", dict(x=("M...", "N"), y=("M...", "N")), {})
+    name = write(TRITON + "def add_ref(x, y):\n    return x + y\n")
+    assert _dims(name) == ("add", "add_ref", dict(x=("M...", "N"), y=("M...", "N")), {})
+    assert CliRunner().invoke(main, ["init", name]).exit_code == 0
+    # It has no backward, and is not accused of that.
+    report = verify(resolve("mylib_of_this_test_spec.py"), level="quick", only=["contract", "bounds", "oracle"])
+    assert (report.verdict, report.findings) == ("proved", ())
 
 
 @pytest.mark.parametrize("text", [NODE + FUNCTION + REFERENCE, NODE, MODULE])

@@ -43,6 +43,7 @@ class Proposal:
         params: numbers by name.
         dtype: in which it runs.
         wrapped: parameters of an autograd function, which takes no keywords; empty for everything else.
+        backward: whether results have gradients.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Proposal:
     params: Mapping[str, Any]
     dtype: str = "float32"
     wrapped: tuple[str, ...] = ()
+    backward: bool = True
 
     def text(self) -> str:
         """The file."""
@@ -62,12 +64,15 @@ class Proposal:
         if self.wrapped:
             words = ", ".join(self.wrapped)
             lines += ["", f"def {self.call}({words}):", f"    return {self.name}.apply({words})", "", ""]
-        described = ", ".join(f"{k}=rg.tensor({', '.join(map(repr, v))})" for k, v in self.inputs.items())
+        last = "" if self.backward else ", grad=False"
+        described = ", ".join(f"{k}=rg.tensor({', '.join(map(repr, v))}{last})" for k, v in self.inputs.items())
         lines += ["spec = rg.op(", f"    {self.call},"]
         if self.reference:
             lines += [f"    reference={self.reference},"]
         else:
             lines += ["    # reference=...,  the same in PyTorch, as slow as you like: values are compared then"]
+        if not self.backward:
+            lines += ["    # results have no gradient: values alone are compared"]
         lines += [f"    inputs=dict({described}),".replace("'", '"')]
         if self.params:
             lines += [f"    params=dict({', '.join(f'{k}=[{v!r}]' for k, v in self.params.items())}),"]
@@ -111,7 +116,8 @@ def propose(target: str) -> tuple[Proposal, Path]:
             raise
         reference = ""  # it takes something else
         inputs, dtype = _fitting(op, None)
-    return Proposal(op.name, dotted, op.call, reference, inputs, op.params, dtype, op.wrapped), folder
+    backward = _has_backward(op, inputs, dtype)
+    return Proposal(op.name, dotted, op.call, reference, inputs, op.params, dtype, op.wrapped, backward), folder
 
 
 def _import_of(place: str) -> tuple[Path, str]:
@@ -268,15 +274,9 @@ def _tried(op: _Op, reference: Any, inputs: dict[str, Dims], dtype: str, sizes: 
     """Why op or reference does not run with these shapes, or ""."""
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    generator = torch.Generator().manual_seed(0)
-    tensors: dict[str, Any] = {}
-    for name, dims in inputs.items():
-        shape = [n for d in dims for n in _numbers(sizes.get(str(d), d))]
-        values = torch.randn(shape, generator=generator, dtype=torch.float64)
-        tensors[name] = values.to(device, getattr(torch, dtype))
+    tensors = _drawn(inputs, dtype, sizes)
     try:
-        with torch.no_grad(), _kernels(device):
+        with torch.no_grad(), _kernels():
             shapes = _shapes(_called(op, op.run, tensors))
             if not shapes:
                 return "it returns no tensor"
@@ -284,6 +284,30 @@ def _tried(op: _Op, reference: Any, inputs: dict[str, Dims], dtype: str, sizes: 
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return "" if want == shapes else f"results {shapes}, of the reference {want}"
+
+
+def _has_backward(op: _Op, inputs: Mapping[str, Dims], dtype: str) -> bool:
+    """Whether a result depends on the inputs, or a module's parameters, for autograd."""
+    import torch
+
+    tensors = {name: t.requires_grad_() for name, t in _drawn(inputs, dtype, {**_SIZES, "M...": (3,)}).items()}
+    with torch.enable_grad(), _kernels():
+        out = _called(op, op.run, tensors)
+    return any(t.requires_grad for t in (out if isinstance(out, (tuple, list)) else (out,)) if hasattr(t, "shape"))
+
+
+def _drawn(inputs: Mapping[str, Dims], dtype: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Normal random tensors of these shapes, on a GPU if there is one."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors: dict[str, Any] = {}
+    for name, dims in inputs.items():
+        shape = [n for d in dims for n in _numbers(sizes.get(str(d), d))]
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        tensors[name] = values.to(device, getattr(torch, dtype))
+    return tensors
 
 
 def _called(op: _Op, function: Any, tensors: Mapping[str, Any]) -> Any:
@@ -302,9 +326,11 @@ def _shapes(out: Any) -> list[list[int]]:
     return [list(t.shape) for t in parts if hasattr(t, "shape")]
 
 
-def _kernels(device: str) -> contextlib.AbstractContextManager[Any]:
-    """A context in which Triton kernels run on this device."""
-    if device == "cuda" or find_spec("triton") is None:
+def _kernels() -> contextlib.AbstractContextManager[Any]:
+    """A context in which Triton kernels run: as they are on a GPU, executed on CPU tensors elsewhere."""
+    import torch
+
+    if torch.cuda.is_available() or find_spec("triton") is None:
         return contextlib.nullcontext()
     from retrograd.ttir.launch import cpu_triton
 
