@@ -100,6 +100,18 @@ def test_hlo_and_stablehlo_of_one_program_are_the_same_and_of_two_are_not(tmp_pa
     assert "0.1 -> 0.2" in first.what
 
 
+def test_devices_of_a_module_count_where_both_texts_have_them(tmp_path: Path) -> None:
+    pytest.importorskip("jaxlib", reason="jaxlib translates StableHLO; it comes with retrograd[jax]")
+    mlir = DATA / "formats" / "step.mlir.gz"
+    for count in (1, 2):
+        text = gzip.decompress(BEFORE.read_bytes()).decode()
+        (tmp_path / str(count)).write_text(
+            text.replace("HloModule jit_step,", f"HloModule jit_step, num_partitions={count},", 1)
+        )
+    told = [{c.what for c in graph.diff(tmp_path / n, mlir).causes} for n in ("1", "2")]
+    assert told[1] - told[0] == {"num_partitions of the module: 2 -> 1"}
+
+
 def test_before_and_after_optimisation_is_a_table_and_never_the_same() -> None:
     diff = graph.diff(BEFORE, AFTER)
     assert (diff.verdict, diff.exit_code, diff.causes) == ("cannot tell", 3, ())

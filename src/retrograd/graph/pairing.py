@@ -22,7 +22,7 @@ _ADVICE = "compare graphs of one stage to see whether they compute the same; thi
 def diff(a: Graph, b: Graph) -> Diff:
     """Compare two graphs; of two stages of compilation, unless they are equal, by the table of what became of what."""
     if {a.format, b.format} == {"hlo", "stablehlo"}:
-        a, b = (as_hlo(graph) if graph.format == "stablehlo" else graph for graph in (a, b))
+        a, b = _translated(a, b), _translated(b, a)
     stages = across.stage(a), across.stage(b)
     if stages[0] == stages[1]:
         return compare(a, b)
@@ -31,6 +31,17 @@ def diff(a: Graph, b: Graph) -> Diff:
         return compare(a, b)
     unknown = Cause("not_told", f"A is {stages[0]}, B is {stages[1]}: whether they compute the same", advice=_ADVICE)
     return Diff(side(a, of_a), side(b, of_b), (), unknown=(unknown,), passes=across.rows(a, b))
+
+
+def _translated(graph: Graph, other: Graph) -> Graph:
+    """StableHLO as HLO, with the devices of its module where the other text says for how many it is."""
+    if graph.format != "stablehlo":
+        return graph
+    translated = as_hlo(graph)
+    for key, name in (("num_partitions", "num_partitions"), ("replica_count", "num_replicas")):
+        if key in other.header and name in graph.header:
+            translated.header[key] = graph.header[name]
+    return translated
 
 
 def diff_of(a: Source, b: Source) -> Diff | Pairs:
