@@ -45,3 +45,14 @@ def test_a_reference_that_is_itself_coarse_has_no_power_and_says_so():
 def test_what_no_precision_changes_is_said_too():
     (note,) = _notes(torch.sign, torch.sign)
     assert "out would pass in float16" in note
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_a_reference_that_refuses_a_lower_precision_itself_is_judged_all_the_same(factor):
+    def rotated(x):
+        turn = torch.stack([torch.stack([x.cos(), x.sin()]), torch.stack([-x.sin(), x.cos()])])
+        assert bool(((turn[0] * turn[0]).sum(0) - 1).abs().max() < 1e-5)
+        return turn.sum(0)
+
+    spec = rg.op(lambda x: factor * rotated(x), rotated, dict(x=rg.tensor("N")))
+    assert rg.verify(spec, level="quick", only=["oracle"]).verdict == ("proved" if factor == 1.0 else "finding")

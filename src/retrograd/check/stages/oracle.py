@@ -27,7 +27,10 @@ def _strict(context: StageContext, case: Case) -> list[str]:
     name, unit = tolerance.lower(case.dtype, context.spec.compute)
     inside = name == case.dtype  # then inputs and grad_out are exact in it
     seed, reference = derive(context.runner.seed, "lower"), context.runner.reference(case)
-    coarse = reference.rounded(unit, unit, seed, inputs=not inside, grad_outs=not inside)
+    try:
+        coarse = reference.rounded(unit, unit, seed, inputs=not inside, grad_outs=not inside)
+    except Exception:  # the reference refuses it itself, by an assertion that a matrix is orthogonal
+        return []
     truth = context.oracle.truth(case)
     passing = []
     for label, want in truth.want.items():
