@@ -39,7 +39,7 @@ def _message(about: dict[str, object], payload: str = "") -> str:
     return f"{HEAD}{json.dumps(about | {'frame_id': 0, 'frame_compile_id': 0})}\n{lines}"
 
 
-def test_ranks_that_part_in_a_shape_with_line_guards_breaks_and_reasons() -> None:
+def test_ranks_that_part_in_a_shape_with_line_guards_breaks_and_reasons(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["graph", "compilations", str(TRACE)])
     assert result.exit_code == 1, result.output
     record = compilations([TRACE])
@@ -55,6 +55,9 @@ def test_ranks_that_part_in_a_shape_with_line_guards_breaks_and_reasons() -> Non
     assert first.seconds is not None
     assert last.reason.startswith("1/0: tensor 'y' size mismatch")
     assert report.read(record.to_json()) == record
+    report.write(record, tmp_path / "run.html")
+    assert "only rank 1 compiles [0/1]" in (tmp_path / "run.html").read_text()
+    assert "::error" in report.to_github(record)
 
 
 def test_ranks_that_compile_the_same_do_not_part(tmp_path: Path) -> None:

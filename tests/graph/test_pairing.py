@@ -42,6 +42,11 @@ def test_a_folder_of_xla_dump_to_is_compared_by_module_and_stage(tmp_path: Path)
     assert not pairs
     assert pairs.exit_code == 1
     assert report.read(pairs.to_json()) == pairs
+    report.write(pairs, tmp_path / "pairs.html", tmp_path / "pairs.txt")
+    for file in ("pairs.html", "pairs.txt"):
+        assert "0.1 -&gt; 0.2" in (tmp_path / file).read_text().replace("0.1 -> 0.2", "0.1 -&gt; 0.2")
+    assert "::error" in report.to_github(pairs)
+    assert "3 of 4 graphs differ" in pairs._repr_html_()
 
 
 def test_equal_folders_are_the_same_and_one_of_several_can_be_named() -> None:

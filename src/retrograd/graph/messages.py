@@ -193,12 +193,12 @@ def _pairs(pairs: Pairs, everything: bool) -> doc.Document:
             doc.TextLine(pair.name, "bold"),
             *(doc.TextLine(f"  {x.text}", x.style) for x in lines),
         ]
-        cards.append(doc.Card(pair.name, (doc.Fact("", "\n".join(line.text for line in lines), "pre"),)))
+        cards.append(doc.Card(pair.name, (doc.Fact("why", "\n".join(line.text for line in lines), "pre"),)))
     header = doc.Header(tone, f"{pairs.a} and {pairs.b}", (), word)
     page: list[doc.PagePart] = [header]
     if differ:
         page += [doc.Section("Graphs that differ", (table,)), doc.Section("Why", tuple(cards))]
-    remarks = [annotation(cause) for pair in differ if pair.diff for cause in pair.diff.causes[:1]]
+    remarks = [annotation(cause) for pair in differ if pair.diff is not None for cause in pair.diff.causes[:1]]
     remarks.append(doc.Annotation("notice", f"retrograd graph diff {pairs.a} {pairs.b}", word))
     return doc.Document(
         f"retrograd graph diff: {word}", tuple(text), tuple(page), tuple(page), "graphs", annotations=tuple(remarks)
@@ -206,7 +206,7 @@ def _pairs(pairs: Pairs, everything: bool) -> doc.Document:
 
 
 def _pair_row(pair: GraphPair) -> tuple[str, ...]:
-    first = next(iter(pair.diff.causes), None) if pair.diff else None
+    first = None if pair.diff is None else next(iter(pair.diff.causes), None)
     return pair.name, pair.verdict, first.text() if first else ""
 
 
