@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: demo test lint setup test-newest test-oldest opdb outside docs docs-serve package clean
+.PHONY: demo test lint setup test-newest test-oldest first-hour opdb outside docs docs-serve package clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make opdb   today's seventh of PyTorch's op database, beside what was adjudicated (part of make test)"
 	@echo "make docs   the site, into build/site; make docs-serve shows it at http://127.0.0.1:8000"
 	@echo "make test-newest  what depends on versions, with the newest torch, Triton, NumPy and jax; make test-oldest the lowest"
+	@echo "make first-hour  the built wheel in fresh environments, walked as a newcomer does; times are printed"
 	@echo "make outside  what verify says of 428 ops of other libraries, beside what was adjudicated (own environment, resumable)"
 	@echo "make package  wheel and sdist, into dist"
 
@@ -60,6 +61,11 @@ docs-serve: setup
 # Everything: make test-newest OPTIONS=--whole
 test-newest test-oldest: test-%: .uv/bin/uv
 	@$(PYTHON) tools/versions.py $* $(OPTIONS)
+
+# A newcomer's first hour from the built wheel, in fresh environments (base, [torch], [all]) with the newest of everything.
+# Versions of constraints.txt: make first-hour OPTIONS=--pinned; without the largest: OPTIONS="--only base,torch"
+first-hour: .uv/bin/uv
+	@$(PYTHON) tools/first_hour.py $(OPTIONS)
 
 # Ops of torchvision, PyTorch Geometric, kornia, gpytorch, ... in an environment of their own (.venv-outside).
 # One library: make outside OPTIONS="--libraries kornia --only filters"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import fake_report as fake
 
 from retrograd import graph, trace
-from retrograd.bench import plot
-from retrograd.bench.rows import load, to_line
+from retrograd.bench import results
 from retrograd.codegen.access import Access
 from retrograd.codegen.schema import Codegen, Facts, Hazard, Kernel, Violation
 from retrograd.flake.schema import Flake, FlakeReport, Margin, Rate, Run, Tail
+from retrograd.graph.compilations.listing import compilations
 from retrograd.graph.watching import lock
 from retrograd.graph.watching.schema import Watched, WatchReport
 from retrograd.mutation.schema import Judgement, Mutant, MutantResult, MutationReport
@@ -78,6 +77,8 @@ def _records() -> Iterator[tuple[str, Any]]:
     yield "mutate", _mutation()
     yield "codegen", _codegen()
     yield "graph-diff", graph.diff(base, stray)
+    yield "graph-pairs", graph.pairs(DUMPS, DUMPS.parent / "jax")
+    yield "graph-compilations", compilations([DUMPS.parent / "formats" / "torch_trace"])
     yield "graph-unique", graph.unique([base, stray, base])
     yield "graph-follow", graph.follow(base, "p0")
     locked, now = lock.of_files([base]), lock.of_files([stray])
@@ -96,13 +97,11 @@ def _records() -> Iterator[tuple[str, Any]]:
         Bisection("m.py:step", "found", "float64", "operator", 1e-3, 0.5, 1e-4, 0.0, "loss", (culprit,)),
     )
     race = KernelFinding("race", "sum_kernel", "two programs write element 3 of `out`", (f"{FOLDER}k.py:12",), count=3)
+    for name in ("norm", "msda"):
+        yield f"bench-{name}", results(ROOT / "benchmarks" / "results" / f"{name}-nvidia-h200.jsonl")
     yield "run-kernel", KernelRun("k.py", "finding", 0, 132, (ExecutedKernel("sum_kernel", 2, 64),), (race,))
 
 
 def every_page() -> dict[str, str]:
     """HTML by the name of what wrote it."""
-    pages = {name: to_html(document(record), record.to_json()) for name, record in _records()}
-    for name in ("norm", "msda"):
-        rows = load([ROOT / "benchmarks" / "results" / f"{name}-nvidia-h200.jsonl"])
-        pages[f"bench-{name}"] = to_html(plot.document(rows), json.dumps([json.loads(to_line(row)) for row in rows]))
-    return pages
+    return {name: to_html(document(record), record.to_json()) for name, record in _records()}

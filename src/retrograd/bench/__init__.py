@@ -5,6 +5,21 @@ An op is a file in `ops`, which says of what `benchmark` has it; `registry` is t
 checks (`accuracy`) and times (`timing`, `cpu`).
 """
 
-from retrograd.bench.registry import register as register
+from __future__ import annotations
 
-__all__ = ["register"]
+import os
+
+from retrograd.bench.registry import register as register
+from retrograd.bench.rows import Results as Results
+from retrograd.bench.rows import load as _load
+
+__all__ = ["Results", "register", "results"]
+
+
+def results(*files: str | os.PathLike[str]) -> Results:
+    """The results in JSON lines that `retrograd bench --out` wrote, to be looked at: `results("norm.jsonl").show()`.
+
+    Raises:
+        UsageError: a file cannot be read or holds no results.
+    """
+    return Results(tuple(_load(files)))

@@ -11,8 +11,6 @@ from typing import Any
 
 from retrograd.bench.registry import GROUPS
 from retrograd.bench.rows import DIRECTIONS, Row
-from retrograd.bench.table import markdown
-from retrograd.core import document as doc
 from retrograd.errors import MissingExtraError, UsageError
 
 _COLOURS = {
@@ -49,21 +47,6 @@ def _png() -> Callable[..., bytes]:
     except ImportError:
         raise MissingExtraError("vl-convert-python", "html", "a plot as a picture") from None
     return vl_convert.vegalite_to_png
-
-
-def document(rows: Sequence[Row], everything: bool = True) -> doc.Document:
-    """The chart above the tables; UsageError if there is nothing to draw."""
-    drawn = doc.Chart("Useful bandwidth", "GB/s by provider, forward and backward, beside a device copy", chart(rows))
-    ops = ", ".join(dict.fromkeys(row.op for row in rows))
-    parts: list[doc.PagePart] = [doc.Header("plain", f"Useful bandwidth of {ops}"), doc.Section("", (drawn,))]
-    for block in markdown(rows).replace("**", "").strip().split("\n\n"):
-        if block.startswith("|"):
-            head, _, *body = (tuple(cell.strip() for cell in line[1:-1].split("|")) for line in block.splitlines())
-            parts.append(doc.Table(head, tuple(body)))
-        else:
-            parts.append(doc.Paragraphs(tuple(block.splitlines())))
-    lines = markdown(rows).splitlines()
-    return doc.Document(f"Useful bandwidth of {ops}", tuple(map(doc.TextLine, lines)), tuple(parts), tuple(parts))
 
 
 def chart(rows: Sequence[Row]) -> dict[str, Any]:

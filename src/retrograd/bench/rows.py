@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from retrograd.bench import registry
-from retrograd.core.schema import decode
+from retrograd.core.notebook import Shown
+from retrograd.core.schema import Record, decode
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError
 
@@ -21,6 +22,16 @@ _FIELDS = (
     *("fwd_ms", "bwd_ms", "fwd_how", "bwd_how", "fwd_rounds", "bwd_rounds", "copy_gb_per_s", "host_us"),
     *("skipped", "note", "machine"),
 )
+
+
+@dataclass(frozen=True)
+class Results(Record, Shown):
+    """Rows that are shown together: tables, and a chart of bandwidth beside that of a copy."""
+
+    _noun: ClassVar[str] = "results of bench"
+
+    rows: tuple[Row, ...]
+    schema: str = "retrograd.bench/1"
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,23 @@ def ulp_histogram(profile: Profile) -> dict[str, Any]:
     }
 
 
+def kink(low: float, high: float, got: float) -> dict[str, Any]:
+    """The interval of the one-sided derivatives as a bar, and what the op gave as a point."""
+    values = [{"what": "right", "from": low, "to": high}, {"what": "got", "from": got, "to": got}]
+    x = {"field": "from", "type": "quantitative", "title": "value", "scale": {"zero": False}}
+    y = {"field": "what", "type": "nominal", "sort": None, "title": None}
+    colour = {
+        "field": "what",
+        "type": "nominal",
+        "scale": {"domain": ["right", "got"], "range": ["#6a9fcb", "#b3202c"]},
+        "legend": None,
+    }
+    place = {"x": x, "y": y, "color": colour}
+    bar = {"mark": {"type": "bar", "height": 8}, "encoding": {**place, "x2": {"field": "to"}}}
+    ends = {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": place}
+    return {"width": 360, "height": 60, "data": {"values": values}, "layer": [bar, ends]}
+
+
 def _runs(ratio: tuple[tuple[float, ...], ...], rows: int, columns: int) -> list[dict[str, Any]]:
     """Grid cells as rectangles in elements; neighbours of one band in a row become one."""
     out: list[dict[str, Any]] = []

@@ -143,13 +143,17 @@ def _facts(finding: Finding) -> tuple[doc.Fact, ...]:
 def _card(finding: Finding) -> doc.Card:
     worst = doc.Fact("worst", evidence(finding))
     facts = (doc.Fact("stage", f"{finding.stage} ({finding.kind})"), worst, *_facts(finding))
-    parts: list[doc.Table] = []
+    parts: list[doc.Table | doc.Chart] = []
     if terms := shares(finding):
         rows = tuple((name, size, doc.Cell(bar=share)) for name, size, share in terms)
         parts.append(doc.Table((), rows, numbers=(1,), caption="What the attainable error there is made of"))
     if changes := before_after(finding):
         caption = "Shrunk to the smallest case that still fails"
         parts.append(doc.Table(("", "first seen", "smallest"), tuple(changes), caption=caption))
+    if finding.between is not None and finding.got is not None and math.isfinite(finding.got):
+        low, high = finding.between
+        label = f"Right is {low:.6g} to {high:.6g}, got {finding.got:.6g}"
+        parts.append(doc.Chart("The one-sided derivatives", label, charts.kink(low, high, finding.got)))
     return doc.Card(finding.what, facts, parts=tuple(parts))
 
 

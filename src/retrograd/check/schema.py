@@ -92,7 +92,7 @@ class Finding:
     element of `tensor` that is furthest out. `case` is the smallest case found that still fails, `first` the one
     that it was shrunk from. `elements` says which elements of the first failing case are wrong, `looks_like`
     which known mistake gives the same numbers there. `terms` are what the attainable error at `index` is made of.
-    `accepted` is the reason for which it may stand.
+    `accepted` is the reason for which it may stand. `between` are the one-sided derivatives at a kink, in order.
     """
 
     stage: str
@@ -113,6 +113,7 @@ class Finding:
     first: Sighting | None = None
     terms: tuple[tuple[str, float], ...] = ()
     accepted: str = ""
+    between: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, kind: str, message: str, case: Case, tensor: str = "", **more: Any) -> Finding:

@@ -108,11 +108,12 @@ def _loaded(files: Sequence[Path], ops: tuple[str, ...]) -> list[Row]:
 
 
 def _page(measured: Sequence[Row]) -> bytes:
-    from retrograd.bench.plot import document
-    from retrograd.bench.rows import to_line
+    from retrograd import report
+    from retrograd.bench.rows import Results
     from retrograd.report.html import to_html
 
-    return to_html(document(measured), f"[{','.join(map(to_line, measured))}]").encode()
+    record = Results(tuple(measured))
+    return to_html(report.document(record), record.to_json()).encode()
 
 
 def _compare(measured: Sequence[Row], then: Sequence[Row], fail_slower: float | None) -> None:

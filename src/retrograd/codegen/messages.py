@@ -51,7 +51,7 @@ def document(record: Codegen, everything: bool = True) -> doc.Document:
         title=head,
         text=tuple(_text(record, comparisons, verdict, everything)),
         page=(header, *violations, *_against(record), *kernels),
-        brief=(header, *violations),
+        brief=(header, *violations, *kernels),
         annotations=tuple(_annotations(record, comparisons, verdict)),
         file=record.target.rpartition(":")[0],
     )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from retrograd.codegen.access import Access
 from retrograd.codegen.targets import target_named
+from retrograd.core.notebook import Shown
 from retrograd.core.schema import Record
 
 SCHEMA = "retrograd.codegen/1"
@@ -218,7 +219,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Codegen(Record):
+class Codegen(Record, Shown):
     """Everything that one call says.
 
     `origin` says where the code comes from: "cross-compiled", or "run on NVIDIA H200". `against` is what it was

@@ -64,7 +64,9 @@ def to_notebook(document: Document, charts: bool = False) -> str:
         more = f'{len(left_out)} more {document.more}; all of them are in retrograd.write(record, "record.html")'
     parts: list[Any] = [part for part in document.brief if not any(part is card for card in left_out)]
     if charts:
-        parts += [part for part in document.page if any(_parts_of([part], Chart)) and part not in parts]
+        # A section whose parts stand there already, such as findings with pictures of kinks, is not shown twice.
+        below = [p for p in document.page if any(_parts_of([p], Chart)) and p not in document.brief]
+        parts += [p for p in below if any(each not in document.brief for each in getattr(p, "parts", (p,)))]
     fragment: str = _templates().get_template("notebook.html.j2").render(parts=parts, more=more)
     return fragment
 

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import ClassVar
 
+from retrograd.core.notebook import Shown
 from retrograd.core.schema import Record
 from retrograd.errors import UsageError
 from retrograd.trace.schema import PHASES, Op, Trace
@@ -15,7 +16,7 @@ SCHEMA = "retrograd.trace-listing/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Listing(Record):
+class Listing(Record, Shown):
     """Some operators of a trace.
 
     Attributes:

@@ -130,7 +130,7 @@ def _listing(record: Listing) -> doc.Document:
         text.append(table(record.ops))
     if record.meta:
         page.append(doc.Section("The run", (doc.Table((), tuple(record.meta.items())),)))
-    return doc.Document(f"retrograd trace: {head}", tuple(text), tuple(page), brief=tuple(page[:1]))
+    return doc.Document(f"retrograd trace: {head}", tuple(text), tuple(page), brief=tuple(page[:2]))
 
 
 def _operators(ops: Sequence[Op]) -> doc.Embedded:

@@ -121,9 +121,8 @@ def _finding(case: Case, key: str, worst: TensorComparison, interval: kinks.Kink
         low, high = float(interval.low[key][index]), float(interval.high[key][index])
         sides = "the one-sided derivatives" if key.startswith("grad ") else "the values of both sides"
         message += f"right is what lies between {low:.6g} and {high:.6g}, {sides}"
-    else:
-        message += f"expected {worst.want:.6g}"
-    return worst.finding("beyond-kink", message, case, key)
+        return worst.finding("beyond-kink", message, case, key, between=(low, high))
+    return worst.finding("beyond-kink", f"{message}expected {worst.want:.6g}", case, key)
 
 
 def _odds(runner: OpRunner, case: Case, plain: Case, name: str, mask: torch.Tensor) -> str:
