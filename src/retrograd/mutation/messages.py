@@ -43,8 +43,8 @@ def progress_line(result: MutantResult) -> str:
     """One mutant on a line."""
     seen = [f"{j.judge} {_notices(j.judge)} {'it' if j.killed else 'NOTHING'}" for j in result.judgements]
     fate = f"differs {_place(result.rarity)}" if result.fate == "differs" else result.fate
-    said = seen if result.fate == "differs" else []
-    return "; ".join([f"{result.mutant.operator} in {result.mutant.function}: {fate}", *said])
+    shown = seen if result.fate == "differs" else []
+    return "; ".join([f"{result.mutant.operator} in {result.mutant.function}: {fate}", *shown])
 
 
 def _notices(judge: str) -> str:
