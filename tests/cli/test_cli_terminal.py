@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -82,6 +83,29 @@ def test_an_interrupted_verification_reports_what_it_has(tmp_path: Path) -> None
     assert re.search(r"^pass +contract", out, re.MULTILINE)
     assert "interrupted; it and the stages after it were not run to their end" in out
     assert "CANNOT DECIDE" in out  # what was not run proves nothing
+
+
+def test_an_interrupted_examination_reports_the_runs_that_there_are(tmp_path: Path) -> None:
+    marker = tmp_path / "second"
+    (tmp_path / "rare.py").write_text(
+        "import pathlib, time\n"
+        "def rare(seed):\n"
+        "    if seed == 2:\n"
+        f"        pathlib.Path({str(marker)!r}).touch()\n"
+        "        time.sleep(600)\n"
+        "    return 0.5\n"
+    )
+    process = subprocess.Popen(
+        [*RETROGRAD, "flake", "rare.py:rare", "--seeds", "5", "--no-history"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    while not marker.exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate()
+    assert process.returncode == 130, error
+    assert "interrupted: the other runs that were planned were not made" in out
+    assert "0 of 2 seeds fail" in out
 
 
 def test_an_interrupted_command_without_a_report_says_so(monkeypatch) -> None:

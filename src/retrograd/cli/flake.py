@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from retrograd.cli._options import PATH, examples, words
-from retrograd.cli._output import answers, console, live
+from retrograd.cli._output import INTERRUPTED, answers, console, live, show
 from retrograd.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def flake(
     NODEID is a node id of pytest (tests/test_x.py::test_y; a file stands for its tests) or a callable
     (package.module:name, file.py:name) that raises, returns False or returns a margin err / tol.
 
-    Exit code: 0 no failure seen, 1 flaky or broken, 2 wrong usage, 3 cannot decide.
+    Exit code: 0 no failure seen, 1 flaky or broken, 2 wrong usage, 3 cannot decide, 130 interrupted, with the report so
+    far.
     """
     from retrograd.flake import history
 
@@ -80,10 +82,14 @@ def flake(
     if show_history:
         _print_history(path, targets, ctx.params["as_json"])
         ctx.exit(0)
-    report = _run(targets, first, None if no_history else path, quiet, plan)
+    stopping = threading.Event()
+    report = _run(targets, first, None if no_history else path, quiet, {**plan, "stopping": stopping})
     # Kept first: a reader may close the pipe before it has read everything.
     if not no_history:
         _keep(path, report, chosen=db is not None)
+    if stopping.is_set():
+        show(report, ctx.params["outputs"], "json" if ctx.params["as_json"] else "text")
+        ctx.exit(INTERRUPTED)
     return report
 
 

@@ -30,8 +30,8 @@ _HALVINGS = 12
 class Examination:
     """One target: its runs so far, and what its processes said beside them."""
 
-    def __init__(self, target: FlakeTarget, settings: FlakeOptions, tell: Progress) -> None:
-        self.target, self.settings, self._tell = target, settings, tell
+    def __init__(self, target: FlakeTarget, settings: FlakeOptions, tell: Progress, stopping: threading.Event) -> None:
+        self.target, self.settings, self._tell, self._stopping = target, settings, tell, stopping
         self.runs: list[Run] = []
         self.items: list[str] = []
         self.notes: list[str] = []
@@ -44,15 +44,18 @@ class Examination:
 
         Raises:
             UsageError: a batch cannot be run at all: no such test, a file that cannot be imported.
+            KeyboardInterrupt: Ctrl-C, after what was run until then has been kept.
         """
         numbers = [next(self._processes) for _ in batches]
-        stop = threading.Event()
         with ThreadPoolExecutor(self.settings.jobs) as pool:
+            running = [pool.submit(self._execute, *each) for each in zip(batches, numbers, strict=True)]
             try:
-                outcomes = list(pool.map(self._execute, batches, numbers, [stop] * len(numbers)))
-            except BaseException:
-                stop.set()  # Ctrl-C comes to this thread only; the others must end their processes
-                raise
+                outcomes = [each.result() for each in running]
+            except BaseException as error:
+                self._stopping.set()  # Ctrl-C comes to this thread only; the others must end their processes
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
+                outcomes = [each.result() for each in running]
         runs: list[Run] = []
         for outcome in outcomes:
             if outcome.problem:
@@ -63,12 +66,14 @@ class Examination:
             self._unrecorded += outcome.unrecorded
             self._left += outcome.left
         self.runs += runs
+        if self._stopping.is_set():
+            raise KeyboardInterrupt
         return runs
 
-    def _execute(self, batch: Batch, number: int, stop: threading.Event) -> processes.BatchResult:
+    def _execute(self, batch: Batch, number: int) -> processes.BatchResult:
         where = f" with {batch.setting.name}" if batch.setting.name else ""
         self._tell(self.target.name, f"{batch.stage}: process {number + 1}, {len(batch.trials)} runs{where}")
-        return processes.execute(batch, self.settings.timeout, self.settings.pytest_args, number, stop)
+        return processes.execute(batch, self.settings.timeout, self.settings.pytest_args, number, self._stopping)
 
     def first(self) -> list[str]:
         """The first process, which says what the argument stands for; returns the other tests that it stands for."""
@@ -155,7 +160,7 @@ class Examination:
         if not self.settings.orders or not self.target.is_test:
             return
         file = self.target.argument.partition("::")[0]
-        whole = Examination(FlakeTarget(file), self.settings, self._tell)
+        whole = Examination(FlakeTarget(file), self.settings, self._tell, self._stopping)
         others = [name for name in whole.collected() if name != self.target.item]
         if not others:
             self.notes.append("order: there is no other test in the file")
@@ -205,6 +210,7 @@ def run(
     pytest_args: Sequence[str] = (),
     progress: Progress | None = None,
     command: str = "",
+    stopping: threading.Event | None = None,
 ) -> FlakeReport:
     """Run tests again and again in processes of their own, and say whether, how often, when and why they fail.
 
@@ -221,6 +227,7 @@ def run(
         fresh: every run in a process of its own, so that what is drawn on import is seeded by it too.
         pytest_args: more arguments for pytest.
         progress: called with the target and what is being done.
+        stopping: is set at Ctrl-C; the report is of what was run until then, with a note.
 
     Returns:
         A FlakeReport with one Flake a test.
@@ -228,6 +235,7 @@ def run(
     Raises:
         UsageError: an argument is wrong, a test does not exist or cannot be imported.
         MissingExtraError: pytest or SciPy is not installed.
+        KeyboardInterrupt: Ctrl-C, before there was a run to report.
     """
     started = time.perf_counter()
     settings = FlakeOptions(
@@ -240,7 +248,8 @@ def run(
     if os.name != "posix":
         raise UsageError(f"cannot run {asked[0].name!r}: `retrograd flake` needs processes of POSIX (Linux, macOS)")
     tell: Progress = progress or (lambda target, doing: None)
-    flakes = [flake for target in asked for flake in _examine(target, settings, tell)]
+    stopping = stopping or threading.Event()
+    flakes = [flake for target in asked for flake in _examine(target, settings, tell, stopping)]
     return FlakeReport(
         tuple(flakes),
         seconds=time.perf_counter() - started,
@@ -251,13 +260,21 @@ def run(
     )
 
 
-def _examine(target: FlakeTarget, settings: FlakeOptions, tell: Progress) -> Iterable[Flake]:
-    examination = Examination(target, settings, tell)
-    others = examination.first()
-    examination.rest()
+def _examine(target: FlakeTarget, settings: FlakeOptions, tell: Progress, stopping: threading.Event) -> Iterable[Flake]:
+    if stopping.is_set():
+        return
+    examination = Examination(target, settings, tell, stopping)
+    others: list[str] = []
+    try:
+        others = examination.first()
+        examination.rest()
+    except KeyboardInterrupt:
+        if not examination.runs:
+            raise
+        examination.notes.append("interrupted: the other runs that were planned were not made")
     yield describe(examination.target.name, examination.runs, examination.notes, settings, examination.target)
     for name in others:
-        yield from _examine(FlakeTarget(target.argument, name), settings, tell)
+        yield from _examine(FlakeTarget(target.argument, name), settings, tell, stopping)
 
 
 def describe(
