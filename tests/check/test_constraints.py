@@ -117,6 +117,27 @@ def test_along_the_sphere_and_along_rotations():
     assert not _verify(along, lambda q: 2 * q, dict(q=t("N", "N", values="orthogonal")), sizes=dict(N=(2, 40)))
 
 
+class _Unwatched(torch.autograd.Function):
+    """x^2 whose gradient takes x from where the version counter does not see it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        return x * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        return 2 * ctx.x * dy
+
+
+@pytest.mark.parametrize(("fn", "right"), [(lambda x: 2 * x, True), (_Unwatched.apply, False)])
+def test_a_rotation_that_is_changed_after_the_forward_changes_no_gradient_of_a_linear_op(fn, right):
+    # What counts of a gradient is what lies along the rotation that there was.
+    report = _verify(fn, None, dict(q=t("N", "N", values="orthogonal")), only=["mutation"])
+    assert bool(report) == right, [f.what for f in report.findings]
+
+
 def test_a_projected_gradient_stays_as_it_is():
     kinds = (*constraints.MATRICES, "simplex", "unit_norm", "sorted")
     spec = rg.op(torch.sin, torch.sin, {k: t("N", "N", values=k) for k in kinds})

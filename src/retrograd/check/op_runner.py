@@ -11,7 +11,7 @@ import torch
 
 from retrograd.check import cpu_kernels, extreme_values, kinks
 from retrograd.check import inputs as make
-from retrograd.check.constraints import project
+from retrograd.check.constraints import constrained, project
 from retrograd.check.layouts import lay_out, repeat_values, without_strides
 from retrograd.check.outputs import Outputs, as_real, real_dtype
 from retrograd.check.reference import OpRaised, Reference, grads_of
@@ -74,6 +74,7 @@ class ForwardPass:
     names: list[str]
     grad_outs: list[torch.Tensor]
     spec: OpSpec
+    points: dict[str, torch.Tensor]  # where inputs with a constraint were: they may be changed before the backward
 
     @property
     def outs(self) -> list[torch.Tensor]:
@@ -105,7 +106,7 @@ class ForwardPass:
     def _real(self, name: str, grad: torch.Tensor) -> torch.Tensor:
         """What counts of a gradient, as real numbers."""
         every_row = grad if grad.layout == torch.strided else grad.to_dense()  # embeddings may give some rows alone
-        return as_real(project(self.spec, name, every_row, self.inputs[name]))
+        return as_real(project(self.spec, name, every_row, self.points.get(name, every_row)))
 
 
 @dataclass
@@ -265,6 +266,7 @@ class OpRunner:
         names = [n for n in make.differentiable(self.spec, inputs) if only is None or n in only]
         for name in names:
             inputs[name].requires_grad_()
+        points = {n: inputs[n].detach().clone() for n in names if n in constrained(self.spec)}
         results = self.call(case, inputs)
         outs = results.inexact.values()
         got, want = [tuple(o.shape) for o in outs], [tuple(g.shape) for g in gs]
@@ -274,7 +276,7 @@ class OpRunner:
         if any(o.requires_grad and o.numel() for o in outs):
             self.gradients |= {f"grad {name}": None for name in names}
         gs = [g.to(o.dtype) if o.dtype != g.dtype else g for o, g in zip(outs, gs, strict=True)]
-        return ForwardPass(results, inputs, names, gs, self.spec)
+        return ForwardPass(results, inputs, names, gs, self.spec, points)
 
     def run(
         self,
