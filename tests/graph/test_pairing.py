@@ -166,6 +166,19 @@ def test_where_a_collective_moved_and_which_were_combined() -> None:
     assert rows == ["1 of 2 -> 1 of 1 in order, 1 -> 2 operands", "combined with another"]
 
 
+def test_graphs_of_one_stage_are_compared_whatever_they_are_called() -> None:
+    """A forward of a log beside the same one in a file, and beside one that computes nothing."""
+    file = next(TRACE.glob("*rank_0*"))
+    forward = {g.name: g for g in read(file)}["[1/0] forward"]
+    assert forward.digest
+    text = 'class GraphModule(torch.nn.Module):\n    def forward(self, primals_1: "f32[3, 2]"):\n        return (primals_1,)\n'
+    assert graph.diff(forward, parse(text)[0]).verdict == "different"
+    aten = text.replace(
+        "        return (primals_1,)", "        t = torch.ops.aten.t.default(primals_1)\n        return (t,)"
+    )
+    assert graph.diff(forward, parse(aten)[0]).verdict == "different"
+
+
 def test_dynamo_and_aot_are_told_line_by_line() -> None:
     graphs = {g.name: g for g in read(next(TRACE.glob("*rank_0*")))}
     diff = graph.diff(graphs["[1/0] traced"], graphs["[1/0] forward"])

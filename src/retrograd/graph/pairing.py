@@ -23,8 +23,8 @@ def diff(a: Graph, b: Graph) -> Diff:
     """Compare two graphs; of two stages of compilation, unless they are equal, by the table of what became of what."""
     if {a.format, b.format} == {"hlo", "stablehlo"}:
         a, b = _translated(a, b), _translated(b, a)
-    stages = across.stage(a), across.stage(b)
-    if stages[0] == stages[1]:
+    stages = across.stages(a, b)
+    if stages is None:
         return compare(a, b)
     of_a, of_b = forms(a), forms(b)
     if compiled_key(a, of_a) == compiled_key(b, of_b):

@@ -31,7 +31,7 @@ _HLO_NAMES = {
 _MOST = 6  # of a row: the largest fusions, the commonest operations
 _MOST_COLLECTIVES = 12
 _MOST_LINES = 12
-_STAGE = re.compile(r"\[[^\]]*\] (joint|post-grad|forward|backward|inference)")
+_STAGE = re.compile(r"\[[^\]]*\] (traced|joint|post-grad|forward|backward|inference)")
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,27 @@ class _Operation:
     instruction: Instruction
 
 
-def stage(graph: Graph) -> str:
-    """Which stage of compilation a graph is of, in words; two stages are not compared operation by operation."""
+def stages(a: Graph, b: Graph) -> tuple[str, str] | None:
+    """Which stages of compilation two graphs are of, in words; None if nothing says that they are of different ones.
+
+    Two stages are not compared operation by operation.
+    """
+    both = [match[1] if (match := _STAGE.match(graph.name)) else "" for graph in (a, b)]
+    named = [f"the {stage} graph" if all(both) else _stage(graph) for stage, graph in zip(both, (a, b), strict=True)]
+    return None if "" in named or named[0] == named[1] else (named[0], named[1])
+
+
+def _stage(graph: Graph) -> str:
     opcodes = {ins.opcode for computation in graph for ins in computation.instructions}
     if graph.format == "hlo":
         optimised = graph.header.get("is_scheduled") == "true" or "fusion" in opcodes
         return f"HLO {'after' if optimised else 'before'} optimisation"
     if graph.format != "fx":
         return {"stablehlo": "StableHLO", "jaxpr": "a jaxpr"}[graph.format]
-    named = _STAGE.match(graph.name)
-    if named:
-        return f"the {named[1]} graph"
-    return "a graph of aten operators" if _is_aten(opcodes) else "a graph as Dynamo traced it"
+    if _is_aten(opcodes):
+        return "a graph of aten operators"
+    # A graph that calls nothing may be of either.
+    return "a graph as Dynamo traced it" if any(o.startswith(("torch.", "method.")) for o in opcodes) else ""
 
 
 def rows(a: Graph, b: Graph) -> tuple[PassRow, ...]:
