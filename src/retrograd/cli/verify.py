@@ -120,16 +120,14 @@ def verify(
         _tell(child, target, device, options | {"baseline": baseline})
         return
     destination = baseline or Path(acceptance.FILE)
-    if not (write_baseline and not destination.exists()):
-        baseline = acceptance.baseline_path(baseline)
-        options |= {"baseline": baseline} if baseline else {}
+    if (destination.exists() or not write_baseline) and (accepted := acceptance.baseline_path(baseline)):
+        options["baseline"] = accepted
     stopping = threading.Event()
     with live(quiet) as progress:
         if in_process:
             report = _verify(target, device, options | {"progress": progress})
         else:
-            tools = (memcheck, sanitize)
-            report = _isolated(target, device, options, bounds, progress, jobs=jobs, tools=tools, stopping=stopping)
+            report = _isolated(target, device, options, bounds, progress, jobs, (memcheck, sanitize), stopping)
     if write_baseline and not stopping.is_set():
         report = _baselined(report, destination)
     show(report, outputs, form)
@@ -177,7 +175,6 @@ def _isolated(
     options: dict[str, Any],
     bounds: ProcessLimits,
     progress: Progress | None,
-    *,
     jobs: int,
     tools: tuple[bool, str | None],
     stopping: threading.Event,
