@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
 from retrograd.graph.diffing.literals import array_change, parameter_name, rounded, shown
-from retrograd.graph.diffing.side_by_side import View, shapes
+from retrograd.graph.diffing.side_by_side import Half, View, shapes
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.undecided import elided
 
@@ -32,6 +33,9 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
         kind = _kind(view, a, b)
         if kind == "constant_changed" and any(elided(form.labels[n][2]) for form, n in ((form_a, a), (form_b, b))):
             continue
+        if kind == "constant_changed" and not _read_alike(view, a, b):
+            consequences += 1
+            continue
         if (a in moved and not moved[a]) or _renumbered(view, a, b):
             consequences += 1
             continue
@@ -42,6 +46,23 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
     causes = [_parameters(view, kind, pairs) for kind, pairs in parameters.items()]
     causes += [_cause(view, key, pairs) for key, pairs in groups.items()]
     return causes, consequences
+
+
+def _read_alike(view: View, a: int, b: int) -> bool:
+    """Are two constants read by one operation? Those of operations that are replaced are others, not changed ones."""
+    sides = [set(_readers(half, n)) for half, n in ((view.a, a), (view.b, b))]
+    return not all(sides) or not sides[1].isdisjoint({view.a.partner[n] for n in sides[0]})
+
+
+def _readers(half: Half, node: int) -> Iterator[int]:
+    """Who reads a literal, through what is made of it alone."""
+    pending = [node]
+    while pending:
+        for user in half.users[pending.pop()]:
+            if user in half.form.literals:
+                pending.append(user)
+            else:
+                yield user
 
 
 def _renumbered(view: View, a: int, b: int) -> bool:
