@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import fuzz_commands
 import pytest
 from fuzz_readers import corpus, fuzz, outcome
 
@@ -92,3 +93,11 @@ def test_hostile_texts_are_refused_in_linear_time(name: str) -> None:
     with pytest.raises(GraphError, match=r"^dump, line [0-9]+: ") as refused:
         parse(HOSTILE[name], "dump")
     assert len(str(refused.value)) < 600
+
+
+def test_a_short_fuzz_of_all_commands() -> None:
+    hlo = tuple(seed for seed in fuzz_commands.SEEDS if ".mlir" not in seed)  # StableHLO needs jaxlib: the long version
+    results = fuzz_commands.fuzz(40, 7, hlo)
+    assert not [what for what in results if what.startswith("BAD")]
+    assert results["different"] > 5
+    assert results["same"] > 5

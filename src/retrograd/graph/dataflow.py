@@ -365,5 +365,7 @@ def _start_path(ins: Instruction, base: str, k: int) -> Path:
 
 
 def _outputs(graph: Graph) -> list[str]:
-    """The shapes of what the graph returns."""
-    return elements(graph.main.instructions[graph.main.root].shape)
+    """The shapes of what the graph returns; FX prints none of a value that it has not run."""
+    main = graph.main
+    root = main.instructions[main.root]
+    return [main.instructions[o].shape for o in root.operands] if root.opcode == "tuple" else elements(root.shape)

@@ -68,9 +68,12 @@ def _readers(half: Half, node: int) -> Iterator[int]:
 def _renumbered(view: View, a: int, b: int) -> bool:
     """Is it the same element of a loop that carries more or fewer?"""
     form_a, form_b = view.a.form, view.b.form
+    operands = form_a.operands[a], form_b.operands[b]
     if form_a.labels[a][0] != "get-tuple-element" or form_a.labels[a][1] != form_b.labels[b][1]:
         return False
-    (x,), (y,) = form_a.operands[a], form_b.operands[b]
+    if [len(own) for own in operands] != [1, 1]:
+        return False
+    (x,), (y,) = operands
     return view.a.partner[x] == y and len(form_a.operands[x]) != len(form_b.operands[y])
 
 
