@@ -82,7 +82,7 @@ def commands(a: Graph, b: Graph, texts: tuple[str, str], rng: random.Random) -> 
     document(graph.follow(b, f"{computation.name}/{rng.choice(computation.instructions).name}"))
     if a.format != "stablehlo":  # its texts are read again, in a process each
         graphs = [{"it": lock.of_text(text, a.format, "it")} for text in texts]
-        lock.check(*graphs)
+        lock.check(graphs[0], graphs[1])
     return diff.verdict
 
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from retrograd import graph
-from retrograd.graph.keys import strict_key
+from retrograd.graph.keys import compiled_key, strict_key
 
 HLO = """HloModule m, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
 
@@ -104,6 +104,11 @@ def test_an_edit_of_hlo_is_no_same(old: str, new: str) -> None:
 
 def test_another_name_of_an_operation_is_the_same() -> None:
     assert verdict(HLO, HLO.replace('op_name="sum"', 'op_name="total"')) == "same"
+
+
+def test_a_comment_in_the_layout_of_the_entry_is_none_of_the_program() -> None:
+    texts = [HLO.replace("{(f32[8]{0})", f"{{({comment}f32[8]{{0}})") for comment in ("", "/*index=5*/")]
+    assert len({compiled_key(graph.parse(text)[0]) for text in texts}) == 1
 
 
 def test_a_sharding_that_says_which_part_a_device_takes_is_computed() -> None:

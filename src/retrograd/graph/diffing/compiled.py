@@ -18,7 +18,6 @@ from retrograd.graph.value_names import name_of
 _DONATION = ("input_output_alias", "buffer_donor")
 _DONOR = re.compile(r"\(([0-9]{1,9}), *\{")
 _LAYOUTS = "entry_computation_layout"
-_COMMENT = re.compile(r"/\*.*?\*/")
 # Attributes of a module that count even where something else differs; the others follow from it.
 _ALWAYS = ("num_partitions", "replica_count", "num_replicas")
 _MESH = "sdy.mesh"
@@ -75,7 +74,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _layouts(before: str, after: str) -> Iterator[str]:
-    sides = [[_COMMENT.sub("", part) for part in _entry(text)] for text in (before, after)]
+    sides = [_entry(text) for text in (before, after)]
     if not all(sides) or len(sides[0]) != len(sides[1]):
         yield f"layouts of the entry: {_shown(before)} -> {_shown(after)}"
         return

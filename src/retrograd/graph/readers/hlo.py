@@ -84,7 +84,7 @@ class _Reader:
         if not parts or not parts[0]:
             raise self.error("the module has no name")
         self.at += 1
-        pairs = (part.partition("=") for part in parts[1:])
+        pairs = (NOISE.sub("", part).partition("=") for part in parts[1:])
         return parts[0].lstrip("%"), {key.strip(): value.strip() for key, _, value in pairs}
 
     def tables(self) -> dict[int, tuple[tuple[str, int, str], ...]]:
