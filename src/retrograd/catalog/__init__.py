@@ -71,7 +71,7 @@ def resolve(target: str) -> OpSpec:
         MissingExtraError: the module needs torch, which is not installed.
     """
     place, _, name = SHIPPED.get(target, target).rpartition(":")
-    if not place and target.endswith(".py") and Path(target).is_file():
+    if not place and target.endswith(".py"):
         specs = spec_names(target)
         if len(specs) != 1:
             none = f"it has no op spec; write one with: retrograd init {target}"
