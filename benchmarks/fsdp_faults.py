@@ -56,11 +56,10 @@ def main() -> None:
         cells = [words]
         for side in (ours, theirs):
             text = "\n".join(end["text"] for end in side[case].values())
-            last = [t.strip().splitlines()[-1] for end in side[case].values() if (t := end["text"]).strip()]
             named = [
-                "module" if re.search(r"experts\.\d|\(root\)|unnamed tensor", "\n".join(last)) else "",
-                "line" if re.search(r"faults\.py:\d+ \(", "\n".join(last)) else "",
-                "rank" if re.search(r"rank \d (departs|is gone|raised|stopped|is after)", text) else "",
+                "module" * bool(re.search(r"experts\.\d|\(root\)|an unnamed tensor", text)),
+                "line" * bool(re.search(r'faults\.py(:\d+ \(|", line .*in (train|err))', text)),
+                "rank" * bool(re.search(r"rank \d (departs|is gone|stopped|is after)|(Error: bad|Exit: 3)", text)),
             ]
             cells += [sentence(side[case]), ", ".join(filter(None, named)) or "none"]
         lines.append(f"| {' | '.join(cells)} |")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from retrograd import config
 from retrograd.cli._groups import CommandGroup
 from retrograd.cli._options import EVERYTHING, FOLDER, PASSES_OPTIONS_ON, PATH, choice, examples, program
 from retrograd.cli._output import answers, show
@@ -67,7 +68,8 @@ def record(ctx: click.Context, program: tuple[str, ...], output: Path, pdb: bool
     PROGRAM is a script, -m MODULE or -c CODE, with its arguments; a step ends with each call of an optimizer. With
     torchrun: torchrun ... -m retrograd trace record -o run.trace -- train.py; each rank writes its own file.
 
-    Exit code: the program's own if it failed; with --nan 1 if there is a NaN or Inf; 2 wrong usage.
+    Exit code: the program's own if it failed; with --nan 1 if there is a NaN or Inf, 0 under torchrun, which would
+    end the other ranks; 2 wrong usage.
     """
     from retrograd.trace.record_program import record_program
 
@@ -79,7 +81,8 @@ def record(ctx: click.Context, program: tuple[str, ...], output: Path, pdb: bool
 
         origin = provenance(recorder.trace)
         show(origin)
-        code = code or origin.exit_code
+        # A launcher ends the other ranks where one fails, before their files are whole.
+        code = code or (0 if config.rank() is not None else origin.exit_code)
     ctx.exit(code)
 
 
@@ -113,19 +116,25 @@ def show_operators(file: Path, most: int, partial: bool, tensorboard: Path | Non
     return listing(loaded, most=most, **filters)
 
 
-@trace.command(epilog=examples("retrograd trace nan run.trace -o nan.html"))
-@_FILE
+@trace.command(epilog=examples("retrograd trace nan run.trace -o nan.html", "retrograd trace nan run.rank*.trace"))
+@click.argument("files", metavar="FILE ...", type=PATH, nargs=-1, required=True)
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only what is bad in this step.")
+@click.option("--from", "begin", type=click.IntRange(min=0), default=0, metavar="N", help="From this step on.")
+@click.option("--all", "births", is_flag=True, help="List every operator that made one, each line once.")
 @_PARTIAL
 @answers("retrograd.trace.nan_provenance:Provenance")
-def nan(file: Path, partial: bool) -> Provenance:
+def nan(files: tuple[Path, ...], partial: bool, **options: Any) -> Provenance:
     """Name the operator that made the first NaN or Inf, with its line, module, inputs and why.
+
+    With the files of all ranks, run.rank*.trace, it is followed through collectives to the rank that made it. The
+    overflow of gradients that GradScaler looks for is a note, what is bad beside it is told.
 
     Exit code: 0 there is none, 1 found, 2 wrong usage, 3 the trace has no statistics.
     """
     from retrograd.trace import load
-    from retrograd.trace.nan_provenance import provenance
+    from retrograd.trace.rank_provenance import rank_provenance
 
-    return provenance(load(file, partial=partial))
+    return rank_provenance([load(file, partial=partial) for file in files], **options)
 
 
 @trace.command(epilog=examples("retrograd trace diff a.trace b.trace -o diff.html"))

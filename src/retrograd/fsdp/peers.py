@@ -14,7 +14,7 @@ from pathlib import Path
 
 from retrograd.core.rank_store import RankStore
 from retrograd.fsdp.log_diff import Difference
-from retrograd.fsdp.ring_file import FAILED, LEFT, RUNNING, Entry, RingReader, RingWriter
+from retrograd.fsdp.ring_file import FAILED, LEFT, RUNNING, RingEntry, RingReader, RingWriter
 from retrograd.fsdp.schema import Lane, Payload
 
 _NAME = "ring"
@@ -138,7 +138,7 @@ class Peers:
 
 def _differing(own: RingReader, other: RingReader, lane: Lane, number: int) -> tuple[Payload, ...]:
     """What two ranks move at one place of a group, if what they issue differs; () if not, or if it is not kept."""
-    pair: list[Entry] = []
+    pair: list[RingEntry] = []
     for pause in (0.0, _AGAIN):
         if pause:
             time.sleep(pause)
@@ -194,14 +194,14 @@ def _departures(readers: Mapping[int, RingReader], lane: Lane, number: int, step
 
 def _departure(reader: RingReader, lane: Lane, number: int, step: int) -> str | None:
     """What a rank does other than in each of its earlier steps; "" if nothing, None if there are none to compare."""
-    entries, steps = reader.entries(lane), dict[int, list[Entry]]()
+    entries, steps = reader.entries(lane), dict[int, list[RingEntry]]()
     for entry in entries:
         steps.setdefault(entry.step, []).append(entry)
     now = [entry for entry in steps.pop(step, []) if entry.number <= number]
     if entries and entries[0].number:
         steps.pop(entries[0].step, None)  # its beginning was overwritten
     ended = reader.count(lane) <= number
-    longest, before = -1, list[Entry]()
+    longest, before = -1, list[RingEntry]()
     for earlier in steps.values():
         pairs = zip(now, earlier, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0].token == pair[1].token, pairs))

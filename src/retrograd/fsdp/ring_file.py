@@ -35,7 +35,7 @@ RUNNING, LEFT, FAILED = 1, 2, 3
 _MESSAGES = "messages"  # of two ranks alone, in an order that is theirs: a ring that nobody compares
 
 
-class Entry(NamedTuple):
+class RingEntry(NamedTuple):
     """A collective as it was issued."""
 
     number: int  # in its group, from 0
@@ -114,32 +114,32 @@ class RingReader:
         ring = self.lanes().get(lane) if ring is None else ring
         return 0 if ring is None else _NUMBER.unpack_from(self.map, _TABLE_END + ring * _RING)[0]
 
-    def entry(self, lane: Lane, number: int) -> Entry | None:
+    def entry(self, lane: Lane, number: int) -> RingEntry | None:
         """One of them; None if it is not kept."""
         at = _TABLE_END + self._rings[lane] * _RING + 16 + number % _LENGTH * _ENTRY.size
-        entry = Entry(*_ENTRY.unpack_from(self.map, at))
+        entry = RingEntry(*_ENTRY.unpack_from(self.map, at))
         return entry if entry.number == number else None
 
-    def entries(self, lane: Lane) -> list[Entry]:
+    def entries(self, lane: Lane) -> list[RingEntry]:
         """Those of a group that are kept."""
         count = self.count(lane)
         kept = (self.entry(lane, number) for number in range(max(0, count - _LENGTH), count))
         return [entry for entry in kept if entry is not None]
 
-    def last(self) -> Entry | None:
+    def last(self) -> RingEntry | None:
         """The collective that it issued last."""
         head = self.head
         lane = next((lane for lane, ring in self.lanes().items() if ring == head.last), None)
         return None if lane is None else self.entry(lane, self.count(lane) - 1)
 
-    def collective(self, entry: Entry) -> Collective:
+    def collective(self, entry: RingEntry) -> Collective:
         """What an entry means."""
         fields = json.loads(self._text(entry.row))
         if not fields:
             return Collective("collective", "", (), VARYING, "", "", ())  # its table was full
         return decode(Collective, fields | {"ranks": json.loads(self._text(fields["ranks"])) or []})
 
-    def line(self, entry: Entry) -> str:
+    def line(self, entry: RingEntry) -> str:
         """The line of the program that issued it; "" if it is not known."""
         return json.loads(self._text(entry.line))
 

@@ -12,7 +12,7 @@ from retrograd.core import document as doc
 from retrograd.core.wording import count
 from retrograd.trace.diffing.identity import base_name
 from retrograd.trace.filters import Listing
-from retrograd.trace.nan_provenance import Provenance
+from retrograd.trace.nan_provenance import Birth, Provenance
 from retrograd.trace.nan_reasons import NORMAL, magnitudes, spread
 from retrograd.trace.schema import Exponents, Op, Stats
 
@@ -68,10 +68,14 @@ def verdict(record: Provenance) -> str:
         if record.level == "names":
             return "cannot decide: the trace has no statistics"
         return f"no NaN and no Inf in {count(record.total, 'operator')} of {count(record.steps, 'step')}"
-    value = f"{_bad_value(record)} in step {op.step}"
+    of = f" on rank {record.rank}" if len(record.ranks) > 1 else ""
+    value = f"{_bad_value(record)} in step {op.step}{of}"
     name = f"{op.name}{f' in module {op.module}' if op.module else ''}"
     if record.origin == "made":
         return f"{value}, made in the {op.phase} by {name}" if op.phase != "other" else f"{value}, made by {name}"
+    if record.origin == "received":
+        of = "its trace is not among these" if len(record.ranks) > 1 else "give `trace nan` the traces of all ranks"
+        return f"{value} came from another rank by {name}; {of}"
     if record.origin == "outside":
         return f"{value} came in from outside; the first to read it is {name}"
     return f"{value} from memory that no recorded operator filled; the first to read it is {name}"
@@ -87,12 +91,21 @@ def _bad_value(record: Provenance) -> str:
 
 def provenance_facts(record: Provenance) -> list[tuple[str, str]]:
     if record.op is None:
-        return []
+        return [("made by", _birth(birth)) for birth in record.births]
     facts = [("why", record.reason or "not plain from the ranges of what it was given"), *op_facts(record.op)]
     if len(record.way) > 1:
         way = (op.name + (f" ({op.place})" if op.place else "") for op in record.way[1:])
         facts.append(("then", " -> ".join(way)))
+    facts += [("made by", _birth(birth)) for birth in record.births]
     return [*facts, ("spread", f"{record.bad} of {count(record.total, 'operator')} have NaN or Inf in a result")]
+
+
+def _birth(birth: Birth) -> str:
+    op = birth.op
+    where = f"{op.name}{f' in module {op.module}' if op.module else ''}{f' ({op.place})' if op.place else ''}"
+    often = f"{count(birth.count, 'time')} in {count(birth.steps, 'step')}, first in {op.step}"
+    why = "GradScaler's own overflow" if birth.scaled else birth.reason
+    return f"{where}: {often}{f'; {why}' if why else ''}"
 
 
 def op_facts(op: Op) -> list[tuple[str, str]]:

@@ -29,8 +29,11 @@ NORMAL = {
     "float8_e5m2": (-14, 15),
 }
 _LITERAL = re.compile(r"=-?inf\b|[\[ ]-?inf\b")
+_FACTOR = re.compile(r"\b(alpha|lr)=(-?inf|nan)\b")  # of a step of an optimizer: no mask
 _SUMS = names("mm bmm addmm baddbmm addmv mv dot convolution sum cumsum mean linear conv2d")
-_PRODUCTS = names("mul pow square addcmul prod _foreach_mul")
+_PRODUCTS = names("mul pow square addcmul prod cumprod _foreach_mul")
+_NORMS = names("native_layer_norm native_group_norm native_batch_norm _fused_rms_norm")
+_QUOTIENTS = names("addcdiv _foreach_addcdiv _fused_adam _fused_adamw _fused_adagrad")
 _SOFTMAX = names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp")
 
 
@@ -41,13 +44,14 @@ def only_allocates(op: Op) -> bool:
 
 def writes_infinity(op: Op) -> bool:
     """Whether an infinity is among the arguments, as in masked_fill(mask, -inf): it is deliberate."""
-    return bool(_LITERAL.search(f" {op.arguments}"))
+    return bool(_LITERAL.search(f" {_FACTOR.sub('', op.arguments)}"))
 
 
 def explain(op: Op) -> str:
     """The reason in a sentence; "" where none is plain."""
     nan = any(s.nan for s in op.outputs)
-    for rule in (_empty_reduction, _own_kernel, _huge_argument, _by_name, _from_infinities if nan else _overflow):
+    last = _from_infinities if nan else _overflow
+    for rule in (_empty_reduction, _without_eps, _infinite_factor, _huge_argument, _by_name, last):
         reason = rule(op, nan)
         if reason:
             return reason
@@ -95,15 +99,29 @@ def _empty_reduction(op: Op, nan: bool) -> str:
     return ""
 
 
-def _own_kernel(op: Op, nan: bool) -> str:
-    """The kernels of retrograd.ops."""
-    if op.name == "retrograd::norm_fwd" and nan and re.search(r"\beps=0(\.0)?\b", op.arguments):
+def _without_eps(op: Op, nan: bool) -> str:
+    """Norms, and optimizers that divide by a root of the second moment."""
+    if not nan:
+        return ""
+    zero = re.search(r"\beps=0(\.0)?\b", op.arguments) is not None
+    if zero and op.name == "retrograd::norm_fwd":
         return "with eps = 0 a row of zeros is divided by 0"
+    if zero and base_name(op.name) in _NORMS:
+        return "with eps = 0 a row whose numbers are all equal (of an RMS norm: all zero) is 0/0"
+    if base_name(op.name) in _QUOTIENTS and not any(s.bad for s in op.inputs):
+        return "0/0 or inf/inf in the quotient that is added" + ": eps = 0, and a second moment is zero" * zero
     return ""
+
+
+def _infinite_factor(op: Op, nan: bool) -> str:
+    factor = _FACTOR.search(op.arguments)
+    return f"its {factor[1]}, of a learning rate perhaps, is {factor[2]}" if factor is not None else ""
 
 
 def _huge_argument(op: Op, nan: bool) -> str:
     """A number among the arguments that is infinite in the dtype it is computed in, which is at least float32."""
+    if nan and base_name(op.name) in _PRODUCTS and re.search(r"\bother=-?inf\b", op.arguments):
+        return "0 times inf: the other number is infinite" if any(s.zero for s in op.inputs) else ""
     dtype = "float64" if any(s.dtype == "float64" for s in op.outputs) else "float32"
     for text in re.findall(r"\b(?:other|alpha|beta|value)=(-?\d[\d.e+]*)", op.arguments):
         if abs(float(text)) > LARGEST[dtype]:
@@ -166,7 +184,10 @@ def _power(op: Op, nan: bool, name: str) -> str:
 
 
 def _arc(op: Op, nan: bool, name: str) -> str:
-    if nan and max(map(abs, _range(op))) > 1:
+    largest = max(map(abs, _range(op)))
+    if name == "atanh" and not nan and largest >= 1:
+        return "atanh of 1 or -1 is infinite"
+    if nan and largest > 1:
         return f"{name} outside of -1 to 1: its input has {spread(op.inputs[0])}"
     return ""
 
@@ -177,7 +198,7 @@ _RULES: dict[str, Callable[[Op, bool, str], str]] = {
     **dict.fromkeys(("exp", "exp2", "expm1", "_foreach_exp", "cosh", "sinh"), _exponential),
     **dict.fromkeys(("log", "log2", "log10", "log1p"), _logarithm),
     **dict.fromkeys(("sqrt", "rsqrt", "reciprocal"), _root),
-    **dict.fromkeys(("acos", "asin"), _arc),
+    **dict.fromkeys(("acos", "asin", "atanh"), _arc),
     "pow": _power,
 }
 

@@ -151,7 +151,9 @@ class Observer:
             pending.outputs.append(value)
             if operator.view and not written:
                 self._share_statistics(value, pending, tensor)
-            elif not (operator.makes_memory or operator.aliases or operator.asynchronous) and self._measures(tensor):
+            elif not (operator.makes_memory or operator.aliases or operator.asynchronous) and self._measures(
+                value, tensor
+            ):
                 self._request_statistics(value, tensor)
         if pending.in_generated_code:
             # Kernels that are not seen run between the operators of compiled code: what was measured may not last.
@@ -184,11 +186,13 @@ class Observer:
                 self._request_statistics(value, tensor)
             pending.outputs.append(value)
 
-    def _measures(self, tensor: torch.Tensor) -> bool:
+    def _measures(self, value: Value, tensor: torch.Tensor) -> bool:
         """Whether results are measured now; what an optimizer keeps for itself is not at level fast."""
         if self.level == "names":
             return False
-        return self.level == "full" or not self.optimizing or isinstance(tensor, torch.nn.Parameter)
+        # A shard of a parameter is a tensor that has its name.
+        parameter = isinstance(tensor, torch.nn.Parameter) or bool(value.name)
+        return self.level == "full" or not self.optimizing or parameter
 
     def _request_statistics(self, value: Value, tensor: torch.Tensor) -> None:
         if value.requested:

@@ -72,7 +72,8 @@ class Operator:
         self.asynchronous = space in ("c10d", "_c10d_functional") and base != "wait_tensor"
         self.aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         fills = base in _OVERWRITES or overload(func).endswith("out")
-        self.overwrites = [w for w in self.writes if fills or (self.asynchronous and w[1].startswith("output"))]
+        results = [w for w in self.writes if w[1] == "out" or (self.asynchronous and w[1].startswith("output"))]
+        self.overwrites = self.writes if fills else results
         self.view = _VIEWS.get(base, "") if space == "aten" else ""
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

@@ -23,10 +23,11 @@ from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launche
 from retrograd.core import gc_pause
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiled_regions, kernel_launches, store, tape
+from retrograd.trace.gradient_scaling import updates_scale
 from retrograd.trace.nan_breakpoint import InfinityMasks, Stop, open_debugger, stop_kinds
 from retrograd.trace.observer import Observer, PendingOp, is_wrapper_subclass
 from retrograd.trace.operator_schemas import Operator, tensors_in
-from retrograd.trace.schema import Trace
+from retrograd.trace.schema import OTHER, Trace
 
 ENGINES = ("auto", "tape", "python")
 # A step of more operators is read in parts, which bounds the memory of pending operators.
@@ -61,11 +62,11 @@ class Recorder:
     ) -> None:
         self._tape, why = _tape(engine, breakpoint_on)
         self.engine = "python" if self._tape is None else "tape"
-        self._rank, self.path = _rank_and_path(out)
+        self._rank, size, self.path = _rank_and_path(out)
         self._stops, self._masks = stop_kinds(breakpoint_on), InfinityMasks()
         self._then = then or open_debugger
         self._writer = None if self.path is None else store.Writer(self.path, level, self._rank)
-        self._trace = Trace(level=level, rank=self._rank, meta=_meta() | {"engine": self.engine})
+        self._trace = Trace(level=level, rank=self._rank, meta=_meta() | {"engine": self.engine, "ranks": str(size)})
         if why:
             self._trace.meta["no tape"] = why
         self._steps = steps
@@ -80,6 +81,8 @@ class Recorder:
         self._operators: dict[Any, Operator] = {}
         self._pending: list[PendingOp] = []
         self._step, self._step_began, self._automatic, self._unread = 0, 0, True, False
+        self._skipped, self._worked = 0, False  # steps without an optimizer, and whether the open one has computed
+        self._last_step = 0
         self._done = False
         self._lost: dict[str, int] = {}
         self._lock = threading.RLock()
@@ -131,8 +134,8 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """How many steps have ended."""
-        return self._step
+        """How many steps have ended, as far as they were read those too that GradScaler skipped."""
+        return self._step + self._skipped
 
     def step(self) -> None:
         """End a step here. The first call ends the automatic counting of optimizer steps."""
@@ -263,7 +266,7 @@ class Recorder:
         self._guarded(self._observer.between_steps, self._step)
         if self._writer is not None:
             self._writer.flush()
-        if self._steps is not None and self._step >= self._steps:
+        if self._steps is not None and self.steps >= self._steps:
             self._done = True
             self._observer.stop()
             if self.on_last_step is not None:
@@ -284,10 +287,21 @@ class Recorder:
             self._guarded(self.unrecorded, self._observer.statistics.collect)
             self._observer.forget()
             for pending in pending_ops:
+                self._count_skipped(pending)
                 op = self._observer.finished_op(pending, len(self._trace.ops))
                 self._trace.ops.append(op)
                 if self._writer is not None:
                     self._writer.add(op)
+
+    def _count_skipped(self, pending: PendingOp) -> None:
+        """End a step where GradScaler has kept the optimizer, which ends the others, from its step."""
+        if pending.step + self._skipped > self._last_step:
+            self._last_step, self._worked = pending.step + self._skipped, False
+        pending.step += self._skipped
+        if self._automatic and updates_scale(pending.operator.name):
+            self._skipped += self._worked
+            self._worked = False
+        self._worked = self._worked or pending.phase != OTHER
 
     def _stop(self, pending: PendingOp, out: Any) -> None:
         """Call the breakpoint for the first operator with a bad result."""
@@ -335,20 +349,20 @@ def _tape(engine: str, breakpoint_on: str | None) -> tuple[Any, str]:
     return module, ""
 
 
-def _rank_and_path(out: str | os.PathLike[str] | None) -> tuple[int, str | None]:
-    """Rank of this process, and its own file: with several processes `x.rank1.trace`."""
+def _rank_and_path(out: str | os.PathLike[str] | None) -> tuple[int, int, str | None]:
+    """Rank of this process, how many there are, and its own file: with several processes `x.rank1.trace`."""
     rank, size = config.rank() or (0, 1)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, size = distributed.get_rank(), distributed.get_world_size()
     if out is None:
-        return rank, None
+        return rank, size, None
     path = os.fspath(out)
     store.check_path(path)
     if size > 1:
         suffix = next(s for s in store.SUFFIXES if path.endswith(s))
         path = f"{path.removesuffix(suffix)}.rank{rank}{suffix}"
-    return rank, path
+    return rank, size, path
 
 
 def _meta() -> dict[str, str]:
