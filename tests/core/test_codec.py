@@ -124,6 +124,8 @@ def test_random_records_survive(kind):
 ADDED = {
     "Report": {"accepted", "acceptances", "compared", "gradients", "sizes", "uncompared"},
     "Diff": {"unknown"},
+    "Provenance": {"births", "rank", "ranks"},
+    "Log": {"group"},
 }
 
 
