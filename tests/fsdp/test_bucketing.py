@@ -60,6 +60,10 @@ def test_arguments_that_are_wrong(net, options, said):
 def test_models_that_cannot_have_buckets(net):
     with pytest.raises(UsageError, match="`model` is Linear, which fully_shard was not called on"):
         bucket(nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="DDP has buckets of its own"):
+        bucket(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)))
+    with pytest.raises(UsageError, match="FSDP1 is not supported"):
+        bucket(type("FullyShardedDataParallel", (nn.Linear,), {})(2, 2))
     net(torch.ones(2, 4)).sum().backward()
     with pytest.raises(UsageError, match="part of a larger sharded model"):
         bucket(net[0])

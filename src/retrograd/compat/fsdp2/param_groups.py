@@ -23,9 +23,13 @@ def states_of(model: Any) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(model, FSDPModule):
+        own = {
+            "FullyShardedDataParallel": "; FSDP1 is not supported",
+            "DistributedDataParallel": "; DDP has buckets of its own, bucket_cap_mb says how large",
+        }
         raise UsageError(
             f"`model` is {type(model).__name__}, which fully_shard was not called on; give the root module after "
-            "fully_shard(model)"
+            f"fully_shard(model){own.get(type(model).__name__, '')}"
         )
     by_id: dict[int, Any] = {}
     for part in model.modules():  # pyright: ignore[reportAttributeAccessIssue]
