@@ -41,7 +41,7 @@ from retrograd import testing
 from retrograd.check.input_specs import DTYPES
 from retrograd.check.spec import OpSpec
 from retrograd.core import campaign
-from retrograd.core.campaign import Results
+from retrograd.core.campaign import ResultStore
 from retrograd.core.tasks import Begin, End, Outcome, Prepare, Task, Work, WorkerOptions
 from retrograd.errors import RetrogradError
 
@@ -191,7 +191,7 @@ class Variant:
             return True
         return "" in done or (THROUGH in done and done[THROUGH].value in ("all", self.samples))
 
-    def records(self, results: Results) -> list[dict[str, Any]]:
+    def records(self, results: ResultStore) -> list[dict[str, Any]]:
         """What is known of the wanted samples, by number; the file may have others."""
         level, _, seed = results.campaign.partition(" ")
         done = results.of(self.name)
@@ -212,12 +212,12 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     return {"verdict": "hang", "sentence": f"no verdict {outcome.text}"}
 
 
-def open_results(args: argparse.Namespace) -> Results:
+def open_results(args: argparse.Namespace) -> ResultStore:
     """The results file, of which a run reads and continues those of its level and seed."""
-    return Results(args.results, campaign=f"{args.level} {args.seed}")
+    return ResultStore(args.results, campaign=f"{args.level} {args.seed}")
 
 
-def run(tasks: Sequence[Variant], results: Results, args: argparse.Namespace, prepare: Prepare) -> None:
+def run(tasks: Sequence[Variant], results: ResultStore, args: argparse.Namespace, prepare: Prepare) -> None:
     """All tasks that are not through, or those for which there is time."""
     seconds = 60 * args.minutes if args.minutes else math.inf
     deadline, until = time.time() + seconds, time.monotonic() + seconds
@@ -233,7 +233,7 @@ def run(tasks: Sequence[Variant], results: Results, args: argparse.Namespace, pr
             print(f"\r{len(seen)} of {len(waiting)} variants x dtypes begun ", end="", file=sys.stderr)
 
 
-def records_of(tasks: Sequence[Variant], results: Results) -> list[dict[str, Any]]:
+def records_of(tasks: Sequence[Variant], results: ResultStore) -> list[dict[str, Any]]:
     """What is known of the samples that these tasks want, sorted."""
     ordered = sorted(tasks, key=lambda task: (task.variant, task.dtype))
     return [record for task in ordered for record in task.records(results)]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retrograd import config
-from retrograd.core.campaign import Results, run
+from retrograd.core.campaign import ResultStore, run
 from retrograd.core.subprocesses import Child
 from retrograd.core.tasks import Begin, End, Outcome, Task, WorkerOptions
 from retrograd.errors import MissingExtraError, UsageError
@@ -49,7 +49,7 @@ def single(calls):
 
 def outcomes(calls, **options):
     tasks = [Task(str(n), n) for n in range(len(calls))]
-    return {int(t): o for t, _, o in run(single(calls), tasks, Results(), WorkerOptions(**options))}
+    return {int(t): o for t, _, o in run(single(calls), tasks, ResultStore(), WorkerOptions(**options))}
 
 
 def test_each_end_is_told_and_the_others_go_on():
@@ -108,7 +108,7 @@ def test_a_case_is_ended_after_so_much_cpu_time_and_not_for_what_others_take():
 
 
 def test_nothing_is_begun_after_the_time():
-    assert list(run(single([lambda: 1]), [Task("0", 0)], Results(), until=0.0)) == []
+    assert list(run(single([lambda: 1]), [Task("0", 0)], ResultStore(), until=0.0)) == []
 
 
 def three(argument, done):
@@ -123,13 +123,13 @@ def three(argument, done):
 
 def test_a_task_goes_on_after_the_case_that_died_and_a_second_run_does_nothing(tmp_path):
     path = tmp_path / "folder" / "results.sqlite"
-    ended = list(run(lambda: three, [Task("t", 7)], Results(path)))
+    ended = list(run(lambda: three, [Task("t", 7)], ResultStore(path)))
     assert [(case, o.state) for _, case, o in ended] == [("a", "done"), ("b", "crashed"), ("c", "done")]
-    assert list(run(lambda: three, [Task("t", 7)], Results(path))) == []
-    known = Results(path).of("t")
+    assert list(run(lambda: three, [Task("t", 7)], ResultStore(path))) == []
+    known = ResultStore(path).of("t")
     assert {case: o for _, case, o in ended} == known
     assert known["a"].value != known["c"].value  # another process, since the first one died
-    assert Results(path, campaign="another").of("t") == {}
+    assert ResultStore(path, campaign="another").of("t") == {}
 
 
 def test_what_dies_before_a_case_begins_is_told_once():
@@ -137,7 +137,7 @@ def test_what_dies_before_a_case_begins_is_told_once():
         dies()
         yield Begin("never")
 
-    ((task, case, outcome),) = run(lambda: work, [Task("t")], Results())
+    ((task, case, outcome),) = run(lambda: work, [Task("t")], ResultStore())
     assert (task, case, outcome.state) == ("t", "", "crashed")
 
 
@@ -149,7 +149,7 @@ def test_a_case_may_ask_for_more_time_than_others():
         computes(0.6)
         yield End(argument, None)
 
-    ended = run(lambda: work, [Task("long", "long"), Task("short", "short")], Results(), WorkerOptions(timeout=0.2))
+    ended = run(lambda: work, [Task("long", "long"), Task("short", "short")], ResultStore(), WorkerOptions(timeout=0.2))
     assert {task: o.state for task, _, o in ended} == {"long": "done", "short": "timed out"}
 
 
@@ -159,7 +159,7 @@ def test_work_that_begins_a_case_again_is_refused():
         dies()
 
     with pytest.raises(ValueError, match="begins 'again' again"):
-        list(run(lambda: work, [Task("t")], Results()))
+        list(run(lambda: work, [Task("t")], ResultStore()))
 
 
 def test_processes_stay_for_as_many_tasks_as_asked_for():
@@ -167,7 +167,7 @@ def test_processes_stay_for_as_many_tasks_as_asked_for():
         yield End("pid", os.getpid())
 
     tasks = [Task(str(n)) for n in range(6)]
-    pids = [o.value for _, _, o in run(lambda: work, tasks, Results(), WorkerOptions(recycle=3))]
+    pids = [o.value for _, _, o in run(lambda: work, tasks, ResultStore(), WorkerOptions(recycle=3))]
     assert pids[0] == pids[1] == pids[2] != pids[3]
     assert len(set(pids)) == 2
 
@@ -183,7 +183,7 @@ def spawned_work():
 
 def test_each_gpu_is_seen_by_one_process():
     options = WorkerOptions(jobs=3, devices=("0", "5"), start="spawn", recycle=9)
-    ended = run(spawned_work, [Task(str(n)) for n in range(8)], Results(), options)
+    ended = run(spawned_work, [Task(str(n)) for n in range(8)], ResultStore(), options)
     seen = {tuple(o.value) for _, _, o in ended}
     assert {gpu for gpu, _ in seen} <= {"0", "5"}
     assert len({pid for _, pid in seen}) == len(seen)  # one process a GPU
@@ -192,18 +192,18 @@ def test_each_gpu_is_seen_by_one_process():
 def test_a_file_that_is_no_results_file_is_refused(tmp_path):
     (tmp_path / "text").write_text("something else that is long enough to be no header of a database\n" * 9)
     with pytest.raises(UsageError, match="cannot be used for results"):
-        Results(tmp_path / "text")
+        ResultStore(tmp_path / "text")
     other = sqlite3.connect(tmp_path / "other")
     other.execute("PRAGMA user_version = 99")
     other.close()
     with pytest.raises(UsageError, match="version 99"):
-        Results(tmp_path / "other")
+        ResultStore(tmp_path / "other")
 
 
 def test_a_cluster_without_its_packages_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
     with pytest.raises(MissingExtraError, match=r"retrograd\[cluster\]"):
-        list(run(spawned_work, [], Results(), WorkerOptions(cluster="tcp://127.0.0.1:1")))
+        list(run(spawned_work, [], ResultStore(), WorkerOptions(cluster="tcp://127.0.0.1:1")))
 
 
 # ----- a cluster of two workers
@@ -243,7 +243,7 @@ def cluster():
 def test_a_cluster_does_the_tasks_of_a_worker_that_was_killed_again(cluster, tmp_path):
     names = [*map(str, range(12)), "bad"]
     (tmp_path / "begun").mkdir()
-    results = Results(tmp_path / "results.sqlite")
+    results = ResultStore(tmp_path / "results.sqlite")
     prepare = partial(noting, str(tmp_path / "begun"))
     victim = next(iter(cluster.workers.values())).pid
 
@@ -266,7 +266,7 @@ def test_a_cluster_does_the_tasks_of_a_worker_that_was_killed_again(cluster, tmp
     assert len(begun) > len(names)  # what the killed one had was begun twice
     # The same tasks in processes of this machine: the same outcomes. This one has Dask's threads, and must not fork.
     spawning = WorkerOptions(start="spawn", recycle=99)
-    local = {t: o for t, _, o in run(prepare, [Task(n, n) for n in names], Results(), spawning)}
+    local = {t: o for t, _, o in run(prepare, [Task(n, n) for n in names], ResultStore(), spawning)}
     assert {t: (o.state, o.value) for t, o in local.items()} == {t: (o.state, o.value) for t, _, o in ended}
 
 
@@ -277,17 +277,21 @@ def refused(kind):
 def test_a_worker_that_cannot_prepare_says_why(cluster):
     for kind in (UsageError, KeyError):
         with pytest.raises(UsageError, match=r"on a worker .*no such thing here"):
-            list(run(partial(refused, kind), [Task("t")], Results(), WorkerOptions(cluster=cluster.scheduler_address)))
+            list(
+                run(
+                    partial(refused, kind), [Task("t")], ResultStore(), WorkerOptions(cluster=cluster.scheduler_address)
+                )
+            )
 
 
 def test_no_scheduler_is_named():
     pytest.importorskip("distributed", reason="the extra `cluster`")
     with pytest.raises(UsageError, match="no Dask scheduler answers"):
-        list(run(spawned_work, [], Results(), WorkerOptions(cluster="nothing")))
+        list(run(spawned_work, [], ResultStore(), WorkerOptions(cluster="nothing")))
 
 
 def test_an_outcome_is_read_back_as_it_was(tmp_path):
-    results = Results(tmp_path / "r")
+    results = ResultStore(tmp_path / "r")
     outcome = Outcome("done", {"a": [1, 2.5, None, "b"]}, "text", 0.25)
     results.add("t", "c", outcome)
-    assert Results(tmp_path / "r").of("t") == {"c": outcome}
+    assert ResultStore(tmp_path / "r").of("t") == {"c": outcome}

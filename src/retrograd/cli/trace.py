@@ -139,7 +139,7 @@ def nan(files: tuple[Path, ...], partial: bool, **options: Any) -> Provenance:
 
 @trace.command(epilog=examples("retrograd trace diff a.trace b.trace -o diff.html"))
 @click.argument("a")
-@click.argument("b")
+@click.argument("b", nargs=-1, required=True, metavar="B...")
 @click.option(
     "--bitwise/--attainable",
     "bitwise",
@@ -147,17 +147,20 @@ def nan(files: tuple[Path, ...], partial: bool, **options: Any) -> Provenance:
     help="Each bit counts, or what rounding does not explain  [default: bits, if devices and dtypes are the same].",
 )
 @answers("retrograd.trace.diffing.schema:TraceDiff", EVERYTHING)
-def diff(a: str, b: str, bitwise: bool | None) -> TraceDiff:
+def diff(a: str, b: tuple[str, ...], bitwise: bool | None) -> TraceDiff:
     """Name the first operator at which two recorded runs differ by themselves, and say why where that is plain.
 
     A and B are files of `retrograd trace record`. Operators that only one of the runs has do not end the comparison.
     What differs because of its inputs is counted. With -o diff.html a page shows the operators around it on both sides.
 
+    Several files B are those of all ranks of a run under tensor, sequence or data parallelism: their shards are put
+    together and compared with A, the same program on one device.
+
     Exit code: 0 same, 1 different, 2 wrong usage.
     """
     from retrograd.trace.diffing.compare import diff
 
-    return diff(a, b, None if bitwise is None else "bitwise" if bitwise else "attainable")
+    return diff(a, b[0] if len(b) == 1 else b, None if bitwise is None else "bitwise" if bitwise else "attainable")
 
 
 @trace.command(context_settings=PASSES_OPTIONS_ON, epilog=examples("retrograd trace repeat -- train.py"))

@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS results (
 """
 
 
-class Results:
+class ResultStore:
     """Outcomes by task and case in an SQLite file, each there as soon as it is known.
 
     Args:
@@ -81,7 +81,7 @@ class Results:
 
 
 def run(
-    prepare: Prepare, tasks: Iterable[Task], results: Results, options: WorkerOptions | None = None,
+    prepare: Prepare, tasks: Iterable[Task], results: ResultStore, options: WorkerOptions | None = None,
     until: float = math.inf,
 ) -> Iterator[tuple[str, str, Outcome]]:  # fmt: skip
     """Do tasks, keep what comes of each case, and tell it: task, case, outcome, in the order in which cases end.

@@ -50,7 +50,7 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DumpEntry:
     """One collective of a dump.
 
     Attributes:
@@ -81,11 +81,11 @@ class Dump:
     """What Flight Recorder kept of one rank; the oldest collectives may be gone."""
 
     rank: int
-    entries: tuple[Entry, ...]
+    entries: tuple[DumpEntry, ...]
 
-    def sequences(self) -> dict[ProcessGroup, dict[int, Entry]]:
+    def sequences(self) -> dict[ProcessGroup, dict[int, DumpEntry]]:
         """Collectives by number, of each group."""
-        groups: dict[ProcessGroup, dict[int, Entry]] = {}
+        groups: dict[ProcessGroup, dict[int, DumpEntry]] = {}
         for entry in self.entries:
             if entry.collective.kind not in POINT_TO_POINT:
                 groups.setdefault(entry.group, {})[entry.number] = entry
@@ -166,7 +166,7 @@ def load(paths: Sequence[Path]) -> list[Dump]:
     return [replace(dump, entries=tuple(_with_ranks(e, users) for e in dump.entries)) for dump in dumps]
 
 
-def _with_ranks(entry: Entry, users: Mapping[ProcessGroup, tuple[int, ...]]) -> Entry:
+def _with_ranks(entry: DumpEntry, users: Mapping[ProcessGroup, tuple[int, ...]]) -> DumpEntry:
     ranks = users.get(entry.group, entry.group.ranks)
     return replace(
         entry, group=ProcessGroup(entry.group.name, ranks), collective=replace(entry.collective, ranks=ranks)
@@ -196,7 +196,7 @@ def _load(path: Path) -> Dump:
         raise UsageError(f"{source}: an entry lacks or has an unexpected {error}") from None
 
 
-def _entries(content: Mapping[str, Any]) -> Iterable[Entry]:
+def _entries(content: Mapping[str, Any]) -> Iterable[DumpEntry]:
     members = {
         name: tuple(sorted(json.loads(config["ranks"]) if isinstance(config["ranks"], str) else config["ranks"]))
         for name, config in content.get("pg_config", {}).items()
@@ -218,7 +218,7 @@ def _entries(content: Mapping[str, Any]) -> Iterable[Entry]:
         # Gloo sets no state, but says of what has ended that it is retired.
         state = "completed" if entry.get("retired") else entry["state"]
         number = entry["p2p_seq_id" if kind in POINT_TO_POINT else "collective_seq_id"]
-        yield Entry(group, number, collective, state, frames, entry["time_created_ns"])
+        yield DumpEntry(group, number, collective, state, frames, entry["time_created_ns"])
 
 
 def with_modules(dump: Dump, log: Log) -> Dump:
@@ -271,7 +271,9 @@ def compare(dumps: Sequence[Dump]) -> DumpDiff:
     return DumpDiff(tuple(by_rank), compared, tuple(sorted(partings, key=lambda p: p.created)), tuple(notes))
 
 
-def _parted(group: ProcessGroup, number: int, sides: Mapping[int, Mapping[int, Entry]]) -> tuple[Parting | None, str]:
+def _parted(
+    group: ProcessGroup, number: int, sides: Mapping[int, Mapping[int, DumpEntry]]
+) -> tuple[Parting | None, str]:
     """How the ranks of a group part at a collective, or a note where they only may; (None, "") if they do the same."""
     # Without modules: where logs named them, one may have been aligned a step off.
     roles = {

@@ -15,7 +15,7 @@ import torch
 
 from retrograd.check.runner import verify
 from retrograd.check.spec import OpSpec
-from retrograd.core.campaign import Results, run
+from retrograd.core.campaign import ResultStore, run
 from retrograd.core.tasks import Outcome, Task, Work, WorkerOptions
 from retrograd.env import collect
 from retrograd.errors import UsageError
@@ -88,7 +88,7 @@ def mutate(
         chosen, candidates = choose(spec, targets, count, seed, lines)
         if command := Tests(tests) if tests else None:
             command.check(c.mutant.file for c in chosen)
-        kept = Results(results or ":memory:", campaign_of(spec, targets, (seed, level, *(beside or {}))))
+        kept = ResultStore(results or ":memory:", campaign_of(spec, targets, (seed, level, *(beside or {}))))
         known = _known(kept, changeable, level, seed)
         work = MutantWorkElsewhere(
             load, kept.campaign, tuple(functions), levels, level, seed, beside or {}, tests, search
@@ -113,8 +113,8 @@ def mutate(
 
 
 def _results(
-    chosen: Sequence[MutantCandidate], kept: Results, make: Callable[[], Work], options: WorkerOptions, until: float,
-    rounds: int, tests: str, progress: Progress | None,
+    chosen: Sequence[MutantCandidate], kept: ResultStore, make: Callable[[], Work], options: WorkerOptions,
+    until: float, rounds: int, tests: str, progress: Progress | None,
 ) -> tuple[MutantResult, ...]:  # fmt: skip
     """Results of the mutants that are through in the end, in their order; those that were are passed over."""
     outcomes = {c.mutant.id: kept.of(c.mutant.id) for c in chosen}
@@ -133,7 +133,7 @@ def _results(
     return tuple(result_of(mutants[id], done, tests) for id, done in outcomes.items() if id in through)
 
 
-def _known(kept: Results, spec: OpSpec, level: str, seed: int) -> set[tuple[str, ...]]:
+def _known(kept: ResultStore, spec: OpSpec, level: str, seed: int) -> set[tuple[str, ...]]:
     """Findings of the original, taken once a campaign."""
     outcome = kept.of("the original").get("findings")
     if outcome is None:

@@ -116,7 +116,7 @@ class Observer:
         operator = pending.operator
         self._locate(pending, frame)
         tensors, pending.attributes = operator.split_arguments(args, kwargs)
-        measuring = not (operator.view or operator.aliases or self.level == "names")
+        measuring = not (operator.view or operator.aliases or operator.waits or self.level == "names")
         measuring &= not (self.optimizing and self.level == "fast")
         overwritten = [id(t) for t in operator.overwritten(args, kwargs)] if operator.writes else ()
         for tensor in tensors:

@@ -37,12 +37,13 @@ class Operator:
         view: "ordered" or "permuted" if a result may show the elements of its source so, "expanded"; "" otherwise.
         aliases: whether the result shows a part of its source, or its elements in some other way.
         asynchronous: whether its results are there only after a wait, as those of collectives.
+        waits: whether it is that wait.
         silent: whether it is left out of the trace.
     """
 
     __slots__ = (
         "_arguments", "_defaults", "aliases", "asynchronous", "makes_memory", "name", "overwrites", "random", "silent",
-        "view", "writes",
+        "view", "waits", "writes",
     )  # fmt: skip
     is_launch = False  # of a Triton kernel
 
@@ -51,7 +52,7 @@ class Operator:
         if schema is None:  # it takes functions, such as flex_attention: no schema, and nothing is written
             self._arguments, self._defaults, self.writes = [str(n) for n in range(32)], {}, []
             self.name, self.view = str(getattr(func, "name", lambda: func)()), ""
-            self.makes_memory = self.random = self.silent = self.aliases = self.asynchronous = False
+            self.makes_memory = self.random = self.silent = self.aliases = self.asynchronous = self.waits = False
             self.overwrites = []
             return
         space, _, base = schema.name.partition("::")
@@ -69,7 +70,10 @@ class Operator:
         self.makes_memory = schema.name in _EMPTY
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.silent = space in _SILENT
-        self.asynchronous = space in ("c10d", "_c10d_functional") and base != "wait_tensor"
+        self.waits = schema.name == "_c10d_functional::wait_tensor"
+        if self.waits:  # what it returns is its argument, in which the collective's result is only from now on
+            self.writes = [(0, self._arguments[0])]
+        self.asynchronous = space in ("c10d", "_c10d_functional") and not self.waits
         self.aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         fills = base in _OVERWRITES or overload(func).endswith("out")
         results = [w for w in self.writes if w[1] == "out" or (self.asynchronous and w[1].startswith("output"))]

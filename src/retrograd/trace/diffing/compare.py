@@ -18,6 +18,7 @@ from retrograd.trace.diffing.divergence_reasons import RunConditions, reason
 from retrograd.trace.diffing.identity import base_name, unwrapped_module
 from retrograd.trace.diffing.matching import STEP, match
 from retrograd.trace.diffing.schema import DivergenceCause, Kind, OpSummary, PairRow, RunSide, Tensor, TraceDiff
+from retrograd.trace.diffing.shards import assemble
 from retrograd.trace.diffing.verdicts import PairJudge, PairVerdict, is_packaging
 from retrograd.trace.schema import BACKWARD, OTHER, Op, Stats, Trace
 
@@ -31,7 +32,7 @@ _INCIDENTAL = frozenset({"start", "seed", "lost"})  # keys of `Trace.meta` that 
 Source = Trace | str | os.PathLike[str]
 
 
-def diff(a: Source, b: Source, level: str | None = None) -> TraceDiff:
+def diff(a: Source, b: Source | Sequence[Source], level: str | None = None) -> TraceDiff:
     """Name the first operator at which two runs differ by themselves, and why; what follows from it is counted.
 
     Operators are aligned first, so runs may differ in them: patience and Myers' algorithm over name, module, phase,
@@ -39,7 +40,8 @@ def diff(a: Source, b: Source, level: str | None = None) -> TraceDiff:
     sides and its outputs are not; or if only one side has it; or if an input differs that no recorded operator made.
 
     Args:
-        a, b: each a `Trace`, or a file that a recorder wrote.
+        a, b: each a `Trace`, or a file that a recorder wrote. As `b` also those of several ranks, whose shards are put
+            together by module (`diffing.shards`) and compared with `a`, the same program on one device.
         level: "bitwise": each bit counts. "attainable": what rounding explains does not (see `diffing.error_bounds`
             for the bound). None takes "bitwise" where both ran on the same kind of device in the same dtypes, otherwise
             "attainable".
@@ -51,8 +53,23 @@ def diff(a: Source, b: Source, level: str | None = None) -> TraceDiff:
         TraceError: a file is no trace, or damaged.
         UsageError: a file cannot be read, a trace is empty, or `level` is wrong or was not recorded.
     """
-    (trace_a, title_a), (trace_b, title_b) = _loaded(a, "A"), _loaded(b, "B")
+    trace_a, title_a = _loaded(a, "A")
+    if isinstance(b, Sequence) and not isinstance(b, str):
+        return _compare_ranks(trace_a, [_loaded(source, "B") for source in b], level, title_a)
+    trace_b, title_b = _loaded(b, "B")
     return compare(trace_a, trace_b, level, (title_a, title_b))
+
+
+def _compare_ranks(a: Trace, ranks: Sequence[tuple[Trace, str]], level: str | None, title: str) -> TraceDiff:
+    if level == "bitwise":
+        raise UsageError(
+            "`level` is 'bitwise', but shards are known by their statistics: expected 'attainable' or None"
+        )
+    both = assemble(a, [trace for trace, _ in ranks])
+    title_b = f"{len(ranks)} ranks, {ranks[0][1]} the first"
+    result = compare(both.reference, both.trace, "attainable", (title, title_b))
+    causes = tuple(both.told(cause) for cause in result.causes)
+    return replace(result, causes=causes, notes=(*both.notes(), *result.notes))
 
 
 def _loaded(source: Source, letter: str) -> tuple[Trace, str]:

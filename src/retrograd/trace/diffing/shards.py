@@ -1,0 +1,365 @@
+"""Shards of a run over several ranks, put together as one trace that is compared with a run on a single device.
+
+Ranks keep statistics, no elements, so shards are put together as statistics: the least of the least, the root of the
+mean square. What is not known from these (partial sums) is not compared; the operators after it are. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from retrograd.core.alignment import align
+from retrograd.core.wording import count, some
+from retrograd.errors import UndecidedError, UsageError
+from retrograd.trace.diffing.error_bounds import PRODUCTS, UNIT
+from retrograd.trace.diffing.identity import base_name, names, unwrapped_module
+from retrograd.trace.diffing.schema import DivergenceCause
+from retrograd.trace.diffing.verdicts import is_packaging
+from retrograd.trace.schema import BACKWARD, OTHER, Op, Stats, Trace
+
+_UNKNOWN = -1  # the digest of what is not known: no tensor's, so that nothing takes it for exact
+# Of parts of a sum they give parts of the sum that they give of the whole.
+_LINEAR = names(
+    "add sub rsub neg mul div mm bmm addmm matmul linear view _unsafe_view reshape t transpose permute expand slice "
+    "select split chunk squeeze unsqueeze detach clone copy alias _to_copy cat stack sum mean index_select as_strided "
+    "_foreach_add _foreach_mul _foreach_div"
+)
+_TRANSPOSED = names("t transpose permute squeeze unsqueeze flatten unflatten")
+GRADIENT = "gradient read by the optimizer"
+# How near to a whole number the ratio of gradients must be to be the number of ranks that their mean is over. Rounding
+# in bfloat16 moves it by 2^-8 at most.
+_NEAR = 2.0**-6
+
+
+@dataclass
+class Assembled:
+    """Several ranks as one trace, and what that leaves out.
+
+    Attributes:
+        reference: the reference, with an operator more where ranks reduce a gradient before an optimizer reads it.
+        trace: the operators of `reference`, each with the numbers of the ranks.
+        compared: how many of them compute something, and have a counterpart on a rank.
+        lacking: operators that compute something and have none, by name.
+        own: what the ranks run beside them, collectives for instance, by name.
+        ranks: by index and name of an operator, the ranks and the rms of what each gave first.
+        scales: of gradients by step: ranks take the mean over them only when they reduce.
+    """
+
+    reference: Trace
+    trace: Trace
+    compared: int = 0
+    lacking: Counter[str] = field(default_factory=Counter[str])
+    own: Counter[str] = field(default_factory=Counter[str])
+    ranks: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    scales: dict[int, int] = field(default_factory=dict[int, int])
+
+    def notes(self) -> Iterable[str]:
+        """What a reader of the comparison should know."""
+        yield f"{count(self.compared, 'operator')} of the reference were compared with the shards of the ranks"
+        if self.lacking:
+            names = [f"{n} {name}" for name, n in self.lacking.most_common()]
+            yield f"{count(self.lacking.total(), 'operator')} of the reference ran on no rank: {some(names, 6)}"
+        if self.own:
+            names = [f"{n} {name}" for name, n in self.own.most_common()]
+            yield f"rank {self.trace.rank} ran {count(self.own.total(), 'operator')} more: {some(names, 6)}"
+        for scale in sorted(set(self.scales.values()) - {1}):
+            yield f"gradients before their reduction are {scale} times the reference's: ranks take a mean"
+
+    def told(self, cause: DivergenceCause) -> DivergenceCause:
+        """A cause with what each rank gave; one about a gradient in words of its own."""
+        if cause.a is None:
+            return cause
+        by_rank = self.ranks.get((cause.a.index, cause.a.name), "")
+        why = "; ".join(filter(None, (cause.why, by_rank)))
+        if cause.a.name != GRADIENT:
+            return replace(cause, why=why)
+        return replace(
+            cause, what="the optimizer reads another gradient than the backward of the reference gave", why=why,
+            advice="look at what reduces, scales, clips or accumulates gradients after the backward of the ranks",
+        )  # fmt: skip
+
+
+def assemble(reference: Trace, ranks: Sequence[Trace]) -> Assembled:
+    """The traces of ranks as one that has the operators, sizes and value numbers of the reference.
+
+    Args:
+        reference: a run of the same program on one device, or in another layout on one rank.
+        ranks: under tensor, sequence, context or data parallelism, sharded or not; of pipelines without microbatches.
+
+    Raises:
+        UsageError: two traces are of one rank, or no operator of the reference has a counterpart.
+    """
+    numbers = [trace.rank for trace in ranks]
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"`b` has traces of ranks {numbers}; expected one of each")
+    rows: dict[int, dict[int, Op]] = defaultdict(dict)  # index of the reference's operator -> by rank
+    own: Counter[str] = Counter()
+    for trace in ranks:
+        paired = _counterparts(reference.ops, trace.ops, len(ranks))
+        for index, op in paired.items():
+            rows[index][trace.rank] = op
+        if trace is ranks[0]:
+            partners = {op.index for op in paired.values()}
+            own.update(op.name for op in trace.ops if _computes(op) and op.index not in partners)
+    if not rows:
+        raise UsageError("no operator of `a` has a counterpart in `b`: are they traces of one program?")
+    sides = [replace(trace, ops=[]) for trace in (reference, ranks[0])]
+    result = Assembled(*sides, compared=len(rows), own=own)
+    assembler = _Assembler(result, ranks)
+    for op in reference.ops:
+        assembler.add(op, rows.get(op.index, {}))
+    if result.compared < result.lacking.total():
+        raise UndecidedError(f"too little corresponds to be compared: {'; '.join(result.notes())}")
+    return result
+
+
+def _counterparts(reference: Sequence[Op], ops: Sequence[Op], most: int) -> dict[int, Op]:
+    """The operators of a rank that compute what one of the reference does, by the index of that one."""
+    pairs: dict[int, Op] = {}
+    steps = sorted({op.step for op in reference} & {op.step for op in ops})
+    for step in steps:
+        sides = [[op for op in side if op.step == step and _computes(op)] for side in (reference, ops)]
+        # Without sizes, which shards have of their own; all that is common is wanted, in order.
+        keys = [[(_kind(op.name), _kind(op.node), op.phase, unwrapped_module(op.module)) for op in s] for s in sides]
+        both = ((sides[0][i], sides[1][j]) for i, j in align(*keys, patience=False))
+        pairs |= {op.index: partner for op, partner in both if _fits(partner.outputs, op.outputs, most)}
+    return pairs
+
+
+def _fits(parts: Sequence[Stats], wholes: Sequence[Stats], most: int) -> bool:
+    """Whether tensors may be shards over so many ranks: of a node's products either may come first."""
+    return all(
+        part.shape == whole.shape
+        or (_is_shard(part.shape, whole.shape) and math.prod(part.shape) * most >= math.prod(whole.shape))
+        for part, whole in zip(parts, wholes, strict=False)
+    )
+
+
+def _kind(name: str) -> str:
+    """What an operator or a node is called here: products have one name, with a term that is added or without."""
+    base = base_name(name).removesuffix("0").removesuffix("Backward").lower()
+    return "product" if base in PRODUCTS else base
+
+
+def _is_move(op: Op) -> bool:
+    """Whether the elements of the result are those of the first input."""
+    return is_packaging(op) or (base_name(op.name) in _TRANSPOSED and len(op.outputs) == 1 == len(op.inputs))
+
+
+def _computes(op: Op) -> bool:
+    """Whether an operator gives numbers that were measured and are not simply its input's."""
+    return not _is_move(op) and any(t.rms is not None or t.nan is not None for t in op.outputs)
+
+
+def _parameters(trace: Trace) -> dict[tuple[int, str], list[Stats]]:
+    """What was measured of parameters and buffers, by step and name, before an optimizer changes them."""
+    named: dict[tuple[int, str], list[Stats]] = defaultdict(list)
+    for op in (op for op in trace.ops if op.phase != OTHER):
+        for t in op.inputs:
+            if t.name and t.rms is not None:
+                named[op.step, unwrapped_module(t.name)].append(t)
+    return named
+
+
+class _Assembler:
+    """Puts operators together, in their order: what is known of a value is what its operator gave."""
+
+    def __init__(self, result: Assembled, ranks: Sequence[Trace]) -> None:
+        self._result, self._most, self._numbers = result, len(ranks), -1
+        self._named = {trace.rank: _parameters(trace) for trace in ranks}
+        # By number of a value in the reference: what the ranks have together, and whether theirs is a larger gradient.
+        self._known: dict[int, Stats] = {}
+        self._scaled: set[int] = set()
+        self._partial: set[int] = set()  # values of which each rank has a part of the sum, until they are reduced
+        self._gradients: set[int] = set()
+
+    def add(self, op: Op, by_rank: dict[int, Op]) -> None:
+        """Add an operator of the reference, and what the ranks have of it together."""
+        # Of products without the term that the reference adds, the factors are the last.
+        by_rank = {rank: _with_inputs(partner, len(op.inputs)) for rank, partner in by_rank.items()}
+        if op.phase == OTHER and by_rank:
+            op = self._with_reductions(op, by_rank)
+        inputs = tuple(
+            self._input(t, [partner.inputs[k : k + 1] for partner in by_rank.values()], op)
+            for k, t in enumerate(op.inputs)
+        )
+        if by_rank:
+            self._result.ranks[op.index, op.name] = _by_rank(
+                {rank: partner.outputs for rank, partner in by_rank.items()}
+            )
+            outputs = self._outputs(op, list(by_rank.values()))
+        else:
+            self._result.lacking.update([op.name] * _computes(op))
+            # A view has the numbers of what it views, under each layout.
+            outputs = tuple(_viewed(inputs[0], t) if _is_move(op) else _unknown(t) for t in op.outputs)
+            for values in (self._scaled, self._partial) if _is_move(op) else ():
+                if op.inputs[0].tensor in values:
+                    values.update(t.tensor for t in op.outputs)
+        self._put(op, replace(op, inputs=inputs, outputs=outputs))
+
+    def _put(self, op: Op, together: Op) -> None:
+        self._known |= {t.tensor: t for t in together.outputs}
+        if op.phase == BACKWARD:
+            self._gradients.update(t.tensor for t in op.outputs)
+        self._result.reference.ops.append(op)
+        self._result.trace.ops.append(together)
+
+    def _with_reductions(self, op: Op, by_rank: dict[int, Op]) -> Op:
+        """The operator of an optimizer, and before it one more for each gradient that ranks changed after the backward.
+
+        What reduced or scaled it stands nowhere in the reference.
+        """
+        inputs = list(op.inputs)
+        for k, t in enumerate(inputs):
+            parts = {rank: partner.inputs[k : k + 1] for rank, partner in by_rank.items()}
+            whole = _together(t, list(parts.values()), replicas=True)
+            if t.tensor in self._gradients and not t.name and _UNKNOWN != whole.digest != self._known[t.tensor].digest:
+                self._numbers -= 1  # below all that recorders give
+                name, module = GRADIENT, next((s.name.rpartition(".")[0] for s in op.inputs if s.name), "")
+                reduced = replace(t, tensor=self._numbers)
+                read = replace(
+                    op, name=name, module=module, phase=BACKWARD, arguments="", inputs=(t,), outputs=(reduced,)
+                )
+                self._result.ranks[op.index, name] = _by_rank(parts)
+                self._put(
+                    read,
+                    replace(read, inputs=(self._known[t.tensor],), outputs=(replace(whole, tensor=self._numbers),)),
+                )
+                inputs[k] = reduced
+        return replace(op, inputs=tuple(inputs))
+
+    def _input(self, t: Stats, shards: Sequence[tuple[Stats, ...]], op: Op) -> Stats:
+        if t.tensor in self._known:
+            return replace(self._known[t.tensor], shape=t.shape)
+        if not shards and t.name:  # of an operator that is not paired, as a transposition
+            place = op.step, unwrapped_module(t.name)
+            fitting = {
+                rank: [s for s in named[place] if _fits([s], [t], self._most)] for rank, named in self._named.items()
+            }
+            by_rank = {rank: tuple(tensors[:1]) for rank, tensors in fitting.items()}
+            self._result.ranks[op.index, op.name] = _by_rank(by_rank)
+            shards = list(by_rank.values())
+        # Parameters and data. Where only one side has the name, a rank has computed something of it first.
+        same = all(part and unwrapped_module(part[0].name) == unwrapped_module(t.name) for part in shards)
+        return _together(t, shards, replicas=bool(t.name)) if shards and same else _unknown(t)
+
+    def _outputs(self, op: Op, shards: Sequence[Op]) -> tuple[Stats, ...]:
+        # Who adds over a dimension of which each rank has a part, gives a part of the sum, be it equal by chance.
+        adds = any(
+            _is_shard(part.shape, t.shape)
+            for partner in shards
+            for part, t in zip(partner.inputs, op.inputs, strict=False)
+        )
+        values = {t.tensor for t in op.inputs}
+        partial = adds or bool(values & self._partial and base_name(op.name) in _LINEAR)
+        # Of anything else ranks that give different whole tensors have parted, unless what went in is not known.
+        replicas = not partial and all(t in self._partial or self._is_known(t) for t in values)
+        outputs: list[Stats] = []
+        for k, t in enumerate(op.outputs):
+            parts = [partner.outputs[k : k + 1] for partner in shards]
+            whole = _together(t, parts, replicas=replicas)
+            full = all(part and part[0].shape == t.shape for part in parts)
+            if full and (adds or (partial and whole.digest == _UNKNOWN)):
+                self._partial.add(t.tensor)
+            other = any(base_name(partner.name) != base_name(op.name) for partner in shards)
+            outputs.append(_unknown(t) if other or (full and adds) else whole)
+        if op.phase != BACKWARD:
+            return tuple(outputs)
+        begins = op.step not in self._result.scales and self._begins(op, outputs)
+        if begins or any(t.tensor in self._scaled for t in op.inputs):
+            self._scaled.update(t.tensor for t in op.outputs)
+            outputs = [_scaled(t, self._result.scales[op.step]) for t in outputs]
+        return tuple(outputs)
+
+    def _is_known(self, number: int) -> bool:
+        return number not in self._known or self._known[number].digest != _UNKNOWN
+
+    def _begins(self, op: Op, outputs: Sequence[Stats]) -> bool:
+        """Whether this is a step's first gradient in shards, and larger: each rank's loss is a mean of its own."""
+        for t, whole in zip(op.outputs, outputs, strict=True):
+            if t.rms and whole.rms and whole.digest is None:
+                ratio = whole.rms / t.rms
+                near = max(1, round(ratio))
+                fits = near <= self._most and abs(ratio - near) <= _NEAR * near
+                self._result.scales[op.step] = near if fits else 1
+                return fits and near > 1
+        return False
+
+
+def _with_inputs(op: Op, count: int) -> Op:
+    """The operator with so many inputs, the last ones; what there is not is unknown."""
+    nothing = Stats(-1, (), "", "")
+    return replace(op, inputs=((nothing,) * (count - len(op.inputs)) + op.inputs)[-count:] if count else ())
+
+
+def _viewed(source: Stats, t: Stats) -> Stats:
+    numbers = {name: getattr(source, name) for name in ("low", "high", "rms", "nan", "inf")}
+    return replace(t, digest=_UNKNOWN if source.digest == _UNKNOWN else None, **numbers)
+
+
+def _unknown(t: Stats) -> Stats:
+    if t.dtype not in UNIT:
+        return t
+    return replace(t, low=None, high=None, rms=None, nan=None, inf=None, zero=None, digest=_UNKNOWN, exponents=None)
+
+
+def _together(t: Stats, shards: Sequence[tuple[Stats, ...]], replicas: bool = False) -> Stats:
+    """What a tensor of the reference is on all ranks together; unknown where it cannot be told.
+
+    Args:
+        t: the tensor of the reference.
+        shards: that of each rank, () where it has none.
+        replicas: Whole tensors must be the same on all ranks, as parameters and reduced gradients: of different ones
+            the farthest from the reference stands for all. Without it they are taken for parts of a sum.
+    """
+    parts = [part for (part,) in shards] if all(shards) else []
+    if not parts or any(part.dtype != t.dtype or part.rms is None for part in parts):
+        return _unknown(t)
+    if all(part.shape == t.shape for part in parts):
+        digests = {part.digest if part.digest is not None else (part.low, part.high, part.rms) for part in parts}
+        if len(digests) > 1 and not replicas:
+            return _unknown(t)  # each has a part of a sum, or of a batch of one
+        farthest = max(parts, key=lambda part: _distance(t, part))
+        return replace(farthest, tensor=t.tensor, storage=t.storage, name=t.name, device=t.device)
+    if any(not _is_shard(part.shape, t.shape) for part in parts):
+        return _unknown(t)
+    numel = [math.prod(part.shape) for part in parts]
+    rms = math.sqrt(sum(n * (part.rms or 0.0) ** 2 for n, part in zip(numel, parts, strict=True)) / max(sum(numel), 1))
+    low, high = ([getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("low", "high"))
+    # Each shard may lie on several ranks, in a mesh of two dimensions: as often as all together have too many elements.
+    copies = max(1, round(sum(numel) / max(math.prod(t.shape), 1)))
+    nan, inf = (sum(getattr(p, name) or 0 for p in parts) // copies for name in ("nan", "inf"))
+    whole = replace(
+        t, low=min(low, default=None), high=max(high, default=None), rms=rms, nan=None if t.nan is None else nan,
+        inf=None if t.inf is None else inf, subnormal=None, zero=None, digest=None, exponents=None,
+    )  # fmt: skip
+    exact = (whole.low, whole.high) == (t.low, t.high) and math.isclose(rms, t.rms or 0.0, rel_tol=1e-9)
+    if t.dtype not in UNIT and exact:
+        return t
+    return whole
+
+
+def _is_shard(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a tensor may be a shard of another: as many dimensions, none longer and at least one shorter."""
+    return len(part) == len(whole) and part != whole and all(m <= n for m, n in zip(part, whole, strict=True))
+
+
+def _scaled(t: Stats, scale: float) -> Stats:
+    if t.dtype not in UNIT or t.digest == _UNKNOWN:
+        return t
+    numbers = {name: None if (x := getattr(t, name)) is None else x / scale for name in ("low", "high", "rms")}
+    return replace(t, digest=None, **numbers)
+
+
+def _distance(s: Stats, t: Stats) -> float:
+    pairs = ((s.low, t.low), (s.high, t.high), (s.rms, t.rms))
+    return max((abs(x - y) for x, y in pairs if x is not None and y is not None), default=math.inf)
+
+
+def _by_rank(tensors: dict[int, tuple[Stats, ...]]) -> str:
+    """What each rank gave first, for the reader of a cause."""
+    firsts = [(rank, row[0]) for rank, row in sorted(tensors.items()) if row and row[0].rms is not None]
+    return "; ".join(f"rank {rank}: {list(t.shape)}, rms {t.rms:.7g}" for rank, t in firsts[:8])

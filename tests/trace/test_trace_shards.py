@@ -1,0 +1,62 @@
+"""Runs over two ranks beside the same program on one device: healthy layouts are the same, faults are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import sharded_jobs
+import torch.distributed as dist
+
+from retrograd import trace
+from retrograd.errors import UndecidedError, UsageError
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
+
+
+@pytest.mark.parametrize("layout", ["tensor", "by hand", "sequence", "fsdp", "ddp"])
+@pytest.mark.parametrize(
+    "options", [("sgd", "float32", "full"), ("adamw", "float32", "fast"), ("sgd", "bfloat16", "full")], ids=" ".join
+)
+def test_layouts_that_compute_the_same(ranks, layout, options):
+    found = trace.diff(
+        sharded_jobs.record("single", "", *options), ranks.run(sharded_jobs.record, layout, "", *options)
+    )
+    assert found, found.text()
+    assert int(found.notes[0].split()[0]) >= 130  # of 146 to 152 at level full, so that "same" says something
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault", "what", "module", "rank"),
+    [
+        ("tensor", "weight", "blocks.1.up.weight", "blocks.1.up", "rank 1: [64, 32], rms 0.10"),
+        ("by hand", "shard of another rank", "blocks.1.up.", "blocks.1.up", "rank 1: [64, 32]"),
+        ("by hand", "no sum in forward", "native_layer_norm", "blocks.2.norm", "rank 1: [8, 16, 32]"),
+        ("by hand", "no sum in backward", "native_layer_norm_backward", "blocks.1.norm", "rank 1: [8, 16, 32]"),
+        ("tensor", "gradient of a rank", "the optimizer reads another gradient", "blocks.1.norm", "rank 1: [32]"),
+        ("ddp", "gradient of a rank", "the optimizer reads another gradient", "blocks.1.norm", "rank 1: [32]"),
+        ("ddp", "sum for mean", "the optimizer reads another gradient", "words", "rank 0"),
+        ("fsdp", "sum for mean", "the optimizer reads another gradient", "words", "rank 0: [32, 32]"),
+        ("fsdp", "batch of another rank", "aten.embedding.default", "words", "rank 1: [4, 16, 32]"),
+    ],
+)
+def test_the_first_operator_beyond_rounding_and_what_each_rank_gave(ranks, layout, fault, what, module, rank):
+    found = trace.diff(sharded_jobs.record("single"), ranks.run(sharded_jobs.record, layout, fault))
+    assert not found
+    first = found.causes[0]
+    assert what in first.what, found.text()
+    assert first.b.module == module
+    assert rank in first.why
+
+
+def test_what_is_no_run_of_the_program_cannot_be_compared(ranks):
+    single = sharded_jobs.record("single")
+    with pytest.raises(UsageError, match="expected one of each"):
+        trace.diff(single, [single, single])
+    with pytest.raises(UsageError, match="'bitwise'"):
+        trace.diff(single, [single], "bitwise")
+    short = replace(single, ops=single.ops[:30])
+    with pytest.raises(UndecidedError, match="too little"):
+        trace.diff(single, [short])
+    with pytest.raises(UsageError, match="has a counterpart"):
+        trace.diff(single, [replace(single, ops=[replace(op, module="another", node="") for op in single.ops])])
