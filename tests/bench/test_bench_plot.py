@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from retrograd.bench import plot
-from retrograd.bench.rows import Results, Row
+from retrograd.bench.rows import BenchResults, Row
 from retrograd.errors import MissingExtraError, UsageError
 from retrograd.report import document
 from retrograd.report.html import to_html
@@ -30,7 +30,7 @@ ROWS = [
 
 def test_html_is_one_file_without_addresses():
     pytest.importorskip("vl_convert")
-    page = to_html(document(Results(tuple(ROWS))), "[]")
+    page = to_html(document(BenchResults(tuple(ROWS))), "[]")
     assert "<svg" in page
     assert "http:" not in page
     assert "https:" not in page
@@ -41,7 +41,7 @@ def test_html_is_one_file_without_addresses():
 
 def test_without_the_package_that_draws_the_page_has_tables_and_a_picture_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    page = to_html(document(Results(tuple(ROWS))), "[]")
+    page = to_html(document(BenchResults(tuple(ROWS))), "[]")
     assert "<svg" not in page
     assert "gb_per_s" in page
     assert "16384x16384" in page

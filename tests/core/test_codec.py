@@ -122,8 +122,10 @@ def test_random_records_survive(kind):
 
 # Fields that came after the records were written; they are at their defaults, which are empty.
 ADDED = {
-    "Report": {"accepted", "acceptances", "compared", "gradients", "sizes", "uncompared"},
-    "Diff": {"unknown"},
+    "Report": {"accepted", "acceptances", "between", "compared", "gradients", "place", "sizes", "uncompared"},
+    "Diff": {"passes", "unknown"},
+    "Provenance": {"births", "rank", "ranks"},
+    "Log": {"group"},
 }
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 
 from retrograd.bench.registry import register as register
-from retrograd.bench.rows import Results as Results
+from retrograd.bench.rows import BenchResults as BenchResults
 from retrograd.bench.rows import load as _load
 
-__all__ = ["Results", "register", "results"]
+__all__ = ["BenchResults", "register", "results"]
 
 
-def results(*files: str | os.PathLike[str]) -> Results:
+def results(*files: str | os.PathLike[str]) -> BenchResults:
     """The results in JSON lines that `retrograd bench --out` wrote, to be looked at: `results("norm.jsonl").show()`.
 
     Raises:
         UsageError: a file cannot be read or holds no results.
     """
-    return Results(tuple(_load(files)))
+    return BenchResults(tuple(_load(files)))

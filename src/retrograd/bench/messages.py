@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from retrograd.bench.plot import chart
-from retrograd.bench.rows import Results
+from retrograd.bench.rows import BenchResults
 from retrograd.bench.table import markdown
 from retrograd.core import document as doc
 
 
-def document(results: Results, everything: bool = True) -> doc.Document:
+def document(results: BenchResults, everything: bool = True) -> doc.Document:
     """The results; UsageError if there is nothing to draw."""
     label = "GB/s by provider, forward and backward, beside a device copy"
     drawn = doc.Chart("Useful bandwidth", label, chart(results.rows))

@@ -25,7 +25,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class Results(Record, Shown):
+class BenchResults(Record, Shown):
     """Rows that are shown together: tables, and a chart of bandwidth beside that of a copy."""
 
     _noun: ClassVar[str] = "results of bench"

@@ -109,10 +109,10 @@ def _loaded(files: Sequence[Path], ops: tuple[str, ...]) -> list[Row]:
 
 def _page(measured: Sequence[Row]) -> bytes:
     from retrograd import report
-    from retrograd.bench.rows import Results
+    from retrograd.bench.rows import BenchResults
     from retrograd.report.html import to_html
 
-    record = Results(tuple(measured))
+    record = BenchResults(tuple(measured))
     return to_html(report.document(record), record.to_json()).encode()
 
 
