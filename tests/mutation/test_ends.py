@@ -14,11 +14,11 @@ from retrograd.mutation.functions import named
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch runs no backward in a fork beside a GPU")
 NAME = "guarded:twice"
 GUARDED = """
-import os, time
+import os
 
 def twice(dims):
     while dims > 9:
-        time.sleep(0.01)
+        pass
     if dims > 9:
         os.abort()
     return 2
@@ -38,7 +38,7 @@ def twice(tmp_path, monkeypatch):
 
 def test_a_loop_without_end_and_a_crash_cost_one_mutant_each(twice):
     op = rg.op(lambda x: twice(x.ndim) * x.sin(), lambda x: 2 * x.sin(), dict(x=rg.tensor("M")), dtypes=["float64"])
-    mutated = rg.mutate(op, functions=[NAME], count=99, timeout=20)
+    mutated = rg.mutate(op, functions=[NAME], count=99, timeout=5)  # CPU seconds
     ends = {r.fate: r for r in mutated.results if r.mutant.operator == "comparison turned"}
     assert set(ends) == {"timed out", "crashed"}
     assert "SIGABRT" in ends["crashed"].difference
