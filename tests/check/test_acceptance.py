@@ -50,7 +50,9 @@ def test_every_format_shows_it(tmp_path):
     rg.write(report, *map(str, files))
     assert all("a tenth is enough" in file.read_text() for file in files)
     assert json.loads(files[1].read_text())["stages"][2]["accepted"][0]["accepted"] == "a tenth is enough"
-    assert "::notice title=sine%3A accepted::oracle/wrong-value/grad x" in reports.to_github(report)
+    notice = reports.to_github(report)
+    assert notice.startswith("::notice file=")
+    assert "title=sine%3A accepted::oracle/wrong-value/grad x" in notice
     assert rg.Report.from_json(files[1].read_text()) == report
     assert "1 accepted, 3 of 3 stages" in files[2].read_text()
     assert "<failure" not in files[3].read_text()

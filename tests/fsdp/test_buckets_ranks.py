@@ -129,9 +129,10 @@ def one_sequence(kind, ours):
     assert len({word for one in ours for word in one["hashes"]}) == 1
     assert len({one["plan"] for one in ours}) == 1
     # The recorder sees the same, also what FSDP2 gathers, and has a name for everything; ranks asking each other is
-    # none of the run's collectives. Shards of different replicas differ in their ranks, and have the same place in a mesh.
+    # none of the run's collectives. Shards of different replicas differ in their ranks and the name of their group, and
+    # have the same place in a mesh.
     assert len({one["whole"] for one in ours}) == 1
-    assert len({tuple(replace(c, ranks=()) for step in one["reductions"] for c in step) for one in ours}) == 1
+    assert len({tuple(replace(c, ranks=(), group="") for step in one["reductions"] for c in step) for one in ours}) == 1
     still = 1 if kind == "random" else 12
     first = kind == "accumulate apart"  # gathers once more, before its first step
     for one in ours:

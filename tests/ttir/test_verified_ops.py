@@ -50,7 +50,7 @@ def test_a_reference_without_products_of_matrices_allows_for_tf32_as_well(rows):
 def test_what_cancels_in_tf32_leaves_what_its_terms_were_rounded_by(rows):
     assert rows["mixture 1.0"]["verdict"] == "proved", rows["mixture 1.0"]
     assert rows["mixture 1.03"]["verdict"] == "finding"
-    assert any("grad s[0, 0]" in text for _, _, text in rows["mixture 1.03"]["findings"]), rows["mixture 1.03"]
+    assert any("grad s[" in text for _, _, text in rows["mixture 1.03"]["findings"]), rows["mixture 1.03"]
 
 
 def test_gradients_of_outputs_add_up_as_far_as_tf32_goes(rows):

@@ -88,6 +88,7 @@ class Peers:
 
     def ahead(self, ranks: Iterable[int]) -> str:
         """A sentence on a rank that has issued a collective to which this one, at the end of a step, never came."""
+        self.find()  # a rank that has issued nothing itself has not looked yet
         for rank in ranks:
             reader = self.readers.get(rank)
             for lane, mine in self._counts() if reader is not None else ():

@@ -70,7 +70,7 @@ def _calls(module: torch.nn.Module) -> list[_Call]:
         return []
     reached = [("global", name, sampler(forward.__globals__.get(name))) for name in forward.__code__.co_names]
     reached += [("attribute", name, sampler(value)) for name, value in vars(module).items()]
-    if not module._parameters and not module._modules:
+    if not any(True for _ in module.parameters()) and not any(True for _ in module.children()):
         reached.append(("forward", "forward", sampler(forward, skip=1)))
     return [_Call(place, name, theirs) for place, name, theirs in reached if theirs is not None]
 
