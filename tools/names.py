@@ -28,7 +28,7 @@ NOT_A_NOUN = frozenset(
     {"What", "Which", "Whether", "How", "Where", "Who", "Why", "Being", "From", "Are", "Do", "Does", "Is"}
 )
 # Both may only fall; what is aimed at stands behind them.
-LINES = 71_500  # 48,000 was aimed at for what stood before ttir, mutation and what check and graph have learnt
+LINES = 70_800  # 48,000 was aimed at for what stood before ttir, mutation and what other rooms have learnt since
 EQUAL = 14  # pairs of places with six equal lines, parameter lists and public signatures
 WINDOW = 6
 
