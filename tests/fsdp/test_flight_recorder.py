@@ -120,6 +120,14 @@ def test_groups_of_other_ranks_are_compared_apart_and_absent_ranks_and_messages_
     )  # fmt: skip
 
 
+def test_the_peer_of_a_message_is_named_by_its_rank_among_all(tmp_path):
+    """A dump numbers it within its group."""
+    groups = {"5": {"name": "5", "desc": "mesh_pp", "ranks": "[1, 3]"}}
+    recv = entry(1, "nccl:recv 0<-1", state="started", retired=False, is_p2p=True, group=("5", "mesh_pp"))
+    notes = compare(load(files(tmp_path, [], [recv], groups=groups))).notes
+    assert notes == ("rank 1 waits in recv of a message from rank 3, at /home/me/train.py:11 step",)
+
+
 def test_nothing_in_common_is_not_the_same(tmp_path):
     result = CliRunner().invoke(main, ["fsdp", "diff", *map(str, files(tmp_path, [], []))])
     assert (result.exit_code, result.output.split(":")[0]) == (3, "cannot tell")

@@ -60,3 +60,27 @@ def test_what_is_no_run_of_the_program_cannot_be_compared(ranks):
         trace.diff(single, [short])
     with pytest.raises(UsageError, match="has a counterpart"):
         trace.diff(single, [replace(single, ops=[replace(op, module="another", node="") for op in single.ops])])
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["replicas", "shards that lie on two ranks each"])
+def test_a_nan_that_one_rank_alone_has_is_no_run_that_is_the_same(shards):
+    def of_rank(rank, nan):
+        def changed(op):
+            if op.name != "aten.gelu.default":
+                return op
+            fields = dict(shape=(4, *op.outputs[0].shape[1:]), digest=None) if shards else {}
+            fields |= dict(nan=1, digest=1) if nan else {}
+            return replace(op, outputs=(replace(op.outputs[0], **fields),))
+
+        return replace(single, rank=rank, ops=[changed(op) for op in single.ops])
+
+    single = sharded_jobs.record("single")
+    assert trace.diff(single, [of_rank(rank, nan=False) for rank in range(4)])
+    found = trace.diff(single, [of_rank(rank, nan=rank == 3) for rank in range(4)])
+    assert not found
+    assert (found.causes[0].kind, found.causes[0].b.name) == ("nonfinite", "aten.gelu.default")
+
+
+def test_of_how_many_operators_too_little_is_known_is_said(ranks):
+    found = trace.diff(sharded_jobs.record("single"), ranks.run(sharded_jobs.record, "ddp"))
+    assert "only parts of a sum are known, which were not compared" in found.notes[0]

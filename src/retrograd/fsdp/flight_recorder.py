@@ -167,10 +167,11 @@ def load(paths: Sequence[Path]) -> list[Dump]:
 
 
 def _with_ranks(entry: DumpEntry, users: Mapping[ProcessGroup, tuple[int, ...]]) -> DumpEntry:
-    ranks = users.get(entry.group, entry.group.ranks)
-    return replace(
-        entry, group=ProcessGroup(entry.group.name, ranks), collective=replace(entry.collective, ranks=ranks)
-    )
+    ranks, peer = users.get(entry.group, entry.group.ranks), entry.collective.root
+    # A dump numbers the peer of a message within its group.
+    peer = ranks[peer] if 0 <= peer < len(ranks) else -1
+    collective = replace(entry.collective, ranks=ranks, root=peer)
+    return replace(entry, group=ProcessGroup(entry.group.name, ranks), collective=collective)
 
 
 def _load(path: Path) -> Dump:

@@ -41,7 +41,8 @@ class Assembled:
     Attributes:
         reference: the reference, with an operator more where ranks reduce a gradient before an optimizer reads it.
         trace: the operators of `reference`, each with the numbers of the ranks.
-        compared: how many of them compute something, and have a counterpart on a rank.
+        paired: how many of them compute something, and have a counterpart on a rank.
+        unknown: of these, how many are not compared: only parts of a sum are known of what they give.
         lacking: operators that compute something and have none, by name.
         own: what the ranks run beside them, collectives for instance, by name.
         ranks: by index and name of an operator, the ranks and the rms of what each gave first.
@@ -50,7 +51,8 @@ class Assembled:
 
     reference: Trace
     trace: Trace
-    compared: int = 0
+    paired: int = 0
+    unknown: int = 0
     lacking: Counter[str] = field(default_factory=Counter[str])
     own: Counter[str] = field(default_factory=Counter[str])
     ranks: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
@@ -58,13 +60,13 @@ class Assembled:
 
     def notes(self) -> Iterable[str]:
         """What a reader of the comparison should know."""
-        yield f"{count(self.compared, 'operator')} of the reference were compared with the shards of the ranks"
+        partly = f", of {self.unknown} only parts of a sum are known, which were not compared" * bool(self.unknown)
+        yield f"{count(self.paired, 'operator')} of the reference have a counterpart on the ranks{partly}"
         if self.lacking:
-            names = [f"{n} {name}" for name, n in self.lacking.most_common()]
-            yield f"{count(self.lacking.total(), 'operator')} of the reference ran on no rank: {some(names, 6)}"
+            yield f"{count(self.lacking.total(), 'operator')} of the reference ran on no rank: {_counted(self.lacking)}"
         if self.own:
-            names = [f"{n} {name}" for name, n in self.own.most_common()]
-            yield f"rank {self.trace.rank} ran {count(self.own.total(), 'operator')} more: {some(names, 6)}"
+            more = f"{count(self.own.total(), 'operator')} more: {_counted(self.own)}"
+            yield f"rank {self.trace.rank} ran {more}"
         for scale in sorted(set(self.scales.values()) - {1}):
             yield f"gradients before their reduction are {scale} times the reference's: ranks take a mean"
 
@@ -107,11 +109,11 @@ def assemble(reference: Trace, ranks: Sequence[Trace]) -> Assembled:
     if not rows:
         raise UsageError("no operator of `a` has a counterpart in `b`: are they traces of one program?")
     sides = [replace(trace, ops=[]) for trace in (reference, ranks[0])]
-    result = Assembled(*sides, compared=len(rows), own=own)
+    result = Assembled(*sides, paired=len(rows), own=own)
     assembler = _Assembler(result, ranks)
     for op in reference.ops:
         assembler.add(op, rows.get(op.index, {}))
-    if result.compared < result.lacking.total():
+    if result.paired - result.unknown < result.unknown + result.lacking.total():
         raise UndecidedError(f"too little corresponds to be compared: {'; '.join(result.notes())}")
     return result
 
@@ -191,6 +193,7 @@ class _Assembler:
                 {rank: partner.outputs for rank, partner in by_rank.items()}
             )
             outputs = self._outputs(op, list(by_rank.values()))
+            self._result.unknown += all(t.digest == _UNKNOWN for t in outputs)
         else:
             self._result.lacking.update([op.name] * _computes(op))
             # A view has the numbers of what it views, under each layout.
@@ -213,10 +216,12 @@ class _Assembler:
         What reduced or scaled it stands nowhere in the reference.
         """
         inputs = list(op.inputs)
-        for k, t in enumerate(inputs):
+        for k, t in enumerate(op.inputs):
+            if t.tensor not in self._gradients or t.name:
+                continue
             parts = {rank: partner.inputs[k : k + 1] for rank, partner in by_rank.items()}
             whole = _together(t, list(parts.values()), replicas=True)
-            if t.tensor in self._gradients and not t.name and _UNKNOWN != whole.digest != self._known[t.tensor].digest:
+            if _UNKNOWN != whole.digest != self._known[t.tensor].digest:
                 self._numbers -= 1  # below all that recorders give
                 name, module = GRADIENT, next((s.name.rpartition(".")[0] for s in op.inputs if s.name), "")
                 reduced = replace(t, tensor=self._numbers)
@@ -331,7 +336,8 @@ def _together(t: Stats, shards: Sequence[tuple[Stats, ...]], replicas: bool = Fa
     low, high = ([getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("low", "high"))
     # Each shard may lie on several ranks, in a mesh of two dimensions: as often as all together have too many elements.
     copies = max(1, round(sum(numel) / max(math.prod(t.shape), 1)))
-    nan, inf = (sum(getattr(p, name) or 0 for p in parts) // copies for name in ("nan", "inf"))
+    # Rounded up: what one copy alone has is not nothing.
+    nan, inf = (-(-sum(getattr(p, name) or 0 for p in parts) // copies) for name in ("nan", "inf"))
     whole = replace(
         t, low=min(low, default=None), high=max(high, default=None), rms=rms, nan=None if t.nan is None else nan,
         inf=None if t.inf is None else inf, subnormal=None, zero=None, digest=None, exponents=None,
@@ -354,7 +360,14 @@ def _scaled(t: Stats, scale: float) -> Stats:
     return replace(t, digest=None, **numbers)
 
 
+def _counted(names: Counter[str]) -> str:
+    """ "12 aten.mm.default, 6 aten.sum.dim_IntList and 3 more"."""
+    return some([f"{n} {name}" for name, n in names.most_common()], 6)
+
+
 def _distance(s: Stats, t: Stats) -> float:
+    if s.bad != t.bad:
+        return math.inf  # least, greatest and rms are of finite elements alone
     pairs = ((s.low, t.low), (s.high, t.high), (s.rms, t.rms))
     return max((abs(x - y) for x, y in pairs if x is not None and y is not None), default=math.inf)
 
