@@ -403,4 +403,6 @@ def _fork(way: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if "poison" in sys.argv:
+        torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
     sys.stdout.write(json.dumps(run(sys.argv[1]), indent=1))

@@ -19,7 +19,7 @@ from retrograd.trace import provenance, record, save
 from retrograd.trace.rank_provenance import rank_provenance
 from retrograd.trace.schema import Op, Stats, Trace
 
-WAYS = ("single", "ddp", "fsdp")
+WAYS = ("single", "ddp", "fsdp", "fsdp poison")  # poison: NaN in all memory that nobody has written
 SCALED = "real_one_beside_loss_scaling"
 
 
@@ -30,7 +30,7 @@ def python_record():
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_planted_cause_is_told(way):
-    command = [sys.executable, nan_causes.__file__, way]
+    command = [sys.executable, nan_causes.__file__, *way.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280)
     answers = json.loads(done.stdout)
     assert len(answers) == 40

@@ -165,13 +165,15 @@ class _History:
         if op.name.startswith("fsdp::"):
             return False  # copies into a part of new memory and returns all of it
         # Memory that nobody has written holds anything; that counts where it is read.
-        unread = nan_reasons.only_allocates(op) or (base_name(op.name) in _VIEWS and self._unwritten(op))
+        unread = nan_reasons.only_allocates(op) or (
+            base_name(op.name) in _VIEWS and bool(op.inputs) and all(self._is_unwritten(s, op) for s in op.inputs)
+        )
         seen = () if unread else (*op.inputs, *op.outputs)
         return any(_has(stats, kind) and not (kind == "inf" and self._is_mask(stats)) for stats in seen)
 
-    def _unwritten(self, op: Op) -> bool:
-        """Whether an operator shows memory in which nobody has written."""
-        writers = [w for s in op.inputs for w in self._writers(s, op)]
+    def _is_unwritten(self, stats: Stats, reader: Op) -> bool:
+        """Whether nobody has written to the memory of a value before another reads it."""
+        writers = self._writers(stats, reader)
         return bool(writers) and all(
             nan_reasons.only_allocates(w) or base_name(w.name) in _VIEWS or w.name == "fsdp::all_gather_copy_in"
             for w in writers
@@ -284,10 +286,16 @@ class _History:
 
     def _bad_input(self, op: Op, kind: str) -> Stats | None:
         """The input that brought the bad values: NaN before Inf, and no mask."""
-        for sought in dict.fromkeys((kind, "nan", "inf")):
-            for stats in op.inputs:
-                if _has(stats, sought) and not (sought == "inf" and self._is_mask(stats)):
-                    return stats
+        bad = [
+            stats
+            for sought in dict.fromkeys((kind, "nan", "inf"))
+            for stats in op.inputs
+            if _has(stats, sought) and not (sought == "inf" and self._is_mask(stats))
+        ]
+        if bad and op.name.startswith("fsdp::"):  # memory that nobody has written is where it copies to
+            bad.sort(key=lambda stats: self._is_unwritten(stats, op))
+        if bad:
+            return bad[0]
         if base_name(op.name).startswith("_fused_") or re.search(r"_(\.|$)", op.name):
             return None  # what it wrote in place says nothing of what was there before
         # A tensor of which only a view is read has no counts.
