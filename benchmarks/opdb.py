@@ -321,6 +321,8 @@ def compared(
     new = [r for r in records if r["verdict"] not in PASSING and uncovered(entries, r)]
     mended = []
     for entry in entries:
+        if "seeds" in entry:  # met at some seeds alone: that it did not occur says nothing
+            continue
         rows = [r for r in records if r["variant"] == entry["name"] and entry["dtype"] in ("*", r["dtype"])]
         rows = [r for r in rows if whole is None or (r["variant"], r["dtype"]) in whole]
         failing = [r for r in rows if r["verdict"] not in PASSING]
