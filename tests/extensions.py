@@ -25,7 +25,7 @@ def built(build: Callable[[], Path]) -> Path:
     """What `build` compiles, or a skip where there is no compiler or no header of torch or Python."""
     try:
         native.find_compiler()
-        extension._check_headers()
+        extension.check_headers()
     except NativeBuildError as error:
         pytest.skip(str(error))
     return build()

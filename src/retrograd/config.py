@@ -37,7 +37,8 @@ def cxx() -> str | None:
 def host() -> str:
     """What to do about the C++ path of eager norms: "auto", "build" or "off".
 
-    "auto" takes it where it has been built, "build" builds it when a norm first sees a GPU, "off" leaves it alone.
+    "auto" takes it, and has it compiled in the background when a norm first sees a GPU; "build" waits for that; "off"
+    leaves it alone.
 
     Raises:
         UsageError: RETROGRAD_HOST is something else.

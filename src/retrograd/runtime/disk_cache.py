@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from retrograd import config
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 def folder(kind: str) -> Path:
@@ -37,6 +42,25 @@ def replacing(path: Path) -> Iterator[Path]:
         written = Path(inner) / path.name
         yield written
         written.replace(path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int | None]:
+    """Meanwhile no other process is in here for this path, nor a thread; a file beside it, which stays, is the lock.
+
+    A process that inherits the descriptor handed out holds the lock as well, until both have closed it. None where the
+    file system has no locks: then several may be in here.
+    """
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        locks = False
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                locks = True
+        yield descriptor if locks else None
+    finally:
+        os.close(descriptor)
 
 
 @cache

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +34,7 @@ from retrograd.ops.norm.host import library, recipes
 from retrograd.ops.norm.launch_cache import CompiledLaunch, KeptBackward
 from retrograd.ops.norm.spec import NormSpec
 from retrograd.ops.types import Impl
+from retrograd.runtime import disk_cache
 from retrograd.runtime.cpp import extension
 from retrograd.runtime.cuda.driver import _Config
 
@@ -666,8 +669,6 @@ def test_compile_sees_no_extension(driver: Driver) -> None:
 
 
 def test_other_threads(driver: Driver) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     case = make_inputs(SHAPE)
     both(driver, case, "layer_norm")
     want = in_python(lambda: run(case, "layer_norm", impl="triton"))
@@ -720,7 +721,7 @@ def test_no_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             host.build()
     monkeypatch.setattr(extension.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(NativeBuildError, match=r"install them, for example apt-get install python3"):
-        extension._check_headers()
+        extension.check_headers()
 
 
 def test_a_broken_library(tmp_path: Path) -> None:
@@ -738,15 +739,70 @@ def undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(host, "entry", host._first)
     monkeypatch.setattr(host, "_reason", "undecided")
+    monkeypatch.setattr(host, "_background", None)
 
 
-def test_nothing_is_built_unasked(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(library), "build", lambda *_, **__: pytest.fail("built"))
+class Building:
+    """Stands for a build in the background."""
+
+    def __init__(self, *_: object) -> None:
+        self.reason, self.tried, self.over = "it is being compiled", True, False
+
+    def running(self) -> bool:
+        return not self.over
+
+
+def test_python_serves_until_it_is_built(
+    undecided: None, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "BackgroundBuild", Building)
+    monkeypatch.setattr(type(library), "build", lambda *_, **__: pytest.fail("waited for"))
+    taken: list[Path] = []
+    monkeypatch.setattr(host, "on", lambda: taken.append(library.find()))
     assert host._first(torch.ones(2, 2)) is NotImplemented
-    assert host.entry is host._first  # no tensor on CUDA yet
+    assert (host._background, host.entry) == (None, host._first)  # no tensor on CUDA yet
+    for _ in range(2):
+        host._decide()
+        assert host.entry is host._first
+        assert host._first(torch.ones(2, 2)) is NotImplemented
+    assert "being compiled" in host.why_not()
+    assert not taken
+    shutil.copy(built, disk_cache.folder("native"))
+    host._decide()
+    assert not taken  # the lock is still held by whoever builds it
+    host._background.over = True
+    host._decide()
+    assert taken == [library.find()]
+
+
+@pytest.mark.parametrize("tried", [True, False], ids=["here", "earlier"])
+def test_a_build_that_fails_is_told_where_it_was_tried(
+    tried: bool, undecided: None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(host, "BackgroundBuild", Building)
+    host._decide()
+    host._background.reason, host._background.tried, host._background.over = "it did not compile", tried, True
     host._decide()
     assert host.entry is None
-    assert "host.build()" in host.why_not()
+    assert host.why_not() == "it did not compile"
+    assert ["it did not compile" in str(w.message) for w in recwarn] == [True] * tried
+
+
+def test_one_thread_decides(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Building] = []
+
+    class Counted(Building):
+        def __init__(self, *_: object) -> None:
+            super().__init__()
+            begun.append(self)
+
+    monkeypatch.setattr(host, "BackgroundBuild", Counted)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: host._decide(), range(64)))
+    assert len(begun) == 1
+
+
+def test_not_built_and_asked_for(undecided: None) -> None:
     with pytest.raises(NativeBuildError, match="RETROGRAD_HOST=build"):
         host.on()
 

@@ -35,7 +35,7 @@ class Extension:
     again: str  # how a person has it built again, for messages
 
     def build(self, *, again: bool = False) -> Path:
-        """The library, compiled if it is not in the cache.
+        """The library, compiled if it is not in the cache; where another process compiles it, that is waited for.
 
         Raises:
             NativeBuildError: There is no C++ compiler, headers of torch or Python are missing, or the compiler fails.
@@ -43,9 +43,12 @@ class Extension:
         kept = self.find()
         if kept is not None and not again:
             return kept
-        _check_headers()
+        check_headers()
+        compiler = native.find_compiler()
         library = disk_cache.folder("native") / self.file_name()
-        native.compile_library(native.find_compiler(), self.source, flags(), library)
+        with disk_cache.locked(library):
+            if again or not library.exists():
+                native.compile_library(compiler, self.source, flags(), library)
         return library
 
     def find(self) -> Path | None:
@@ -96,7 +99,8 @@ def _torch_root() -> Path:
     return Path(torch.__file__).resolve().parent
 
 
-def _check_headers() -> None:
+def check_headers() -> None:
+    """NativeBuildError where headers of torch or Python are missing."""
     header = _torch_root() / "include/torch/csrc/autograd/function.h"
     if not header.exists():
         raise NativeBuildError(

@@ -1,13 +1,15 @@
-"""The eager norms on CUDA without Python in the way: their autograd node and launches in C++, where that was built.
+"""The eager norms on CUDA without Python in the way: their autograd node and launches in C++.
 
-`build()` compiles host.cpp (half a minute, needs g++ and Python's headers) into the user's cache; from then on every
-process takes it by itself. RETROGRAD_HOST=build does the same when a norm first sees a GPU, RETROGRAD_HOST=off leaves
-it alone. Results are those of the Python path bit for bit; what C++ does not know goes there: first calls, tensors
-that are not plain or not aligned, functions under a mode, accumulate_main_grad, deterministic=False.
+When a norm first sees a GPU, host.cpp is compiled in the background (half a minute, needs g++ and Python's headers)
+into the user's cache; Python serves until it is there, and from then on every process takes it by itself.
+RETROGRAD_HOST=build waits for it, as `build()` does; RETROGRAD_HOST=off leaves it alone. Results are those of the
+Python path bit for bit; what C++ does not know goes there: first calls, tensors that are not plain or not aligned,
+functions under a mode, accumulate_main_grad, deterministic=False.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +21,16 @@ from retrograd import config
 from retrograd.errors import NativeBuildError
 from retrograd.ops.norm.host import recipes
 from retrograd.ops.tensor_subclasses import PLAIN
+from retrograd.runtime.cpp.background import BackgroundBuild
 from retrograd.runtime.cpp.extension import Extension
 
 __all__ = ["build", "entry", "off", "on", "why_not"]
 
 _SOURCE, _AGAIN = Path(__file__).with_name("host.cpp"), "retrograd.ops.norm.host.build(again=True)"
 library = Extension(_SOURCE, "retrograd_norm_host", "norm-host", _AGAIN)
+_TITLE, _SWITCH = "the C++ path of the norms", "RETROGRAD_HOST=off"
+_deciding = threading.Lock()
+_background: BackgroundBuild | None = None
 _reason: str | None = "no norm has seen a CUDA tensor yet" if torch.version.cuda else "this torch has no CUDA"
 
 
@@ -52,12 +58,12 @@ def on() -> None:
     path = library.find()
     if path is None:
         raise NativeBuildError(
-            "the C++ path of the norms has not been built for this torch and Python; call "
+            f"{_TITLE} has not been built for this torch and Python; call "
             "retrograd.ops.norm.host.build(), or set RETROGRAD_HOST=build"
         )
     module = library.load(path)
     if (refused := module.use_cuda()) is not None:
-        raise NativeBuildError(f"the C++ path of the norms cannot run here: {refused}; set RETROGRAD_HOST=off")
+        raise NativeBuildError(f"{_TITLE} cannot run here: {refused}; set {_SWITCH}")
     recipes.connect(module)
     _take(module.apply, None)
 
@@ -70,33 +76,55 @@ def off() -> None:
 
 def why_not() -> str | None:
     """Why this process does not take the C++ path, or None if it does."""
-    return _reason
+    return _background.reason or None if entry is _first and _background is not None else _reason
 
 
 def _first(x: Any, *rest: Any) -> Any:
-    """Stands for the entry until a tensor on CUDA decides whether there is one."""
-    if type(x) in PLAIN and x is not None and x.is_cuda:
+    """Stands for the entry until a tensor on CUDA decides whether there is one, and while that is compiled."""
+    if _background is not None and _background.running():
+        return NotImplemented
+    # Loading a library into a capture could break it; calls that a graph replays are no slower by Python.
+    if type(x) in PLAIN and x is not None and x.is_cuda and not torch.cuda.is_current_stream_capturing():
         _decide()
-        if entry is not None:
+        if entry is not None and entry is not _first:
             return entry(x, *rest)
     return NotImplemented
 
 
 def _decide() -> None:
-    wish = config.host()
-    if wish == "off" or config.interpreting() or torch.version.hip is not None:
-        _take(None, "RETROGRAD_HOST is off" if wish == "off" else "it launches compiled kernels on NVIDIA GPUs only")
-        return
-    try:
-        if wish == "build":
-            library.build()
-        elif library.find() is None:
-            _take(None, "it has not been built; call retrograd.ops.norm.host.build()")
+    """Take the C++ path, or none, or have it compiled and be asked again; one thread at a time."""
+    with _deciding:
+        if entry is not _first or (_background is not None and _background.running()):
+            return  # another thread was first
+        wish = config.host()
+        if wish == "off" or config.interpreting() or torch.version.hip is not None:
+            _take(
+                None, "RETROGRAD_HOST is off" if wish == "off" else "it launches compiled kernels on NVIDIA GPUs only"
+            )
             return
-        on()
-    except (NativeBuildError, ImportError) as error:
-        _take(None, str(error))
-        warnings.warn(f"norms go through Python, which is slower: {error}", stacklevel=4)
+        try:
+            if wish == "build":
+                library.build()
+            if library.find() is not None:
+                on()
+            elif _background is None:
+                _begin()
+            else:
+                _take(None, _background.reason)
+                if _background.tried:
+                    _warn(_background.reason)
+        except (NativeBuildError, ImportError) as error:
+            _take(None, str(error))
+            _warn(str(error))
+
+
+def _begin() -> None:
+    global _background
+    _background = BackgroundBuild(library, _TITLE, _SWITCH)
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(f"norms go through Python, which is slower: {reason}", stacklevel=5)
 
 
 def _take(function: Callable[..., Any] | None, reason: str | None) -> None:

@@ -66,10 +66,10 @@ def connect(module: Any, backward: Callable[..., Any] | None = None) -> None:
         if recipe is not None:
             module.add(is_backward, *recipe)
 
-    for cache in (launch_cache.FORWARD, launch_cache.BACKWARD):
-        for key, launch in cache.items():
-            tell(key, launch)
     launch_cache.on_keep = tell
+    for cache in (launch_cache.FORWARD, launch_cache.BACKWARD):
+        for key, launch in list(cache.items()):  # a copy: other threads keep launches meanwhile
+            tell(key, launch)
 
 
 def disconnect() -> None:
