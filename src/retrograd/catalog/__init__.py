@@ -6,8 +6,10 @@ import inspect
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from retrograd.check import cpu_kernels
 from retrograd.check.spec import OpSpec
 from retrograd.core.loading import guard, is_path, load, near
 from retrograd.errors import SpecError, UsageError
@@ -71,8 +73,10 @@ def resolve(target: str) -> OpSpec:
         MissingExtraError: the module needs torch, which is not installed.
     """
     place, _, name = SHIPPED.get(target, target).rpartition(":")
+    module = None
     if not place and target.endswith(".py"):
-        specs = spec_names(target)
+        module = load_module(target, target)
+        specs = _specs_of(module)
         if len(specs) != 1:
             none = f"it has no op spec; write one with: retrograd init {target}"
             listed = f"it has the specs {', '.join(specs)}" if specs else none
@@ -80,7 +84,7 @@ def resolve(target: str) -> OpSpec:
         place, name = target, specs[0]
     if not place or not name:
         raise UsageError(f"unknown target {target!r}{near(target, SHIPPED)}; expected {_FORMS}{_colon(target)}")
-    module = load(place, target, _FORMS)
+    module = module or load_module(place, target)
     if not hasattr(module, name):
         # Ready specs first, since one of them is most likely meant.
         public = [k for k in vars(module) if not k.startswith("_")]
@@ -92,7 +96,26 @@ def resolve(target: str) -> OpSpec:
 
 def spec_names(path: str) -> list[str]:
     """Names of the op specs in a file of Python; errors as of `resolve`."""
-    return [name for name, value in vars(load(path, path, _FORMS)).items() if isinstance(value, OpSpec)]
+    return _specs_of(load_module(path, path))
+
+
+def _specs_of(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if isinstance(value, OpSpec)]
+
+
+def load_module(place: str, target: str, expected: str = _FORMS) -> ModuleType:
+    """The module at a place; arguments and errors as of `core.loading.load`.
+
+    One that asks for a GPU while it is imported, where there is none, is imported once more with one pretended, as its
+    kernels will have it.
+    """
+    try:
+        return load(place, target, expected)
+    except SpecError as error:
+        if not cpu_kernels.asks_for_gpu(error.__context__):
+            raise
+        with cpu_kernels.as_on_gpu(devices=False):
+            return load(place, target, expected)
 
 
 def _colon(target: str) -> str:

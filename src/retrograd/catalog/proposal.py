@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from retrograd.core.loading import is_path, load, near, require_torch
+from retrograd import config
+from retrograd.catalog import load_module
+from retrograd.check import cpu_kernels
+from retrograd.core.loading import is_path, near, require_torch
 from retrograd.errors import UndecidedError, UsageError
 
 _FORMS = "'path/file.py', 'path/file.py:name' or 'package.module:name'"
@@ -82,7 +85,7 @@ class Proposal:
 
 @dataclass
 class _Op:
-    """A candidate: what is called, and what it takes."""
+    """A candidate: what is called, and what it takes; `devices`: whether its tensors are said to be on a GPU."""
 
     name: str
     value: Any
@@ -91,6 +94,7 @@ class _Op:
     choices: dict[str, tuple[Dims, ...]] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     wrapped: tuple[str, ...] = ()
+    devices: bool = True
 
 
 def propose(target: str) -> tuple[Proposal, Path]:
@@ -106,7 +110,7 @@ def propose(target: str) -> tuple[Proposal, Path]:
     require_torch("retrograd init")
     place, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     folder, dotted = _import_of(place)
-    module = load(place if folder == Path(place).parent or not is_path(place) else dotted, target, _FORMS)
+    module = load_module(place if folder == Path(place).parent or not is_path(place) else dotted, target, _FORMS)
     op = _read(*_chosen(module, name, place))
     reference = _reference(module, op)
     try:
@@ -271,18 +275,28 @@ def _any_rank(op: _Op, reference: Any, inputs: dict[str, Dims], dtype: str) -> d
 
 
 def _tried(op: _Op, reference: Any, inputs: dict[str, Dims], dtype: str, sizes: Mapping[str, Any]) -> str:
-    """Why op or reference does not run with these shapes, or ""."""
+    """Why op or reference does not run with these shapes, or ""; as on a GPU and, if Triton is there, as on a CPU."""
+    error = _tried_here(op, reference, inputs, dtype, sizes)
+    if error and "triton" in sys.modules:
+        op.devices = not op.devices
+        if not _tried_here(op, reference, inputs, dtype, sizes):
+            return ""
+        op.devices = not op.devices
+    return error
+
+
+def _tried_here(op: _Op, reference: Any, inputs: dict[str, Dims], dtype: str, sizes: Mapping[str, Any]) -> str:
     import torch
 
     tensors = _drawn(inputs, dtype, sizes)
     try:
-        with torch.no_grad(), _kernels():
+        with torch.no_grad(), _kernels(op.devices):
             shapes = _shapes(_called(op, op.run, tensors))
             if not shapes:
                 return "it returns no tensor"
             want = shapes if reference is None else _shapes(_called(op, reference, tensors))
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")
     return "" if want == shapes else f"results {shapes}, of the reference {want}"
 
 
@@ -291,7 +305,7 @@ def _has_backward(op: _Op, inputs: Mapping[str, Dims], dtype: str) -> bool:
     import torch
 
     tensors = {name: t.requires_grad_() for name, t in _drawn(inputs, dtype, {**_SIZES, "M...": (3,)}).items()}
-    with torch.enable_grad(), _kernels():
+    with torch.enable_grad(), _kernels(op.devices):
         out = _called(op, op.run, tensors)
     return any(t.requires_grad for t in (out if isinstance(out, (tuple, list)) else (out,)) if hasattr(t, "shape"))
 
@@ -326,12 +340,10 @@ def _shapes(out: Any) -> list[list[int]]:
     return [list(t.shape) for t in parts if hasattr(t, "shape")]
 
 
-def _kernels() -> contextlib.AbstractContextManager[Any]:
+def _kernels(devices: bool) -> contextlib.AbstractContextManager[Any]:
     """A context in which Triton kernels run: as they are on a GPU, executed on CPU tensors elsewhere."""
     import torch
 
-    if torch.cuda.is_available() or find_spec("triton") is None:
+    if torch.cuda.is_available() or "triton" not in sys.modules or config.interpreting():
         return contextlib.nullcontext()
-    from retrograd.ttir.launch import cpu_triton
-
-    return cpu_triton()
+    return cpu_kernels.as_on_gpu(devices)

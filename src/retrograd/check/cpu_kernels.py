@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -84,6 +85,23 @@ def session(
             yield run
         finally:
             _SESSIONS.remove(run)
+
+
+def asks_for_gpu(error: BaseException | None) -> bool:
+    """Whether torch or Triton raised an error on a machine without a GPU on which kernels can be executed."""
+    if error is None or error.__traceback__ is None or torch.cuda.is_available() or config.interpreting():
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return "triton" in sys.modules and frame.f_globals.get("__name__", "").startswith(("torch.", "triton."))
+
+
+@contextmanager
+def as_on_gpu(devices: bool) -> Iterator[None]:
+    """Inside, code of somebody's runs as if Triton and torch had a GPU; `devices`: as of `fake_gpu.gpu`."""
+    from retrograd.ttir.launch import pretended
+
+    with session(), pretended(devices=devices):
+        yield
 
 
 def tf32() -> bool:
