@@ -1,9 +1,9 @@
 """Mutants that nobody chose: what `verify` notices of them, beside gradcheck and assert_close, by rarity.
 
-    python benchmarks/mutation.py --seeds 10 -j 2 --results build/mutation --out build/mutation.md
+    python benchmarks/mutation.py --seeds 10 -j 2 --results build/mutation.sqlite --out build/mutation.md
     python benchmarks/mutation.py --set decompositions --only gelu,nll_loss --level quick --count 60
     python benchmarks/mutation.py --seeds 10-11 --shard 0/4 -j 16 --minutes 6  # a quarter of it
-    python benchmarks/mutation.py --results build/mutation --out benchmarks/results/mutation.md --summarise
+    python benchmarks/mutation.py --results build/mutation.sqlite --out benchmarks/results/mutation.md --summarise
 
 Sets (`mutation_ops/sets.py`): PyTorch's decompositions, our own norms and deformable attention, Liger's and fla's ops,
 which pip installs: `pip install --target libs --no-deps liger-kernel==0.8.5 fla-core==0.6.0
@@ -12,9 +12,9 @@ recorded backwards and of TTIR.
 
 A mutant counts where a search of its own finds an input at which it computes something else
 (`retrograd.mutation.search`); what raises at every ordinary input does not, findings of the original give no credit,
-and a tool that objects to the original is not asked. What verify says of the originals is counted apart. One line of
-JSON an op and seed is written as it ends; those that are there are not run again. Nothing is written but that folder,
-the table, and what compilers keep in temporary folders.
+and a tool that objects to the original is not asked. What verify says of the originals is counted apart. An op and a
+seed are a case of a campaign, in a process of its own, here or on a cluster; what the results file (SQLite) has is not
+run again. Nothing else is written but the table, and what compilers keep in temporary folders.
 
 The libraries' own tests are not run: each mutant would cost what they do, and pip installs neither PyTorch's nor fla's.
 With Liger's, which are in its sdist, `retrograd mutate SPEC --tests ...` tells what they miss (docs/mutate.md).
@@ -23,19 +23,17 @@ With Liger's, which are in its sdist, `retrograd mutate SPEC --tests ...` tells 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import platform
 import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +47,15 @@ import retrograd as rg  # noqa: E402
 from retrograd.check.cpu_kernels import executed  # noqa: E402
 from retrograd.check.schema import Report  # noqa: E402
 from retrograd.check.spec import OpSpec  # noqa: E402
+from retrograd.core import campaign  # noqa: E402
+from retrograd.core.campaign import ResultStore  # noqa: E402
+from retrograd.core.tasks import Begin, End, Outcome, Task, Work, WorkerOptions  # noqa: E402
 from retrograd.mutation.judges import by_verify, original_findings  # noqa: E402
 from retrograd.mutation.schema import RARITIES, MutantResult  # noqa: E402
 
 COUNTS = {"decompositions": 90, "own": 24, "liger": 20, "fla": 20}
+CASE = "mutants"  # the only one of an op and a seed
+LIMIT = 24 * 3600.0  # seconds of CPU time of an op and a seed beside its mutants, each of which has a limit of its own
 ORDINARY = RARITIES[:2]
 ALONE = RARITIES[-2:]  # nothing but verify says that it differs
 OTHERS: dict[str, Callable[[OpSpec, int], bool | None]] = {
@@ -72,12 +75,11 @@ class Job:
     seed: int
     levels: tuple[str, ...]
     count: int
-    until: float = float("inf")
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells it from others whose results are kept."""
-        return self.set, self.name, self.seed, self.levels, self.count
+    def task(self) -> str:
+        """Its name in the results file."""
+        return f"{self.set} {self.name} {self.seed} {self.count}"
 
 
 @cache
@@ -86,10 +88,21 @@ def subjects(name: str) -> dict[str, Subject]:
     return SETS[name]()
 
 
-def run(job: Job) -> Record:
-    """Mutate an op; what verify says of it as it is comes first."""
+def prepare() -> Work:
+    """Make a worker of this process."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    return _work
+
+
+def _work(argument: tuple[Job, float], done: Mapping[str, Outcome]) -> Iterator[Begin | End]:
+    if CASE not in done:  # else the process before this one died of it
+        yield Begin(CASE)
+        yield End(CASE, mutants_of(*argument))
+
+
+def mutants_of(job: Job, deadline: float) -> Record:
+    """Mutate an op, until a time; what verify says of it as it is comes first."""
     start, subject = sum(os.times()[:4]), subjects(job.set)[job.name]
     spec = subject.spec()
     originals = {level: original_findings(spec, level, job.seed) for level in job.levels}
@@ -97,7 +110,7 @@ def run(job: Job) -> Record:
     beside |= {name: _alone(judge) for name, judge in OTHERS.items() if not _objects(judge, spec, job.seed)}
     report = rg.mutate(
         spec, functions=subject.functions, levels=subject.levels, count=job.count, level=job.levels[0], seed=job.seed,
-        lines=subject.holds, beside=beside, timeout=300.0, budget=max(1.0, job.until - time.time()),
+        lines=subject.holds, beside=beside, timeout=300.0, budget=max(1.0, deadline - time.time()),
     )  # fmt: skip
     told = {level: _told(said) for level, (said, _) in originals.items()}
     return {
@@ -255,10 +268,17 @@ def _missed(rows: Sequence[Row], known: Sequence[Row], judges: Sequence[str]) ->
 # ----- running
 
 
-def read(folder: Path) -> list[Record]:
-    """Everything that earlier runs have kept in a folder; a line that was cut off is no record."""
-    lines = [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines(keepends=True)]
-    return [json.loads(line) for line in lines if line.endswith("}\n")]
+def records_of(results: ResultStore) -> list[Record]:
+    """All records, by set, op and seed; an op whose process died is named."""
+    records = []
+    for task in results.tasks():
+        outcome = results.of(task)[CASE]
+        if outcome.state == "done":
+            records.append(outcome.value)
+        else:
+            print(f"lost: {task}: {outcome.state} {outcome.text}")
+    order = {name: number for number, name in enumerate(SETS)}
+    return sorted(records, key=lambda r: (order[r["set"]], r["name"], r["seed"]))
 
 
 def jobs_of(args: argparse.Namespace) -> list[Job]:
@@ -278,24 +298,20 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     return every[int(number) :: int(of)]
 
 
-def execute(jobs: Sequence[Job], args: argparse.Namespace) -> Iterator[Record]:
-    """Records as they come, of processes that are not forked: torch has threads by now."""
-    until = time.time() + 60 * args.minutes if args.minutes else float("inf")
-    waiting = [Job(**{**vars(job), "until": until}) for job in jobs]
-    if args.jobs == 1:
-        yield from (run(job) for job in waiting if time.time() < until)
-        return
-    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        running: set[Future[Record]] = set()
-        while running or (waiting and time.time() < until):
-            while waiting and len(running) < args.jobs and time.time() < until:
-                running.add(pool.submit(run, waiting.pop(0)))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                if error := future.exception():
-                    print(f"lost: {type(error).__name__}: {error}", flush=True)
-                else:
-                    yield future.result()
+def execute(jobs: Sequence[Job], results: ResultStore, args: argparse.Namespace) -> None:
+    """Do what the results have not, and print a line of each as it ends."""
+    seconds = 60 * args.minutes if args.minutes else math.inf
+    deadline, until = time.time() + seconds, time.monotonic() + seconds
+    waiting = [Task(job.task, (job, deadline)) for job in jobs if not results.of(job.task)]
+    options = WorkerOptions(jobs=args.jobs, timeout=LIMIT, cluster=args.cluster)
+    for task, _, outcome in campaign.run(prepare, waiting, results, options, until):
+        if outcome.state == "done":
+            record = outcome.value
+            counts = _cells([r for r in _rows([record]) if r.mutant["fate"] == "differs"], record["judges"])
+            told = "; ".join(f"{j} {c}" for j, c in zip(record["judges"], counts, strict=True))
+            print(f"{record['name']} {record['seed']}: {told} in {record['seconds']:.0f} CPU s", flush=True)
+        else:
+            print(f"lost: {task}: {outcome.state} {outcome.text}", flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -309,7 +325,8 @@ def parse() -> argparse.Namespace:
     add("--shard", default="0/1", metavar="I/N", help="every N-th op from number I on")
     add("-j", "--jobs", type=int, default=1, help="processes")
     add("--minutes", type=float, default=0.0, help="begin nothing after so long")
-    add("--results", type=Path, default=Path("build/mutation"), help="a folder, which is continued")
+    add("--cluster", default="", metavar="ADDRESS", help="of a Dask scheduler, whose workers take the ops")
+    add("--results", type=Path, default=Path("build/mutation.sqlite"), help="is continued")
     add("--out", type=Path, help="of the table, markdown")
     add("--summarise", action="store_true", help="run nothing")
     return parser.parse_args()
@@ -317,20 +334,10 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
-    records = read(args.results)
+    results = ResultStore(args.results, campaign=args.level)
     if not args.summarise:
-        args.results.mkdir(parents=True, exist_ok=True)
-        done = {Job(**{k: tuple(v) if k == "levels" else v for k, v in r.items() if k in Job.__match_args__}).key
-                for r in records}  # fmt: skip
-        lines = args.results / f"{args.shard.replace('/', '-of-')}.jsonl"
-        for record in execute([job for job in jobs_of(args) if job.key not in done], args):
-            records.append(record)
-            whole = not lines.exists() or lines.read_bytes()[-1:] in (b"", b"\n")
-            with lines.open("a") as file:
-                file.write("\n" * (not whole) + json.dumps(record) + "\n")
-            counts = _cells([r for r in _rows([record]) if r.mutant["fate"] == "differs"], record["judges"])
-            told = "; ".join(f"{j} {c}" for j, c in zip(record["judges"], counts, strict=True))
-            print(f"{record['name']} {record['seed']}: {told} in {record['seconds']:.0f} CPU s", flush=True)
+        execute(jobs_of(args), results, args)
+    records = records_of(results)
     seeds = ", ".join(map(str, sorted({r["seed"] for r in records})))
     head = [
         "# Mutants of backward passes", "",
@@ -345,4 +352,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import mutation  # so that what is sent to workers of a cluster has a module that they can import
+
+    sys.exit(mutation.main())

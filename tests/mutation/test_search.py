@@ -102,6 +102,39 @@ def test_what_rounding_of_the_largest_result_would_hide_at_special_values_is_non
     assert difference.rarity == "special values"
 
 
+class Softmax(torch.autograd.Function):
+    """Sums in another order once MISTAKE is on, and adds what `excess` says where grad_out is constant."""
+
+    excess = 0.0
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.softmax(x, -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        if not MISTAKE["on"]:
+            return y * (g - (g * y).sum(-1, keepdim=True))
+        constant = g.numel() and bool((g == g.flatten()[:1]).all())
+        return y * g - y * (g * y).flip(-1).cumsum(-1)[..., -1:] + Softmax.excess * constant * y
+
+
+@pytest.mark.parametrize(("excess", "rarity"), [(0.0, None), (1e-12, "layouts"), (1e-3, "layouts")])
+def test_what_rounding_leaves_of_a_gradient_that_cancels_is_none(monkeypatch, excess, rarity):
+    monkeypatch.setattr(Softmax, "excess", excess)
+    spec = rg.op(
+        Softmax.apply, lambda x: torch.softmax(x, -1), {"x": rg.tensor("M", "N")}, dtypes=["float64"],
+        sizes={"N": (2, 300)},
+    )  # fmt: skip
+    search = Search(spec, 0)
+    monkeypatch.setitem(MISTAKE, "on", True)
+    difference = next(search.differences(), None)
+    assert (difference and difference.rarity) == rarity
+
+
 def test_an_exception_is_a_difference(searched):
     difference, _ = searched(lambda ctx, x, grad: grad.reshape(-1))
     assert difference is not None

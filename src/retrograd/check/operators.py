@@ -61,6 +61,9 @@ AGAINST_ZERO = _names("relu abs leaky_relu threshold threshold_backward relu_ pr
 EXTREMA = {"amax", "amin"}  # without the place, which their gradients look for
 KEEPING = {"clamp", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"}
 
+# What these make of a NaN is their meaning, where another operator that is not smooth decides by it as it happens to.
+OF_NAN = _names("abs amax amin where isnan isinf isfinite eq ne nan_to_num nansum")
+
 # Of whole numbers (rows and columns to read from, counts) these are exact, as long as a float can hold each of them.
 WHOLE = {"add", "sub", "rsub", "mul"}
 # And these in any order, where a float can hold as many of the largest as there are.

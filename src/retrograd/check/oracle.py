@@ -137,7 +137,7 @@ def truth_of(reference: Reference, runs: int, order: DerivativeOrder = first_ord
     unit, _ = tolerance.units(case.dtype, reference.spec.compute)
     unit = max(unit, tolerance.TF32) if reference.tf32 else unit
     stored |= _stored_inputs(reference)
-    terms = _terms(reference, exact if order is first_order else None)
+    terms = term_sizes(reference, exact if order is first_order else None)
     for name, want in exact.items():
         if want is not None:
             own = eager.get(name)
@@ -161,7 +161,7 @@ def _stored_inputs(reference: Reference) -> dict[str, str]:
     }
 
 
-def _terms(reference: Reference, exact: Results | None) -> dict[str, torch.Tensor]:
+def term_sizes(reference: Reference, exact: Results | None) -> dict[str, torch.Tensor]:
     """The size of what adds up to each gradient, that of grad_out * out / x: by element where x has out's shape."""
     inputs, gs = reference.inputs(), reference.grad_outs()
     known = [t for name, t in (exact or {}).items() if t is not None and not name.startswith("grad ")]

@@ -24,6 +24,7 @@ from retrograd.check.operators import (
     FACTORS,
     KEEPING,
     NORMS,
+    OF_NAN,
     PRODUCTS,
     SMOOTH,
     WHOLE,
@@ -229,6 +230,7 @@ class Float64(UnwrappedMode):
         self.record = record
         self.decisions: list[tuple[str, torch.Tensor]] = []
         self.unplaced: set[str] = set()  # operators whose choice is a convention (`_unplaced`), kept beside `decisions`
+        self.by_nan: set[str] = set()  # those that decided by a NaN, also kept beside them
         self.unit, self.accumulate, self.products = unit, accumulate, products
         self._multiplying = PRODUCTS | {"mul"} if elementwise else PRODUCTS
         self.inputs, self.grad_outs, self.track = inputs, grad_outs, track
@@ -362,6 +364,8 @@ class Float64(UnwrappedMode):
 
     def _note_decision(self, name: str, args: Any, out: Any) -> None:
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if name not in SMOOTH | OF_NAN and any(isinstance(a, torch.Tensor) and bool(a.isnan().any()) for a in args):
+            self.by_nan.add(name)
         if first is None or not first.is_floating_point():
             return
         if name in DECIDING:

@@ -61,6 +61,12 @@ class ResultStore:
             rows = self._base.execute(query, (self.campaign, task)).fetchall()
         return {case: Outcome(state, json.loads(value), text, seconds) for case, state, value, text, seconds in rows}
 
+    def tasks(self) -> list[str]:
+        """Names of the tasks that have outcomes."""
+        with self._telling():
+            rows = self._base.execute("SELECT DISTINCT task FROM results WHERE campaign = ?", (self.campaign,))
+            return [task for (task,) in rows.fetchall()]
+
     def add(self, task: str, case: str, outcome: Outcome) -> None:
         """Keep an outcome, on the disk before this returns; in the place of an earlier one."""
         value = json.dumps(plain(outcome.value))

@@ -1,0 +1,48 @@
+"""Numbers beside a NaN: what an op makes of the rest, or of the NaN itself where float64 has a number for it."""
+
+from __future__ import annotations
+
+import torch
+
+from retrograd.check import tolerance
+from retrograd.check.op_runner import OpRun
+from retrograd.check.rounding import Float64
+from retrograd.check.schema import Case
+from retrograd.check.stages._base import CaseOutcome, StageContext
+from retrograd.check.tensor_comparison import compare
+
+
+def judge_numbers(context: StageContext, case: Case, run: OpRun, out: CaseOutcome) -> None:
+    """Findings for numbers that differ, at a case with a NaN, where the op and float64 both have one.
+
+    None where the reference's own numbers rest on a comparison with the NaN, or on its place in an order: a greater
+    number and one that is not less are the same formula without it.
+    """
+    truth = context.oracle.truth(case)
+    excused = dict[str, torch.Tensor]()
+    for label, want in truth.want.items():
+        got, eager = run.tensors.get(label), truth.eager.get(label)
+        if got is None or want is None or got.shape != want.shape:
+            continue
+        judged = got.isfinite() & want.isfinite() & ~tolerance.overflows(want, got.dtype)
+        judged = judged if eager is None else judged & eager.isfinite()
+        if label in run.complex:  # one number has two places
+            judged = judged.all(-1, keepdim=True).expand_as(judged)
+        if compare(torch.where(judged, got.detach(), want.to(got.dtype)), want, truth.floor[label]).wrong:
+            judged &= ~truth.lost(label)  # what a NaN adds to a cumulative sum has no bound, and its steps before none
+        excused[label] = ~judged
+    findings, profiles = context.judge.against_truth(case, run, excused)
+    findings = [f for f in findings if f.tensor in excused]
+    if not findings:
+        return
+    mode = Float64(record=True)
+    context.runner.reference(case).run(torch.float64, mode)
+    names = ", ".join(dict.fromkeys(f.tensor for f in findings))
+    if by := mode.by_nan | mode.unplaced:
+        out.notes.append(
+            f"{names} not judged at {case.text()}: the reference decides by the NaN ({', '.join(sorted(by))}), and "
+            "which way that falls is a convention"
+        )
+        return
+    out.findings += findings
+    out.profiles += profiles
