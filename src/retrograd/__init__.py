@@ -50,29 +50,7 @@ _HOMES = {
 
 _ROOMS = ("errors", "flake", "fsdp", "graph", "nn", "ops", "patch", "report", "testing", "trace")
 
-__all__ = [
-    "Report",
-    "__version__",
-    "assert_backward",
-    "cpu_triton",
-    "errors",
-    "flake",
-    "flake_rate",
-    "fsdp",
-    "graph",
-    "mutate",
-    "nn",
-    "op",
-    "ops",
-    "patch",
-    "report",
-    "size",
-    "tensor",
-    "testing",
-    "trace",
-    "verify",
-    "write",
-]
+__all__ = sorted([*_HOMES, *_ROOMS, "__version__"])
 
 
 def _html(record: Any) -> str:

@@ -60,7 +60,8 @@ def public_names(module: str) -> list[str]:
         names = ast.literal_eval(tables["__all__"])
     else:
         defined = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-        names = [*ast.literal_eval(tables["_HOMES"]), *defined]
+        rooms = ast.literal_eval(tables["_ROOMS"]) if "_ROOMS" in tables else ()
+        names = [*ast.literal_eval(tables["_HOMES"]), *rooms, *defined]
     return sorted(name for name in names if not name.startswith("_"))
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult, verdict_of
+from retrograd.check.schema import Acceptance, Case, Finding, Report, StageResult
 from retrograd.core.loading import near
 from retrograd.core.system_errors import as_usage_error
 from retrograd.core.wording import shortened
@@ -131,7 +131,7 @@ def settled(result: StageResult, by: Iterable[Acceptance]) -> StageResult:
 def settle(report: Report) -> Report:
     """The report with each of its stages settled, once all processes that share it have come to their end."""
     stages = tuple(settled(stage, report.acceptances) for stage in report.stages)
-    return replace(report, stages=stages, verdict=verdict_of(stages)) if stages != report.stages else report
+    return report.with_stages(stages) if stages != report.stages else report
 
 
 def _target(target: str, folder: Path) -> str:
@@ -228,4 +228,4 @@ def after_writing(report: Report, path: Path) -> Report:
         status = "passed" if stage.findings and not left else stage.status
         standing = (*stage.accepted, *(known for _, known in apart if known is not None))
         stages.append(replace(stage, status=status, findings=left, accepted=standing))
-    return replace(report, stages=tuple(stages), verdict=verdict_of(stages), acceptances=by)
+    return replace(report.with_stages(stages), acceptances=by)

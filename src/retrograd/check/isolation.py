@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.check.acceptance import settle
-from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
+from retrograd.check.schema import Case, Finding, Report, StageResult
 from retrograd.core import subprocesses
 from retrograd.errors import RetrogradError, UsageError
 
@@ -125,12 +125,9 @@ def _merged(parts: Sequence[Report]) -> Report:
     for part in verified:
         for stage in part.stages:
             columns.setdefault(stage.id, []).append(stage)
-    stages = tuple(_joined(results) for results in columns.values())
     return replace(
-        verified[0],
+        verified[0].with_stages(_joined(results) for results in columns.values()),
         dtypes=tuple(dtype for part in verified for dtype in part.dtypes),
-        stages=stages,
-        verdict=verdict_of(stages),
         notes=tuple(dict.fromkeys(note for part in verified for note in part.notes)),
     )
 
@@ -189,12 +186,7 @@ def _verify_share(
             progress(child.running, f"failed ({child.ended})")
     stopped = ("stages that are left were not tried: three in a row ended the process",) if in_a_row == _ENOUGH else ()
     assert header is not None
-    return replace(
-        header,
-        stages=tuple(done),
-        verdict=verdict_of(done),
-        notes=(*notes, *stopped),
-    )
+    return replace(header.with_stages(done), notes=(*notes, *stopped))
 
 
 def _refused(child: _Child) -> RetrogradError:

@@ -11,12 +11,12 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrograd.check.isolation import VerifyCommand
-from retrograd.check.schema import Case, Finding, Report, StageResult, verdict_of
+from retrograd.check.schema import Case, Finding, Report, StageResult
 from retrograd.core import subprocesses
 
 TOOL = "compute-sanitizer"
@@ -28,6 +28,8 @@ _AT = re.compile(r"at (.+?)\+0x[0-9a-f]+(?: in (\S+:\d+))?$")
 _THREAD = re.compile(r"by thread (\(.*?\)) in block (\(.*?\))")
 _NEAR = re.compile(r"and is (\d+) bytes (before|after) the nearest allocation .* of size (\d+) bytes")
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
+
+Look = tuple[Mapping[str, int], str]  # what a tool found, in words and how often, and a note
 
 
 @dataclass(frozen=True)
@@ -85,35 +87,38 @@ def memcheck_command(command: VerifyCommand, tool: str, log: Path) -> list[str]:
 
 def with_memcheck(report: Report, command: VerifyCommand, timeout: float) -> Report:
     """The report with what memcheck finds in its bounds stage; a tool that is missing or slow is a note there."""
-    if not any(stage.id == _STAGE for stage in report.stages):
+    return with_tool(report, command, _STAGE, ["--memcheck"], lambda: _faults(command, timeout))
+
+
+def with_tool(
+    report: Report, command: VerifyCommand, stage: str, option: Sequence[str], look: Callable[[], Look]
+) -> Report:
+    """The report with what a tool that this option of `verify` asks for finds on a GPU, in one of its stages."""
+    if not any(result.id == stage for result in report.stages):
         return report
-    faults, note = _faults(report.device, command, timeout)
-    again = shlex.join(["retrograd", "verify", *command.always, "--only", _STAGE, "--memcheck"])
-    count = Counter((fault.kernel, fault.what) for fault in faults)
-    first = {(fault.kernel, fault.what): fault for fault in reversed(faults)}
+    tool = option[-1].lstrip("-")
+    counts, note = {}, f"{tool} was not run: it is for GPUs, and the device is {report.device}"
+    if report.device.startswith("cuda"):
+        counts, note = look()
+    again = shlex.join(["retrograd", "verify", *command.always, "--only", stage, *option])
     case = Case(report.dtypes[0])
     findings = tuple(
-        Finding(_STAGE, "memcheck", first[key].text(), case, wrong=n, where="the ordinary case", repro=again)
-        for key, n in count.items()
+        Finding(stage, tool, text, case, wrong=count, where="the ordinary case", repro=again)
+        for text, count in counts.items()
     )
-    stages = [added(s, findings, note) if s.id == _STAGE else s for s in report.stages]
-    return replace(report, stages=tuple(stages), verdict=verdict_of(stages))
+    return report.with_stages(_added(s, findings, note) if s.id == stage else s for s in report.stages)
 
 
-def added(stage: StageResult, findings: Sequence[Finding], note: str) -> StageResult:
-    """A stage with more findings and a note."""
+def _added(stage: StageResult, findings: Sequence[Finding], note: str) -> StageResult:
     status = "failed" if findings else stage.status
-    notes = (*stage.notes, *filter(None, [note]))
-    return replace(stage, findings=(*stage.findings, *findings), notes=notes, status=status)
+    return replace(stage, findings=(*stage.findings, *findings), notes=(*stage.notes, note), status=status)
 
 
-def _faults(device: str, command: VerifyCommand, timeout: float) -> tuple[list[Fault], str]:
-    """What memcheck reports, and a note where it could not look."""
-    if not device.startswith("cuda"):
-        return [], f"memcheck was not run: it is for GPUs, and the device is {device}"
+def _faults(command: VerifyCommand, timeout: float) -> Look:
+    """What memcheck reports, and how it ended or why it could not look."""
     tool = shutil.which(TOOL)
     if tool is None:
-        return [], f"memcheck was not run: {TOOL} is not on PATH; it comes with the CUDA toolkit"
+        return {}, f"memcheck was not run: {TOOL} is not on PATH; it comes with the CUDA toolkit"
     with tempfile.TemporaryDirectory(prefix="retrograd-memcheck-") as folder:
         log = Path(folder) / "log"
         # With the cache an access beyond a tensor stays inside the block that was asked of the driver.
@@ -122,5 +127,8 @@ def _faults(device: str, command: VerifyCommand, timeout: float) -> tuple[list[F
             ended = child.wait(timeout) or f"no end within {timeout:g} s"
         faults = parse(log.read_text(errors="replace")) if log.exists() else None
     if faults is None:
-        return [], f"memcheck did not come to its end ({ended}): {child.output()[-300:]}".rstrip(": ")
-    return faults, f"memcheck: {len(faults)} faults" if faults else "memcheck: no fault"
+        return {}, f"memcheck did not come to its end ({ended}): {child.output()[-300:]}".rstrip(": ")
+    count = Counter((fault.kernel, fault.what) for fault in faults)
+    first = {(fault.kernel, fault.what): fault.text() for fault in reversed(faults)}
+    note = f"memcheck: {len(faults)} faults" if faults else "memcheck: no fault"
+    return {first[key]: number for key, number in count.items()}, note

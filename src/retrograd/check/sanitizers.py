@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import shlex
 import sys
 from collections import Counter
-from dataclasses import replace
 
 from retrograd.check.isolation import VerifyCommand
-from retrograd.check.memcheck import added, ordinary_case
-from retrograd.check.schema import Case, Finding, Report, verdict_of
+from retrograd.check.memcheck import Look, ordinary_case, with_tool
+from retrograd.check.schema import Report
 from retrograd.compat import versions
 from retrograd.core import subprocesses
 from retrograd.errors import UsageError
@@ -65,17 +63,7 @@ def switch_on(mode: str) -> None:
 
 def with_sanitizer(report: Report, command: VerifyCommand, mode: str, timeout: float) -> Report:
     """The report with what a sanitizer finds in its races stage; where it did not end as it should, a note there."""
-    if not any(stage.id == _STAGE for stage in report.stages):
-        return report
-    counts, note = _assertions(report.device, command, mode, timeout)
-    again = shlex.join(["retrograd", "verify", *command.always, "--only", _STAGE, "--sanitize", mode])
-    case = Case(report.dtypes[0])
-    findings = tuple(
-        Finding(_STAGE, mode, text, case, wrong=count, where="the ordinary case", repro=again)
-        for text, count in counts.items()
-    )
-    stages = [added(s, findings, note) if s.id == _STAGE else s for s in report.stages]
-    return replace(report, stages=tuple(stages), verdict=verdict_of(stages))
+    return with_tool(report, command, _STAGE, ["--sanitize", mode], lambda: _assertions(command, mode, timeout))
 
 
 def parse(printed: str) -> Counter[str]:
@@ -85,10 +73,8 @@ def parse(printed: str) -> Counter[str]:
     return Counter(f"{m[4]}, {m[1]}:{m[2]}, block {first[m[4], m[1], m[2]]}" for m in matches)
 
 
-def _assertions(device: str, command: VerifyCommand, mode: str, timeout: float) -> tuple[Counter[str], str]:
+def _assertions(command: VerifyCommand, mode: str, timeout: float) -> Look:
     """What a sanitizer reports, and a note of how it ended."""
-    if not device.startswith("cuda"):
-        return Counter(), f"{mode} was not run: it is for GPUs, and the device is {device}"
     words = [sys.executable, "-c", _RUN, mode, "verify", *ordinary_case(command)]
     with subprocesses.Child(words, {"TRITON_ALWAYS_COMPILE": "1"}) as child:
         ended = child.wait(timeout) or f"no end within {timeout:g} s"

@@ -6,7 +6,7 @@ No renderer and no check lives here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -263,6 +263,11 @@ class Report(Record, Shown):
         return (
             f"{'; '.join(parts)}; {count(sum(s.cases for s in ran), 'case')}, {count(sum(s.runs for s in ran), 'run')}"
         )
+
+    def with_stages(self, stages: Iterable[StageResult]) -> Report:
+        """The report with these stages, and the verdict that they come to."""
+        together = tuple(stages)
+        return replace(self, stages=together, verdict=verdict_of(together))
 
     def stage(self, stage_id: str) -> StageResult:
         """The result of one stage; KeyError names the stages there are."""

@@ -19,11 +19,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from retrograd.compat import c10d_collectives as c10d
 from retrograd.compat.torch_autograd import in_backward
 from retrograd.compat.versions import UntestedVersionWarning, tested
+from retrograd.core.program_lines import innermost
 from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
 from retrograd.fsdp.attribution import Attribution
 from retrograd.fsdp.peers import Peers
-from retrograd.fsdp.program_lines import innermost
 from retrograd.fsdp.rank_verification import RankVerifier
 from retrograd.fsdp.ring_file import RingWriter
 from retrograd.fsdp.schema import COMPARED, POINT_TO_POINT, REDUCTIONS, VARYING, Collective, Log, LoggedStep

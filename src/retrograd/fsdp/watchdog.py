@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from retrograd.fsdp.program_lines import innermost
+from retrograd.core.program_lines import innermost
 from retrograd.fsdp.rank_verification import RankVerifier, packed, unpacked
 
 _BEAT = 1.0  # seconds between two signs of life, or a quarter of the timeout

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from retrograd.core import document as doc
+from retrograd.core.program_lines import is_library
 from retrograd.core.wording import count, duration, some
 from retrograd.graph import follow_messages
 from retrograd.graph.schema import COMPILES_AGAIN, Cause, Diff, Follow, GraphPair, Pairs, Side, Unique
-from retrograd.graph.source_lines import is_library
 
 # What differs where nothing computed does, in words.
 _HARMLESS = {

@@ -6,15 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from retrograd.core.program_lines import is_library
+
 # Each character once, and at most nine digits: damaged metadata is read in linear time and never overflows `int`.
 _FIELD = re.compile(r'(?<!\w)(\w++)=(?:"((?:[^"\\]++|\\.)*+)"|(-?[0-9]{1,9})(?![0-9]))')
 _ESCAPE = re.compile(r"\\(.)")
-
-# Frames of frameworks: true, but not the line that a user can change.
-_LIBRARIES = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages)/|(?:^|/)(?:torch|torch_xla|jax|jaxlib|flax|numpy)/|^<frozen"
-)
-
 
 Frames = tuple[tuple[str, int, str], ...]  # (file, line, function), innermost first
 
@@ -54,8 +50,3 @@ def user_frame(frames: Sequence[tuple[str, int]], library: bool = True) -> tuple
 def short(frame: tuple[str, int]) -> str:
     """A frame without its folders: "train.py:24"."""
     return f"{frame[0].rpartition('/')[2]}:{frame[1]}" if frame[0] else ""
-
-
-def is_library(file: str) -> bool:
-    """Is this file part of a framework rather than of the user's program?"""
-    return bool(_LIBRARIES.search(file))

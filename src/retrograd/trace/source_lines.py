@@ -16,18 +16,11 @@ from typing import Any
 import torch
 
 from retrograd.compat.torch_tensors import storage_id
+from retrograd.core.program_lines import PACKAGES, folders, is_program
 
 _MAX_FRAMES = 400  # frames looked at: a deep model calls 3 a level
 _USER, _MODULE, _ENGINE, _GENERATED, _OTHER = range(5)
-_PACKAGES = f"{os.sep}site-packages{os.sep}"
-
-
-def _folders(file: str, up: int) -> tuple[str, ...]:
-    """The folder so far above a file, as it was imported and as it is: the path may lead over a link."""
-    return tuple({str(path.parents[up]) + os.sep for path in (Path(file), Path(file).resolve())})
-
-
-_OURS, _TORCH, _STANDARD = _folders(__file__, 1), _folders(torch.__file__, 0), _folders(os.__file__, 0)
+_TORCH = folders(torch.__file__)
 
 Line = tuple[CodeType, int]
 
@@ -140,18 +133,13 @@ def code_role(code: CodeType) -> int:
         return _ENGINE if code.co_name == "_engine_run_backward" else _OTHER
     if file.startswith("<eval_with_key") or f"{os.sep}torchinductor_" in file:
         return _GENERATED
-    if file.startswith("<frozen"):
-        return _OTHER
-    # contextlib and its like stand between a person and torch; they ask for nothing themselves.
-    if file.startswith(_OURS) or (file.startswith(_STANDARD) and _PACKAGES not in file):
-        return _OTHER
-    return _OTHER if f"{_PACKAGES}triton{os.sep}" in file else _USER
+    return _USER if is_program(file) else _OTHER
 
 
 def _short(file: str) -> str:
     """Relative to the folder of the run, or from the package on: the same on every machine."""
-    if _PACKAGES in file:
-        return file.rpartition(_PACKAGES)[2]
+    if PACKAGES in file:
+        return file.rpartition(PACKAGES)[2]
     for folder in (os.getcwd(), sys.path[0] if sys.path else ""):  # noqa: PTH109 (a text, compared with texts)
         if folder and file.startswith(folder + os.sep):
             return file[len(folder) + 1 :]

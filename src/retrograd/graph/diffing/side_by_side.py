@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from retrograd.core.program_lines import is_library
 from retrograd.graph.diffing.matching import Matching
 from retrograd.graph.form import Form
 from retrograd.graph.ir import Graph
 from retrograd.graph.schema import Cause, Kind
-from retrograd.graph.source_lines import is_library
 from retrograd.graph.value_names import name_of
 
 Names = tuple[str, ...]
