@@ -180,7 +180,14 @@ def test_the_command_names_the_step_and_both_modules(tmp_path):
     assert found.exit_code == 1
     assert found.output.startswith("step 1, collective 1: rank 1 reduces c where rank 0 reduces b")
     data = json.loads(CliRunner().invoke(main, ["fsdp", "diff", "--json", *files]).output)
-    assert (data["same"], data["difference"]["index"], data["difference"]["second"]["modules"]) == (False, 1, ["c"])
+    (parting,) = data["partings"]
+    assert (data["verdict"], parting["difference"]["index"]) == ("differs", 1)
+    assert parting["difference"]["second"]["modules"] == ["c"]
+    saved, page = (str(tmp_path / f"saved.{suffix}") for suffix in ("json", "html"))
+    CliRunner().invoke(main, ["fsdp", "diff", "-o", saved, "-o", page, *files])
+    assert "rank 1 reduces c where rank 0 reduces b" in Path(page).read_text()
+    again = CliRunner().invoke(main, ["report", saved])
+    assert (again.exit_code, again.output) == (0, found.output)
     assert CliRunner().invoke(main, ["fsdp", "diff", files[0], files[0]]).exit_code == 0
     assert CliRunner().invoke(main, ["fsdp", "diff", files[0], "missing.json"]).exit_code == 2
 
@@ -189,7 +196,7 @@ def test_a_rank_that_left_no_log_is_named():
     log = journal("abc").log()
     found = judged(1, [log])
     assert found.exit_code == 1
-    assert "rank 1 left no log" in found.text()
+    assert "rank 1 left no log" in "\n".join(found.problems)
     assert judged(0, [log]).exit_code == 0
     assert judged(0, []).exit_code == 2
 

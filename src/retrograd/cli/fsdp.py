@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from retrograd.cli._groups import CommandGroup
-from retrograd.cli._options import AS_JSON, FOLDER, PASSES_OPTIONS_ON, PATH, examples, program
+from retrograd.cli._options import FOLDER, PASSES_OPTIONS_ON, PATH, examples, program
+from retrograd.cli._output import answers
 from retrograd.errors import UsageError
+
+if TYPE_CHECKING:
+    from retrograd.fsdp.outcome.schema import Outcome
 
 
 @click.group(
@@ -25,7 +30,7 @@ def fsdp() -> None:
     context_settings=PASSES_OPTIONS_ON,
     epilog=examples(
         "retrograd fsdp check --steps 3 -- torchrun --nproc-per-node 2 train.py",
-        "retrograd fsdp check --logs logs -- train.py",
+        "retrograd fsdp check --logs logs -o report.html -- train.py",
     ),
 )
 @program("-- torchrun ... SCRIPT ...")
@@ -39,9 +44,8 @@ def fsdp() -> None:
 @click.option("--strict", is_flag=True, help="Compare ranks before each collective, not only before each update.")
 @click.option("--nonfinite", is_flag=True, help="Name the rank that gives NaN or Inf to a reduction.")
 @click.option("--logs", type=FOLDER, metavar="DIR", help="Keep the logs.")
-@AS_JSON
-@click.pass_context
-def check(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_json: bool, **options: object) -> None:
+@answers("retrograd.fsdp.outcome.schema:Outcome")
+def check(program: tuple[str, ...], logs: Path | None, **options: object) -> Outcome:
     """Run a training job, without a change of its source, and compare the collectives of its ranks and steps.
 
     A step ends with an optimizer's step(). A job whose ranks differ is stopped before the optimizer uses the gradients.
@@ -49,18 +53,15 @@ def check(ctx: click.Context, program: tuple[str, ...], logs: Path | None, as_js
     Exit code: 0 same order; 1 ranks or steps differ, gradients were not reduced, a rank hangs or failed; 2 wrong usage,
     or the program failed and nothing was found.
     """
-    from retrograd.fsdp import check_command
+    from retrograd.fsdp import check_command, outcome
 
-    result = check_command.check(program, dict(options), logs)
-    click.echo(result.to_json() if as_json else result.text())
-    ctx.exit(result.exit_code)
+    return outcome.of_check(check_command.check(program, dict(options), logs), program)
 
 
 @fsdp.command(epilog=examples("retrograd fsdp diff logs/rank-0.json logs/rank-1.json"))
 @click.argument("files", metavar="ONE OTHER...", type=PATH, nargs=-1, required=True)
-@AS_JSON
-@click.pass_context
-def diff(ctx: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
+@answers("retrograd.fsdp.outcome.schema:Outcome")
+def diff(files: tuple[Path, ...]) -> Outcome:
     """Name the first collective in which ranks or runs differ, with its step and module, or its stacks.
 
     Files are two logs, those of `log.save(path)` or `retrograd fsdp check --logs DIR`: of two ranks of a run, of which
@@ -72,7 +73,7 @@ def diff(ctx: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
     Exit code: 0 same order, 1 different, 2 wrong usage or a file that is neither log nor dump, 3 dumps that have
     nothing in common.
     """
-    from retrograd.fsdp import flight_recorder, log_diff
+    from retrograd.fsdp import flight_recorder, log_diff, outcome
     from retrograd.fsdp.schema import Log
 
     dumps = [path for path in files if flight_recorder.is_dump(path)]
@@ -81,11 +82,9 @@ def diff(ctx: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
         by_rank = {log.rank: log for log in logs}
         ranks = flight_recorder.load(dumps)
         named = [flight_recorder.with_modules(d, by_rank[d.rank]) if d.rank in by_rank else d for d in ranks]
-        result = flight_recorder.compare(named)
-    elif len(files) != 2:
+        return outcome.of_dumps(flight_recorder.compare(named), files)
+    if len(files) != 2:
         raise UsageError(f"{len(files)} logs were given; expected two, or dumps of Flight Recorder")
-    else:
-        first, second = logs
-        result = log_diff.diff(first, second, None if first.rank != second.rank else (str(files[0]), str(files[1])))
-    click.echo(result.to_json() if as_json else result.words())
-    ctx.exit(result.exit_code)
+    first, second = logs
+    names = None if first.rank != second.rank else (str(files[0]), str(files[1]))
+    return outcome.of_logs(log_diff.diff(first, second, names), files)

@@ -21,7 +21,6 @@ from typing import Any
 from retrograd import config
 from retrograd.core.import_hook import AfterImport
 from retrograd.core.run_program import with_interpreter
-from retrograd.core.schema import plain
 from retrograd.core.system_errors import as_usage_error
 from retrograd.errors import UsageError, VerificationError
 from retrograd.fsdp.log_diff import LogDiff, diff
@@ -45,33 +44,6 @@ class Checked:
         if self.problems or self.diffs:
             return 1
         return 2 if self.code or not any(log.total for log in self.logs) else 0
-
-    def text(self) -> str:
-        lines = [f"problem: {text}" for text in self.problems]
-        # What a rank found while it ran says it better, and of a job that was stopped the last step is not whole.
-        if not self.problems:
-            lines += [f"ranks differ: {d.words()}" for d in self.diffs]
-        if not self.logs:
-            lines.append("no process recorded anything: is it started by torchrun, and does it import torch?")
-        for log in self.logs:
-            counts = ", ".join(f"{p.count} x {len(p.entries)} collectives" for p in log.patterns)
-            lines.append(f"rank {log.rank}: {log.total} steps ({counts or 'none'}), hash {log.hash}")
-            lines += [f"  note: {note}" for note in log.notes]
-        if not self.exit_code:
-            lines.append(f"same order over {len(self.logs)} ranks")
-        elif self.code:
-            lines.append(f"the program ended with exit code {self.code}")
-        return "\n".join(lines)
-
-    def to_json(self) -> str:
-        """As JSON: problems, differences, and of each rank its steps."""
-        ranks = [
-            {"rank": log.rank, "steps": log.total, "patterns": len(log.patterns), "hash": log.hash, "notes": log.notes}
-            for log in self.logs
-        ]
-        differences = [plain(d) | {"same": d.same} for d in self.diffs]
-        report = {"code": self.code, "problems": self.problems, "differences": differences, "ranks": ranks}
-        return json.dumps(report | {"exit_code": self.exit_code}, indent=1)
 
 
 def check(command: Sequence[str], options: dict[str, Any], keep: Path | None = None) -> Checked:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from retrograd.core.alignment import align
-from retrograd.core.schema import plain
 from retrograd.core.system_errors import as_usage_error
 from retrograd.core.wording import count, some
 from retrograd.errors import UsageError
@@ -111,27 +110,6 @@ class DumpDiff:
     compared: int  # collectives that every rank of their group issued alike
     partings: tuple[Parting, ...]  # a group each, the earliest first
     notes: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 nothing differs, 1 ranks part, 3 they have nothing in common that could be compared."""
-        return 1 if self.partings else 0 if self.compared else 3
-
-    def to_json(self) -> str:
-        return json.dumps(plain(self) | {"exit_code": self.exit_code}, indent=1)
-
-    def words(self) -> str:
-        lines: list[str] = []
-        for parting in self.partings:
-            lines.append(f"{parting.group}, collective {parting.number}: {parting.text}")
-            for side, frames in parting.stacks.items():
-                lines += [f"  {side}: {frames[0] if frames else 'no stack'}", *(f"    {frame}" for frame in frames[1:])]
-        if not self.partings and not self.compared:
-            lines.append("cannot tell: no collective of a group stands in the dumps of two ranks")
-        elif not self.partings:
-            compared = count(self.compared, "collective")
-            lines.append(f"same order: ranks {' '.join(map(str, self.ranks))}, {compared} that all have in their dumps")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 class _PlainUnpickler(pickle.Unpickler):

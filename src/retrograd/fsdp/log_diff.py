@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from retrograd.core.schema import plain
 from retrograd.fsdp.schema import Collective, Log
 
 ADVICE = "issue collectives in the same order on every rank (module order, sets, data-dependent branches)"
@@ -80,14 +78,6 @@ class LogDiff:
     def same(self) -> bool:
         """Whether every compared step is the same."""
         return not self.place
-
-    @property
-    def exit_code(self) -> int:
-        """0 the same, 1 different."""
-        return 0 if self.same else 1
-
-    def to_json(self) -> str:
-        return json.dumps(plain(self) | {"same": self.same}, indent=1)
 
     def words(self) -> str:
         if self.same:

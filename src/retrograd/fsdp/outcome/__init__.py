@@ -1,0 +1,61 @@
+"""Outcomes of comparing a job's ranks, two logs or the dumps of a job, as one record."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from retrograd.core.wording import count
+from retrograd.fsdp.check_command import Checked
+from retrograd.fsdp.flight_recorder import DumpDiff
+from retrograd.fsdp.log_diff import LogDiff
+from retrograd.fsdp.outcome.schema import Outcome, Parting, RankSteps
+
+
+def of_check(checked: Checked, command: Sequence[str]) -> Outcome:
+    """Of a job that was run."""
+    # What a rank found while it ran says it better, and of a job that was stopped the last step is not whole.
+    partings = () if checked.problems else tuple(map(_parting, checked.diffs))
+    summary = f"same order over {len(checked.logs)} ranks"
+    if checked.exit_code:
+        summary = f"the program ended with exit code {checked.code}" if checked.code else ""
+    if not checked.logs:
+        hint = "no process recorded anything: is it started by torchrun, and does it import torch?"
+        summary = f"{hint}\n{summary}".rstrip()
+    ranks = tuple(
+        RankSteps(
+            log.rank, log.total, tuple((p.count, len(p.entries)) for p in log.patterns), log.hash, tuple(log.notes)
+        )
+        for log in checked.logs
+    )
+    verdict = ("same", "differs", "failed")[checked.exit_code]
+    return Outcome(shlex.join(command), verdict, summary, partings, checked.problems, ranks, code=checked.code)
+
+
+def of_logs(compared: LogDiff, files: Sequence[Path]) -> Outcome:
+    """Of two logs."""
+    target = " ".join(map(str, files))
+    if not compared.same:
+        return Outcome(target, "differs", partings=(_parting(compared),))
+    return Outcome(target, "same", compared.words())
+
+
+def of_dumps(compared: DumpDiff, files: Sequence[Path]) -> Outcome:
+    """Of the dumps of a job."""
+    target = " ".join(map(str, files))
+    if compared.partings:
+        partings = tuple(
+            Parting(f"{p.group}, collective {p.number}", p.text, stacks=p.stacks) for p in compared.partings
+        )
+        return Outcome(target, "differs", partings=partings, notes=compared.notes)
+    if not compared.compared:
+        summary = "cannot tell: no collective of a group stands in the dumps of two ranks"
+        return Outcome(target, "undecided", summary, notes=compared.notes)
+    alike = count(compared.compared, "collective")
+    summary = f"same order: ranks {' '.join(map(str, compared.ranks))}, {alike} that all have in their dumps"
+    return Outcome(target, "same", summary, notes=compared.notes)
+
+
+def _parting(compared: LogDiff) -> Parting:
+    return Parting(compared.place, compared.text, compared.difference)
