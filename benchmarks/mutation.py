@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import platform
 import sys
 import time
 import warnings
@@ -342,7 +341,7 @@ def main() -> int:
     head = [
         "# Mutants of backward passes", "",
         f"`python benchmarks/mutation.py` makes it. {len({(r['set'], r['name']) for r in records})} ops, "
-        f"seeds {seeds}; {'; '.join(sorted({r['place'] for r in records}))}; {platform.processor() or 'CPU'}.", "",
+        f"seeds {seeds}; {'; '.join(sorted({r['place'] for r in records}))}.", "",
     ]  # fmt: skip
     text = "\n".join(head + table(records)).rstrip() + "\n"
     if args.out:

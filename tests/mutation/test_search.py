@@ -135,6 +135,14 @@ def test_what_rounding_leaves_of_a_gradient_that_cancels_is_none(monkeypatch, ex
     assert (difference and difference.rarity) == rarity
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "rarity"), [(0.0, "a NaN's own element"), (1e-3, "special values")], ids=["alone", "and elsewhere"]
+)
+def test_whether_a_nan_reaches_its_own_element_is_a_class_of_its_own(searched, elsewhere, rarity):
+    difference, _ = searched(lambda ctx, x, grad: torch.where(x.isnan(), 0.0, grad + elsewhere * x.isnan().any()))
+    assert difference.rarity == rarity
+
+
 def test_an_exception_is_a_difference(searched):
     difference, _ = searched(lambda ctx, x, grad: grad.reshape(-1))
     assert difference is not None

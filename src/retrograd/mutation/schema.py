@@ -10,10 +10,12 @@ from retrograd.core.schema import Record
 
 MUTATION_SCHEMA = "retrograd.mutation/1"
 
+# Whether a result is NaN where its own input is: relu and a comparison differ in it, which is a convention.
+OWN_NAN = "a NaN's own element"
 # At which inputs a mutant differs from the original, the most ordinary first.
 RARITIES = (
     "every input", "some inputs", "parameters", "sizes", "special values", "layouts", "subset of gradients", "dtypes",
-    "order or races", "found by verify alone",
+    OWN_NAN, "order or races", "found by verify alone",
 )  # fmt: skip
 # Of a mutant: it differs; no input was found at which it does; it differs only where the gradient jumps; it raises at
 # every ordinary input; it ends its process; it never ends; it cannot stand in the place of the function.

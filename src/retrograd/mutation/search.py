@@ -29,7 +29,7 @@ from retrograd.check.rounding import Float64
 from retrograd.check.schema import Case
 from retrograd.check.sizes import elements
 from retrograd.check.spec import OpSpec
-from retrograd.mutation.schema import RARITIES
+from retrograd.mutation.schema import OWN_NAN, RARITIES
 
 _ORDINARY = 6  # draws of the ordinary inputs
 _SIZES = (0, 1, 2, 3, 8, 17, 33, 64, 65, 129, 300)
@@ -53,10 +53,14 @@ class TriedInput:
 
 @dataclass(frozen=True)
 class Seen:
-    """How results differ, in words, and by which share of the largest element of any result; else infinite."""
+    """How results differ, in words, and by which share of the largest element of any result; else infinite.
+
+    `own`: only in whether the element that is NaN in an input is one in a result, which has no share.
+    """
 
     text: str
     share: float = math.inf
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,14 +167,21 @@ class Search:
 
     def differences(self, rarities: tuple[str, ...] = RARITIES) -> Iterator[MutantDifference]:
         """What differs now, in the order of the classes: at most one of each, `every input` or `some inputs` first."""
-        for rarity in (r for r in rarities if r != "some inputs"):
+        own = None
+        for rarity in (r for r in rarities if r not in ("some inputs", OWN_NAN)):
             trials = [t for t in self.trials if t.rarity == rarity]
             if rarity == "every input":
                 shown = [(t, seen) for t in trials if (seen := self.difference(t))]
                 if shown and (len(shown) == len(trials) or "some inputs" in rarities):
                     yield MutantDifference(rarity if len(shown) == len(trials) else "some inputs", *shown[0])
-            elif first := next(((t, seen) for t in trials if (seen := self.difference(t))), None):
-                yield MutantDifference(rarity, *first)
+                continue
+            for trial in trials:
+                if (seen := self.difference(trial)) and not seen.own:
+                    yield MutantDifference(rarity, trial, seen)
+                    break
+                own = own or (MutantDifference(OWN_NAN, trial, seen) if seen else None)
+        if own and OWN_NAN in rarities:
+            yield own
 
     def difference(self, trial: TriedInput) -> Seen | None:
         """How the op differs now from the original at a trial; None if it does not, or the original raised."""
@@ -202,16 +213,22 @@ class Search:
             return None if same else Seen(f"{name} is {'None' if got is None else 'a tensor'}")
         if got.shape != want.shape:
             return Seen(f"{name} has shape {tuple(got.shape)} instead of {tuple(want.shape)}")
-        if bool((want.isfinite() & ~got.isfinite()).any()):
-            return Seen(f"{name} is not finite where it was")
-        if bool((got.isfinite() & ~want.isfinite()).any()):
-            return Seen(f"{name} is finite where it was not")
+        apart, seen = want.isfinite() != got.isfinite(), None
+        if bool(apart.any()):
+            own = any(value == "nan" for _, value in trial.case.values) and apart.nonzero().tolist() == [
+                list(extreme_values.cell(apart.shape))
+            ]
+            lost = bool((apart & want.isfinite()).any())
+            text = f"{name} is {'not ' * lost}finite where it was{'' if lost else ' not'}"
+            seen = Seen(text, 0.0 if own else math.inf, own)
+            if not own:
+                return seen
         true = truth.get(name) if isinstance(truth, dict) else None
         center = want if true is None or true.shape != want.shape else true.to(want.dtype)
-        finite = center.isfinite() & want.isfinite()
+        finite = center.isfinite() & want.isfinite() & ~apart
         if not bool(finite.any()):
             same = (got == want) | (got.isnan() & want.isnan())
-            return None if bool(same.all()) else Seen(f"{name} has another infinity")
+            return seen if bool((same | apart).all()) else Seen(f"{name} has another infinity")
         error = (want - center).abs()
         size, off = float(center[finite].abs().max()), torch.where(finite, (got - center).abs(), 0.0)
         roundoffs = 16 * torch.finfo(make.torch_dtype(trial.case.dtype)).eps
@@ -221,7 +238,7 @@ class Search:
         if bool((off > allowed).any()):
             off = torch.where(off <= self._left(trial, name, wanted, want.abs() if true is None else error), 0.0, off)
         if (most := float(off.max())) <= allowed:
-            return None
+            return seen
         return Seen(f"{name} is off by {most:.3g} where the largest is {size:.3g}", most / scale if scale else math.inf)
 
     def _left(
