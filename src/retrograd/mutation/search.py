@@ -249,7 +249,8 @@ class Search:
         assert want is not None
         if self.spec.reference is None or (terms := term_sizes(reference, wanted).get(name)) is None:
             return torch.zeros_like(want)
-        return tolerance.cancelled(want, error, tolerance.UNIT[trial.case.dtype], terms)
+        # The largest of all: a row's maximum, say, has the gradient of each of its elements.
+        return tolerance.cancelled(want, error, tolerance.UNIT[trial.case.dtype], terms.amax().expand_as(want))
 
     def at_kink(self, difference: MutantDifference) -> bool:
         """Whether what is seen lies between results of the original at inputs nearby."""
