@@ -48,9 +48,11 @@ def main() -> None:
         "# Faults of one rank, and who names them",
         "",
         f"torch {torch.__version__}, two gloo ranks, `python benchmarks/fsdp_faults.py`; rank 1 errs in step 2 of 5.",
+        "Seconds are from the step that errs to the end of the rank that ends last, on two shared cores at a load of "
+        f"{os.getloadavg()[1]:.0f}; where nothing but the process group's timeout can end a case, that is 4 s of them.",
         "",
-        "| fault | `record_collectives()` | names | TORCH_DISTRIBUTED_DEBUG=DETAIL | names |",
-        "|---|---|---|---|---|",
+        "| fault | `record_collectives()` | names | s | TORCH_DISTRIBUTED_DEBUG=DETAIL | names | s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for case, words in faults.CASES.items():
         cells = [words]
@@ -61,7 +63,8 @@ def main() -> None:
                 "line" * bool(re.search(r'faults\.py(:\d+ \(|", line .*in (train|err))', text)),
                 "rank" * bool(re.search(r"rank \d (departs|is gone|stopped|is after)|(Error: bad|Exit: 3)", text)),
             ]
-            cells += [sentence(side[case]), ", ".join(filter(None, named)) or "none"]
+            seconds = max(end["since"] for end in side[case].values())
+            cells += [sentence(side[case]), ", ".join(filter(None, named)) or "none", f"{seconds:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -79,11 +79,13 @@ def err_before_backward(case):
         time.sleep(600)
 
 
-def train(case, rank):
+def train(case, rank, folder):
     model, group = build(case), dist.new_group([0, 1])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(5):
         wrong = step == 2 and rank == 1
+        if wrong or (step == 2 and case == "save" and rank == 0):
+            (folder / "fault").write_text(repr(time.monotonic()))
         if wrong and case == "batch":
             break
         if case == "swap":
@@ -118,7 +120,7 @@ def job(case, rank, folder, record):
 
         recording = retrograd.fsdp.record_collectives()
     with recording:
-        train(case, rank)
+        train(case, rank, folder)
     dist.destroy_process_group()
 
 
@@ -138,7 +140,7 @@ def _child(case, rank, folder, record):
 
 
 def run(case, record):
-    """How a case ends: of each rank its exit code, what it printed, and how many seconds after the first it ended."""
+    """How a case ends: of each rank exit code, text, and how many seconds after the first end and the fault it ended."""
     with tempfile.TemporaryDirectory() as name:
         folder, left, ends = Path(name), {}, {}
         for rank in (0, 1):
@@ -155,9 +157,13 @@ def run(case, record):
                 for pid in left:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
-        first = min(at for _, at in ends.values())
+        first, mark = min(at for _, at in ends.values()), folder / "fault"
+        fault = float(mark.read_text()) if mark.exists() else first
         texts = {rank: (folder / f"{rank}.txt").read_text(errors="replace") for rank in ends}
-        return {r: {"code": ends[r][0], "seconds": ends[r][1] - first, "text": texts[r]} for r in sorted(ends)}
+        return {
+            r: {"code": ends[r][0], "seconds": ends[r][1] - first, "since": ends[r][1] - fault, "text": texts[r]}
+            for r in sorted(ends)
+        }
 
 
 if __name__ == "__main__":

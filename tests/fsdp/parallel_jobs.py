@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -200,18 +202,68 @@ def scaled() -> Step:
     return step
 
 
+def checkpointed() -> Step:
+    """FSDP2 whose state a thread saves beside training, through a process group of its own."""
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(nn.Sequential(*_layers(2)))
+    group, folder = dist.new_group(backend="gloo"), [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    train, saving = _step_of(model), list[Any]()
+
+    def step() -> None:
+        train()
+        for earlier in saving:
+            earlier.result()
+        saving[:] = [checkpoint.async_save(get_model_state_dict(model), checkpoint_id=folder[0], process_group=group)]
+
+    return step
+
+
+def first_fsdp() -> Step:
+    """FSDP1, each layer wrapped, the root around them."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
+
+    layers = [Sharded(layer, device_id=torch.device("cpu")) for layer in _layers(2)]
+    return _step_of(Sharded(nn.Sequential(*layers), device_id=torch.device("cpu")))
+
+
+def any_order() -> Step:
+    """Blocks in another order at each step and some left out, as stochastic depth does: alike on all ranks."""
+    from torch.distributed.fsdp import fully_shard
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.draw = nn.ModuleList(_layers(4)), random.Random(0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for number in self.draw.sample(range(4), self.draw.randint(1, 4)):
+                x = x + self.layers[number](x)
+            return x
+
+    model = Dropped()
+    for layer in model.layers:
+        fully_shard(layer)
+    return _step_of(fully_shard(model))
+
+
 JOBS: dict[str, Callable[[], Step]] = {
+    "checkpointed": checkpointed, "first_fsdp": first_fsdp,
     "ring": ring, "experts": experts, "unused_parameters": unused_parameters, "scaled": scaled,
     "hybrid_sharded": hybrid_sharded, "tensor_parallel": tensor_parallel,
 } | {
     f"pipeline_{name}": lambda name=name: pipeline(name)
     for name in ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
 } | {"pipeline_of_ddp": lambda: pipeline("1F1B", data_parallel=2)}  # fmt: skip
+CHANGING = {"any_order": any_order}  # another step each time, the same on all ranks
 
 
 def record(job: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
     """Steps of a job under a recorder: hash, problems, kinds of collectives, and the error if one was raised."""
-    step, error = JOBS[job](), ""
+    step, error = (JOBS | CHANGING)[job](), ""
     log = rf.record_collectives(**options)
     try:
         with log:

@@ -40,6 +40,16 @@ def test_four_healthy_ranks_are_left_alone(four, job):
     _healthy(four.run(record, job, {}), job)
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["hashes", "strict"])
+def test_twenty_steps_of_blocks_in_any_order_are_never_stopped(ranks, strict):
+    answers = ranks.run(parallel_jobs.record, "any_order", 20, {"on_change": "record", "strict": strict})
+    assert [answer["error"] for answer in answers] == ["", ""]
+    for answer in answers:  # that a step is another one than those before it, which it is, and nothing else
+        assert all(text.startswith(("step ", "further steps differ")) for text in answer["problems"])
+        assert Log.from_json(answer["log"]).total == 20
+    assert len({answer["hash"] for answer in answers}) == 1
+
+
 def _healthy(answers, job):
     for answer in answers:
         assert (answer["error"], answer["problems"]) == ("", [])

@@ -126,6 +126,39 @@ def test_other_dtype_from_the_same_inputs() -> None:
     assert diff(a, _trace(a.ops[0], op(1, "aten.mm.default", [value(0, 3)], [value(1, 4, high=5.0, dtype="bfloat16")])))
 
 
+def test_casts_of_one_run_alone_are_one_cause_with_both_dtypes() -> None:
+    """As an operator that is computed in bfloat16 in one run: its operands and its result are cast."""
+    a = _trace(op(0, "aten.mm.default", [value(0)], [value(1, 4)]))
+    cast = [
+        op(0, "aten._to_copy.default", [value(0)], [value(1, 3, dtype="bfloat16")], module="proj"),
+        op(1, "aten.mm.default", [value(1, 3, dtype="bfloat16")], [value(2, 5, dtype="bfloat16")], module="proj"),
+        op(2, "aten._to_copy.default", [value(2, 5, dtype="bfloat16")], [value(3, 6)], module="proj"),
+    ]
+    found = diff(a, _trace(*cast), "bitwise")
+    assert _kinds(found) == ["dtype"]
+    assert found.causes[0].what == "float32 is cast to bfloat16 in B alone"
+    assert found.causes[0].count == 2
+    assert "1 operator has results of another dtype, the first aten.mm.default" in "".join(found.notes)
+    copied = _trace(op(0, "aten.clone.default", [value(0)], [value(1, 3)]), a.ops[0])
+    assert _kinds(diff(a, copied, "bitwise")) == ["inserted"]
+
+
+def test_settings_in_which_the_runs_differ_are_the_reason() -> None:
+    a, b = _one("aten.gelu.default", 4), _one("aten.gelu.default", 5)
+    a.conditions = {"flags": {"mkldnn.enabled": "True"}, "variables": {}, "sources": {"train": "12"}}
+    b.conditions = {"flags": {"mkldnn.enabled": "True"}, "variables": {}, "sources": {"train": "12"}}
+    assert "settings" not in diff(a, b).causes[0].why
+    b.conditions["flags"] = {"mkldnn.enabled": "False"}
+    b.conditions["variables"] = {"DISABLE_ADDMM_CUDA_LT": "1", "NCCL_DEBUG": "INFO"}
+    found = diff(a, b)
+    settings = "mkldnn.enabled is True in A, False in B", "DISABLE_ADDMM_CUDA_LT is unset in A, 1 in B"
+    assert found.causes[0].why.startswith(f"the runs differ in their settings: {'; '.join(settings)}; ")
+    assert found.notes == settings
+    alike = diff(a, Trace(a.ops, "full", conditions=b.conditions))
+    assert alike
+    assert alike.notes == settings
+
+
 def test_another_size_from_inputs_of_the_same_size() -> None:
     a = _one("aten.nonzero.default", 4)
     b = _trace(a.ops[0], op(1, "aten.nonzero.default", [value(0, 3)], [value(1, 5, shape=(3, 2))]))

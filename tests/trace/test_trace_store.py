@@ -27,7 +27,7 @@ OPS = [
         (replace(VALUE, rms=math.inf, low=None, digest=None, storage=-1, exponents=None),), True, ("k1", "k2"), "x.py:9: g * 2",
     ),
 ]  # fmt: skip
-TRACE = Trace(OPS, "full", 3, {"torch": "2", "note": "ä"})
+TRACE = Trace(OPS, "full", 3, {"torch": "2", "note": "ä"}, conditions={"flags": {"mkldnn.enabled": "True"}, "seed": {}})
 
 
 @pytest.fixture

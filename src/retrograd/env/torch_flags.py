@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 Read = Callable[[Any], Any]
+UNREADABLE = "cannot be read"
 
 
 def _sdp(name: str) -> Read:
@@ -76,7 +77,7 @@ def _plain(torch: ModuleType, read: Read) -> Any:
     except AttributeError:
         return None
     except Exception as error:  # as when TF32 was set by its new name, and is read by the old one
-        return f"cannot be read: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return f"{UNREADABLE}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return value if isinstance(value, (bool, int)) else str(value).removeprefix("torch.")
 
 

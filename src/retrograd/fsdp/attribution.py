@@ -177,6 +177,15 @@ class _DdpBuckets:
             if orders is None or not orders.final:
                 self._orders[model] = bucket_orders(model)
 
+    def replicas(self) -> dict[int, tuple[str, tuple[int, ...]]]:
+        """Parameters whose gradients DDP adds up, by id: name, and the ranks that hold the same."""
+        return {
+            id(parameter): (name, tuple(sorted(torch.distributed.get_process_group_ranks(model.process_group))))
+            for model in self._orders
+            for name, parameter in model.module.named_parameters()
+            if parameter.requires_grad
+        }
+
     def _of(self, group: Any) -> list[Any]:
         models = [model for model in self._orders if model.process_group is group]
         # The collector knows every object; 0.1 s for a million, so it is asked only while a group has no model.

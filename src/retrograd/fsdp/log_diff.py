@@ -56,9 +56,7 @@ def rank_difference(
     """
     parted: list[tuple[int, Difference]] = []
     for lane in dict.fromkeys(c.lane for c in (*first, *second) if {rank, other}.issubset(c.ranks)):
-        sides = [
-            [(at, c) for at, c in enumerate(s) if c.lane == lane and not c.point_to_point] for s in (first, second)
-        ]
+        sides = [[(at, c) for at, c in enumerate(s) if c.lane == lane and not c.unordered] for s in (first, second)]
         difference = first_difference(*([c for _, c in side] for side in sides))
         if difference is not None:
             longer = sides[0] if difference.first is not None else sides[1]

@@ -7,6 +7,8 @@ and whoever comes last sees a difference before its collective starts.
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -135,6 +137,17 @@ class Peers:
     def _counts(self) -> list[tuple[Lane, int]]:
         lanes = set(self.own.lanes()).union(*(reader.lanes() for reader in self.readers.values()))
         return [(lane, self.own.count(lane)) for lane in sorted(lanes) if self.own.rank in lane[1]]
+
+
+def meet(exchange: RankStore, folder: Path | None, notes: list[str]) -> Peers | None:
+    """The ranks of this machine, through files in a folder that stay, or else among temporary ones."""
+    place = folder or Path(tempfile.gettempdir())
+    name = f"rank-{exchange.rank}.ring" if folder else f"retrograd-{os.getpid()}-{time.monotonic_ns()}.ring"
+    try:
+        return Peers(exchange, RingWriter(place / name, exchange.rank))
+    except OSError as error:
+        notes.append(f"ranks are compared at the end of steps alone: no file in {place}: {error}")
+        return None
 
 
 def _differing(own: RingReader, other: RingReader, lane: Lane, number: int) -> tuple[Payload, ...]:

@@ -108,7 +108,7 @@ class RankVerifier:
         Two that differ in their names alone pass, since neither hangs: every rank raises at the end of the step. Ranks
         of other machines are looked at through the store, and only in the `first` steps: 0.2 ms a collective.
         """
-        if collective.point_to_point:
+        if collective.unordered:
             return
         passes = self.peers.compare(collective.lane) if self.peers is not None else True
         self._parted = self._parted or (self.peers.parted if self.peers is not None else "")
@@ -132,7 +132,7 @@ class RankVerifier:
 
     def before(self, collective: Collective) -> None:
         """RanksDifferError if a rank of the group is about to issue another collective, or none in time."""
-        if not collective.point_to_point:
+        if not collective.unordered:
             self._agree(collective.lane, collective)
 
     def end_of_step(self) -> None:

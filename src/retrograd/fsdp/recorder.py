@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +17,14 @@ from retrograd.compat import c10d_collectives as c10d
 from retrograd.compat.torch_autograd import in_backward
 from retrograd.compat.versions import UntestedVersionWarning, tested
 from retrograd.core.program_lines import innermost
-from retrograd.core.rank_store import RankStore
 from retrograd.errors import RanksDifferError, UsageError, VerificationError
 from retrograd.fsdp.attribution import Attribution
-from retrograd.fsdp.peers import Peers
+from retrograd.fsdp.peers import Peers, meet
+from retrograd.fsdp.rank_conditions import RankConditions
 from retrograd.fsdp.rank_verification import RankVerifier
-from retrograd.fsdp.ring_file import RingWriter
-from retrograd.fsdp.schema import COMPARED, POINT_TO_POINT, REDUCTIONS, VARYING, Collective, Log, LoggedStep
+from retrograd.fsdp.schema import BESIDE, COMPARED, POINT_TO_POINT, REDUCTIONS, VARYING, Collective, Log, LoggedStep
 from retrograd.fsdp.step_patterns import Journal
-from retrograd.fsdp.watchdog import Watchdog
+from retrograd.fsdp.watchdog import Watchdog, to_stderr
 
 ON_CHANGE = ("warn", "raise", "record")
 STEPS = ("auto", "optimizer", "manual")
@@ -55,6 +51,7 @@ class CollectiveLog:
         self._said_changes = 0
         self._unrecorded: set[str] = set()
         self._verifier: RankVerifier | None = None
+        self._conditions = RankConditions()
         self._line = ""  # of the program, which issued the last collective
         self._thread = threading.get_ident()
         self._failure: BaseException | None = None
@@ -64,7 +61,7 @@ class CollectiveLog:
         self._manual = options["steps"] == "manual"
         self._undo: list[Callable[[], Any]] = []
         self._lock = threading.RLock()
-        self.on_stall: Callable[[str], None] = _print
+        self.on_stall: Callable[[str], None] = to_stderr
         self.on_stalled: Callable[[], None] = lambda: None
         self.on_step: Callable[[int], None] = lambda total: None
 
@@ -91,7 +88,7 @@ class CollectiveLog:
         self._undo.append(register_optimizer_step_pre_hook(self._before_optimizer).remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
         CollectiveLog._active = self
-        self._watchdog = Watchdog(self._ranks, self.options["timeout"], self._stalled, lambda: self.on_stalled())
+        self._watchdog = Watchdog(self._ranks, self.options["timeout"], self._tell, lambda: self.on_stalled())
         self._watchdog.start()
         return self
 
@@ -132,9 +129,10 @@ class CollectiveLog:
         raised = f"raised {type(error).__name__}: {(str(error).splitlines() or [''])[0][:1000]}"
         sentences = [f"retrograd.fsdp: rank {self.journal.rank} ended {where}"]
         try:
-            ranks = self._ranks()
-            if ranks is not None:
+            if (ranks := self._ranks()) is not None:
                 ranks.fail(raised if ours else f"{raised}, {where}")
+                if not self.journal.total:
+                    self._conditions.tell(self._tell, self.journal.notes)
         except RuntimeError:  # the store is gone with the rank that held it
             sentences.append("the store of the job does not answer: the process that held it has ended")
         if self._verifier is not None and not ours:
@@ -209,19 +207,10 @@ class CollectiveLog:
                 self.journal.rank, self.journal.size = dist.get_rank(), dist.get_world_size()
                 exchange = c10d.rank_store("order") if self._verifier is None else None
                 if exchange is not None:
-                    peers = self._meet(exchange)
-                    self._verifier = RankVerifier(exchange, self.journal, self.options["timeout"] or _WAIT, peers)
+                    self._conditions.join(exchange)
+                    peers, seconds = meet(exchange, self.folder, self.journal.notes), self.options["timeout"] or _WAIT
+                    self._verifier = RankVerifier(exchange, self.journal, seconds, peers)
         return self._verifier
-
-    def _meet(self, exchange: RankStore) -> Peers | None:
-        """The ranks of this machine, through files."""
-        folder = self.folder or Path(tempfile.gettempdir())
-        name = f"rank-{exchange.rank}.ring" if self.folder else f"retrograd-{os.getpid()}-{time.monotonic_ns()}.ring"
-        try:
-            return Peers(exchange, RingWriter(folder / name, exchange.rank))
-        except OSError as error:
-            self.journal.notes.append(f"ranks are compared at the end of steps alone: no file in {folder}: {error}")
-            return None
 
     @property
     def _peers(self) -> Peers | None:
@@ -243,12 +232,16 @@ class CollectiveLog:
         varying = call.kind in ("all-to-all", "send", "recv")
         numel = VARYING if varying else sum(t.numel() for t in call.tensors)
         by, modules, phase, op = self._attribution.of(sys._getframe(1), call.kind, numel, call.group)
+        if phase in ("optimizer", "other") and threading.get_ident() != self._thread:
+            phase = BESIDE
         if self._ended and phase != "optimizer" and (phase in COMPARED or by == "fsdp"):
             self._close()
         dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
         ranks = tuple(sorted(dist.get_process_group_ranks(call.group)))
         root = call.peer if call.kind in POINT_TO_POINT else call.root
         collective = Collective(call.kind, phase, modules, numel, dtype, op, ranks, by, root, call.group.group_name)
+        if not self.journal.total:
+            self._conditions.collective(call.kind, phase, call.tensors, ranks)
         verifier = self._ranks()
         with self._lock:
             self.journal.add(collective)
@@ -270,12 +263,15 @@ class CollectiveLog:
         if self.options["strict"]:
             verifier.before(collective)
 
-    def _before_optimizer(self, *_: Any) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if in_backward():
             return  # an optimizer inside backward, one for each parameter: no end of a step
+        self._thread = threading.get_ident()
         if self._ended:
             self._close()
         self._attribution.ddp.refresh()
+        if not self.journal.total:
+            self._conditions.optimizer(optimizer, self._attribution.ddp.replicas())
         self._reduced()
         self._compare()
         self._verified = True
@@ -304,12 +300,18 @@ class CollectiveLog:
 
     def _compare(self) -> None:
         every, now = self.options["verify_every"], self.journal.total
-        verifier = self._ranks()
-        if verifier is None or not (now < self.options["first"] or (every is not None and now % every == 0)):
+        if (verifier := self._ranks()) is None or not (
+            now < self.options["first"] or (every is not None and now % every == 0)
+        ):
             return
-        if self.options["strict"]:
-            verifier.end_of_step()
-        verifier.check()
+        self._conditions.start()
+        try:
+            if self.options["strict"]:
+                verifier.end_of_step()
+            verifier.check()
+        finally:
+            if verifier.exchange.rank == 0:
+                self._conditions.tell(self._tell, self.journal.notes)
 
     def _close(self) -> None:
         self._ended = False
@@ -338,14 +340,9 @@ class CollectiveLog:
         if self.options["on_change"] == "warn":
             warnings.warn(f"retrograd.fsdp: {text}", StepChangedWarning, stacklevel=4)
 
-    def _stalled(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
         self.problems.append(text)
         self.on_stall(text)
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"retrograd.fsdp: {text}\n")
-    sys.stderr.flush()
 
 
 def record_collectives(

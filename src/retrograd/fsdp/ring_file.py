@@ -203,7 +203,7 @@ class RingWriter(RingReader):
 
     def _ring(self, collective: Collective) -> int:
         """The ring of its group; one too many if there is none left."""
-        lane = (_MESSAGES, ()) if collective.point_to_point else collective.lane
+        lane = (_MESSAGES, ()) if collective.unordered else collective.lane
         if lane not in self._rings and len(self._rings) < _RINGS:
             ring, row = self._state.rings, self._note([lane[0], list(lane[1])])
             if row == _TABLE:

@@ -16,6 +16,7 @@ SCHEMA = "retrograd.fsdp.log/1"
 VARYING = -1  # the size of a collective whose sizes may differ between ranks and steps: routed tokens, for instance
 POINT_TO_POINT = ("send", "recv")
 REDUCTIONS = ("reduce-scatter", "all-reduce")
+BESIDE = "beside"  # phase of what a thread beside training issues, as one that saves a checkpoint
 COMPARED = ("forward", "backward", "optimizer")  # phases of a step; the rest comes when the program likes
 _NAMED = 3  # modules named of one collective
 Payload = tuple[str, int, str, str, int]
@@ -28,7 +29,8 @@ class Collective:
 
     Attributes:
         kind: "all-gather", "reduce-scatter", "all-reduce", "broadcast", "all-to-all", "send", ...
-        phase: "forward", "backward", "optimizer", "inference" (a forward without gradients) or "other".
+        phase: "forward", "backward", "optimizer", "inference" (a forward without gradients), "beside" (training,
+            in another thread) or "other".
         modules: names of the modules whose parameters or gradients it carries, "" for the root; () if unknown.
         numel: elements that this rank gives; VARYING for all-to-all, send and recv.
         dtype: "float32", ...
@@ -52,8 +54,9 @@ class Collective:
     group: str = ""
 
     @property
-    def point_to_point(self) -> bool:
-        return self.kind in POINT_TO_POINT
+    def unordered(self) -> bool:
+        """Whether it comes when its ranks or its thread like, so that nobody may compare how many there were."""
+        return self.kind in POINT_TO_POINT or self.phase == BESIDE
 
     @property
     def lane(self) -> Lane:

@@ -68,8 +68,8 @@ class Journal:
             del self.since[:-_OPEN]
         elif self.issued == _OPEN + 1:
             self.notes.append(f"step {self.total} has more than {_OPEN} collectives; the rest is hashed, not kept")
-        if collective.point_to_point:
-            return  # of two ranks alone, in an order that is theirs
+        if collective.unordered:
+            return  # of two ranks alone, or of another thread, in an order that is theirs
         lane = collective.lane
         self.groups[lane] = chained(self.groups.get(lane, bytes(8)), collective)
         self._roles[lane] = chained_role(self._roles.get(lane, bytes(8)), collective)

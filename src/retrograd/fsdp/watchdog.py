@@ -156,3 +156,9 @@ class Watchdog:
         """The line of the program at which the thread that started us is."""
         frame = sys._current_frames().get(self._main)  # pyright: ignore[reportPrivateUsage]  # documented, for debuggers
         return innermost(frame) or "an unknown line"
+
+
+def to_stderr(text: str) -> None:
+    """Say it to the person at the terminal, at once."""
+    sys.stderr.write(f"retrograd.fsdp: {text}\n")
+    sys.stderr.flush()

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from retrograd import config
 from retrograd.compat.triton_launch import KernelLaunch, Proceed, around_launches
 from retrograd.core import gc_pause
+from retrograd.env import run_conditions
 from retrograd.errors import RetrogradError, UsageError
 from retrograd.trace import compiled_regions, kernel_launches, store, tape
 from retrograd.trace.gradient_scaling import updates_scale
@@ -115,6 +116,7 @@ class Recorder:
         self.read()
         if isinstance(error, Exception) and "raised" not in self.trace.meta:
             self.trace.meta["raised"] = f"{type(error).__name__}: {str(error)[:500]}"
+        self._note_conditions()
         self.trace.meta["seed"] = str(torch.initial_seed())  # the program's own, if it has set one
         self.trace.meta.update(self._compiled.meta())
         for number, note in enumerate(sorted(self._observer.statistics.notes)):
@@ -257,6 +259,7 @@ class Recorder:
             return
         self._step += 1
         self._unread = True
+        self._guarded(self.unrecorded, self._note_conditions)  # within the program's own contexts, as its operators
         if self._writer is not None or self._pending_count() >= _MAX_PENDING:
             self._unread = False
             self.read()
@@ -271,6 +274,14 @@ class Recorder:
             self._observer.stop()
             if self.on_last_step is not None:
                 self.on_last_step()
+
+    def _note_conditions(self) -> None:
+        """Flags, versions and variables at the end of the first step."""
+        if not self._trace.conditions:
+            conditions = run_conditions.process_conditions() | run_conditions.torch_conditions(torch)
+            self._trace.conditions = conditions
+            if self._writer is not None:
+                self._writer.conditions(conditions)
 
     def _pending_count(self) -> int:
         return len(self._pending) + self._observer.buffered

@@ -135,6 +135,7 @@ class Trace:
         rank: rank of the process, 0 if there is only one.
         meta: versions, device, seed (the last that was set), start: text by name, for people.
         schema: version of this form.
+        conditions: versions, flags, variables and sources of the run (`retrograd.env.run_conditions`); {} if unknown.
     """
 
     ops: list[Op] = field(default_factory=list[Op])
@@ -142,3 +143,4 @@ class Trace:
     rank: int = 0
     meta: dict[str, str] = field(default_factory=dict[str, str])
     schema: int = SCHEMA
+    conditions: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])

@@ -1,9 +1,9 @@
 """Traces in files: gzip'd lines of JSON, written as the run goes on and read back anywhere. No pickle, no torch.
 
 Line 1 says what the file is. Then, each before its first use: `["s", text]` is string 0, 1, ...; `["t", ...]` a tensor
-with its statistics; `["o", ...]` an operator that names both by number; `["meta", {...}]` at the end. The last line is
-`["end", operators]`; without it the file was cut off. Numbers are JSON's; infinities and NaN are the strings "inf",
-"-inf", "nan".
+with its statistics; `["o", ...]` an operator that names both by number; `["conditions", {...}]` when they are known,
+`["meta", {...}]` at the end. The last line is `["end", operators]`; without it the file was cut off. Numbers are
+those of JSON; infinities and NaN are the strings "inf", "-inf", "nan".
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> None:
     """
     writer = Writer(path, trace.level, trace.rank)
     try:
+        writer.conditions(trace.conditions)
         for op in trace.ops:
             writer.add(op)
     finally:
@@ -102,6 +103,10 @@ class Writer:
         kernels = [self._string(kernel) for kernel in op.kernels]
         self._line(["o", op.index, op.step, *texts, inputs, outputs, int(op.random), kernels])
         self.count += 1
+
+    def conditions(self, conditions: dict[str, dict[str, str]]) -> None:
+        if conditions:
+            self._line(["conditions", conditions])
 
     def flush(self) -> None:
         """Let what was added survive the process."""
@@ -238,7 +243,9 @@ class _Reader:
         elif kind == "s":
             self.strings.append(_text(*rest))
         elif kind == "meta":
-            trace.meta = {_text(k): _text(v) for k, v in rest[0].items()}
+            trace.meta = _texts(rest[0])
+        elif kind == "conditions":
+            trace.conditions = {_text(section): _texts(values) for section, values in rest[0].items()}
         elif kind == "end":
             if rest != [len(trace.ops)]:
                 raise ValueError(f"{rest[0]} operators were written, {len(trace.ops)} are there")
@@ -280,6 +287,10 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{shortened(str(value), 80)} is no text")
     return value
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {_text(k): _text(v) for k, v in value.items()}
 
 
 def _number(value: Any, least: int = 0) -> int:

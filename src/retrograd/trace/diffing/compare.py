@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from retrograd.env import run_conditions
 from retrograd.errors import UsageError
-from retrograd.trace.diffing.divergence_reasons import RunConditions, reason
+from retrograd.trace.diffing.divergence_reasons import CAST, RunConditions, reason
 from retrograd.trace.diffing.identity import base_name, unwrapped_module
 from retrograd.trace.diffing.matching import STEP, match
 from retrograd.trace.diffing.schema import DivergenceCause, Kind, OpSummary, PairRow, RunSide, Tensor, TraceDiff
@@ -88,7 +89,8 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
     mode = _mode(a, b, level)
     judge = PairJudge(mode != "attainable", values=mode != "names")
     verdicts = [judge.judge(pair) for pair in match(a.ops, b.ops)]
-    conditions = RunConditions(_devices(a) == _devices(b), (a.meta.get("seed", ""), b.meta.get("seed", "")))
+    seeds = a.meta.get("seed", ""), b.meta.get("seed", "")
+    conditions = RunConditions(_devices(a) == _devices(b), seeds, tuple(_settings(a, b)))
     collector = _CauseCollector(conditions, judge.bitwise)
     for k, verdict in enumerate(verdicts):
         collector.add(k, verdict)
@@ -101,7 +103,7 @@ def compare(a: Trace, b: Trace, level: str | None = None, titles: tuple[str, str
         _side(b, titles[1]),
         mode,
         tuple(causes),
-        tuple(_notes(a, b, mode, collector)),
+        (*_notes(a, b, mode, collector), *conditions.settings),
         counts["same"],
         counts["within"],
         counts["carried"] + collector.late,
@@ -132,7 +134,11 @@ def _devices(trace: Trace) -> set[str]:
 
 
 def _dtypes(trace: Trace) -> set[str]:
-    return {t.dtype for op in trace.ops for t in op.outputs if "float" in t.dtype}
+    return set[str]().union(*map(_float_dtypes, trace.ops))
+
+
+def _float_dtypes(op: Op) -> list[str]:
+    return [t.dtype for t in op.outputs if "float" in t.dtype]
 
 
 Key = tuple[str, ...]
@@ -149,6 +155,7 @@ class _CauseCollector:
     renamed: int = 0
     computed: int = 0
     packed: int = 0  # casts and views that only one of the runs has, where dtypes may differ
+    in_other_dtypes: list[PairVerdict] = field(default_factory=list[PairVerdict])
     idle: int = 0  # arguments that differ without any effect
     _names: dict[Key, list[str]] = field(
         default_factory=dict[Key, list[str]]
@@ -158,6 +165,8 @@ class _CauseCollector:
 
     def add(self, at: int, verdict: PairVerdict) -> None:
         op = verdict.pair.either
+        if verdict.pair.a and verdict.pair.b and _float_dtypes(verdict.pair.a) != _float_dtypes(verdict.pair.b):
+            self.in_other_dtypes.append(verdict)
         if verdict.status in ("inserted", "missing") and not self.bitwise and is_packaging(op):
             self.packed += 1
         elif verdict.status in ("inserted", "missing"):
@@ -226,6 +235,14 @@ class _CauseCollector:
             description = f"step {op.step} is in {'B' if status == 'inserted' else 'A'} alone"
             self._put((status, STEP, str(op.step)), at, DivergenceCause(status, description, **_summaries(verdict)))
             return
+        was, now = op.inputs[-1].dtype if op.inputs else "", op.outputs[0].dtype if op.outputs else ""
+        if is_packaging(op) and was != now:
+            key = (status, "dtype", *sorted((was, now)))  # a backward casts back
+            description = f"{was} is cast to {now} in {'B' if status == 'inserted' else 'A'} alone"
+            why, advice = CAST
+            self._put(key, at, DivergenceCause("dtype", description, why, advice, **_summaries(verdict)))
+            self._last = (at, key)
+            return
         owner = self._owner(at, status, op)
         if owner is not None:
             first, known = self.causes[owner]
@@ -286,6 +303,11 @@ def _notes(a: Trace, b: Trace, mode: str, collector: _CauseCollector) -> Iterabl
         yield "no digests were recorded: tensors with the same least, greatest and rms count as the same"
     if collector.packed:
         yield f"{collector.packed} casts and views only one of the runs has"
+    if collector.in_other_dtypes:
+        first, second = collector.in_other_dtypes[0].pair.both
+        dtypes = [", ".join(_float_dtypes(op)) for op in (first, second)]
+        where = f"the first {second.name}, {_op_summary(second).where}: {dtypes[0]} in A, {dtypes[1]} in B"
+        yield f"{_have(len(collector.in_other_dtypes))} results of another dtype, {where}"
     if collector.renamed:
         yield f"{_have(collector.renamed)} another name and the same result"
     if collector.idle:
@@ -300,6 +322,14 @@ def _notes(a: Trace, b: Trace, mode: str, collector: _CauseCollector) -> Iterabl
             yield f"operators are missing from the trace of {letter}: {trace.meta['lost']}"
     if a.rank != b.rank:
         yield f"ranks: {a.rank} in A, {b.rank} in B"
+
+
+def _settings(a: Trace, b: Trace) -> Iterable[str]:
+    """Flags, variables and versions that may change numbers and in which the runs differ."""
+    for row in run_conditions.differences({0: a.conditions, 1: b.conditions}):
+        # What differs between the ranks of one run as it should is another processor or number of threads here.
+        if row.section in (run_conditions.VERSIONS, run_conditions.FLAGS) or not row.intended:
+            yield row.text(lambda runs: f"in {' and '.join('AB'[run] for run in runs)}")
 
 
 def _alone(names: Sequence[str], status: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retrograd.trace.diffing import error_bounds
 from retrograd.trace.diffing.identity import base_name
@@ -24,15 +24,21 @@ _ROUNDED_FACTORS = (
     (2.0**-16, 2.0**-9, "near 2^-11, as when factors are rounded to TF32", "torch.backends.cuda.matmul.allow_tf32"),
     (2.0**-9, 2.0**-5, "near 2^-8, as when factors are rounded to bfloat16", "autocast"),
 )
+# Why a dtype is another one in one of the runs, and advice.
+CAST = (
+    "autocast, or a cast in one of the runs",
+    "compare with --attainable if both are meant: rounding then does not count",
+)
 _CHOSEN = 2**32  # a seed that nobody set is a random number of 64 bits
 
 
 @dataclass(frozen=True)
 class RunConditions:
-    """Whether both runs are on the same kind of device, and the seeds that were set last."""
+    """Whether both runs are on the same kind of device, the seeds that were set last, and in what else they differ."""
 
     device: bool
     seeds: tuple[str, str] = ("", "")
+    settings: tuple[str, ...] = ()  # "mkldnn.enabled is True in A, False in B": flags, variables and versions
 
 
 def reason(verdict: PairVerdict, conditions: RunConditions) -> DivergenceCause:
@@ -54,7 +60,11 @@ def reason(verdict: PairVerdict, conditions: RunConditions) -> DivergenceCause:
             _size(verdict) if verdict.excess > 1 else f"another kernel adds in another order: {_size(verdict)}",
             "" if verdict.excess > 1 else "compare with --attainable: rounding then does not count",
         )
-    return _product(verdict, b) or _unordered(verdict, b) or _other(verdict, b)
+    cause = _product(verdict, b) or _unordered(verdict, b) or _other(verdict, b)
+    if not conditions.settings:
+        return cause
+    why = f"the runs differ in their settings: {'; '.join(conditions.settings)}; {cause.why}"
+    return replace(cause, why=why, advice=f"run both with the same settings; {cause.advice}")
 
 
 def _operator_itself(verdict: PairVerdict, a: Op, b: Op) -> DivergenceCause:
@@ -70,12 +80,7 @@ def _operator_itself(verdict: PairVerdict, a: Op, b: Op) -> DivergenceCause:
         sizes = " -> ".join(", ".join(str(list(t.shape)) for t in op.outputs) for op in (a, b))
         return DivergenceCause("shape", f"{b.name} gives other sizes from inputs of the same sizes: {sizes}")
     names = " -> ".join(", ".join(t.dtype for t in op.outputs) for op in (a, b))
-    return DivergenceCause(
-        "dtype",
-        f"{b.name} gives another dtype from the same inputs: {names}",
-        "autocast or a cast in one of the runs",
-        "compare with --attainable if both are meant: rounding then does not count",
-    )
+    return DivergenceCause("dtype", f"{b.name} gives another dtype from the same inputs: {names}", *CAST)
 
 
 def _random(b: Op, conditions: RunConditions) -> DivergenceCause:

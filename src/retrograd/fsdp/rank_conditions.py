@@ -1,0 +1,139 @@
+"""Conditions of ranks, compared before the first update: what differs before anything is wrong, in a sentence.
+
+Flags, autocast, variables, versions, sources and, of parameters that ranks hold copies of, the values. Each rank posts
+its own; one reads them all.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from retrograd.core.rank_store import RankStore
+from retrograd.env import run_conditions as run
+from retrograd.env.run_conditions import Conditions
+
+_KEY, _PARAMETERS = "conditions", "parameters"
+_MOST = 8  # differences told of each kind
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+class RankConditions:
+    """Conditions of this rank, as its first step shows them, and those of others through the job's store."""
+
+    def __init__(self) -> None:
+        self._exchange: RankStore | None = None
+        self._own: Conditions = {}
+        self._told = False
+        self._autocast: dict[str, set[str]] = {}
+        # What was reduced, as long as it lives: another tensor may lie there later.
+        self._reduced: list[tuple[weakref.ref[Any], tuple[int, ...]]] = []
+        self._parameters: dict[str, str] = {}
+
+    def join(self, exchange: RankStore) -> None:
+        """Post what is known before anything ran."""
+        self._exchange, self._own = exchange, run.process_conditions()
+        exchange.post(_KEY, json.dumps(self._own))
+
+    def collective(self, kind: str, phase: str, tensors: list[Any], ranks: tuple[int, ...]) -> None:
+        """A collective of the first step is about to start."""
+        if phase == "forward":
+            for name, dtype in run.autocast(torch).items():
+                self._autocast.setdefault(name, set()).add(dtype)
+        if kind == "all-reduce":
+            self._reduced += [(weakref.ref(tensor), ranks) for tensor in tensors]
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, replicas: Mapping[int, tuple[str, tuple[int, ...]]]) -> None:
+        """An optimizer is about to make its first step; `replicas` are parameters of DDP by id, with name and ranks."""
+        sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+        living = ((tensor(), ranks) for tensor, ranks in self._reduced)
+        reduced = {tensor.data_ptr(): ranks for tensor, ranks in living if tensor is not None}
+        for number, (called, parameter) in enumerate(_parameters_of(optimizer)):
+            name, ranks = replicas.get(id(parameter), ("", ()))
+            if isinstance(parameter, sharded):
+                parameter, ranks = parameter.to_local(), _copies(parameter)
+            elif not ranks and parameter.grad is not None:
+                ranks = reduced.get(parameter.grad.data_ptr(), ())
+            if len(ranks) > 1 and type(parameter) in (torch.Tensor, torch.nn.Parameter):
+                label = name or called or f"parameter {number} {list(parameter.shape)}"
+                self._parameters[f"{label}\0{','.join(map(str, ranks))}"] = _checksum(parameter)
+
+    def start(self) -> None:
+        """The first update is about to come: post all that is known, once."""
+        if self._exchange is None or _PARAMETERS in self._own:
+            return
+        self._own = run.process_conditions() | run.torch_conditions(torch) | {_PARAMETERS: self._parameters}
+        self._own[run.FLAGS] |= {name: "/".join(sorted(dtypes)) for name, dtypes in self._autocast.items()}
+        self._exchange.post(_KEY, json.dumps(self._own))
+
+    def tell(self, problem: Callable[[str], None], notes: list[str]) -> None:
+        """Say once what differs between ranks, as far as they have posted it: a problem, or a note where it may."""
+        if self._exchange is None or self._told:
+            return
+        self._told = True
+        posted = {rank: self._exchange.look(_KEY, rank) for rank in range(self._exchange.size)}
+        problems, more = sentences({rank: json.loads(text) for rank, text in posted.items() if text is not None})
+        notes += more
+        for text in problems:
+            problem(text)
+
+
+def sentences(of: Mapping[int, Conditions]) -> tuple[list[str], list[str]]:
+    """Problems and notes on ranks whose conditions are these."""
+    rows = run.differences(of)
+    apart = [row.text() for row in rows if not row.intended]
+    apart += _parameters_apart(of)
+    own = [row.text() for row in rows if row.intended]
+    return _line("ranks differ before the first update", apart), _line("each rank has its own", own)
+
+
+def _line(head: str, texts: list[str]) -> list[str]:
+    more = f"; and {len(texts) - _MOST} more" * (len(texts) > _MOST)
+    return [f"{head}: {'; '.join(texts[:_MOST])}{more}"] * bool(texts)
+
+
+def _parameters_apart(of: Mapping[int, Conditions]) -> list[str]:
+    """Parameters that ranks hold copies of, or whose gradients they add up, and that are not equal."""
+    apart: dict[str, list[str]] = {}
+    for key in dict.fromkeys(key for conditions in of.values() for key in conditions.get(_PARAMETERS, {})):
+        name, _, group = key.partition("\0")
+        values = {rank: conditions.get(_PARAMETERS, {}).get(key) for rank, conditions in of.items()}
+        members = {rank: str(values[rank]) for rank in map(int, group.split(",")) if values.get(rank) is not None}
+        if len(counts := Counter(members.values())) > 1:
+            (usual, times), *_ = counts.most_common()
+            ranks = [rank for rank, value in members.items() if value != usual or times == 1]
+            apart.setdefault(run.on_ranks(ranks), []).append(name)
+    return [
+        f"parameters that ranks hold copies of are not equal {who}: {', '.join(names[:3])}"
+        f"{f' and {len(names) - 3} more' * (len(names) > 3)}"
+        for who, names in apart.items()
+    ]
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    for group in optimizer.param_groups:
+        names = group.get("param_names") or [""] * len(group["params"])
+        yield from zip(names, group["params"], strict=True)
+
+
+def _copies(parameter: Any) -> tuple[int, ...]:
+    """The ranks that hold the same part of a parameter as this one."""
+    mesh, at = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+    if at is None:
+        return ()
+    place = tuple(
+        slice(None) if placement.is_replicate() else k for placement, k in zip(parameter.placements, at, strict=True)
+    )
+    return tuple(sorted(mesh.mesh[place].reshape(-1).tolist()))
+
+
+def _checksum(parameter: torch.Tensor) -> str:
+    """The sum of the bits, as whole numbers: exact in any order, 64 bits."""
+    flat = parameter.detach().reshape(-1)
+    return str(flat.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64).item())
