@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import torch
 
+from retrograd.core.wording import some
+
 
 @dataclass(frozen=True)
 class Swap:
@@ -69,12 +71,8 @@ class Handle:
         names: dict[str, list[str]] = {}
         for name, reason in self.left.items():
             names.setdefault(reason, []).append(name)
-        left = "".join(f"; left {_shortened(of)}: {reason}" for reason, of in names.items())
+        left = "".join(f"; left {some(of, 2)}: {reason}" for reason, of in names.items())
         return f"<{len(self._swaps)} {self._kind} replaced{left}>"
-
-
-def _shortened(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def own_forward(name: str, module: torch.nn.Module) -> str:
