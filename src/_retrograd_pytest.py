@@ -366,7 +366,7 @@ def _target(path: Path, module: Any, spec: Any) -> str | None:
 def retrograd_stage(request: pytest.FixtureRequest) -> StageCheck:
     """The stage this test is for; verifiers are shared by the stages of one mark, and with them the truths."""
     __tracebackhide__ = True
-    from retrograd.check.runner import Verification
+    from retrograd.check.verification import Verification
     from retrograd.errors import RetrogradError
 
     mark = _mark(request.node)

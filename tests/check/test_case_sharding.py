@@ -8,8 +8,8 @@ from specimens import with_backward
 
 import retrograd as rg
 from retrograd.check.case_sharding import shard, shard_cases
-from retrograd.check.runner import Verification
 from retrograd.check.stages import StageContext, adjoint, contract, determinism, extremes, layouts, oracle, state
+from retrograd.check.verification import Verification
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -159,9 +159,9 @@ def test_no_jobs_are_refused(tmp_path: Path) -> None:
 
 # What a kernel does that reads where it must not: it is over with CUDA for this process, whoever calls.
 LOSES_GPU = """
-from retrograd.check import runner
+from retrograd.check import runner, verification
 dead = []
-runner.lost = lambda device: "CUDA error: an illegal memory access was encountered" if dead else ""
+runner.lost = verification.lost = lambda device: "CUDA error: an illegal memory access was encountered" if dead else ""
 def misbehave(x):
     if not x.is_contiguous(): dead.append(x)
     if dead: raise RuntimeError(runner.lost(''))

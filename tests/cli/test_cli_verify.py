@@ -108,6 +108,8 @@ def test_options_arrive(fake: Fake) -> None:
         "f32,bf16",
         "--case",
         "N=3",
+        "--budget",
+        "1.5m",
     )
     assert result.exit_code == 0
     assert fake.spec is not None
@@ -115,7 +117,7 @@ def test_options_arrive(fake: Fake) -> None:
     del fake.options["progress"]
     assert fake.options == {
         "level": "quick", "seed": 7, "only": ("a", "b"), "skip": ("c",), "dtypes": ("float32", "bfloat16"),
-        "device": "cpu", "case": "N=3", "name": "op.py:spec",
+        "device": "cpu", "case": "N=3", "name": "op.py:spec", "budget": 90.0,
     }  # fmt: skip
 
 
@@ -126,6 +128,13 @@ def test_defaults(fake: Fake) -> None:
     assert fake.options["case"] is None
     assert fake.options["device"] in ("cpu", "cuda")
     assert fake.options["level"] == "full"
+
+
+@pytest.mark.parametrize(("budget", "message"), [("soon", "expected seconds, or a time"), ("0", "above 0")])
+def test_a_budget_that_is_none_is_refused(budget: str, message: str, fake: Fake) -> None:
+    result = _run("--budget", budget)
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_json_on_stdout_is_only_json(fake: Fake) -> None:

@@ -110,7 +110,7 @@ def settled(result: StageResult, by: Iterable[Acceptance]) -> StageResult:
 
     Only if the stage came to its end in everything that was asked of it.
     """
-    ended = result.status in ("passed", "failed") and not result.reason
+    ended = result.status in ("passed", "failed") and not result.reason and not result.left_out
     if not ended or any(f.kind in ENDED for f in result.findings):
         return result
     stale = [

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from retrograd.check.schema import StageResult
 from retrograd.check.sizes import elements
 from retrograd.check.stages import StageContext
 
@@ -26,18 +27,18 @@ class Coverage:
             context.runner.judged.clear()
         return coverage
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of `StageResult` that say it."""
-        compared = dict.fromkeys(name for c in self.contexts for name in c.judge.compared)
-        gradients = dict.fromkeys(name for c in self.contexts for name in c.runner.gradients)
-        others = {name: kind for c in self.contexts for name, kind in c.runner.uncompared.items()}
-        ranges: dict[str, list[int]] = {}
+    def fields(self, earlier: StageResult) -> dict[str, Any]:
+        """The fields of `StageResult` that say it, together with what cases of the stage before these covered."""
+        compared = dict.fromkeys([*earlier.compared, *(name for c in self.contexts for name in c.judge.compared)])
+        gradients = dict.fromkeys([*earlier.gradients, *(name for c in self.contexts for name in c.runner.gradients)])
+        others = [f"{name} ({kind})" for c in self.contexts for name, kind in c.runner.uncompared.items()]
+        ranges: dict[str, list[int]] = {name: [low, high] for name, low, high in earlier.sizes}
         for case in (case for c in self.contexts for case in c.runner.judged):
             for name, size in case.sizes:
                 ranges.setdefault(name, []).append(elements(size))
         return {
             "compared": tuple(compared),
             "gradients": tuple(gradients),
-            "uncompared": tuple(f"{name} ({kind})" for name, kind in others.items()),
+            "uncompared": tuple(dict.fromkeys([*earlier.uncompared, *others])),
             "sizes": tuple((name, min(counts), max(counts)) for name, counts in ranges.items()),
         }

@@ -86,3 +86,9 @@ def worst_faults(findings: list[Finding]) -> list[Finding]:
 def _fault(finding: Finding) -> tuple[str, ...]:
     """What makes two findings of a stage one: kind and tensor, of an exception also its type and where it came from."""
     return finding.kind, finding.tensor, finding.what.partition(":")[0] if finding.kind == "raises" else ""
+
+
+def crashed(last: Finding, reason: str) -> CaseOutcome:
+    """The outcome where the GPU is lost: what runs now raises the same, and would be told of cases that are right."""
+    message = f"{last.what}\nafterwards the GPU answers no call: {reason}"
+    return CaseOutcome([replace(last, kind="crash", what=message, where="the first case that does it")])

@@ -7,6 +7,7 @@ and a new process takes the stages that are left.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 import tempfile
@@ -14,14 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from retrograd.check.acceptance import settle
-from retrograd.check.schema import Case, Finding, Report, StageResult
+from retrograd.check.schema import BUDGET_ENDED, Case, Finding, Report, StageResult
 from retrograd.core import subprocesses
-from retrograd.errors import RetrogradError, UsageError
+from retrograd.core.schema import decode
+from retrograd.errors import RetrogradError, UndecidedError, UsageError
 
 Progress = Callable[[str, str], None]
 
@@ -30,19 +32,23 @@ STARTUP = 120.0
 # An op that ends the process in so many stages in a row will do so in the others.
 _ENOUGH = 3
 _SHARE = 0.8  # of the memory that is free at the start
+# Seconds for which the case that runs at the end of a budget is waited for: most take milliseconds.
+_GRACE = 2.0
 
 
 @dataclass
 class _Child:
     """What one process said until it ended."""
 
-    stages: list[StageResult]
+    stages: dict[str, StageResult] = field(default_factory=dict[str, StageResult])
+    waiting: dict[str, StageResult] = field(default_factory=dict[str, StageResult])  # the results of those not begun
     header: Report | None = None
     running: str = ""
     title: str = ""
     case: str = ""
     dtype: str = ""
     failed: dict[str, list[str]] | None = None
+    told: Finding | None = None  # of the stage that runs, before it is explained
     last: str = ""  # kind of the last message
     ended: str = ""  # "end", "error", "lost" (the GPU), "hung", "memory" or how it died
     error: tuple[str, int] = ("", 2)
@@ -68,22 +74,24 @@ class VerifyCommand:
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """Of a process: seconds that a case may take, bytes that it may hold (0: any)."""
+    """Of a process: seconds that a case may take, bytes that it may hold (0: any), seconds for all processes."""
 
     timeout: float
     memory: int
+    budget: float | None = None
 
 
-def process_limits(timeout: float = 300.0, memory: float | None = None) -> ProcessLimits:
+def process_limits(timeout: float = 300.0, memory: float | None = None, budget: float | None = None) -> ProcessLimits:
     """Limits from seconds and gigabytes; memory None is most of what is free.
 
     Raises:
         UsageError: one is not positive.
     """
-    for name, value in (("timeout", timeout), ("memory", memory)):
+    for name, value in (("timeout", timeout), ("memory", memory), ("budget", budget)):
         if value is not None and value <= 0:
             raise UsageError(f"`--{name}` is {value:g}, expected a number above 0")
-    return ProcessLimits(timeout, int(memory * 1e9) if memory is not None else int(_SHARE * subprocesses.available()))
+    held = int(memory * 1e9) if memory is not None else int(_SHARE * subprocesses.available())
+    return ProcessLimits(timeout, held, budget)
 
 
 def verify_isolated(
@@ -95,10 +103,12 @@ def verify_isolated(
 ) -> Report:
     """What `retrograd verify` finds; `progress` is called with a stage id and a line of text as stages start and end.
 
-    With `jobs` that many processes share the dtypes. Ctrl-C sets `stopping`, and the report is of what was run.
+    With `jobs` that many processes share the dtypes. Ctrl-C sets `stopping`, and the report is of what was run, as it
+    is at the end of a budget.
 
     Raises:
         UsageError: `jobs` is not positive.
+        UndecidedError: the budget ended before there was anything to report.
         RetrogradError: the command refused its arguments, or the process ended before the first stage; with the
             message and the exit code.
         KeyboardInterrupt: Ctrl-C before there was anything to report.
@@ -158,22 +168,21 @@ def _verify_share(
     command: VerifyCommand, limits: ProcessLimits, progress: Progress | None, stopping: threading.Event
 ) -> Report:
     header, in_a_row, notes = None, 0, dict[str, None]()
-    done: list[StageResult] = []
+    done: dict[str, StageResult] = {}
     failed: dict[str, list[str]] = {}
-    while in_a_row < _ENOUGH:
-        left_out = [*command.skip, *(stage.id for stage in done)]
+    end = time.monotonic() + (math.inf if limits.budget is None else limits.budget)
+    while in_a_row < _ENOUGH and time.monotonic() < end:
+        left_out = [*command.skip, *(name for name, stage in done.items() if BUDGET_ENDED not in stage.reason)]
         words = [*command.always, *command.chosen, *(["--skip", ",".join(left_out)] if left_out else [])]
-        child = _run(words, {"failed": failed, "share": command.share}, limits, progress, stopping)
-        done += child.stages
+        job = {"failed": failed, "share": command.share, "end": end if limits.budget else None}
+        child = _run(words, job, limits, progress, lambda: stopping.is_set() or time.monotonic() > end + _GRACE)
+        done = (done or child.waiting) | child.stages
         header, failed = child.header if header is None else header, child.failed or failed
         notes |= dict.fromkeys(() if child.header is None else child.header.notes)
         if child.ended == "end":
             break
         if child.ended == "stopped":
-            if header is None:
-                raise KeyboardInterrupt
-            reason = "interrupted; it and the stages after it were not run to their end"
-            done.append(StageResult(child.running or "interrupted", child.title, "undecided", reason))
+            _stop(child, done, limits, stopping)
             break
         if child.ended == "lost":  # a new process gets a GPU that answers
             in_a_row = 1 if len(child.stages) > 1 else in_a_row + 1
@@ -181,12 +190,31 @@ def _verify_share(
         if child.ended == "error" or not child.running or header is None:
             raise _refused(child)
         in_a_row = 1 if child.stages else in_a_row + 1
-        done.append(_lost(child, command, limits))
+        done[child.running] = _lost(child, command, limits)
         if progress:
             progress(child.running, f"failed ({child.ended})")
     stopped = ("stages that are left were not tried: three in a row ended the process",) if in_a_row == _ENOUGH else ()
     assert header is not None
-    return replace(header.with_stages(done), notes=(*notes, *stopped))
+    return replace(header.with_stages(done.values()), notes=(*notes, *stopped), budget=limits.budget)
+
+
+def _stop(child: _Child, done: dict[str, StageResult], limits: ProcessLimits, stopping: threading.Event) -> None:
+    """Note in the results that the process was ended, by Ctrl-C or at the end of the budget."""
+    name = child.running
+    if stopping.is_set():
+        if child.header is None and not done:
+            raise KeyboardInterrupt
+        for waiting in [n for n, stage in done.items() if stage == child.waiting.get(n)]:
+            del done[waiting]
+        reason = "interrupted; it and the stages after it were not run to their end"
+        done[name or "interrupted"] = StageResult(name or "interrupted", child.title, "undecided", reason)
+    elif child.header is None and not done:
+        raise UndecidedError(f"the op was still being imported at the end of the budget of {limits.budget:g} s")
+    elif name:
+        cut = f"the case {child.dtype} {child.case} had not ended when the budget did"
+        done[name] = replace(done[name], notes=(*done[name].notes, cut))
+        if child.told is not None and not done[name].findings:
+            done[name] = replace(done[name], status="failed", findings=(child.told,), reason="")
 
 
 def _refused(child: _Child) -> RetrogradError:
@@ -231,9 +259,9 @@ def _run(
     job: dict[str, Any],
     limits: ProcessLimits,
     progress: Progress | None,
-    stopping: threading.Event,
+    stop: Callable[[], bool],
 ) -> _Child:
-    child = _Child([])
+    child = _Child()
     with tempfile.TemporaryDirectory(prefix="retrograd-verify-") as folder:
         events = Path(folder) / "events"
         events.touch()
@@ -245,7 +273,7 @@ def _run(
                 lambda words: _hear(words, child, progress),
                 lambda: limits.timeout if child.running else max(limits.timeout, STARTUP),
                 memory=limits.memory,
-                stop=stopping.is_set,
+                stop=stop,
             )
         child.log = process.output()
     if child.ended == "end":
@@ -258,20 +286,23 @@ def _hear(words: list[Any], child: _Child, progress: Progress | None) -> bool:
     kind, *rest = words
     if kind == "begin":
         child.header = Report.from_json(rest[0])
+        child.waiting = {stage.id: stage for stage in child.header.stages}
     elif kind == "start":
         child.running, child.title = rest
+        child.told = None
         child.case = child.dtype = ""
         if progress:
             progress(child.running, "running")
     elif kind == "case":
         child.dtype, child.case = rest
     elif kind == "finding":
+        child.told = decode(Finding, rest[2])
         if progress:
-            progress(*rest)
+            progress(*rest[:2])
     elif kind == "stage":
         part = Report.from_json(rest[0])
         (result,) = part.stages
-        child.stages.append(result)
+        child.stages[result.id] = result
         # What is only known once something has run, as what the level left out so far.
         child.header = part if child.header is None else replace(child.header, notes=part.notes)
         child.failed = rest[1]

@@ -87,9 +87,10 @@ def _accepted(finding: Finding) -> str:
 
 
 def _verdict(report: Report) -> str:
-    """The verdict; that nothing was compared with a truth is not to be missed beside PROVED."""
+    """The verdict; that nothing was compared with a truth, or much left out, is not to be missed beside PROVED."""
     alone = report.verdict == "proved" and NO_REFERENCE in report.notes
-    return VERDICTS[report.verdict] + " without a reference" * alone
+    cut = f" with a budget of {report.budget or 0:g} s, which left out {report.left_out}," * bool(report.left_out)
+    return VERDICTS[report.verdict] + " without a reference" * alone + cut
 
 
 def _covers(report: Report) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from retrograd.core.notebook import Shown
 from retrograd.core.schema import Record
-from retrograd.core.wording import count
+from retrograd.core.wording import count, some
 from retrograd.errors import UndecidedError, VerificationError
 
 SCHEMA = "retrograd.report/1"
@@ -25,6 +25,8 @@ EXIT_CODES = {"proved": 0, "finding": 1, "undecided": 3}
 
 
 NO_REFERENCE = "no reference: values were not compared with a truth"
+# Why a stage is undecided, in all dtypes or in those that stand before it.
+BUDGET_ENDED = "the budget ended before it"
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,8 @@ class StageResult:
 
     `accepted` are findings that may stand, for the reasons that they have; `findings` are all others. `compared` are
     names of results that were held against the reference, `gradients` those of the op that there were, `uncompared`
-    outputs that are no tensors; `sizes` the least and the largest of each dimension.
+    outputs that are no tensors; `sizes` the least and the largest of each dimension; `left_out` counts cases for which
+    a budget left no time.
     """
 
     id: str
@@ -190,13 +193,15 @@ class StageResult:
     gradients: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
     sizes: tuple[tuple[str, int, int], ...] = ()
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
 class Report(Record, Shown):
     """The whole record of one `verify`; true if the backward pass was proved right by every stage that ran.
 
-    `verdict` is "proved" (no finding, at least one stage ran to its end), "finding" or "undecided".
+    `verdict` is "proved" (no finding, at least one stage ran to its end), "finding" or "undecided". `budget` is the
+    time in seconds after which no case was begun, if there was one.
     """
 
     _noun: ClassVar[str] = "report"
@@ -215,6 +220,7 @@ class Report(Record, Shown):
     notes: tuple[str, ...] = ()
     acceptances: tuple[Acceptance, ...] = ()
     place: str = ""  # file and line of the op, from the folder of the call; "" for what lies elsewhere
+    budget: float | None = None
     schema: str = SCHEMA
 
     def __bool__(self) -> bool:
@@ -268,6 +274,15 @@ class Report(Record, Shown):
         """The report with these stages, and the verdict that they come to."""
         together = tuple(stages)
         return replace(self, stages=together, verdict=verdict_of(together))
+
+    @property
+    def left_out(self) -> str:
+        """What the budget left out, in a few words; "" if nothing."""
+        lost = [stage.id for stage in self.stages if BUDGET_ENDED in stage.reason]
+        cut = sum(stage.left_out for stage in self.stages)
+        parts = [f"{count(len(lost), 'stage')} ({some(lost, 5)})"] * bool(lost)
+        parts += [f"{cut} of {count(cut + sum(stage.cases for stage in self.stages), 'case')}"] * bool(cut)
+        return " and ".join(parts)
 
     def stage(self, stage_id: str) -> StageResult:
         """The result of one stage; KeyError names the stages there are."""

@@ -117,3 +117,12 @@ def profile(name: str, got: torch.Tensor, want: torch.Tensor, comparison: Tensor
         ulp_counts=tuple(counts),
         worst=comparison.worst,
     )
+
+
+def worst_profiles(profiles: list[LazyProfile]) -> list[LazyProfile]:
+    """The worst profile of each tensor: enough to draw."""
+    best: dict[str, LazyProfile] = {}
+    for p in profiles:
+        if p.tensor not in best or p.worst > best[p.tensor].worst:
+            best[p.tensor] = p
+    return sorted(best.values(), key=lambda p: -p.worst)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from retrograd.errors import UsageError
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def words(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
     """The words of "a, b", as the callback of an option."""
     return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+
+
+def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """The seconds of "90s", "5m", "1h" or "90", as the callback of an option."""
+    if value is None:
+        return None
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
+    if matched is None:
+        raise UsageError(f"`--{param.name}` is {value!r}, expected seconds, or a time such as 90s, 5m or 1h")
+    return float(matched[1]) * _UNITS[matched[2]]
 
 
 def examples(*lines: str) -> str:

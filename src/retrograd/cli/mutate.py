@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from retrograd import config
-from retrograd.cli._options import EVERYTHING, FORMAT, choice
+from retrograd.cli._options import EVERYTHING, FORMAT, choice, seconds
 from retrograd.cli._output import answers, live
 from retrograd.cli._revisions import git
 from retrograd.core.loading import require_torch
@@ -29,16 +29,6 @@ Examples:
   retrograd mutate my_op.py:spec --tests "pytest tests" -n 2000 --results mutants.sqlite --cluster tcp://host:8786
   retrograd mutate my_op.py:spec --function MyOp.backward -n 30 -o report.html
 """
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
-
-
-def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
-    matched = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
-    if matched is None:
-        raise UsageError(f"`--budget` is {value!r}, expected seconds, or a time such as 90s, 5m or 1h")
-    return float(matched[1]) * _UNITS[matched[2]]
 
 
 def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -57,7 +47,7 @@ def _range(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--function", "functions", multiple=True, metavar="NAME", help="Mutate this one  [default: all it runs].")
 @click.option("--since", metavar="REV", help="Only lines that changed since this revision of git.")
 @click.option("--only-lines", "only", callback=_range, metavar="A-B", help="Only these lines.")
-@click.option("--budget", callback=_seconds, metavar="5m", help="Begin no mutant after this time.")
+@click.option("--budget", callback=seconds, metavar="5m", help="Begin no mutant after this time.")
 @click.option(
     "--fail-under",
     "least",

@@ -11,12 +11,13 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrograd.cli._options import PATH, choice, examples, words
+from retrograd.cli._options import PATH, choice, examples, seconds, words
 from retrograd.cli._output import INTERRUPTED, Progress, live, show
 from retrograd.core.loading import require_torch
 from retrograd.core.system_errors import as_usage_error
@@ -31,6 +32,7 @@ _STAGES = "List the stages."
 _EXAMPLES = """\b
 Examples:
   retrograd verify rms_norm --level quick
+  retrograd verify my_op.py:spec --budget 30s
   retrograd verify my_op.py:spec -o report.html -o report.json
   retrograd verify my_op.py:spec --only oracle --dtype bfloat16 --case 'M=5 N=7'
   retrograd repro report.json#1
@@ -63,6 +65,9 @@ def _list_stages(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 )
 @choice("--format", "form", of=["text", "json", "github"])
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@click.option(
+    "--budget", callback=seconds, metavar="30s", help="Begin no case after this time; ordinary cases come first."
+)
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds that a case may take.")
 @click.option(
     "--memory", type=float, metavar="GB", help="What the op's process may hold  [default: most of what is free]."
@@ -113,7 +118,7 @@ def verify(
 
     # All that can be wrong with the arguments is told before torch is imported and minutes are spent.
     check_paths(*outputs)
-    bounds = process_limits(timeout, memory)
+    bounds = process_limits(timeout, memory, options["budget"])
     _check_place(device, in_process, memcheck, sanitize)
     options |= {"dtypes": tuple(dtype_name(d, "--dtype") for d in dtypes) or None, "name": target}
     if child is not None:
@@ -166,6 +171,8 @@ def _verify(target: str, device: str, options: dict[str, Any]) -> Report:
         from retrograd.catalog import resolve
         from retrograd.check.runner import verify
 
+        if (end := options.pop("end", None)) is not None:  # of the budget; what was imported meanwhile has used it
+            options["budget"] = max(end - time.monotonic(), 1e-3)
         return verify(resolve(target), device=place, **options)
 
 
@@ -224,7 +231,7 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
         elif event == "finding":
             from retrograd.check.finding_summary import progress_line
 
-            messages.send(event, about.stage, progress_line(about))
+            messages.send(event, about.stage, progress_line(about), about)
         elif event == "stage":
             for finding in [f for f in (*about.findings, *about.accepted) if not f.partial]:
                 failed.setdefault(finding.case.dtype, []).append(finding.stage)
@@ -233,7 +240,7 @@ def _tell(job: dict[str, Any], target: str, device: str, options: dict[str, Any]
             messages.send(event, about.to_json())
 
     try:
-        child = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"])}
+        child = {"watch": watch, "failed": job["failed"], "share": tuple(job["share"]), "end": job["end"]}
         report = _verify(target, device, options | child)
     except RetrogradError as error:
         messages.send("error", str(error), error.exit_code)
