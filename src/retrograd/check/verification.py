@@ -273,13 +273,19 @@ class Verification:
             if outcome.findings and (reason := lost(self.device)):
                 progress.outcome = crashed(outcome.findings[-1], reason)
                 return
+        self._sum_up(stage, context, progress)
+
+    def _sum_up(self, stage: Stage, context: StageContext, progress: StageProgress) -> None:
+        """What the cases that were run say together."""
+        merged = progress.outcome
         merged.notes[:0] = context.notes
         merged.power = max(progress.powers, default=None)
         if merged.power:
             merged.power_text = f"{context.runner.dtype} {merged.power:.1e}"
         if merged.findings:
             shrinks = stage.shrinks and context.case is None
-            merged.findings = explain(context, merged.findings, tried, partial(self._again, stage, context), shrinks)
+            again = partial(self._again, stage, context)
+            merged.findings = explain(context, merged.findings, progress.tried, again, shrinks)
 
     def _set_apart(self, outcome: CaseOutcome) -> CaseOutcome:
         """The same outcome, in which findings that may stand are apart from the others."""
