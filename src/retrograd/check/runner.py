@@ -12,7 +12,7 @@ from retrograd.check.acceptance import settle
 from retrograd.check.devices import lost
 from retrograd.check.schema import Report, StageResult
 from retrograd.check.stages import Stage, choose
-from retrograd.check.time_budget import Part
+from retrograd.check.time_budget import Portion
 from retrograd.check.verification import Progress, Verification, Watch
 from retrograd.core import gc_pause
 from retrograd.errors import RetrogradError, UndecidedError
@@ -75,13 +75,15 @@ def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResul
     watch, progress, budget = verification.watch, verification.progress, verification.budget
     results: dict[str, StageResult] = {}
     left_out = verification.waiting(chosen)
-    for part, stage in ((part, stage) for part in budget.parts(tuple(verification.contexts)) for stage in chosen):
-        if budget.over() or not verification.has_left(stage, part):
+    for portion, stage in (
+        (portion, stage) for portion in budget.portions(tuple(verification.contexts)) for stage in chosen
+    ):
+        if budget.over() or not verification.has_left(stage, portion):
             continue
         if progress:
             progress(stage.id, "running")
         watch("start", stage)
-        result = results[stage.id] = _run_part(verification, stage, part, results.get(stage.id))
+        result = results[stage.id] = _run_portion(verification, stage, portion, results.get(stage.id))
         watch("stage", verification.report([result], result.seconds))
         if progress:
             progress(stage.id, f"{result.status} ({result.seconds:.2f} s)")
@@ -91,10 +93,12 @@ def _run(verification: Verification, chosen: Sequence[Stage]) -> list[StageResul
     return [results.get(other.id, other) for other in left_out]
 
 
-def _run_part(verification: Verification, stage: Stage, part: Part, earlier: StageResult | None) -> StageResult:
+def _run_portion(
+    verification: Verification, stage: Stage, portion: Portion, earlier: StageResult | None
+) -> StageResult:
     """The result of a stage; what goes wrong in the check itself, or cannot be decided, ends the stage."""
     try:
-        return verification.run_stage(stage, part, earlier)
+        return verification.run_stage(stage, portion, earlier)
     except UndecidedError as error:
         reason = str(error)
     except RetrogradError:

@@ -30,7 +30,7 @@ class StageProgress:
 
 
 @dataclass(frozen=True)
-class Part:
+class Portion:
     """What runs before anything else does: of each stage, in these dtypes, the first case or all."""
 
     dtypes: tuple[str, ...]
@@ -57,11 +57,11 @@ class TimeBudget:
         """Whether no case may begin any more."""
         return time.monotonic() >= self._end
 
-    def parts(self, dtypes: tuple[str, ...]) -> Iterator[Part]:
+    def portions(self, dtypes: tuple[str, ...]) -> Iterator[Portion]:
         """The first case of each stage, which is the ordinary one, in one dtype, in the others, and then the rest."""
         if self.seconds is not None:
-            yield from (Part(dtypes[:1], first=True), Part(dtypes[1:], first=True))
-        yield Part(dtypes)
+            yield from (Portion(dtypes[:1], first=True), Portion(dtypes[1:], first=True))
+        yield Portion(dtypes)
 
     def account(self, result: StageResult, progress: Mapping[str, StageProgress | None]) -> StageResult:
         """The result with what the budget left out of it; undecided where a dtype has run no case.

@@ -34,7 +34,7 @@ from retrograd.check.schema import NO_REFERENCE, Case, Finding, Report, StageRes
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.check.stages import CaseOutcome, Stage, StageContext
 from retrograd.check.tensor_comparison import worst_profiles
-from retrograd.check.time_budget import Part, StageProgress, TimeBudget
+from retrograd.check.time_budget import Portion, StageProgress, TimeBudget
 from retrograd.compat.triton_launch import LaunchCount, count_launches
 from retrograd.errors import SpecError, UndecidedError, UsageError
 
@@ -143,17 +143,22 @@ class Verification:
         if self.progress:
             self.progress(finding.stage, progress_line(finding))
 
-    def run_stage(self, stage: Stage, part: Part | None = None, earlier: StageResult | None = None) -> StageResult:
-        """Every case of a stage in every dtype, or those of a part, merged into one result with those before it."""
-        part, earlier = part or Part(tuple(self.contexts)), earlier or StageResult(stage.id, stage.title, "skipped")
+    def run_stage(
+        self, stage: Stage, portion: Portion | None = None, earlier: StageResult | None = None
+    ) -> StageResult:
+        """Every case of a stage in every dtype, or those of a portion, merged into one result with those before it."""
+        portion, earlier = (
+            portion or Portion(tuple(self.contexts)),
+            earlier or StageResult(stage.id, stage.title, "skipped"),
+        )
         with executed(self.device, self.launches):
             try:
-                result = self._run_stage(stage, part, earlier)
+                result = self._run_stage(stage, portion, earlier)
             except DrawsRandomNumbers:
                 self.spec, note = under_one_seed(self.spec)
                 self._notes, self.contexts = (note,), self._contexts_again()
                 self._progress.clear()
-                result = self._run_stage(stage, part, earlier)
+                result = self._run_stage(stage, portion, earlier)
         return self.account(result)
 
     def waiting(self, chosen: Sequence[Stage]) -> list[StageResult]:
@@ -164,16 +169,16 @@ class Verification:
         """The result of a stage with what the budget has left out so far."""
         return self.budget.account(result, {d: self._progress.get((result.id, d)) for d in self.contexts})
 
-    def has_left(self, stage: Stage, part: Part) -> bool:
-        """Whether there may be cases of the part that were not run."""
-        known = [self._progress.get((stage.id, dtype)) for dtype in part.dtypes]
-        return any(p is None or p.position < (min(1, len(p.cases)) if part.first else len(p.cases)) for p in known)
+    def has_left(self, stage: Stage, portion: Portion) -> bool:
+        """Whether there may be cases of the portion that were not run."""
+        known = [self._progress.get((stage.id, dtype)) for dtype in portion.dtypes]
+        return any(p is None or p.position < (min(1, len(p.cases)) if portion.first else len(p.cases)) for p in known)
 
     def end(self, stage: Stage) -> None:
         """Run no more of a stage, for another reason than time."""
         self._progress |= {(stage.id, dtype): StageProgress() for dtype in self.contexts}
 
-    def _run_stage(self, stage: Stage, part: Part, earlier: StageResult) -> StageResult:
+    def _run_stage(self, stage: Stage, portion: Portion, earlier: StageResult) -> StageResult:
         start, calls = time.perf_counter(), self.calls()
         coverage = Coverage.begin(self.contexts.values())
         reason = "needs a reference; give `reference=` to retrograd.op"
@@ -182,9 +187,9 @@ class Verification:
         if reason:
             self.end(stage)
             return replace(earlier, reason=reason)
-        for dtype in part.dtypes:
+        for dtype in portion.dtypes:
             if not self.budget.over():
-                self._run_dtype(stage, self.contexts[dtype], part)
+                self._run_dtype(stage, self.contexts[dtype], portion)
         every = [p for dtype in self.contexts if (p := self._progress.get((stage.id, dtype))) is not None]
         outcomes = [p.outcome for p in every if p.tried or not p.blocked]
         cases, reasons = sum(len(p.tried) for p in every), [p.blocked for p in every if p.blocked]
@@ -212,7 +217,7 @@ class Verification:
             self._doubts[dtype] = disagreement(self.contexts[dtype].runner)
         return self._doubts.get(dtype, "")
 
-    def _run_dtype(self, stage: Stage, context: StageContext, part: Part) -> None:
+    def _run_dtype(self, stage: Stage, context: StageContext, portion: Portion) -> None:
         dtype = context.runner.dtype
         progress = self._progress.setdefault((stage.id, dtype), StageProgress())
         if blocked := self.failed[dtype] & set(stage.after):
@@ -223,14 +228,14 @@ class Verification:
             return
         with count_launches() as count:
             self.launch_counts.append(count)
-            self._run_cases(stage, context, progress, part)
+            self._run_cases(stage, context, progress, portion)
         outcome = progress.outcome
         if outcome.findings:
             progress.end()
         if any(not f.partial for f in (*outcome.findings, *outcome.accepted)):
             self.failed[dtype].add(stage.id)
 
-    def _run_cases(self, stage: Stage, context: StageContext, progress: StageProgress, part: Part) -> None:
+    def _run_cases(self, stage: Stage, context: StageContext, progress: StageProgress, portion: Portion) -> None:
         merged, tried = progress.outcome, progress.tried
         context.judge.worst.clear()
         context.notes.clear()
@@ -241,7 +246,7 @@ class Verification:
         except (OpRaised, NotApplicable) as error:
             self._no_base(stage, context, error, progress)
             return
-        for case in progress.cases[progress.position : 1 if part.first else None]:
+        for case in progress.cases[progress.position : 1 if portion.first else None]:
             if self.budget.over():
                 break
             progress.position += 1
