@@ -347,9 +347,34 @@ SECOND: list[Pair] = [
 
 def texts(program: Callable, options: Options) -> dict[str, str]:
     """The three texts of a variant."""
-    f, arguments = program(DEFAULTS[program] | options)
-    low = jax.jit(f).lower(*arguments)
+    f, arguments, *donated = program(options)
+    low = jax.jit(f, donate_argnums=tuple(donated)).lower(*arguments)
     return {"hlo.txt": low.as_text("hlo"), "opt.txt": low.compile().as_text(), "shlo.mlir": low.as_text()}
+
+
+def write(folder: Path, pairs: list[Pair], defaults: dict[Callable, Options]) -> None:
+    """The texts of pairs and their table; a change that JAX drops before lowering is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table: list[str] = []
+    known: dict[str, dict[str, str]] = {}
+    for name, program, a, b, cause in pairs:
+        keys = [f"{program.__name__}{options}" for options in (a, b)]
+        for key, options in zip(keys, (a, b), strict=True):
+            known[key] = known.get(key) or texts(program, defaults[program] | options)
+        for suffix in ("hlo.txt", "opt.txt", "shlo.mlir"):
+            files = [f"{name.replace(' ', '_')}.{side}.{suffix}" for side in "ab"]
+            for file, key in zip(files, keys, strict=True):
+                (folder / file).write_text(known[key][suffix])
+            # Optimised text leaves out the numbers of arrays.
+            hidden = suffix == "opt.txt" and cause.startswith("constant")
+            verdict, told = ("cannot tell", "left out") if hidden else ("different", cause)
+            if known[keys[0]]["hlo.txt"] != known[keys[1]]["hlo.txt"]:
+                table.append(
+                    f'[[pair]]\nname = {json.dumps(f"{name}, {suffix}")}\na = "{files[0]}"\nb = "{files[1]}"\n'
+                    f"verdict = \"{verdict}\"\ncause = '{told}'\n"
+                )
+        print(name, flush=True)
+    (folder / "pairs.toml").write_text("\n".join(table))
 
 
 def main() -> None:
@@ -357,27 +382,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--set", choices=["first", "second"], default="first")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
-    table: list[str] = []
-    known: dict[str, dict[str, str]] = {}
-    for name, program, a, b, cause in FIRST if args.set == "first" else SECOND:
-        for options in (a, b):
-            key = f"{program.__name__}{options}"
-            known[key] = known.get(key) or texts(program, options)
-        for suffix in ("hlo.txt", "opt.txt", "shlo.mlir"):
-            files = {side: f"{name.replace(' ', '_')}.{side}.{suffix}" for side in "ab"}
-            for side, options in (("a", a), ("b", b)):
-                (args.folder / files[side]).write_text(known[f"{program.__name__}{options}"][suffix])
-            # Optimised text leaves out the numbers of arrays; a change that JAX drops is none.
-            hidden = suffix == "opt.txt" and cause.startswith("constant")
-            verdict, told = ("cannot tell", "left out") if hidden else ("different", cause)
-            if known[f"{program.__name__}{a}"]["hlo.txt"] != known[f"{program.__name__}{b}"]["hlo.txt"]:
-                table.append(
-                    f'[[pair]]\nname = {json.dumps(f"{name}, {suffix}")}\na = "{files["a"]}"\nb = "{files["b"]}"\n'
-                    f"verdict = \"{verdict}\"\ncause = '{told}'\n"
-                )
-        print(name, flush=True)
-    (args.folder / "pairs.toml").write_text("\n".join(table))
+    write(args.folder, FIRST if args.set == "first" else SECOND, DEFAULTS)
 
 
 if __name__ == "__main__":

@@ -206,25 +206,30 @@ SECOND: list[Pair] = [
 ]  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--set", choices=["first", "second"], default="first")
-    args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
+def write(folder: Path, pairs: list[Pair]) -> None:
+    """The texts of pairs and their table."""
+    folder.mkdir(parents=True, exist_ok=True)
     table: list[str] = []
-    for name, program, a, b, cause in FIRST if args.set == "first" else SECOND:
+    for name, program, a, b, cause in pairs:
         sides = {"a": program(a), "b": program(b)}
         for kind in [kind for kind in sides["a"] if kind in sides["b"] and sides["a"][kind] != sides["b"][kind]]:
             files = {side: f"{name.replace(' ', '_')}.{side}.{kind}.txt" for side in sides}
             for side, file in files.items():
-                (args.folder / file).write_text(sides[side][kind])
+                (folder / file).write_text(sides[side][kind])
             table.append(
                 f'[[pair]]\nname = {json.dumps(f"{name}, {kind}")}\na = "{files["a"]}"\nb = "{files["b"]}"\n'
                 f"verdict = \"different\"\ncause = '{cause}'\n"
             )
         print(name, *sides["a"], flush=True)
-    (args.folder / "pairs.toml").write_text("\n".join(table))
+    (folder / "pairs.toml").write_text("\n".join(table))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--set", choices=["first", "second"], default="first")
+    args = parser.parse_args()
+    write(args.folder, FIRST if args.set == "first" else SECOND)
 
 
 if __name__ == "__main__":
