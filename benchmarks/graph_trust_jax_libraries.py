@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,9 @@ def bayes(o: Options) -> tuple:
             numpyro.sample("y", likelihood, obs=y)
 
     def f(sample: Any, x: jax.Array, y: jax.Array) -> Any:
-        density = lambda s: numpyro.infer.util.log_density(model, (x, y), {}, s)[0] / o["temperature"]
+        def density(s: Any) -> jax.Array:
+            return numpyro.infer.util.log_density(model, (x, y), {}, s)[0] / o["temperature"]
+
         value, grads = jax.value_and_grad(density)(sample)
         return jax.tree.map(lambda v, g: v + o["lr"] * g, sample, grads), value
 

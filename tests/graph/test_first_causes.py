@@ -67,7 +67,8 @@ def test_a_loop_with_one_operation_less_is_no_remat() -> None:
     ("shape", "literal", "text"),
     [("f32[]", "0.899999976", "0.9"), ("f32[]", "-1.000000e-03", "-0.001"), ("f32[]", "0.900000036", "0.90000004"),
      ("bf16[]", "0.898438", "0.9"), ("f64[]", "0.899999976", "0.899999976"), ("s32[]", "12", "12"),
-     ("f32[]", "inf", "inf"), ("f32[]", "1e999", "inf"), ("f32[2]", "{0.899999976, 1}", "{0.899999976, 1}")],
+     ("f32[]", "inf", "inf"), ("f32[]", "1e999", "inf"), ("f32[]", "30", "30"), ("f32[]", "0xFF800000", "-inf"),
+     ("f16[]", "0x7C00", "inf"), ("s32[]", "0xFF800000", "0xFF800000"), ("f32[2]", "{0.899999976, 1}", "{0.899999976, 1}")],
 )  # fmt: skip
 def test_numbers_are_as_short_as_their_dtype_tells_them_apart(shape: str, literal: str, text: str) -> None:
     assert shown(shape, literal, 80) == text
@@ -158,3 +159,87 @@ def test_a_switch_has_another_number_of_branches() -> None:
         first(two, two.replace("(k, x, x)", "(k, x, x, x)").replace("{b0, b1}", "{b0, b1, b2}"))
         == "switch of 2 -> 3 branches"
     )
+
+
+UPDATE = """HloModule m
+
+ENTRY e {
+  p = f32[4]{0} parameter(0)
+  g = f32[4]{0} parameter(1)
+  c = f32[] constant(0.125)
+  cb = f32[4]{0} broadcast(c), dimensions={}
+  m = f32[4]{0} multiply(g, cb)
+  n = f32[] constant(8)
+  nb = f32[4]{0} broadcast(n), dimensions={}
+  d = f32[4]{0} divide(m, nb)
+  ROOT s = f32[4]{0} subtract(p, d)
+}
+"""
+
+
+def test_constants_that_change_in_proportion_are_one_cause() -> None:
+    doubled = UPDATE.replace("constant(0.125)", "constant(0.25)")
+    causes = diff(UPDATE, doubled.replace("constant(8)", "constant(4)")).causes
+    assert [cause.what for cause in causes] == ["constant f32[] 0.125 -> 0.25; in proportion f32[] 8 -> 4"]
+    causes = diff(UPDATE, doubled.replace("constant(8)", "constant(5)")).causes
+    assert [cause.what for cause in causes] == ["constant f32[] 0.125 -> 0.25", "constant f32[] 8 -> 5"]
+
+
+def test_what_one_side_has_is_told_with_its_numbers() -> None:
+    clamped = UPDATE.replace("divide(m, nb)\n", "divide(m, nb)\n  k = f32[] constant(1.75)\n  kb = f32[4]{0} "
+                             "broadcast(k), dimensions={}\n  e = f32[4]{0} maximum(d, kb)\n").replace(
+        "subtract(p, d)", "subtract(p, e)")  # fmt: skip
+    assert first(UPDATE, clamped) == "+ broadcast, maximum f32[4] x2 with 1.75 in B only"
+
+
+def test_of_many_operations_the_rarest_are_named() -> None:
+    names = ["multiply", "add", "multiply", "negate", "abs", "add", "floor", "ceil", "sqrt", "tanh"]
+    chain, last = "", "d"
+    for k, name in enumerate(names):
+        operands = f"{last}, g" if name in ("multiply", "add") else last
+        chain += f"  z.{k} = f32[4]{{0}} {name}({operands})\n"
+        last = f"z.{k}"
+    text = first(
+        UPDATE, UPDATE.replace("  ROOT s", f"{chain}  ROOT s").replace("subtract(p, d)", f"subtract(p, {last})")
+    )
+    assert text.startswith("+ negate, abs, floor, ceil, sqrt, tanh, ... f32[4] x10")
+
+
+def test_what_is_read_instead_of_what_was_removed_is_told_and_a_bypass_is_none() -> None:
+    noisy = UPDATE.replace("divide(m, nb)\n", "divide(m, nb)\n  q = f32[4]{0} parameter(2)\n  z = f32[4]{0} sine(q)\n"
+                           "  w = f32[4]{0} cosine(q)\n").replace("ROOT s = f32[4]{0} subtract(p, d)",
+                           "v = f32[4]{0} subtract(z, d)\n  ROOT s = (f32[4]{0}, f32[4]{0}) tuple(v, q)")  # fmt: skip
+    without = noisy.replace("  z = f32[4]{0} sine(q)\n", "")
+    text = first(noisy, without.replace("subtract(z, d)", "subtract(p, d)"))
+    assert text == "- sine f32[4] in A only: subtract f32[4] reads parameter f32[4] (p) in B"
+    assert first(noisy, without.replace("subtract(z, d)", "subtract(q, d)")) == "- sine f32[4] in A only"
+
+
+REDUCED = """HloModule m
+
+k {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT r = f32[] add(a, b)
+}
+
+ENTRY e {
+  p = f32[8]{0} parameter(0)
+  i = f32[] constant(0)
+  r.1 = f32[] reduce(p, i), dimensions={0}, to_apply=k
+  ROOT o = f32[] multiply(r.1, i)
+}
+"""
+
+
+def test_another_operation_comes_before_the_number_that_it_begins_with() -> None:
+    other = REDUCED.replace("add(a, b)", "maximum(a, b)").replace("constant(0)", "constant(-inf)")
+    assert "add f32[] replaced by maximum f32[]" in first(REDUCED, other)
+
+
+def test_exchanged_operands_come_before_what_stands_behind_them() -> None:
+    swapped = UPDATE.replace("multiply(g, cb)", "multiply(cb, g)").replace("constant(8)", "constant(5)")
+    assert [cause.what for cause in diff(UPDATE, swapped).causes] == [
+        "multiply f32[4]: operands 0 and 1 exchanged",
+        "constant f32[] 8 -> 5",
+    ]

@@ -50,6 +50,15 @@ def test_the_same_step_lowered_again_is_the_same_and_permuted_arguments_move() -
 
 
 @needs_jaxlib
+def test_complex_numbers_which_the_bindings_have_no_class_for() -> None:
+    body = MODULE.replace("stablehlo.add %arg0, %arg1", "stablehlo.constant dense<(2.0,1.0)>").replace(
+        "3xf32", "complex<f32>"
+    )
+    [graph] = parse(body.replace("{tf.aliasing_output = 0 : i32}", ""))
+    assert graph.main.instructions[2].attrs == "(2.000000e+00,1.000000e+00)"
+
+
+@needs_jaxlib
 def test_regions_collectives_and_captured_values() -> None:
     [graph] = read(DATA / "jax" / "sharded.stablehlo.mlir.gz")
     opcodes = [i.opcode for c in graph for i in c.instructions]

@@ -305,7 +305,8 @@ class _Comparison:
 def _rank(cause: Cause) -> tuple[bool, int]:
     """The first cause first; those of one rank in the order of the program."""
     rank = _RANK.index(cause.kind)
-    if cause.kind in _OPERATIONS and "parameter" not in cause.what.partition(" ->")[0]:
+    exchanged = cause.kind == "operand_changed" and cause.what.endswith("exchanged")
+    if exchanged or (cause.kind in _OPERATIONS and "parameter" not in cause.what.partition(" ->")[0]):
         rank = _RANK.index("constant_changed")
     return "became dynamic" not in cause.what, rank
 

@@ -24,6 +24,7 @@ STRUCTURE = frozenset(
 )  # fmt: skip
 _SIGNATURE = frozenset({"parameter_added", "parameter_removed", "parameter_moved"})
 _CARRIED = _SIGNATURE | {"output_added", "output_removed", "output_moved"}
+_MOVED = COMPILES_AGAIN | {"parameter_moved", "output_moved"}
 Texts = Mapping[Cause, list[tuple[str, str]]]
 
 
@@ -43,7 +44,7 @@ class Placed:
 def first_causes(causes: list[Placed]) -> tuple[list[Placed], int]:
     """The causes without those that follow from others, and how many places these have."""
     kept, dropped = list(causes), 0
-    for rule in (_of_calls, _of_saved, _of_parameters, _of_remat, _of_sizes, _of_dtypes):
+    for rule in (_of_calls, _of_parameters, _of_remat, _of_sizes, _of_dtypes, _of_saved):
         follows = set(map(id, rule(kept)))
         dropped += sum(placed.cause.count for placed in kept if id(placed) in follows)
         kept = [placed for placed in kept if id(placed) not in follows]
@@ -55,7 +56,7 @@ def merged(causes: Iterable[Placed]) -> list[Cause]:
     groups: dict[tuple[str, str, str], list[Placed]] = {}
     for placed in causes:
         groups.setdefault((placed.cause.kind, placed.cause.what, placed.cause.where), []).append(placed)
-    result: list[Cause] = []
+    result: list[Placed] = []
     for alike in groups.values():
         first, places = alike[0].cause, list(dict.fromkeys(p.within for p in alike if p.within))
         text = f"in {places[0]}: {first.what}" if places else first.what
@@ -63,8 +64,39 @@ def merged(causes: Iterable[Placed]) -> list[Cause]:
             text += f", and in {len(alike) - 1} more computation{'s' * (len(alike) > 2)}"
         names_a, names_b = (tuple(n for p in alike for n in side(p.cause)) for side in (_names_a, _names_b))
         total = sum(p.cause.count for p in alike)
-        result.append(replace(first, what=text, a=names_a, b=names_b, count=total))
+        cause = replace(first, what=text, a=names_a, b=names_b, count=total)
+        result.append(Placed(cause, changes=tuple(change for p in alike for change in p.changes)))
+    return _in_proportion(result)
+
+
+def _in_proportion(causes: list[Placed]) -> list[Cause]:
+    """Constants that became another number by one factor, or its inverse, as one cause: 0.1 -> 0.2, and 10 -> 5."""
+    ratios: list[tuple[float, int]] = []  # of the causes that lead, and where they stand in the result
+    result: list[Cause] = []
+    for placed in causes:
+        cause, ratio = placed.cause, _ratio(placed)
+        lead = next((k for other, k in ratios if ratio and (_close(other, ratio) or _close(other * ratio, 1.0))), -1)
+        if lead >= 0:
+            first, text = result[lead], cause.what.removeprefix("constant ")
+            text = f"{first.what}; in proportion {text}"
+            sides = first.a + cause.a, first.b + cause.b
+            result[lead] = replace(first, what=text, a=sides[0], b=sides[1], count=first.count + cause.count)
+            continue
+        if ratio:
+            ratios.append((ratio, len(result)))
+        result.append(cause)
     return result
+
+
+def _ratio(placed: Placed) -> float:
+    """By which factor all constants of a cause became others; 0 if there is none."""
+    if placed.cause.kind != "constant_changed" or not placed.changes:
+        return 0.0
+    pairs = [_differing(before, after) for before, after in placed.changes]
+    if any(len(own) != 1 or not own[0][0] for own in pairs):
+        return 0.0
+    ratios = [own[0][1] / own[0][0] for own in pairs]
+    return ratios[0] if all(_close(ratio, ratios[0]) for ratio in ratios) else 0.0
 
 
 def _names_a(cause: Cause) -> tuple[str, ...]:
@@ -94,7 +126,7 @@ def _of_parameters(causes: list[Placed]) -> Iterator[Placed]:
 def _of_saved(causes: list[Placed]) -> Iterator[Placed]:
     """What a forward of AOTAutograd saves and its backward takes, where something is computed in another way."""
     saved = [p for p in causes if not p.within and "saved for backward" in p.cause.what]
-    if len(saved) < sum(p.cause.kind not in COMPILES_AGAIN for p in causes):
+    if len(saved) < sum(p.cause.kind not in _MOVED for p in causes):
         yield from saved
 
 
@@ -179,12 +211,18 @@ def _of_dtypes(causes: list[Placed]) -> Iterator[Placed]:
     """Conversions, and the same operations in the other dtype, where parameters have one."""
     first = [p for p in causes if p.cause.kind == "dtype_changed" and not p.within and "parameter" in p.cause.what]
     dtypes = {d for p in first for change in p.changes for text in change for d in _TYPED.findall(text)}
+    # What a forward saves in another dtype, it computes in another way.
+    arguments = not all("saved for backward" in p.cause.what for p in first)
     for placed in causes if first else ():
         kind, text = placed.cause.kind, placed.cause.what
         if placed in first or kind in COMPILES_AGAIN:
             continue
         other = set(_TYPED.findall(text)) & dtypes
-        converts = kind.startswith("instruction") or kind in ("dtype_changed", "attribute_changed", "operand_changed")
+        converts = (arguments and kind.startswith("instruction")) or kind in (
+            "dtype_changed",
+            "attribute_changed",
+            "operand_changed",
+        )
         if (converts and other) or (kind == "constant_changed" and all(_rounds(c, dtypes) for c in placed.changes)):
             yield placed
 

@@ -93,7 +93,8 @@ def _nodes(half: Half, causes: Sequence[Cause]) -> list[list[int]]:
 
 def _position(half: Half, node: int) -> float:
     """A literal stands where it is used, behind the operation that does, and so does what is made for one use."""
-    users = half.users[node] if node in half.form.literals or half.form.labels[node][0] in _FOR_USERS else ()
+    literal = node in half.form.literals
+    users = list(half.readers(node)) if literal else half.users[node] if half.form.labels[node][0] in _FOR_USERS else ()
     return (min(users) + 0.5 if users else node) / len(half.form)
 
 

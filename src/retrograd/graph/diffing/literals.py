@@ -26,6 +26,7 @@ _PART = re.compile(r"[A-Za-z]\w*?\[[0-9]+\]|(?<=')\w+(?=')|[a-z]+_[0-9]+(?=_)")
 _LONG = re.compile(r"(?<![\w.])-?[0-9]+\.[0-9]{12,}(?:e[+-]?[0-9]+)?(?![\w.])")
 _OP_NAME = re.compile(r'op_name="([^"]++)"')
 _ITEM = re.compile(r"[^\s{},]+")
+_BITS = re.compile(r"0x(?:[0-9A-F]{4}|[0-9A-F]{8}|[0-9A-F]{16})\Z")  # -inf in StableHLO
 _HEX = re.compile(r'"0x(?:[0-9A-Fa-f]{2})*+"')
 _CODES = {
     "f16": "e", "f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q", "u8": "B", "u16": "H",
@@ -38,6 +39,8 @@ _FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 def shown(shape: str, literal: str, widest: int) -> str:
     """The literal of a constant: a scalar as short as its dtype tells it apart, an array shortened."""
     dtype = shape.partition("[")[0]
+    if shape.endswith("[]") and dtype in _FORMATS and _BITS.match(literal):
+        literal = repr(struct.unpack(_FORMATS[dtype].replace("<", ">"), bytes.fromhex(literal[2:]))[0])
     if shape.endswith("[]") and dtype in _FORMATS and _FLOAT.match(literal):
         return _shortest(float(literal), _bits(_FORMATS[dtype]))
     if shape.endswith("[]") and dtype == "bf16" and _FLOAT.match(literal):
@@ -96,7 +99,8 @@ def _bfloat16(value: float) -> bytes:
 def _shortest(value: float, bits: Callable[[float], bytes]) -> str:
     try:
         texts = (f"{value:.{digits}g}" for digits in range(1, 18))
-        return next(text for text in texts if bits(float(text)) == bits(value))
+        number = next(float(text) for text in texts if bits(float(text)) == bits(value))
+        return repr(number).removesuffix(".0")
     except (OverflowError, StopIteration):
         return repr(value)
 

@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from retrograd.core.wording import count, some
-from retrograd.graph.diffing.literals import added_part, parameter_name
+from retrograd.core.wording import count, shortened, some
+from retrograd.graph.diffing.literals import added_part, parameter_name, shown
 from retrograd.graph.diffing.matching import is_nothing
 from retrograd.graph.diffing.side_by_side import Half, View, shapes
 from retrograd.graph.ir import Graph
@@ -24,6 +24,8 @@ _MODES = {
     "torch._C._enter_inference_mode": "inference mode entered with",
     "torch.autograd.grad_mode._enter_inference_mode": "inference mode entered with",
 }
+_MOST_OPERATIONS = 6  # in a sentence
+_WIDEST = 60  # of arguments and numbers in a sentence
 # What torch_xla calls its modules.
 _LAZY = ("IrToHlo", "SyncTensorsGraph")
 
@@ -157,7 +159,7 @@ def _grouped(half: Half, other: Half, candidates: list[Region]) -> list[tuple[Ca
         known = all(counts[half.exact[n]] > 1 for n in region.nodes) and _still_read(half, other, region)
         line = "" if region.parameters else half.best_line(region.nodes)
         alike[line, known, bool(region.parameters)].append(region)
-    return [(_region_cause(half, rs, known), rs) for (_, known, _), rs in alike.items()]
+    return [(_region_cause(half, other, rs, known), rs) for (_, known, _), rs in alike.items()]
 
 
 def _still_read(half: Half, other: Half, region: Region) -> bool:
@@ -169,31 +171,62 @@ def _still_read(half: Half, other: Half, region: Region) -> bool:
     return True
 
 
-def _region_cause(half: Half, alike: list[Region], known: bool) -> Cause:
+def _region_cause(half: Half, other: Half, alike: list[Region], known: bool) -> Cause:
     form = half.form
     nodes = [n for r in alike for n in r.nodes]
+    instead = _instead(half, other, set(nodes), alike[0].fed)
     parameters = [n for r in alike for n in r.parameters]
     bodies = [n for n in nodes if form.operands[n] or form.labels[n][0] not in ("parameter", "constant", "iota")]
     ops = list(dict.fromkeys(form.labels[n][0] for n in bodies)) or ["constant"]
     line = half.best_line(bodies or nodes)
     times = f"{len(alike)} x " if len(alike) > 1 else ""
-    operations = f"{times}{', '.join(ops[:6])}{', ...' if len(ops) > 6 else ''}"
+    operations = f"{times}{', '.join(_telling(half, ops))}{', ...' if len(ops) > _MOST_OPERATIONS else ''}"
     if known and not parameters:
         often = "once more" if half.added else "once less"
         text = f"{half.sign} {operations} a second time: the same value is computed {often}"
         return half.cause("duplicate_changed", text, line, _ADVICE["duplicate_changed"], nodes, len(alike))
-    if parameters and not (bodies and half.form.computation is not half.graph.main):
+    if parameters and not (bodies and (half.form.computation is not half.graph.main or half.saved(parameters))):
         kind = "parameter_added" if half.added else "parameter_removed"
         text = f"{half.sign} {_layer(half, parameters)}"
         text += shapes(form.labels[n][1] for n in parameters) + (f", used by {operations}" if bodies else "")
+        text += half.saved(parameters)
         return half.cause(kind, text, line, _ADVICE[kind], nodes, len(parameters))
     kind = "instruction_inserted" if half.added else "instruction_removed"
     if modes := [n for n in nodes if form.labels[n][0] in _MODES]:
         words = dict.fromkeys(f"{_MODES[form.labels[n][0]]} {form.labels[n][2].removeprefix('args=')}" for n in modes)
         text = f"{half.sign} {some(list(words), 3)} in {half.letter} only"
         return half.cause(kind, text, line or _next_line(half, nodes[0]), _ADVICE[kind], nodes, len(alike))
-    text = f"{half.sign} {operations} {shapes(form.labels[n][1] for n in bodies or nodes)} in {half.letter} only"
+    sizes = shapes(form.labels[n][1] for n in bodies or nodes)
+    text = f"{half.sign} {operations} {sizes}{_numbers(half, nodes)} in {half.letter} only{instead}"
     return half.cause(kind, text, line, _ADVICE[kind], nodes, len(alike))
+
+
+def _instead(half: Half, other: Half, nodes: set[int], fed: tuple[int, ...]) -> str:
+    """What the first reader of a region reads on the other side: not what is new there, nor what the region reads."""
+    inputs = {half.partner[o] for n in nodes for o in half.form.operands[n] if o not in nodes}
+    for user in [n for n in fed[:1] if half.partner[n] >= 0]:
+        own, others = half.form.operands[user], other.form.operands[half.partner[user]]
+        for x, y in zip(own, others, strict=False):
+            if x in nodes and other.partner[y] >= 0 and y not in inputs and y not in other.form.literals:
+                return f": {half.describe(user)} reads {other.describe(y)} ({other.name(y)}) in {other.letter}"
+    return ""
+
+
+def _telling(half: Half, operations: list[str]) -> list[str]:
+    """The operations to name where there are many: those that the graph has least of, in their order."""
+    counts = Counter(label[0] for label in half.form.labels)
+    rarest = sorted(operations, key=counts.__getitem__)[:_MOST_OPERATIONS]
+    return [name for name in operations if name in rarest]
+
+
+def _numbers(half: Half, nodes: list[int]) -> str:
+    """The numbers that the other graph has not: scalar constants, or the arguments of a single operation of FX."""
+    labels = [half.form.labels[n] for n in nodes]
+    if len(labels) == 1 and half.graph.format == "fx" and labels[0][2]:
+        return f" {shortened(labels[0][2], _WIDEST)}"
+    scalars = [label[1:] for label in labels if label[0] == "constant" and label[1].endswith("[]")]
+    numbers = list(dict.fromkeys(shown(shape, literal, _WIDEST) for shape, literal in scalars))
+    return f" with {some(numbers, 3)}" if numbers else ""
 
 
 def _next_line(half: Half, node: int) -> str:
@@ -226,23 +259,29 @@ _ADVICE: dict[str, str] = {
 }
 
 
+def _same_readers(readers: set[int], others: set[int]) -> bool:
+    """Are most of two sets of readers the same ones?"""
+    return 2 * len(readers & others) > max(len(readers), len(others))
+
+
 def _replaced(causes: list[Cause], fed: dict[Cause, set[int]]) -> list[Cause]:
     """Something removed and something inserted that the same operations read, or at one line as often: replaced."""
     kinds = {"instruction_inserted", "instruction_removed"}
     kept: list[Cause] = []
     for cause in causes:
         others = [k for k in kept if {k.kind, cause.kind} == kinds]
+        own = fed.get(cause, set())
         pairs = (
             k
             for k in others
-            if (k.where, k.count) == (cause.where, cause.count) or (fed.get(k) and fed.get(k) == fed.get(cause))
+            if (k.where, k.count) == (cause.where, cause.count) or _same_readers(fed.get(k, set()), own)
         )
         twin = next(pairs, None)
         if twin is None:
             kept.append(cause)
             continue
         old, new = (cause, twin) if cause.kind == "instruction_removed" else (twin, cause)
-        text = f"{old.what[2:].removesuffix(' in A only')} replaced by {new.what[2:].removesuffix(' in B only')}"
+        text = f"{old.what[2:].partition(' in A only')[0]} replaced by {new.what[2:].partition(' in B only')[0]}"
         advice = "another operation is called at this line"
         both = Cause("instruction_replaced", text, cause.where, advice, old.a, new.b, cause.count)
         kept[kept.index(twin)] = both

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 
 from retrograd.core.wording import shortened
 from retrograd.graph.brackets import split
 from retrograd.graph.diffing.literals import array_change, parameter_name, rounded, shown
-from retrograd.graph.diffing.side_by_side import Half, View, shapes
+from retrograd.graph.diffing.side_by_side import View, shapes
 from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.undecided import elided
 
@@ -50,19 +49,8 @@ def find_causes(view: View) -> tuple[list[Cause], int]:
 
 def _read_alike(view: View, a: int, b: int) -> bool:
     """Are two constants read by one operation? Those of operations that are replaced are others, not changed ones."""
-    sides = [set(_readers(half, n)) for half, n in ((view.a, a), (view.b, b))]
+    sides = [set(half.readers(n)) for half, n in ((view.a, a), (view.b, b))]
     return not all(sides) or not sides[1].isdisjoint({view.a.partner[n] for n in sides[0]})
-
-
-def _readers(half: Half, node: int) -> Iterator[int]:
-    """Who reads a literal, through what is made of it alone."""
-    pending = [node]
-    while pending:
-        for user in half.users[pending.pop()]:
-            if user in half.form.literals:
-                pending.append(user)
-            else:
-                yield user
 
 
 def _renumbered(view: View, a: int, b: int) -> bool:
@@ -90,6 +78,7 @@ def _parameters(view: View, kind: Kind, pairs: list[tuple[int, int]]) -> Cause:
     text = (
         f"parameter{'s' if len(changes) > 1 else ''} {'; '.join(changes[:3])}{more}"
         + ": a size became dynamic" * dynamic
+        + view.a.saved(a for a, _ in pairs)
     )
     return _pairs_cause(view, kind, text, pairs)
 

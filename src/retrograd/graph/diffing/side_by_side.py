@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from retrograd.core.program_lines import is_library
@@ -14,6 +15,7 @@ from retrograd.graph.schema import Cause, Kind
 from retrograd.graph.value_names import name_of
 
 Names = tuple[str, ...]
+_IS_ARGUMENT = re.compile(r"(?:primals|tangents)_").match
 
 
 @dataclass(slots=True)
@@ -62,6 +64,25 @@ class Half:
                     for o in set(operands):
                         self._users[o].append(k)
         return self._users
+
+    def saved(self, parameters: Iterable[int]) -> str:
+        """Of a backward of AOTAutograd: ", saved for backward" if these parameters are values of the forward alone."""
+        if self.graph.format != "fx" or self.form.computation is not self.graph.main:
+            return ""
+        names = [self.form.origins[n].name for n in self.form.parameters]
+        own = [self.form.origins[n].name for n in parameters]
+        backward = any(name.startswith("tangents_") for name in names)
+        return ", saved for backward" if backward and not any(map(_IS_ARGUMENT, own)) else ""
+
+    def readers(self, literal: int) -> Iterator[int]:
+        """Who reads a literal, through what is made of it alone."""
+        pending = [literal]
+        while pending:
+            for user in self.users[pending.pop()]:
+                if user in self.form.literals:
+                    pending.append(user)
+                else:
+                    yield user
 
     @property
     def letter(self) -> str:

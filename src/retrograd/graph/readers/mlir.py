@@ -235,7 +235,7 @@ class _Reader:
         short = operation.name.partition(".")[2] or operation.name
         opcode = _OPCODES.get(short) or short.replace("_", "-")
         operands = [self.place(body, value) for value in operation.operands]
-        attributes = dict(items_of(operation.attributes))
+        attributes = dict(items_of(operation.attributes, operation))
         attrs, placement = attributes_of(attributes, opcode) if attributes else ("", "")
         called, outside = self.regions(body, operation, owner, line)
         for attribute in ("callee", "called_computations") if attributes else ():

@@ -85,13 +85,25 @@ def blobs_of(text: str) -> dict[str, str]:
     return {name: f"resource of {len(data) // 2} bytes {text_key(data)}" for name, data in _BLOB.findall(section)}
 
 
-def items_of(attributes: Any) -> Iterable[tuple[str, Any]]:
+def items_of(attributes: Any, operation: Any = None) -> Iterable[tuple[str, Any]]:
     """Names and values of an attribute dictionary; older bindings yield pairs, newer ones names."""
     for entry in attributes:
-        if isinstance(entry, str):
-            yield entry, attributes[entry]
-        else:
+        if not isinstance(entry, str):
             yield entry.name, entry.attr
+            continue
+        try:
+            value = attributes[entry]
+        except TypeError:  # jaxlib 0.10.2 has no class for arrays of complex numbers
+            value = _printed(operation, entry)
+        yield entry, value
+
+
+def _printed(operation: Any, name: str) -> str:
+    """An attribute as the operation is printed: `"stablehlo.constant"() <{value = dense<(2.0,0.0)> : ...}> : ...`."""
+    text = operation.get_asm(print_generic_op_form=True)
+    start = text.index("<{") + 1
+    parts = brackets.split(text[start + 1 : brackets.closing(text, start)])
+    return next(part.partition(" = ")[2] for part in parts if part.startswith(f"{name} = "))
 
 
 def get_attribute(attributes: Any, name: str) -> Any:
