@@ -21,7 +21,7 @@ from retrograd.core import torch_installed  # noqa: F401 (first: it names the ex
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrograd.check.draws import alike
+from retrograd.check.draws import alike, in_double
 from retrograd.check.spec import OpSpec, dtype_name, op
 from retrograd.compat.torch_dispatch import tree_flatten, tree_leaves, tree_unflatten
 from retrograd.errors import UsageError
@@ -287,7 +287,7 @@ def _transforms(opinfo: Any, dtype: torch.dtype) -> list[str]:
     return [name for name, flag, test in flags if _promises(opinfo, dtype, flag, test)]
 
 
-def _seeded(fn: Callable[..., Any], device: str, seed: int = 0) -> Callable[..., Any]:
+def _seeded(fn: Callable[..., Any], device: str) -> Callable[..., Any]:
     """The function with torch's global generator seeded before each call and put back after it.
 
     Its inputs are made contiguous: draws go in the order of memory, so that another layout draws another op.
@@ -295,7 +295,7 @@ def _seeded(fn: Callable[..., Any], device: str, seed: int = 0) -> Callable[...,
 
     def seeded(*tensors: torch.Tensor) -> Any:
         with _forked(device):
-            torch.manual_seed(seed)
+            torch.manual_seed(0)
             return fn(*(tensor.contiguous() for tensor in tensors))
 
     return seeded
@@ -326,7 +326,7 @@ def _draws(fn: Callable[..., Any], inputs: Mapping[str, torch.Tensor], device: s
                 return ""
         with torch.no_grad():
             plain = _seeded(fn, device)(*(tensor.clone() for tensor in inputs.values()))
-            wide = _seeded(fn, device)(*(_widened(tensor) for tensor in inputs.values()))
+            wide = _seeded(fn, device)(*(in_double(tensor) for tensor in inputs.values()))
     except Exception:
         return ""  # what it raises is for `verify` to tell
     return "alike" if all(map(alike, tree_leaves(plain), tree_leaves(wide))) else "by dtype"
@@ -334,10 +334,6 @@ def _draws(fn: Callable[..., Any], inputs: Mapping[str, torch.Tensor], device: s
 
 def _state(device: str) -> torch.Tensor:
     return torch.get_rng_state() if torch.device(device).type == "cpu" else torch.cuda.get_rng_state(device)
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:

@@ -33,8 +33,8 @@ def alike(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether two results are the same but for rounding, not of other random numbers."""
     if got.shape != want.shape:
         return False
-    difference = (_wide(got) - _wide(want)).nan_to_num(0.0, 0.0, 0.0)
-    size = torch.linalg.vector_norm(_wide(want).nan_to_num(0.0, 0.0, 0.0))
+    difference = (in_double(got) - in_double(want)).nan_to_num(0.0, 0.0, 0.0)
+    size = torch.linalg.vector_norm(in_double(want).nan_to_num(0.0, 0.0, 0.0))
     return bool(torch.linalg.vector_norm(difference) <= SAME_DRAW * size)
 
 
@@ -92,9 +92,10 @@ def _samples(runner: OpRunner, of_reference: bool) -> torch.Tensor:
             outs = {} if outputs is None else outputs.inexact
         else:
             outs = seeded.call(case, seeded.inputs(case)).inexact
-        rows.append(torch.cat([as_real(_wide(t.detach())).flatten() for t in outs.values()] or [torch.zeros(0)]))
+        rows.append(torch.cat([as_real(in_double(t.detach())).flatten() for t in outs.values()] or [torch.zeros(0)]))
     return torch.stack(rows)
 
 
-def _wide(t: torch.Tensor) -> torch.Tensor:
+def in_double(t: torch.Tensor) -> torch.Tensor:
+    """A tensor as float64 or complex128."""
     return t.to(torch.complex128 if t.is_complex() else torch.float64)

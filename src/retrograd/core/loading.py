@@ -75,6 +75,13 @@ def first_use(module: str, homes: Mapping[str, str], name: str, public: Sequence
         raise MissingExtraError(error.name, _EXTRAS[error.name], f"{module}.{name}") from None
 
 
+def names_at_first_use(
+    module: str, homes: Mapping[str, str], public: Sequence[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a module whose names come by `first_use`."""
+    return lambda name: first_use(module, homes, name, public), lambda: sorted(public)
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'this'?" with what is spelt alike, or ""."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)

@@ -6,7 +6,9 @@ retrograd.flake_rate(lambda seed: margin_of(seed), seeds=300).assert_below(0.01)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from retrograd.core.loading import names_at_first_use
 
 if TYPE_CHECKING:
     from retrograd.flake.examination import run as run
@@ -17,8 +19,4 @@ if TYPE_CHECKING:
 __all__ = ["Flake", "FlakeReport", "flake_rate", "run"]
 _HOMES = {"Flake": "schema", "FlakeReport": "schema", "flake_rate": "in_process", "run": "examination"}
 
-
-def __getattr__(name: str) -> Any:
-    from retrograd.core.loading import first_use
-
-    return first_use(__name__, _HOMES, name, __all__)
+__getattr__, __dir__ = names_at_first_use(__name__, _HOMES, __all__)

@@ -7,7 +7,9 @@ Names come when they are first used (PEP 562), and torch with those that need it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from retrograd.core.loading import names_at_first_use
 
 if TYPE_CHECKING:
     from retrograd.fsdp.attribution import naming as naming
@@ -52,12 +54,4 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    from retrograd.core.loading import first_use
-
-    return first_use(__name__, _HOMES, name, __all__)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = names_at_first_use(__name__, _HOMES, __all__)

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from retrograd.core.loading import names_at_first_use
+
 if TYPE_CHECKING:
     from retrograd.graph.ir import Computation as Computation
     from retrograd.graph.ir import Graph as Graph
@@ -50,15 +52,7 @@ _HOMES = {
 
 __all__ = [*sorted(_HOMES), "diff", "follow", "pairs", "unique"]
 
-
-def __getattr__(name: str) -> Any:
-    from retrograd.core.loading import first_use
-
-    return first_use(__name__, _HOMES, name, __all__)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = names_at_first_use(__name__, _HOMES, __all__)
 
 
 def diff(a: Source, b: Source) -> Diff:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 
 from retrograd.ops import layer_norm, rms_norm
+from retrograd.ops.norm.validation import check_shape_and_device
 
 
 class NormOptions(TypedDict, total=False):
@@ -71,11 +72,8 @@ class _Options(torch.nn.Module):
             raise ValueError(
                 f"`x` has shape {tuple(x.shape)}, expected its last dimensions to be {shape}, the normalized_shape"
             )
-        if residual is not None and residual.shape != x.shape:
-            raise ValueError(
-                f"`residual` has shape {tuple(residual.shape)}, expected {tuple(x.shape)} like x; "
-                "expand it with residual.expand_as(x)"
-            )
+        if residual is not None:
+            check_shape_and_device("residual", residual, x)
         flat = tensors
         if len(shape) > 1:
             flat = [None if t is None else t.flatten(-len(shape)) for t in tensors]

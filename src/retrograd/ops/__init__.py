@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from retrograd.core.loading import names_at_first_use
 
 if TYPE_CHECKING:
     from retrograd.ops.msda import ms_deform_attn as ms_deform_attn
@@ -24,14 +26,6 @@ __all__ = [
     "rms_norm_bwd",
     "rms_norm_fwd",
 ]
-_HOME = {name: f"retrograd.ops.{'msda' if name.startswith('ms_') else 'norm'}" for name in __all__}
+_HOMES = {name: f"retrograd.ops.{'msda' if name.startswith('ms_') else 'norm'}" for name in __all__}
 
-
-def __getattr__(name: str) -> Any:
-    from retrograd.core.loading import first_use
-
-    return first_use(__name__, _HOME, name, sorted(_HOME))
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+__getattr__, __dir__ = names_at_first_use(__name__, _HOMES, __all__)

@@ -22,6 +22,11 @@ class Impl(Enum):
     TORCH = "torch"
 
 
+def inner_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """What an op of `tensor` computes in: its coordinates, sums and statistics."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 _MODULES = {Impl.TRITON: "triton", Impl.CUDA: "cuda", Impl.NATIVE: "cpu", Impl.TORCH: "torch_impl"}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from retrograd.core.loading import names_at_first_use
 from retrograd.trace.filters import Listing, listing
 from retrograd.trace.nan_provenance import Provenance, provenance
 from retrograd.trace.schema import Exponents, Op, Stats, Trace
@@ -40,8 +41,4 @@ __all__ = [
     "twice",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    from retrograd.core.loading import first_use
-
-    return first_use(__name__, _HOMES, name, __all__)
+__getattr__, __dir__ = names_at_first_use(__name__, _HOMES, __all__)

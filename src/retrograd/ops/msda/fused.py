@@ -9,7 +9,8 @@ import torch
 
 from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, NeededGrads
 from retrograd.ops.msda.dispatch import MsdaCall
-from retrograd.ops.msda.shapes import flat, inner_dtype, level_of, tensor_of
+from retrograd.ops.msda.shapes import flat, level_of, tensor_of
+from retrograd.ops.types import inner_dtype
 
 
 def sampled(inputs: MsdaInputs, points: tuple[int, ...]) -> MsdaInputs:

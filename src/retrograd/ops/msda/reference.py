@@ -9,7 +9,8 @@ import torch
 
 from retrograd.ops.msda import validation
 from retrograd.ops.msda.arguments import MsdaInputs, MsdaSpec
-from retrograd.ops.msda.shapes import PointLevels, flat, inner_dtype, levels_of_points
+from retrograd.ops.msda.shapes import PointLevels, flat, levels_of_points
+from retrograd.ops.types import inner_dtype
 
 
 def ms_deform_attn_reference(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from retrograd.ops.msda.arguments import Levels, MsdaInputs
+from retrograd.ops.types import inner_dtype
 
 
 class PointLevels(NamedTuple):
@@ -49,11 +50,6 @@ def flat(inputs: MsdaInputs) -> MsdaInputs:
     if weights.dim() == 5:
         weights = weights.flatten(3)
     return MsdaInputs(value, levels, locations, weights, references)
-
-
-def inner_dtype(value: torch.Tensor) -> torch.dtype:
-    """What coordinates and sums are computed in."""
-    return torch.float64 if value.dtype == torch.float64 else torch.float32
 
 
 def beside(tensor: Any, value: Any) -> Any:

@@ -9,7 +9,8 @@ import torch
 
 from retrograd.compat.torch_dispatch import is_functorch_wrapped
 from retrograd.ops.msda.arguments import MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads
-from retrograd.ops.msda.shapes import PointLevels, inner_dtype, levels_of_points
+from retrograd.ops.msda.shapes import PointLevels, levels_of_points
+from retrograd.ops.types import inner_dtype
 
 # Numbers in one [B, q, H, K, C] temporary of a block of queries: 1 MiB in float32.
 _BLOCK_ELEMENTS = 1 << 18

@@ -13,8 +13,9 @@ import torch
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads, WantedOutput
 from retrograd.ops.norm.dispatch import NormCall
-from retrograd.ops.norm.shapes import heads_of, in_shape, inner_dtype, rows_of, two_dimensional, vector_of
+from retrograd.ops.norm.shapes import heads_of, in_shape, rows_of, two_dimensional, vector_of
 from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.types import inner_dtype
 
 ONCE_ONLY = (
     "the gradient of rms_norm and layer_norm cannot be differentiated again: their backward is a kernel without a "

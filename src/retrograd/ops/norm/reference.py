@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from retrograd.ops.norm.shapes import inner_dtype
+from retrograd.ops.types import inner_dtype
 
 
 def rms_norm_reference(

@@ -6,6 +6,7 @@ import torch
 
 from retrograd.ops.norm.arguments import NormResults, NormTensors, WantedOutput
 from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.types import inner_dtype
 
 
 def two_dimensional(tensors: NormTensors) -> NormTensors:
@@ -43,11 +44,6 @@ def in_shape(gradient: torch.Tensor | None, shape: torch.Size) -> torch.Tensor |
         return gradient
     # No head at all is computed as one, which got no row.
     return gradient[: shape.numel()].view(shape)
-
-
-def inner_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """What a norm of `tensor` computes in, and the dtype of its statistics."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def has_own_s(x: torch.Tensor, residual: torch.Tensor | None, s_dtype: torch.dtype) -> bool:

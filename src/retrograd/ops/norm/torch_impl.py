@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from retrograd.ops.norm.arguments import BackwardTensors, NormGrads, NormResults, NormTensors, WantedGrads, WantedOutput
-from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of, inner_dtype
+from retrograd.ops.norm.shapes import empty_results, has_own_s, heads_of
 from retrograd.ops.norm.spec import NormSpec
+from retrograd.ops.types import inner_dtype
 
 # 64 K elements are 256 KiB in float32: a block of rows and its temporaries stay in a core's cache.
 _BLOCK_ELEMENTS = 65536

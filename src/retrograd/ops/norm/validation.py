@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from retrograd.ops.norm.arguments import NormArguments, NormTensors
-from retrograd.ops.norm.shapes import inner_dtype
+from retrograd.ops.types import inner_dtype
 
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _NARROW = "float32, float16 or bfloat16"

@@ -14,7 +14,8 @@ import torch
 
 from retrograd.ops import tensor_subclasses
 from retrograd.ops.msda.arguments import Levels, MsdaGrads, MsdaInputs, MsdaSpec, NeededGrads, zero_grads
-from retrograd.ops.msda.shapes import inner_dtype, levels_of_points
+from retrograd.ops.msda.shapes import levels_of_points
+from retrograd.ops.types import inner_dtype
 from retrograd.runtime.cpp import build
 from retrograd.runtime.cpp.build import address
 
