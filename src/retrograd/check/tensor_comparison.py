@@ -95,6 +95,11 @@ class LazyProfile:
     worst: float
     draw: Callable[[], Profile]
 
+    def drawn(self) -> LazyProfile:
+        """The same, which holds the picture instead of tensors."""
+        picture = self.draw()
+        return LazyProfile(self.tensor, self.worst, lambda: picture)
+
 
 def profile(name: str, got: torch.Tensor, want: torch.Tensor, comparison: TensorComparison, case: Case) -> Profile:
     """The heat map of err / attainable error and the histogram of ULP distances of one tensor."""

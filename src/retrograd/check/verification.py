@@ -192,6 +192,8 @@ class Verification:
                 self._run_dtype(stage, self.contexts[dtype], portion)
         every = [p for dtype in self.contexts if (p := self._progress.get((stage.id, dtype))) is not None]
         outcomes = [p.outcome for p in every if p.tried or not p.blocked]
+        for outcome in outcomes:
+            outcome.profiles = [p.drawn() for p in outcome.profiles]  # kept while other stages run
         cases, reasons = sum(len(p.tried) for p in every), [p.blocked for p in every if p.blocked]
         findings = tuple(replace(f, repro=self.repro(f)) for o in outcomes for f in o.findings)
         standing = tuple(replace(f, repro=self.repro(f)) for o in outcomes for f in worst_faults(o.accepted))
