@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,8 +40,7 @@ def violations(kernels: Iterable[Kernel], changes: Iterable[Change], limits: Lim
     for kernel in kernels:
         sentences = [f"does not compile: {kernel.error}"] if kernel.error else []
         if kernel.facts is not None:
-            sentences += _numbers(kernel.facts, limits)
-            sentences += _kinds(kernel.facts, limits)
+            sentences += _broken(kernel.facts, limits)
         if limits.no_hazards:
             sentences += [f"{h.what}{f' ({h.source})' if h.source else ''}" for h in kernel.hazards]
         how = kernel.tuning.text if kernel.tuning and kernel.tuning.configs > 1 else ""
@@ -51,35 +50,28 @@ def violations(kernels: Iterable[Kernel], changes: Iterable[Change], limits: Lim
     return tuple(result)
 
 
-def _numbers(facts: Facts, limits: Limits) -> list[str]:
-    sentences: list[str] = []
+def _broken(facts: Facts, limits: Limits) -> Iterator[str]:
     if limits.max_registers is not None and facts.registers > limits.max_registers:
-        sentences.append(f"uses {facts.registers} registers, at most {limits.max_registers} are allowed")
+        yield f"uses {facts.registers} registers, at most {limits.max_registers} are allowed"
     if limits.max_shared is not None and facts.shared_bytes > limits.max_shared:
-        sentences.append(f"uses {facts.shared_bytes} bytes of shared memory, at most {limits.max_shared} are allowed")
+        yield f"uses {facts.shared_bytes} bytes of shared memory, at most {limits.max_shared} are allowed"
     if limits.min_occupancy is not None and 100 * facts.occupancy < limits.min_occupancy:
-        sentences.append(f"has an occupancy of {facts.occupancy:.0%}, at least {limits.min_occupancy:g} % is asked")
+        yield f"has an occupancy of {facts.occupancy:.0%}, at least {limits.min_occupancy:g} % is asked"
     for load in narrow_loads(facts, limits.min_load_bytes or 0, frozenset(limits.narrow)):
-        sentences.append(f"{load}, at least {limits.min_load_bytes} bytes are asked")
-    return sentences
-
-
-def _kinds(facts: Facts, limits: Limits) -> list[str]:
-    sentences: list[str] = []
+        yield f"{load}, at least {limits.min_load_bytes} bytes are asked"
     if limits.no_spills and facts.spill_bytes:
-        sentences.append(f"spills {facts.spill_bytes} bytes a thread at {facts.registers} registers")
+        yield f"spills {facts.spill_bytes} bytes a thread at {facts.registers} registers"
     adds = sorted({a.source for a in facts.asked if a.adds_floating})
     if limits.no_float_atomics and adds:
-        sentences.append(f"adds floating numbers atomically at {', '.join(adds)}")
+        yield f"adds floating numbers atomically at {', '.join(adds)}"
     loops = facts.compare_and_swaps
     # A compare-and-swap that the source asks for is a lock, not a loop made of an addition.
     if limits.no_cas_loops and loops and not any(a.op == "cas" for a in facts.asked):
-        sentences.append(f"has {loops} compare-and-swap loops")
+        yield f"has {loops} compare-and-swap loops"
     if limits.no_f64 and facts.uses_f64:
-        sentences.append("computes in float64")
+        yield "computes in float64"
     if limits.no_tf32 and facts.tf32:
-        sentences.append(f"rounds float32 operands to TF32: {', '.join(facts.matrix)}")
-    return sentences
+        yield f"rounds float32 operands to TF32: {', '.join(facts.matrix)}"
 
 
 def narrow_loads(facts: Facts, least: int, allowed: frozenset[str] = frozenset()) -> list[str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from retrograd.core.wording import count
+
 Kind = Literal[
     "out of bounds", "overflow", "between rows", "misaligned", "uninitialised", "race", "same value", "assertion",
     "endless loop", "order", "autotune",
@@ -71,18 +73,14 @@ class KernelFault:
         )
         if self.kind in ("race", "same value") and self.other is not None:
             same = "two programs write it, " if self.kind == "same value" else ""
-            times = _count(self.count, "time")
+            times = count(self.count, "time")
             return (
                 f"{self.kind} in kernel {self.kernel}: {same}{where} ({times}): {self.access.text()}; "
                 f"{self.other.text()}; nothing orders the two{'; ' if self.detail else ''}{self.detail}"
             )
         kernel = f" in kernel {self.kernel}" if self.kernel else ""
-        place = f"{where} ({_count(self.count)}): " if self.argument and self.count else ""
+        place = f"{where} ({count(self.count, 'element')}): " if self.argument and self.count else ""
         return f"{self.kind}{kernel}: {place}{self.access.text()}{'; ' if self.detail else ''}{self.detail}"
-
-
-def _count(n: int, noun: str = "element") -> str:
-    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def _program(program: Program) -> str:
