@@ -60,8 +60,8 @@ def pdl() -> bool:
 def tape() -> str:
     """What to do about the compiled recorder of traces: "auto", "build" or "off".
 
-    "auto" takes it where it has been built, and builds it where there is a GPU, "build" builds it anywhere, "off"
-    leaves it alone.
+    "auto" takes it where it has been built, and builds it: where there is a GPU at once, else in the background;
+    "build" builds it at once anywhere, "off" leaves it alone.
 
     Raises:
         UsageError: RETROGRAD_TAPE is something else.

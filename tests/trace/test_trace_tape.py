@@ -246,16 +246,19 @@ def test_before_torch_2_13_tensors_made_of_others_are_left_to_python(monkeypatch
     assert chosen()[0] == ("python" if tape.load().above_python else "tape")
 
 
-def test_without_the_tape_python_records_and_it_is_built_where_there_is_a_gpu(tmp_path, monkeypatch, capfd):
+def test_without_the_tape_python_records_while_it_is_compiled_once_in_the_background(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("RETROGRAD_TAPE", "auto")
     tape.load.cache_clear()
+    tape._background.cache_clear()
     try:
         with monkeypatch.context() as here:
             here.setattr(torch.cuda, "is_available", lambda: False)
-            assert chosen() == ("python", "the tape has not been built, and there is no GPU")
-        assert "compiling" not in capfd.readouterr().err
+            assert chosen()[0] == "python"
+            tape._background().wait()
+            assert chosen()[1].startswith("CXX is 'no-such-compiler'")
+        assert "compiling" not in capfd.readouterr().err  # there is nothing to compile with
         monkeypatch.setenv("RETROGRAD_TAPE", "build")
         engine, why = chosen()
         assert engine == "python"
@@ -265,3 +268,18 @@ def test_without_the_tape_python_records_and_it_is_built_where_there_is_a_gpu(tm
             trace.record(engine="tape")
     finally:
         tape.load.cache_clear()
+        tape._background.cache_clear()
+
+
+def test_what_was_compiled_in_the_background_is_taken_by_the_next_recorder(monkeypatch):
+    """The library that these tests have built stands for it: as long as nobody finds it, it is being built."""
+    monkeypatch.setenv("RETROGRAD_TAPE", "auto")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    tape._background.cache_clear()
+    with monkeypatch.context() as here:
+        here.setattr(type(tape._EXTENSION), "find", lambda self: None)
+        assert chosen()[0] == "python"
+        tape._background().wait()
+        assert (tape._background().reason, tape._background().tried) == ("", False)
+    assert chosen() == ("tape", "")
+    tape._background.cache_clear()

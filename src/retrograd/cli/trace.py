@@ -28,7 +28,9 @@ _FORMS = "'path/file.py:name' or 'package.module:name'"
 _FILE = click.argument("file", type=PATH)
 _WHERE = "Where to write, .trace or .jsonl.gz."
 _COMPILED = "What torch.compile has compiled: runs unseen; runs eagerly; is an error."
-_ENGINE = "What records: compiled code, built at its first use; Python; the first where it is built or there is a GPU."
+_ENGINE = (
+    "What records: compiled code, built at its first use; Python; the first where it is built, and built for later."
+)
 _PARTIAL = click.option("--partial", is_flag=True, help="Take what there is of a file that was cut off.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from retrograd.trace.source_lines import Line, SourceLocator
 from retrograd.trace.statistics.collector import StatisticsCollector
 from retrograd.trace.value_ids import Value, ValueTable
 
+ACCUMULATION = "AccumulateGrad"  # the node that adds to the gradient of a parameter
 _MAX_NODES = 500_000  # remembered of graphs that are kept over steps
 
 
@@ -70,6 +72,7 @@ class Observer:
         self._forward: dict[
             int, tuple[Line | None, str]
         ] = {}  # number of an autograd node -> line and module of its forward
+        self._made_at: dict[int, tuple[Line, str]] = {}  # by the number of a value that a backward made
         self._thread = threading.get_ident()
 
     # An observer with a buffer of its own (the tape's) overrides these.
@@ -95,11 +98,15 @@ class Observer:
         self.values.refresh()
         if len(self._forward) > _MAX_NODES:
             self._forward.clear()
+        if len(self._made_at) > _MAX_NODES:
+            self._made_at.clear()
 
     def finished_op(self, pending: PendingOp, index: int) -> Op:
         """The record of an operator whose statistics are there."""
-        place, code = self.locator.text(pending.line)
         inputs, outputs, operator = pending.inputs, pending.outputs, pending.operator
+        if pending.phase == BACKWARD:
+            self._locate_gradient(pending)
+        place, code = self.locator.text(pending.line)
         if operator.is_launch:
             inputs, outputs = kernel_launches.inputs_and_outputs(inputs, outputs)
         inside = ": ".join(filter(None, self.locator.text(pending.inside))) if pending.inside else ""
@@ -110,6 +117,15 @@ class Observer:
             tuple([v._stats or v.stats() for v in inputs]), tuple([v._stats or v.stats() for v in outputs]),
             operator.random, tuple(pending.kernels), inside,
         )  # fmt: skip
+
+    def _locate_gradient(self, pending: PendingOp) -> None:
+        """What has no forward, as the accumulation of a gradient, has line and module of what made its input."""
+        if pending.node in ("", ACCUMULATION):
+            known = (self._made_at.get(value.number) for value in pending.inputs)
+            line, module = next(filter(None, known), (None, ""))
+            pending.line, pending.module = line or pending.line, pending.module or module
+        if pending.line is not None:
+            self._made_at.update((value.number, (pending.line, pending.module)) for value in pending.outputs)
 
     def before(self, pending: PendingOp, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> None:
         """Note the inputs of an operator that is about to run."""
@@ -248,6 +264,9 @@ class Observer:
             pending.line, pending.module = line, module
         else:
             pending.inside = line
+        if pending.line is None and pending.node in ("", ACCUMULATION):
+            waiting = None if threading.get_ident() == self._thread else sys._current_frames().get(self._thread)
+            pending.line = self.locator.caller(frame) or self.locator.caller(waiting)
         if threading.get_ident() == self._thread:
             # Second derivatives: nodes made in a backward are those of its line.
             self._forward.setdefault(last_node_number(), (pending.line, pending.module))

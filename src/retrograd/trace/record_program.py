@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from retrograd.core import run_program
 from retrograd.trace import record
@@ -46,11 +48,29 @@ def _stop() -> None:
     raise _Enough
 
 
+def _terminated(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _ended_by_launchers() -> Iterator[None]:
+    """SIGTERM, by which a launcher ends the other ranks when one fails, as an exit: the file is to be whole."""
+    before = signal.getsignal(signal.SIGTERM)
+    ours = before is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+    if ours:  # a program may have set its own
+        signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        if ours and signal.getsignal(signal.SIGTERM) is _terminated:
+            signal.signal(signal.SIGTERM, before)
+
+
 @contextmanager
 def _recording(recorder: Recorder) -> Iterator[None]:
     with suppress(_Enough):
         try:
-            with recorder:
+            with _ended_by_launchers(), recorder:
                 yield
         except BdbQuit:
             # Left by the person, so no traceback of the debugger.

@@ -50,8 +50,8 @@ def record(
         then: called there with a `Stop`; None opens the debugger of `breakpoint()`.
         engine: "tape" notes operators in compiled code and makes records of them after the step; it is compiled at its
             first use, as by `retrograd.trace.tape.build()`, and stops at nothing. "python" needs no compiler. "auto" is
-            the tape where it has been built and where there is a GPU, unless it stops; `recorder.engine` and
-            `trace.meta["engine"]` say which it was.
+            the tape where it has been built, unless it stops; else it is built, at once where there is a GPU, elsewhere
+            in the background for later. `recorder.engine` and `trace.meta["engine"]` say which it was.
 
     Raises:
         UsageError: an argument is wrong, or the file cannot be written.

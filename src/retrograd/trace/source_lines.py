@@ -74,6 +74,17 @@ class SourceLocator:
             frame = frame.f_back
         return line, None if inner is None else self.module_path(inner, outer)
 
+    def caller(self, frame: FrameType | None) -> Line | None:
+        """The innermost line of a person, past autograd's engine: the one that waits for a backward."""
+        while frame is not None:
+            role = self._roles.get(frame.f_code)
+            if role is None:
+                role = self._roles[frame.f_code] = code_role(frame.f_code)
+            if role == _USER:
+                return frame.f_code, frame.f_lineno
+            frame = frame.f_back
+        return None
+
     def module_path(self, inner: Any, outer: Any) -> str:
         """The path of a module at work; `outer` is the outermost at work, known from then on."""
         if id(inner) not in self.module_paths:

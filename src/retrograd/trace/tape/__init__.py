@@ -13,8 +13,10 @@ from retrograd import config
 from retrograd.compat.registry import status, works
 from retrograd.compat.torch_dispatch import TAPE
 from retrograd.errors import NativeBuildError
+from retrograd.runtime.cpp.background import BackgroundBuild
 from retrograd.runtime.cpp.extension import Extension
 
+_TITLE, _SWITCH = "the trace tape", "RETROGRAD_TAPE=off"
 _EXTENSION = Extension(
     Path(__file__).with_name("tape.cpp"),
     "retrograd_trace_tape",
@@ -44,11 +46,18 @@ def load() -> Any:
     return _EXTENSION.load(build())
 
 
+@cache
+def _background() -> BackgroundBuild:
+    """The one attempt of this process; its reason is why there is no tape yet."""
+    return BackgroundBuild(_EXTENSION, _TITLE, _SWITCH)
+
+
 def available() -> tuple[Any, str]:
     """The module for engine "auto", or None and why Python records.
 
-    The tape is taken where it has been built. Where there is a GPU, on which Python would cost ten times the step, or
-    RETROGRAD_TAPE is "build", it is built, with a line on stderr.
+    The tape is taken where it has been built. Where it has not, it is compiled in the background for later recorders;
+    where there is a GPU, on which Python would cost ten times the step, or RETROGRAD_TAPE is "build", that is waited
+    for.
     """
     setting = config.tape()
     if setting == "off":
@@ -57,10 +66,8 @@ def available() -> tuple[Any, str]:
         return None, status(TAPE).difference
     if _EXTENSION.find() is None:
         if setting != "build" and not torch.cuda.is_available():
-            return None, "the tape has not been built, and there is no GPU"
-        sys.stderr.write(
-            "retrograd: compiling the trace tape, once, in a minute or two (RETROGRAD_TAPE=off: Python records)\n"
-        )
+            return None, _background().reason
+        sys.stderr.write(f"retrograd: compiling {_TITLE}, once, in a minute or two ({_SWITCH}: Python records)\n")
     try:
         module = load()
     except NativeBuildError as error:
